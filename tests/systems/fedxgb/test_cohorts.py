@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,25 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marks import slow
+from treaty.models.checkpoints import Keeper
 from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing, permitted, select
+from treaty.systems.fedxgb.kept import DomainFile
 
 NAMES = [f"u{k}" for k in range(12)]
 
 
 def playing(
-    count: int, trees: int, lost: float, seed: int, most: int | None = None, gone: int = 0
+    count: int, trees: int, lost: float, seed: int, most: int | None = None, gone: int = 0, folder: Path | None = None
 ) -> list[frozenset[str]]:
     """Play a domain's cohorts over a job; return all that were opened, in order, at least one a tree.
 
     Before every tree others are lost for it, a share of the domain; in it, one user after another of its cohort may be,
-    too. `gone` users leave for good, one after every ten trees.
+    too. `gone` users leave for good, one after every ten trees. With a folder, training goes on from the file there
+    at every seventh tree.
     """
     rng = np.random.default_rng(seed)
     names = [f"u{k}" for k in range(count)]
     cohorts, opened, running = Cohorts(Rules(most=most), rng), [frozenset(names)], names
     assert cohorts.keep(names) == sorted(names)
     cohorts.open(names)
+    cohorts.users = frozenset(names)
     for tree in range(trees):
+        if folder is not None and tree % 7 == 6:
+            cohorts, running = through_file(folder, cohorts, Rules(most=most), rng), sorted(cohorts.running)
         alive = names[min(gone, tree // 10) :]
         away = set(rng.choice(alive, int(lost * len(alive)), replace=False).tolist())
         there = [name for name in alive if name not in away]
@@ -48,6 +55,30 @@ def playing(
             running = kept
         running = running or []
     return opened
+
+
+def through_file(folder: Path, cohorts: Cohorts, rules: Rules, rng: np.random.Generator) -> Cohorts:
+    """Keep cohorts in a file, and return what it has of them."""
+    keeper = Keeper(folder / "edge.checkpoint", party="edge")
+    DomainFile(keeper, "edge", "0" * 32, {}).write(cohorts)
+    known = DomainFile(keeper, "edge", "0" * 32, {}).read(rules, rng)
+    assert (known.users, known.groups, known.running) == (cohorts.users, cohorts.groups, cohorts.running)
+    return known
+
+
+@pytest.mark.parametrize("lost", [0.1, 0.3])
+def test_no_combination_of_all_sums_shows_fewer_than_three_users_where_training_goes_on_from_files(lost, tmp_path):
+    for seed, count in enumerate((6, 9, 15, 22)):
+        opened = playing(count, 60, lost, seed, folder=tmp_path)
+        assert not singled_out(opened)
+
+
+def test_standings_go_on_from_the_file(tmp_path):
+    keeper, cohorts = Keeper(tmp_path / "edge.checkpoint", party="edge"), begun()
+    DomainFile(keeper, "edge", "0" * 32, {"u1": Standing(called=5, lost=2)}).write(cohorts)
+    standings = {"u1": Standing(0.5, 0.5), "u2": Standing()}
+    DomainFile(keeper, "edge", "0" * 32, standings).read(Rules(), np.random.default_rng(0))
+    assert standings == {"u1": Standing(0.5, 0.5, called=5, lost=2), "u2": Standing()}
 
 
 @pytest.mark.parametrize("gone", [0, 8])

@@ -15,14 +15,14 @@ from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_pred
 from treaty.crypto.sharing.secure_routing import share_integers
 from treaty.database import kept_file, set_aside
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
-from treaty.messaging.messages import Array, decode_body
+from treaty.messaging.messages import Array, decode_body, encode_body
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.serving import predict_hidden
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred import roles as secpred
 from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
-from treaty.systems.fedxgb.secpred.routing import RowShares
+from treaty.systems.fedxgb.secpred.routing import RowCounts, RowShares
 from treaty.systems.fedxgb.secpred.shares import setting_of
 
 EDGES = ["edge0", "edge1", "edge2"]
@@ -42,16 +42,12 @@ def asked(store, model: str = "m") -> list[dict[str, int]]:
 
 @settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), max_size=8), st.integers(1, 30))
-def test_counts_add_up_and_a_run_that_exceeds_the_most_changes_nothing(runs, most):
+def test_counts_add_up_and_rows_of_users_that_exceed_the_most_are_not_counted(runs, most):
     record, total = QueryRecord(None), dict.fromkeys("abc", 0)
     for rows in runs:
-        after = total | {user: total[user] + more for user, more in rows.items()}
-        if max(after[user] for user in rows or "a") > most and rows:
-            with pytest.raises(ConfigError, match="another run has counted rows"):
-                record.count("m", rows, most)
-        else:
-            record.count("m", rows, most)
-            total = after
+        fit = [user for user, more in rows.items() if total[user] + more <= most]
+        assert record.count("m", rows, most) == fit
+        total |= {user: total[user] + rows[user] for user in fit}
         assert {user: record.asked("m").get(user, 0) for user in total} == total
     assert record.asked("another model") == {}
 
@@ -126,13 +122,39 @@ def test_who_asks_for_more_than_is_left_gets_nothing_and_is_not_counted_and_othe
     records = {name: QueryRecord(None) for name in EDGES}
     for edge in at:
         records[edge].count("m", {"ann": 7}, 10)
-    before = [records[edge].asked("m").get("ann", 0) for edge in EDGES]
     played = play_prediction(part, tables, roles={"ann": lying(part, 4)}, records=records, max_queries=10, patience=5.0)
     del tables["ann"]
     assert_plain(part, tables, played.results)
     assert "ValueShares" not in played.transcripts["ann"].by_type("received")
-    assert [records[edge].asked("m").get("ann", 0) for edge in EDGES] == before
+    assert [records[edge].asked("m").get("ann", 0) for edge in EDGES] == [7, 7, 7]  # the largest number at any of them
     assert all(records[edge].asked("m")["cat"] == 4 for edge in EDGES)
+
+
+def test_a_user_that_asks_in_two_runs_at_once_ends_nobody_elses_prediction():
+    """The other run counts its rows once this one has been told how many are left."""
+    part, new = trained("binary")
+    tables = shards(part, new.iloc[:14])
+
+    class Busy(QueryRecord):
+        def asked(self, model_id: str) -> dict[str, int]:
+            found = super().asked(model_id)
+            self.count(model_id, {"ann": 95}, 100)
+            return found
+
+    records = {name: Busy(None) if name == "edge1" else QueryRecord(None) for name in EDGES}
+    told = {}
+
+    def ann(party: Party) -> None:
+        with pytest.raises(PeerError, match="goes on without ann") as told["ann"]:
+            secpred.user(party, lambda schema: tables["ann"], edges=EDGES, rules=rules(max_queries=100))
+
+    played = play_prediction(part, tables, roles={"ann": ann}, records=records, max_queries=100)
+    assert "ann" in told
+    others = {name: tables[name] for name in ("ben", "cat")}
+    assert_plain(part, others, played.results)
+    counted = {name: QueryRecord.asked(record, "m") for name, record in records.items()}
+    assert [of.get("ann", 0) for of in counted.values()] == [0, 95, 0]
+    assert all(of["cat"] == 4 for of in counted.values())
 
 
 def test_rows_count_before_they_are_answered():
@@ -180,6 +202,43 @@ def test_a_count_begun_anew_at_one_edge_server_leaves_the_others(tmp_path):
     assert not kept_file(queries_folder(tmp_path, "edge1")).exists()
     with pytest.raises(DataError, match="at most 0 rows"):
         predict(part, tables, **own)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["gone", "an older copy"])
+def test_a_count_that_was_reset_together_with_what_says_so_is_set_right_by_the_others(tmp_path, caplog, older):
+    part, new = trained("binary")
+    tables, own = shards(part, new.iloc[:14]), {"store": tmp_path, "max_queries": 100}
+    folder = queries_folder(tmp_path, "edge1")
+    if older:
+        predict(part, tables, **own)
+        shutil.copytree(folder, tmp_path / "older")
+        shutil.copy(kept_file(folder), tmp_path / "older.kept")
+    predict(part, tables, **own)
+    shutil.rmtree(folder)
+    kept_file(folder).unlink()
+    if older:
+        (tmp_path / "older").rename(folder)
+        (tmp_path / "older.kept").rename(kept_file(folder))
+    caplog.clear()
+    assert_plain(part, tables, predict(part, tables, **own))
+    assert len([line for line in caplog.messages if "edge1 has counted" in line and "older copy" in line]) == 3
+    assert asked(tmp_path) == [{name: (2 + older) * rows for name, rows in SIZES.items()}] * 3
+
+
+def test_another_edge_servers_count_raises_the_own_one_to_the_limit_at_most():
+    part, new = trained("binary")
+    tables, records = shards(part, new.iloc[:14]), {name: QueryRecord(None) for name in EDGES}
+    records["edge2"].count("m", {"ben": 10**6}, 10**6)
+    with pytest.raises(DataError, match="ben: expected at most 0 rows"):
+        play_prediction(part, tables, records=records, max_queries=50)
+    del tables["ben"]
+    assert_plain(part, tables, play_prediction(part, tables, records=records, max_queries=50).results)
+
+
+@pytest.mark.parametrize("count", [-1, 1 << 41])
+def test_counts_that_are_none_are_refused(count):
+    with pytest.raises(PeerProtocolError, match="asked"):
+        decode_body(encode_body(RowCounts({}, {"ann": count})), RowCounts, peer="edge1")
 
 
 # ---------------------------------------------------------------- what edge servers consent to

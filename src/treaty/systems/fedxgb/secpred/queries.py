@@ -1,8 +1,8 @@
 """How many rows of each user an edge server has had predicted by each model, over all runs.
 
-What a user learns of a hidden model grows with every row that it has predicted, so edge servers count rows before they
-compute, answered or not, and refuse more than agreed. Each that has shares keeps a count of its own: a user gets
-nothing of which one of them refuses. A row that is asked for again counts again, for nobody sees that it is the same.
+What a user learns of a hidden model grows with every row that it has predicted. So every edge server that has shares
+counts rows before it computes, and refuses more than agreed; one refusal is enough that a user gets nothing. Rows count
+even if the prediction then fails, and again each time they are asked for, since nobody sees that they are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treaty.database import Database
-from treaty.errors import ConfigError
 from treaty.files import Format
 
 _FORM = Format("query-record", 1)
@@ -43,24 +42,31 @@ class QueryRecord:
         with self._db.transaction() as db:
             return _asked(db, model_id)
 
-    def count(self, model_id: str, rows: Mapping[str, int], most: int) -> None:
-        """Add users' rows to the count before anything is computed for them: of all users, or of none.
+    def count(self, model_id: str, rows: Mapping[str, int], most: int) -> list[str]:
+        """Count users' rows before anything is computed for them; return whose are counted.
 
-        Raises ConfigError when a user would have had more than `most` rows predicted.
+        Those of others would be more than `most` with what they have had predicted, also by runs at the same time.
         """
         with self._db.transaction() as db:
             before = _asked(db, model_id)
             total = {user: before.get(user, 0) + more for user, more in rows.items()}
-            over = [user for user, asked in total.items() if asked > most]
-            if over:
-                raise ConfigError(
-                    f"expected at most {most} rows of each user over all runs, got {total[over[0]]} of {over[0]}: "
-                    f"another run has counted rows of it meanwhile - at {self._db.where}"
-                )
-            db.executemany(
-                "INSERT INTO asked VALUES (?, ?, ?) ON CONFLICT (model, user) DO UPDATE SET rows = excluded.rows",
-                [(model_id, user, asked) for user, asked in total.items()],
-            )
+            fit = {user: asked for user, asked in total.items() if asked <= most}
+            _write(db, model_id, fit)
+        return list(fit)
+
+    def add(self, model_id: str, rows: Mapping[str, int]) -> None:
+        """Add rows that were counted elsewhere, or (negative) take back rows that were counted and not predicted."""
+        with self._db.transaction() as db:
+            before = _asked(db, model_id)
+            _write(db, model_id, {user: max(0, before.get(user, 0) + more) for user, more in rows.items()})
+            db.execute("DELETE FROM asked WHERE rows = 0")
+
+
+def _write(db: sqlite3.Connection, model_id: str, rows: Mapping[str, int]) -> None:
+    db.executemany(
+        "INSERT INTO asked VALUES (?, ?, ?) ON CONFLICT (model, user) DO UPDATE SET rows = excluded.rows",
+        [(model_id, user, asked) for user, asked in rows.items()],
+    )
 
 
 def _asked(db: sqlite3.Connection, model_id: str) -> dict[str, int]:

@@ -11,7 +11,8 @@ message               from -> to            content                             
 `ModelSize`           server -> each edge   how many trees, and of what depth                 TLS
 `QueriesLeft`         holders -> each user  how many rows it may still ask for                TLS
 `RowShares`           user -> holders       shares of its binned rows                         secret shares
-`RowCounts`           holder <-> holder     whose shares came, and of how many rows           TLS
+`RowCounts`           holder <-> holder     whose shares came, of how many rows; how many     TLS
+                                            each user has asked for over all runs
 `RowsTaken`           holders -> each user  whether its rows are predicted                    TLS
 `TreesRequest`        holders -> server     it is ready for more trees                        TLS
 `SplitShares`         server -> holders     shares of the splits of a level of some trees     secret shares
@@ -43,7 +44,7 @@ not at a cut of the bins is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -67,12 +68,14 @@ from treaty.systems.fedxgb.secpred.routing import (
     HiddenModel,
     HiddenRows,
     LeafShares,
+    RowCounts,
     RowShares,
     SharedRows,
     SplitShares,
     ValueShares,
-    come_to_all,
     layout_of,
+    of_all,
+    tell_counts,
 )
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, holders_of, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
@@ -240,11 +243,7 @@ def edge(
     party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
     held = HiddenRows(party, edges, server, layout, rules.comparison, threads)
     counts = held.take(gather_sound(party, users, RowShares, timeout=patience))
-    for name in [name for name, rows in counts.items() if rows > left[name]]:
-        logger.warning("%s leaves out %s: %d rows are left to it, not %d", party.name, name, left[name], counts[name])
-        del counts[name]
-    answered = come_to_all(party, held.holders, counts)
-    record.count(terms.model_id, {name: counts[name] for name in answered}, rules.max_queries)
+    answered = _counted(party, held.holders, record, terms.model_id, counts, rules.max_queries, asked, users)
     taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}
     party.send_each(taken, timeout=patience)
     held.keep(answered)
@@ -265,6 +264,43 @@ def edge(
     party.send_each({
         name: ValueShares(Array.of(np.ascontiguousarray(totals[:, rows]))) for name, rows in held.parts.items()
     }, timeout=patience)  # fmt: skip
+
+
+def _counted(
+    party: Party,
+    holders: Sequence[str],
+    record: QueryRecord,
+    model_id: str,
+    rows: dict[str, int],
+    most: int,
+    asked: Mapping[str, int],
+    users: Sequence[str],
+) -> list[str]:
+    """Count rows before they are predicted; return the users whose rows all holders have counted.
+
+    `asked` is what users had asked for before. Where another holder has counted more, its number is taken.
+    """
+    fit = record.count(model_id, rows, most)
+    for name in rows.keys() - set(fit):
+        logger.warning("%s leaves out %s: fewer rows are left to it than %d", party.name, name, rows[name])
+    own = {name: asked.get(name, 0) for name in users}
+    told = tell_counts(party, holders, RowCounts({name: rows[name] for name in fit}, own))
+    answered = of_all({name: rows[name] for name in fit}, told)
+    more = {}
+    for name, had in own.items():
+        edge, highest = max(((edge, of.asked.get(name, 0)) for edge, of in told.items()), key=lambda of: of[1])
+        if min(highest, most) > had:
+            more[name] = min(highest, most) - had
+            logger.warning(
+                "%s has counted %d rows of %s where %s has %d, which it takes over: its record of queries was begun "
+                "anew or replaced by an older copy, or another prediction is under way", party.name, had, name, edge,
+                highest,
+            )  # fmt: skip
+    for name in set(fit) - set(answered):  # nothing is computed for it
+        more[name] = more.get(name, 0) - rows[name]
+    if more:
+        record.add(model_id, more)
+    return answered
 
 
 def _some_trees(

@@ -26,7 +26,9 @@ many rows each user has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +44,7 @@ from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, ShamirRout
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take up to a kilobyte each
 
 # Axes `*` below are those of a share of a number (`Shares.number`): 2, or none.
@@ -79,9 +82,10 @@ class LeafShares(Message):
 
 
 class RowCounts(Message):
-    """Whose rows reached the sending edge server, and how many."""
+    """Whose rows reached the sender, and how many; of a prediction, how many it has `asked` for over all runs."""
 
     users: dict[str, int]
+    asked: dict[str, _Count] = msgspec.field(default_factory=dict)
 
 
 class SideShares(Message):
@@ -278,11 +282,20 @@ class HiddenRows:
 
 def come_to_all(party: Party, edges: Sequence[str], users: Mapping[str, int]) -> list[str]:
     """Return users of whom all edge servers have equally many rows, sorted; `users` are those of this edge server."""
+    return of_all(users, tell_counts(party, edges, RowCounts(dict(users))))
+
+
+def tell_counts(party: Party, edges: Sequence[str], counts: RowCounts) -> dict[str, RowCounts]:
+    """Tell the other edge servers; return what they tell, by name."""
     others = [edge for edge in edges if edge != party.name]
     for edge in others:
-        party.send(edge, RowCounts(dict(users)))
-    told = [party.receive(edge, RowCounts).users for edge in others]
-    return sorted(name for name, rows in users.items() if all(of.get(name) == rows for of in told))
+        party.send(edge, counts)
+    return {edge: party.receive(edge, RowCounts) for edge in others}
+
+
+def of_all(users: Mapping[str, int], told: Mapping[str, RowCounts]) -> list[str]:
+    """Return users of whom all others have as many rows, sorted."""
+    return sorted(name for name, rows in users.items() if all(of.users.get(name) == rows for of in told.values()))
 
 
 # ---------------------------------------------------------------- user
