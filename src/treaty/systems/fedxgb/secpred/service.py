@@ -67,8 +67,8 @@ def disclosures_of_prediction(cast: Cast, options: FedXGB) -> dict[str, list[str
         "server": ["that rows are predicted, and how long it takes; no row, no prediction, and not whose they are"],
         "edge": [
             "which users have rows predicted, how many, and how many over all runs, which edge "
-            "servers count and tell each other (one "
-            "that deals random numbers: how many in all); how many trees the model has, and how deep the deepest is",
+            "servers count and tell each other (one that deals random numbers: how many in all); how many trees the "
+            "model has, and how deep the deepest is",
             f"nothing of rows, predictions, splits or leaf values while {together}",
         ],
         "user": [
