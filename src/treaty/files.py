@@ -76,6 +76,19 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
     return found
 
 
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """Return what kind of file `write_file` wrote there, or is said to be there; empty for any other file.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            head = _HEAD.fullmatch(file.readline(_LONGEST_HEAD))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    return head[1].decode() if head else ""
+
+
 def read_cached(path: Path, content: type[Content], form: Format, owner: str) -> Content | None:
     """Read a file of what can be had again; None where there is none, or, with a warning, where it cannot be used."""
     if not path.exists():

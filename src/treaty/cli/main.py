@@ -9,35 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
-import numpy as np
 import typer
 from rich.console import Console
 
 import treaty
-from treaty.compute import keep_to
-from treaty.data.sources import write_predictions
+from treaty.cli.jobs import explain, predict, train
+from treaty.cli.show import show
 from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.privacy.ledger import cost, read_ledger, summary
-from treaty.runs.endings import check_writable
-from treaty.runs.job import Job, id_column, load_job
-from treaty.runs.party import (
-    check_explainable,
-    check_training,
-    explain_party,
-    find_part,
-    owners_of_model,
-    part_file,
-    predict_party,
-    train_party,
-)
-from treaty.runs.processes import FROM_PARENT, ended_by_signals, job_of_parent, run_all
-from treaty.runs.progress import TrainingBar, steps_bar
-from treaty.runs.report import load_reports, service_report_file
-from treaty.runs.serving import serve_party, service_cast
+from treaty.runs.processes import ended_by_signals
+from treaty.runs.progress import steps_bar
 
 app = typer.Typer(
     help="Train one model across organisations that may not pool their data.",
@@ -125,184 +110,8 @@ def demo(
     )  # fmt: skip
 
 
-@app.command()
-def train(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML), see docs/jobs.md.")],
-    party: Annotated[
-        str | None,
-        typer.Option("--as", help="Run only this party, against the others' addresses in the job file."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from where an interrupted training of this job was.")
-    ] = False,
-    cores: Annotated[str | None, typer.Option(hidden=True, help="Keep to these cores of the machine: 0,1.")] = None,
-) -> None:
-    """Train the model a job file describes.
-
-    Without --as every party runs on this machine, each its own process; keys, certificates and ports are made up where
-    the job names none. Parties hold different columns of the same rows, or, under federboost-horizontal, different rows
-    of the same columns, each with labels. With --as only that party runs: start the others on their own machines with
-    the same file. Each party's part of the model (under federboost-horizontal the whole model) is written to the job's
-    output folder. While it trains each keeps a checkpoint there: after a crash, start all again and give the active
-    party --resume. The model is the same as without the crash.
-
-    Under fedxgb parties have roles: the active one is the server, which alone gets the model; whoever has a table is a
-    user; the others have role = "edge" or role = "authority". The job goes on without users that are lost. After the
-    loss of an edge server or the server, all are started again, the server with --resume.
-    """
-    described = _described(job)
-    if party is not None:
-        _check_party(party, list(described.parties))
-    cast = check_training(described, party, resume=resume)
-    if party is None:
-        run_all(described, "train", progress=True, arguments={described.active: ["--resume"]} if resume else None)
-        _print_reports(described)
-        return
-    if cores is not None:
-        keep_to([int(number) for number in cores.split(",")])
-    rounds = described.settings()[1].most_rounds
-    with TrainingBar(party, rounds, shown=party == described.active) as bar:
-        part = train_party(described, party, bar, resume=resume, phase=bar.phase)
-    if part is None:
-        console.print(f"{party}: took part, and has no part of the model ({cast.roles[party]})")
-        return
-    console.print(f"{party}: {part.summary()} in {part_file(described.output, party)}", soft_wrap=True)
-    if getattr(part, "choice", ""):
-        console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
-    if getattr(part, "spent", ""):
-        console.print(f"{party}: {part.spent}", soft_wrap=True)
-    if getattr(part, "unsettled", ""):
-        print(f"treaty: {part.unsettled}", file=sys.stderr)
-
-
-def _print_reports(job: Job) -> None:
-    """Print what all parties of a training on this machine noted."""
-    reports = load_reports(job)
-    for name, report in reports.items():
-        sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
-        took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
-        made = part_file(job.output, name) if report.has_part else "took part"
-        console.print(f"{name}: {made}  ({took})", soft_wrap=True)
-    lead = reports[job.active]
-    if lead.choice:
-        console.print(f"encryption: {lead.encryption}, {lead.choice}", soft_wrap=True)
-    for name, report in reports.items():
-        if report.spent and (name == job.active or not job.by_row):
-            console.print(f"{name}: {report.spent}", soft_wrap=True)
-    console.print("What each party learned is in the .report.json files beside them.")
-
-
-@app.command()
-def predict(
-    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
-    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where predictions go: CSV or Parquet by its ending. Where rows are split, without --as, each party's "
-            "name is put in front: model/out.csv becomes model/north.out.csv."
-        ),
-    ] = None,
-    margins: Annotated[Path | None, typer.Option(hidden=True, help="Write margins as .npy instead.")] = None,
-) -> None:
-    """Predict with a trained model.
-
-    All parties take part, the active one gets the result. Under federboost-horizontal each has the whole model and
-    predicts its own rows alone; --as north needs no network and writes north.predictions.csv. So does the server under
-    fedxgb. There users whom the job gives a predict_table get their rows predicted by the hidden model: server, edge
-    servers and users all run this command, and neither rows nor predictions are shown to others than the user.
-    """
-    described = _described(job)
-    path = output or Path(described.output) / "predictions.csv"
-    if party is not None:
-        _check_party(party, list(described.parties))
-    if described.by_row:
-        _predict_rows(described, party, path, named=output is not None)
-        return
-    if party is None:
-        run_all(described, "predict", arguments={described.active: ["--output", str(path.resolve())]})
-        console.print(f"predictions: {path}", soft_wrap=True)
-        return
-    check_writable([path.parent] if party == described.active else [])
-    with steps_bar("predicting", shown=party == described.active) as steps:
-        ids, found = predict_party(described, party, steps)
-    if found is None:
-        return
-    if margins is not None:
-        np.save(margins, found)
-        return
-    columns = {} if ids is None else {id_column(described, party): ids}
-    part = find_part(described, party)
-    write_predictions(path, {**columns, **part.predictions(found)})
-    caution = part.caution(found)
-    if caution is not None:
-        print(f"treaty: {caution}", file=sys.stderr)
-
-
-def _predict_rows(job: Job, party: str | None, path: Path, *, named: bool) -> None:
-    """Predict each party's own rows, or one's: where it has the model alone, else with others by its service."""
-    cast = service_cast(job)
-
-    def file_of(name: str) -> Path:
-        return path if party and named else path.with_name(f"{name}.{path.name}")
-
-    def write(name: str, columns: dict[str, Any]) -> None:
-        write_predictions(file_of(name), columns)
-        console.print(f"{name}: {file_of(name)}", soft_wrap=True)
-
-    if cast is not None and party is None:
-        arguments = {name: ["--output", str(file_of(name).resolve())] for name in cast.roles}
-        failed = run_all(job, "predict", arguments=arguments, service=cast)
-        for name in [name for name in cast.roles if job.parties[name].predict_table and name not in failed]:
-            console.print(f"{name}: {file_of(name)}", soft_wrap=True)
-        return
-    if cast is None:
-        names = [party] if party else [name for name in owners_of_model(job) if job.parties[name].predict_table]
-        if not names:
-            raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
-    else:
-        names = [job.active] if party == job.active and job.parties[party].predict_table else []
-    for name in names:
-        _, margins = predict_party(job, name)
-        write(name, find_part(job, name).predictions(margins))
-    if cast is None or party is None:
-        return
-    check_writable([file_of(party).parent] if party in cast.owners else [])
-    found = serve_party(job, party, cast)
-    if found is not None:
-        write(party, found.columns())
-        return
-    report = service_report_file(job, party)
-    console.print(f"{party}: {cast.roles[party]} of a prediction for users; its report is {report}", soft_wrap=True)
-
-
-@app.command()
-def explain(
-    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
-    party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
-    ending: Annotated[str, typer.Option(help="csv, csv.gz, parquet or arrow.")] = "csv",
-) -> None:
-    """Say what each column adds to each row's prediction (exact TreeSHAP, on the margin).
-
-    Every party gets its own columns' values, in NAME.contributions.csv in the job's output folder; the active party the
-    bias and each other party's total besides. Not under federboost-horizontal, whose models leave out what this is
-    computed from; under fedxgb the server explains its own rows alone. docs/interpretation.md says what this tells
-    beyond a prediction.
-    """
-    described = _described(job)
-    if party is None and described.by_row and "explain" not in described.system.cannot:
-        (party,) = owners_of_model(described)  # the server
-    if party is None:
-        check_explainable(described)
-        run_all(described, "explain", arguments={name: ["--ending", ending] for name in described.parties})
-        for name in owners_of_model(described):
-            console.print(f"{name}: {Path(described.output) / f'{name}.contributions.{ending}'}", soft_wrap=True)
-        return
-    _check_party(party, list(described.parties))
-    check_writable([Path(described.output)])
-    found = explain_party(described, party)
-    if found:
-        write_predictions(Path(described.output) / f"{party}.contributions.{ending}", found)
+for command in (train, predict, explain, show):
+    app.command()(command)
 
 
 @app.command()
@@ -399,16 +208,6 @@ def keys(
     console.print(f"key          {folder / (name + '.key.pem')}  (private: never send it)", soft_wrap=True)
     console.print(f"certificate  {certificate}  (give it to your partners)", soft_wrap=True)
     console.print(f"fingerprint  {fingerprint(load_certificate(certificate))}", soft_wrap=True)
-
-
-def _described(job: Path) -> Job:
-    """Read a job file, or the job of the command that plays all parties and has started this process for one."""
-    return job_of_parent() if str(job) == FROM_PARENT else load_job(job)
-
-
-def _check_party(party: str, parties: list[str]) -> None:
-    if party not in parties:
-        raise ConfigError(f"expected --as to be one of {', '.join(parties)}, got {party!r}")
 
 
 def main() -> NoReturn:

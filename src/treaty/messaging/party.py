@@ -33,7 +33,8 @@ class Party:
     A role sets `round`, from 0: messages sent carry it, and messages received must. `peers` are the parties
     this one talks to, less those it has left out or set aside. Messages of another job or protocol are refused. The
     channel stays the caller's, who closes it after the job. `timeout` is in seconds, for a message to come or a peer
-    to take one, where a call names no other. One thread receives; any thread may send.
+    to take one, where a call names no other. One thread receives; any thread may send. `waited` has the seconds for
+    which messages of each peer were waited for.
 
     Where peers may vanish, a role collects with `gather`, speaks to many with `send_each`, and calls `leave_out` for
     whoever was absent or not reached; `receive` and `send` still fail for a lost peer that is not left out.
@@ -63,6 +64,7 @@ class Party:
         self.transcript = Transcript(name) if transcript is None else transcript
         self.timeout = timeout
         self.round = 0
+        self.waited: dict[str, float] = dict.fromkeys(peers, 0.0)
         self._talks = {
             peer: Conversation(name, peer, job, protocol, partial(channel.mark_read, peer)) for peer in peers
         }
@@ -134,7 +136,8 @@ class Party:
         awaited = " or ".join(kind.__name__ for kind in kinds)
         talk = self._talk(frm, awaited)
         patience = self.timeout if timeout is None else timeout
-        deadline = time.monotonic() + patience
+        began = time.monotonic()
+        deadline = began + patience
         doing = f"{self.name} was waiting for {awaited} of round {self.round} from {frm}"
         self._listen()
         while True:
@@ -142,6 +145,7 @@ class Party:
             self._raise_if_stopped(needed, doing)
             talk.drop_late(self.round)
             if talk.has_unread:
+                self.waited[frm] += time.monotonic() - began
                 if follow:
                     self.round = max(self.round, talk.next_round)
                 return talk.read(kinds, self.round)
@@ -173,7 +177,8 @@ class Party:
         awaited = " or ".join(kind.__name__ for kind in kinds)
         talks = {peer: self._talk(peer, awaited) for peer in peers}
         waiting = dict(talks)
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        began = time.monotonic()
+        deadline = began + (self.timeout if timeout is None else timeout)
         doing = f"{self.name} was gathering {awaited} of round {self.round}"
         others = [peer for peer in self._heard if peer not in talks and peer not in self._expendable]
         found: dict[str, M] = {}
@@ -185,6 +190,7 @@ class Party:
                 if talk.has_unread:
                     found[peer] = talk.peek(kinds, self.round)
                 if peer in found or talk.left or peer in self._lost:
+                    self.waited[peer] += time.monotonic() - began
                     del waiting[peer]
             remaining = deadline - time.monotonic()
             if not waiting or remaining <= 0:

@@ -78,6 +78,25 @@ def importances(
     return {party: {name: scale * total for name, total in of_party.items()} for party, of_party in found.items()}
 
 
+def own_importances(part: ModelPart) -> dict[str, dict[str, float]]:
+    """Return the importances of a party's own columns that its own part tells, by kind: the count of splits.
+
+    At the active party, and in a model that many have, the gain as well, which is in the trees.
+    """
+    names = part.schema.names
+    if part.forest is None:
+        counts = np.bincount(np.array(part.splits.feature, np.intp), minlength=len(names))
+        return {"count": dict(zip(names, counts.astype(float).tolist(), strict=True))}
+    source = part.forest.sources.index(part.party)
+    kinds: tuple[Kind, ...] = ("gain", "count")
+    found = {}
+    for kind in kinds:
+        records, amounts = _amounts(part.forest, source, kind)
+        totals = np.bincount(_columns_of(part, records), amounts, len(names))
+        found[kind] = dict(zip(names, totals.tolist(), strict=True))
+    return found
+
+
 def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Return the records of a source that trees use, ascending, and each one's gain, cover or 1."""
     mine = [tree.source == source for tree in forest.trees]

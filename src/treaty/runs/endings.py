@@ -1,8 +1,15 @@
-"""How a run ends well: that outputs can be written is known before it begins, and all keep their parts or all know."""
+"""How a run ends well: that outputs can be written is known before it begins, and all keep their parts or all know.
+
+What a training leaves is staged under other names until all have theirs, and replaces nothing: what an earlier training
+left stays beside it, under its date.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +18,8 @@ from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.runs.job import Job
 from treaty.systems.system import Cast
+
+logger = logging.getLogger(__name__)
 
 LAST_ROUND = 1 << 40
 """The round of the two messages below: after those of any training."""
@@ -96,3 +105,37 @@ def wait_until_all_kept(
     rest = [peer for peer in others if peer in expendable]
     heard = party.gather(rest, PartKept) if rest else {}
     party.send_each({peer: AllKept() for peer in others if peer in heard or peer not in expendable})
+
+
+def staged_file(path: Path) -> Path:
+    """Return where a file of a finished training is until all parties have theirs."""
+    return path.with_suffix(".staged" if path.suffix == ".part" else f".staged{path.suffix}")
+
+
+def put_in_place(name: str, files: Iterable[Path]) -> None:
+    """Give a party's staged files their names; those of an earlier training get the date it ended in theirs.
+
+    `bank.part` becomes `bank.2026-11-23T210538Z.part`, and so do its other files.
+    """
+    files = list(files)
+    staged = [path for path in files if staged_file(path).exists()]
+    earlier = [path for path in files if path.exists()] if staged else []
+    if earlier:
+        ended = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime(earlier[0].stat().st_mtime))
+        kept = [path.with_name(f"{name}.{ended}{path.name.removeprefix(name)}") for path in earlier]
+        for path, dated in zip(earlier, kept, strict=True):
+            _keep(path, dated, moved=path not in staged)
+        logger.warning("%s: an earlier training's files are kept: %s", name, ", ".join(map(str, kept)))
+    for path in staged:
+        staged_file(path).replace(path)
+
+
+def _keep(path: Path, dated: Path, *, moved: bool) -> None:
+    """Give a file a second name, so that one that is to be replaced is there at any moment; or another name."""
+    try:
+        if moved or dated.exists():
+            path.replace(dated)
+        else:
+            os.link(path, dated)
+    except OSError:  # a file system without links
+        path.replace(dated)

@@ -24,7 +24,7 @@ from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, lo
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
-from treaty.runs.endings import check_writable, output_folders, wait_until_all_kept
+from treaty.runs.endings import check_writable, output_folders, put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.reading import (
     TrainingTables,
@@ -34,7 +34,7 @@ from treaty.runs.reading import (
     read_by_column,
     read_by_row,
 )
-from treaty.runs.report import write_report
+from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import predicting_cast
 from treaty.systems.pooled.no_splits import why_no_split
@@ -70,9 +70,8 @@ def train_party(
         Whatever ends the job. What was finished by then is in the checkpoint; a finished model of an earlier run stays
         until this one is finished.
     """
-    started = time.perf_counter()
+    clock = _Clock(progress)
     cast = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
-    system, (own, common), threads = job.system, job.settings(), cores(job.n_jobs)
     kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
 
     def check_files() -> None:
@@ -83,74 +82,33 @@ def train_party(
     if unready is not None:
         logger.warning("%s: %s; waiting for the others, to tell them", name, unready)
     keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
-    begun: list[float] = []
-    aligning: dict[str, float] = {}
-
-    def watch(done: int, part: Any) -> None:
-        begun.append(time.perf_counter())
-        if progress is not None:
-            progress(done, part)
 
     def role(party: Party) -> Any:
         if unready is not None:  # raised once connected, and tables are read then, so that the others learn of it
             raise unready
-        tables = TrainingTables()
-        if job.by_row:
-            tables = read_by_row(job, name, cast)
-        elif name in cast.owners:
-            tables = read_by_column(party, job, cast, threads=threads, resume=resume, phase=phase)
-        aligning.update(tables.seconds)
-        folder, most = job.parties[name].keep_for_audit, job.parties[name].audit_gigabytes
-        keeping = Keeping(Path(folder), int(most * 1e9)) if folder else None
-        vouched = [cast.active, name] if keeping else system.vouched(cast, name)
-        seat = Seat(
-            party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
-            n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
-            eval_sets=tables.eval_sets, threads=threads, progress=watch, phase=phase, keeper=keeper, store=store,
-            vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
-            patience=patience_of(job),
-            row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
-            audit=keeping,
-        )  # fmt: skip
-        result = system.train[cast.roles[name]](seat)
-        part = result if cast.roles[name] in system.has_model else None
-        forest = getattr(part, "forest", None)
-        if forest is not None and tables.data is not None and not job.by_row:  # by row, others' rows count as well
-            reason = why_no_split(forest, common, [tables.data], None, noise=own.adds_noise)
-            if reason:
-                logger.warning("%s: %s", name, reason)
-        keep(party, part)
+        tables = _read(party, job, cast, resume=resume, phase=phase)
+        clock.aligned(tables.seconds)
+        seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
+        result = job.system.train[cast.roles[name]](seat)
+        part = result if cast.roles[name] in job.system.has_model else None
+        _warn_of_no_split(job, name, part, tables)
+        _stage(job, cast, party, part, tables, clock)
         try:
-            waiting = cast.having(*system.has_model, *system.until_kept)
-            wait_until_all_kept(party, cast, waiting, system.may_lose(cast, own), patience_of(job))
+            waiting = cast.having(*job.system.has_model, *job.system.until_kept)
+            may_lose = job.system.may_lose(cast, job.settings()[0])
+            wait_until_all_kept(party, cast, waiting, may_lose, patience_of(job))
         except (PeerLost, PeerTimeout):  # the others may have ended well
-            settle()
+            put_in_place(name, _files_of_training(job, name))
             raise
-        settle()
+        put_in_place(name, _files_of_training(job, name))
         return part
-
-    staged = part_file(job.output, name).with_suffix(".staged")  # an earlier model stays until all have kept this one
-
-    def settle() -> None:
-        if staged.exists():
-            staged.replace(part_file(job.output, name))
-
-    def keep(party: Party, part: Any) -> None:
-        if part is not None:
-            marked(part, store, name).save(staged)
-            if isinstance(part, LinearPart) and part.errors is not None:
-                write_predictions(part_file(job.output, name).with_suffix(".weights.csv"), part.table())
-        ended = time.perf_counter()
-        first = begun[0] if begun else ended
-        training = "training" if system.common.table == "regression" else "boosting"
-        seconds = {**aligning, "setup": first - started - sum(aligning.values()), training: ended - first}
-        write_report(job, name, cast, party.transcript, seconds, part)
 
     try:
         part = connected(job, name, cast, role)
     except BaseException:
         with suppress(OSError):  # its folder may be what failed
-            staged.unlink(missing_ok=True)
+            for path in _files_of_training(job, name):
+                staged_file(path).unlink(missing_ok=True)
         unkept = _first_error(keeper.write)
         if unkept is not None:
             logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
@@ -158,6 +116,93 @@ def train_party(
     keeper.done()
     order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
     return part
+
+
+class _Clock:
+    """Notes when a training's phases began; called as a role's `progress`, which it passes on."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._started = progress, time.perf_counter()
+        self._first: float | None = None
+        self._before: dict[str, float] = {}
+
+    def __call__(self, done: int, part: Any) -> None:
+        if self._first is None:
+            self._first = time.perf_counter()
+        if self._progress is not None:
+            self._progress(done, part)
+
+    def aligned(self, seconds: dict[str, float]) -> None:
+        """Note what was done before set-up, in seconds."""
+        self._before = seconds
+
+    def seconds(self, training: str) -> dict[str, float]:
+        """Return the seconds of each phase so far; `training` is what the last one is called."""
+        ended = time.perf_counter()
+        first = self._first or ended
+        setup = first - self._started - sum(self._before.values())
+        return {**self._before, "setup": setup, training: ended - first}
+
+
+def _read(party: Party, job: Job, cast: Cast, *, resume: bool, phase: Phase | None) -> TrainingTables:
+    """Read a connected party's tables, if it has any."""
+    if job.by_row:
+        return read_by_row(job, party.name, cast)
+    if party.name in cast.owners:
+        return read_by_column(party, job, cast, threads=cores(job.n_jobs), resume=resume, phase=phase)
+    return TrainingTables()
+
+
+def _training_seat(
+    party: Party, job: Job, cast: Cast, tables: TrainingTables, keeper: Keeper, progress: Progress, phase: Phase | None
+) -> Seat:
+    """Return what a role's training program is given."""
+    name, (own, common) = party.name, job.settings()
+    folder, most = job.parties[name].keep_for_audit, job.parties[name].audit_gigabytes
+    keeping = Keeping(Path(folder), int(most * 1e9)) if folder else None
+    vouched = [cast.active, name] if keeping else job.system.vouched(cast, name)
+    return Seat(
+        party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
+        n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
+        eval_sets=tables.eval_sets, threads=cores(job.n_jobs), progress=progress, phase=phase, keeper=keeper,
+        store=store_of(job, name), vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
+        patience=patience_of(job),
+        row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
+        audit=keeping,
+    )  # fmt: skip
+
+
+def _warn_of_no_split(job: Job, name: str, part: Any, tables: TrainingTables) -> None:
+    """Say why a model has no split, at whoever has it; by row, others' rows count as well."""
+    forest, (own, common) = getattr(part, "forest", None), job.settings()
+    if forest is not None and tables.data is not None and not job.by_row:
+        reason = why_no_split(forest, common, [tables.data], None, noise=own.adds_noise)
+        if reason:
+            logger.warning("%s: %s", name, reason)
+
+
+def _stage(job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, clock: _Clock) -> None:
+    """Write what a party has of a finished training, which an earlier one's files outlast until all have theirs."""
+    own, report, weights = map(staged_file, _files_of_training(job, party.name))
+    if part is not None:
+        marked(part, store_of(job, party.name), party.name).save(own)
+        if isinstance(part, LinearPart) and part.errors is not None:
+            write_predictions(weights, part.table())
+    training = "training" if job.system.common.table == "regression" else "boosting"
+    write_report(report, job, cast, party, part, tables, clock.seconds(training))
+
+
+def _files_of_training(job: Job, name: str) -> tuple[Path, Path, Path]:
+    """Return where a party's part, its report and, of a regression with standard errors, its weights are kept."""
+    part = part_file(job.output, name)
+    return part, report_file(job, name), part.with_suffix(".weights.csv")
+
+
+def written_files(job: Job, name: str, part: Any) -> list[Path]:
+    """Return the files that a finished training of a party has written, `part` being what it returned."""
+    own, report, weights = _files_of_training(job, name)
+    has_weights = isinstance(part, LinearPart) and part.errors is not None
+    return [*([own] if part is not None else []), report, *([weights] if has_weights else [])]
 
 
 def _first_error(attempt: Callable[[], None]) -> ConfigError | None:

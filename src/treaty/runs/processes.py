@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
@@ -56,12 +56,14 @@ def run_all(
     arguments: Mapping[str, Sequence[str]] | None = None,
     progress: bool = False,
     service: Cast | None = None,
+    relay: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
 
     Every party must name its table, but for a leader without rows; addresses, keys and certificates are made up where
     they are missing. `arguments` are those of each party's command; with `progress` the active one draws its bar.
-    `service` are those who play a prediction for parties without the model.
+    `service` are those who play a prediction for parties without the model. `relay` is given each line that processes
+    which end well print, party by party.
 
     Raises PartyFailure when a process fails, with the error of each. A training goes on without `expendable` parties,
     a service without those who have rows: they are warned of and returned. So is everything warned of that processes
@@ -77,6 +79,7 @@ def run_all(
         kept_to = _dealt_out(job.parties) if verb == "train" and job.by_row else {}
         # files, not pipes: a process that fills a pipe nobody reads would block
         errors = {name: held.enter_context(tempfile.TemporaryFile()) for name in job.parties}
+        printed = {name: held.enter_context(tempfile.TemporaryFile()) for name in job.parties if relay}
         held.enter_context(ended_by_signals())
         started: dict[str, subprocess.Popen[bytes]] = {}
         held.callback(_end_all, started)
@@ -94,7 +97,7 @@ def run_all(
                     *(("--cores", kept_to[name]) if name in kept_to else ()),
                 ],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=printed.get(name, subprocess.DEVNULL),
                 stderr=None if progress and name == job.active and sys.stderr.isatty() else errors[name],
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
             )
@@ -112,6 +115,10 @@ def run_all(
         for name in sorted(set(said) - set(failed)):
             for line in said[name].splitlines():  # what a party that ended well warns of
                 logger.warning("%s: %s", name, line)
+        if relay is not None:
+            for name in [name for name in started if name not in failed]:
+                for line in _lines(printed[name]):
+                    relay(line)
         if failed:
             logger.warning("the job went on without %d parties\n%s", len(failed), told)
         return failed
@@ -189,9 +196,12 @@ def _dealt_out(parties: Collection[str]) -> dict[str, str]:
 
 def _said(errors: IO[bytes], name: str) -> str:
     """Return what a process wrote on standard error, without the command's name and the party's own."""
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in lines)
+    return "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in _lines(errors))
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()
 
 
 def _end(process: subprocess.Popen[bytes], said: str) -> str:

@@ -1,7 +1,9 @@
-"""Progress bars for long work; silent when the output is not a terminal."""
+"""Progress of long work: bars, which are silent when the output is not a terminal, and lines for a log."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -21,15 +23,38 @@ from rich.progress import (
 
 from treaty.models.trees import ModelPart
 
+logger = logging.getLogger(__name__)
+
+LINES_APART = 10.0  # seconds, at least, between two lines of the log about the steps of one phase
+
+
+class PhaseLines:
+    """Writes a log line when a phase begins and ends, and now and then between."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._next: dict[str, float] = {}  # by phase: when the next line is due
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        """Tell how many steps of a phase are done."""
+        if done >= total or time.monotonic() >= self._next.get(phase, 0.0):
+            self._next[phase] = time.monotonic() + LINES_APART
+            logger.info("%s: %s, %d of %d", self._title, phase, done, total)
+
 
 @contextmanager
-def steps_bar(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with steps done and steps in all; the bar appears with its first call."""
+def steps_bar(title: str, *, whose: str = "treaty", shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function to call with steps done and steps in all; the bar appears with its first call.
+
+    The log names `whose` work it is.
+    """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with _progress(*columns, TimeRemainingColumn(), shown=shown) as bar:
         tasks: list[TaskID] = []
+        lines = PhaseLines(whose)
 
         def step(done: int, total: int) -> None:
+            lines(title, done, total)
             if not tasks:
                 tasks.append(bar.add_task(title, total=total))
             bar.update(tasks[0], completed=done, total=total)
@@ -44,7 +69,7 @@ def _progress(*columns: ProgressColumn, shown: bool) -> Progress:
 
 
 class TrainingBar:
-    """Context manager showing rounds done, time left and the last eval set's loss on standard error.
+    """Context manager showing rounds done, time left and eval sets' losses on standard error, and a log line of each.
 
     Call it with the number of finished rounds and the part so far, as roles do with their `progress` argument.
     """
@@ -54,6 +79,7 @@ class TrainingBar:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), shown=shown,
         )  # fmt: skip
+        self._title, self._rounds, self._lines = title, rounds, PhaseLines(title)
         self._task = self._progress.add_task(title, total=rounds, loss="")
         self._phases: dict[str, TaskID] = {}
 
@@ -78,9 +104,12 @@ class TrainingBar:
                 if losses
             )
         self._progress.update(self._task, completed=done, loss=loss)
+        unit = "rounds" if isinstance(part, ModelPart) else "epochs"
+        logger.info("%s: %d of %d %s%s", self._title, done, self._rounds, unit, loss and f", {loss}")
 
     def phase(self, title: str, done: int, total: int) -> None:
         """Show what is done before the first round, in steps."""
+        self._lines(title, done, total)
         if title not in self._phases:
             self._phases[title] = self._progress.add_task(title, total=total, loss="")
         self._progress.update(self._phases[title], completed=done, total=total)

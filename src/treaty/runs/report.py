@@ -1,29 +1,50 @@
-"""What each party of a job notes about a finished training: its times, messages, and what was learned."""
+"""What each party of a job notes about a finished run: with what and whom, how long it took, and what was learned."""
 
 from __future__ import annotations
 
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from treaty.data.table import Schema
 from treaty.files import Format, read_json, write_json
+from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
+from treaty.models.interpretation import own_importances
+from treaty.models.linear import LinearPart
 from treaty.runs.job import Job
+from treaty.runs.reading import TrainingTables
 from treaty.runs.threads import traffic_of
 from treaty.systems.alignment.roles import disclosures
+from treaty.systems.options import given
 from treaty.systems.system import Cast
 
-FORMAT = Format("report", 1)
+FORMAT = Format("report", 2)
 
 
 class Report(msgspec.Struct, kw_only=True):
     """What a party notes about a finished run, beside its part of the model."""
 
     party: str
+    job: str
+    role: str
+    ended: str  # date and time, UTC
+    versions: dict[str, str]
+    options: dict[str, Any]  # with the system's name as "protocol"
     seconds: dict[str, float]  # per phase
+    waited: dict[str, float]  # seconds for each peer: to come, and for its messages
     sent: dict[str, dict[str, Any]]  # to each peer: messages, bytes, bytes by message type
     learned: dict[str, list[str]]  # by each party, or role, in words
+    model: str = ""  # the model's id, the same at all parties
+    rows: int | None = None  # trained on here: where they were aligned, those that all parties have
+    columns: dict[str, str] = {}  # own ones, with their types
+    losses: dict[str, list[float]] = {}  # where they are known: of each eval set by round, of a regression by epoch
+    best_round: int | None = None
+    importances: dict[str, dict[str, float]] = {}  # of own columns, by kind: gain and count, or weights
     encryption: str = ""
     choice: str = ""  # at the active party, why that cipher
     exact_sums: dict[str, float] = {}  # estimated share of each passive party's bins that exact sums showed
@@ -32,30 +53,80 @@ class Report(msgspec.Struct, kw_only=True):
     has_part: bool = True
 
 
-def write_report(job: Job, name: str, cast: Cast, transcript: Transcript, seconds: dict[str, float], part: Any) -> None:
+def write_report(
+    path: Path, job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, seconds: dict[str, float]
+) -> None:
     """Write what a party notes about a training beside its part, which is None at roles without one."""
     own, common = job.settings()
     learned = job.system.disclosures(cast, own, common, part)
     if job.align is not None:
         others = [other for other in cast.owners if other != job.active]
         before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
-        learned = {party: before.get(party, []) + learned[party] for party in learned}
-    noted = {field: getattr(part, field, "") for field in ("encryption", "choice", "spent", "unsettled")}
+        learned = {who: before.get(who, []) + learned[who] for who in learned}
+    noted: dict[str, Any] = {
+        field: getattr(part, field, "") for field in ("encryption", "choice", "spent", "unsettled")
+    }
+    data, forest = tables.data, getattr(part, "forest", None)
     report = Report(
-        party=name, seconds=seconds, sent=_sent(transcript), learned=learned, has_part=part is not None,
+        **_of_run(job, party, cast.roles[party.name]), seconds=seconds, learned=learned, has_part=part is not None,
+        model=getattr(part, "model_id", ""), rows=None if data is None else data.table.n_rows,
+        columns={} if data is None else column_types(data.table.schema),
+        losses=losses_of(part), best_round=None if forest is None else forest.best_round,
+        importances={} if part is None else importances_of(part),
         exact_sums=getattr(part, "exact_sums", {}), **noted,
     )  # fmt: skip
-    write_json(_file(job, name), report, FORMAT, name)
+    write_json(path, report, FORMAT, party.name)
+
+
+def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:
+    """Return the fields of a report that every kind of run has."""
+    libraries = ("treaty-learn", "numpy", "pyarrow", "grpcio", "cryptography")
+    return {
+        "party": party.name,
+        "job": job.name,
+        "role": role,
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in libraries},
+        "options": {name: "inf" if value == float("inf") else value for name, value in given(*job.settings()).items()},
+        "waited": {peer: round(seconds, 3) for peer, seconds in party.waited.items()},
+        "sent": _sent(party.transcript),
+    }
+
+
+def column_types(schema: Schema) -> dict[str, str]:
+    """Return the type of each column, in words."""
+    described = zip(schema.names, schema.kinds, schema.categories, strict=True)
+    return {name: f"{len(values)} categories" if values is not None else kind for name, kind, values in described}
+
+
+def losses_of(part: Any) -> dict[str, list[float]]:
+    """Return the losses that a part knows: of each eval set by round; of a regression by epoch."""
+    if isinstance(part, LinearPart):
+        return {"train": part.losses} if part.losses else {}
+    forest = getattr(part, "forest", None)
+    return {} if forest is None else forest.history
+
+
+def importances_of(part: Any) -> dict[str, dict[str, float]]:
+    """Return the importances of a party's own columns, by kind; of a regression the weights."""
+    if not isinstance(part, LinearPart):
+        return own_importances(part)
+    if part.of_classes:
+        labels = part.classes or range(len(part.of_classes))
+        return {f"weight, {label}": _weights(of) for label, of in zip(labels, part.of_classes, strict=True)}
+    return {"weight": _weights(part)}
+
+
+def _weights(part: LinearPart) -> dict[str, float]:
+    return dict(zip(part.column_names(), part.coef.tolist(), strict=True))
 
 
 def write_service_report(
-    job: Job, name: str, learned: dict[str, list[str]], transcript: Transcript, seconds: float, *, has_part: bool
+    job: Job, party: Party, role: str, learned: dict[str, list[str]], seconds: float, *, has_part: bool
 ) -> None:
     """Write what a party notes about a prediction for others, or by others."""
-    report = Report(
-        party=name, seconds={"prediction": seconds}, sent=_sent(transcript), learned=learned, has_part=has_part
-    )
-    write_json(service_report_file(job, name), report, FORMAT, name)
+    report = Report(**_of_run(job, party, role), seconds={"prediction": seconds}, learned=learned, has_part=has_part)
+    write_json(service_report_file(job, party.name), report, FORMAT, party.name)
 
 
 def service_report_file(job: Job, name: str) -> Path:
@@ -75,7 +146,7 @@ def expendable(job: Job) -> list[str]:
 
 def load_reports(job: Job) -> dict[str, Report]:
     """Read what all parties of a finished job on this machine noted, but for those lost that it could go on without."""
-    files = {name: _file(job, name) for name in job.parties}
+    files = {name: report_file(job, name) for name in job.parties}
     may_lack = expendable(job)
     return {
         name: read_json(path, Report, FORMAT, name)
@@ -84,5 +155,6 @@ def load_reports(job: Job) -> dict[str, Report]:
     }
 
 
-def _file(job: Job, name: str) -> Path:
+def report_file(job: Job, name: str) -> Path:
+    """Return where a party notes what its training took and told."""
     return Path(job.output) / f"{name}.report.json"

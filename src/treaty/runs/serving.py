@@ -65,7 +65,7 @@ def serve_party(job: Job, name: str, cast: Cast) -> RowPredictions | None:
         )  # fmt: skip
         found: RowPredictions | None = service.programs[cast.roles[name]](seat)
         learned = service.disclosures(cast, own)
-        write_service_report(job, name, learned, party.transcript, time.perf_counter() - began, has_part=has_part)
+        write_service_report(job, party, cast.roles[name], learned, time.perf_counter() - began, has_part=has_part)
         return found
 
     return connected(job, name, cast, role, service)

@@ -14,7 +14,7 @@ import treaty
 from flat import flat, option_lines
 from runs.job_files import started_to_die
 from tables import cut_for_active, real_table
-from treaty.cli import main as cli
+from treaty.cli import jobs as cli
 from treaty.cli.main import app
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError

@@ -55,23 +55,22 @@ class Follower:
         # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
         asked = [*seat.eval_sets, *([seat.rows] if getattr(seat.options, "refit", None) else [])]
         self._row_sets = RowSets(self._active, [shown_matrix(told, rows) for rows in asked])
-        self._done = 0
+        self._first, self._trees = start.rounds, 0  # rounds that were there, trees since
 
-    def report(self, done: int) -> None:
-        """Tell the seat's progress function how many trees or rounds are done."""
-        self._done = done
+    def report(self, rounds: int) -> None:
+        """Tell the seat's progress function how many rounds are done."""
         if self._seat.progress is not None:
-            self._seat.progress(done, self.part)
+            self._seat.progress(rounds, self.part)
 
     def next_tree(self) -> None:
-        """Report the trees so far; from here on the party's round is the new tree's number, from 1.
+        """Report the rounds so far; from here on the party's round is the new tree's number, from 1.
 
         Raises PeerProtocolError when it is more than the job's options say.
         """
         self.limits.tree()
-        self.report(self._done)
-        self._done += 1
-        self._seat.party.round = self._done
+        self.report(self._rounds)
+        self._trees += 1
+        self._seat.party.round = self._trees
 
     def follow(self, order: Order, handlers: Handlers) -> ModelPart:
         """Answer the active party until `Finish`; it, `DecideRequest` and `CheckpointRequest` have handlers already."""
@@ -92,8 +91,12 @@ class Follower:
             keeper.keep(lambda: checkpoint_of(self.part, given, self._fingerprint))
         return CheckpointReceipt()
 
+    @property
+    def _rounds(self) -> int:
+        return self._first + self._trees // self._seat.trees_a_round
+
     def _finish(self, _: Finish) -> None:
-        self.report(self._done)
+        self.report(self._rounds)
 
     def _answer(self, order: Order, handlers: Handlers) -> None:
         # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
