@@ -341,7 +341,7 @@ class System:
     service : Service or None
         Prediction for parties without a part of the model, where rows are split.
     until_kept : frozenset of str
-        Roles without a part that keep files beside checkpoints until all parts of the model are saved.
+        Roles without a part that keep checkpoints, or files beside them, until all parts of the model are saved.
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
     has_model : frozenset of str

@@ -112,6 +112,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         disclosures=disclosures,
         named_roles=frozenset({COORDINATOR}),
         has_model=frozenset({"active", "passive"}),
+        until_kept=frozenset({COORDINATOR}),  # its checkpoint: without it, nobody could go on
         helpers=helpers,
         links=mesh,
         predict={"active": predict_active, "passive": predict_passive},
