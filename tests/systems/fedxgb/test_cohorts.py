@@ -20,8 +20,9 @@ NAMES = [f"u{k}" for k in range(12)]
 
 
 def playing(
-    count: int, trees: int, lost: float, seed: int, most: int | None = None, gone: int = 0, folder: Path | None = None
-) -> list[frozenset[str]]:
+    count: int, trees: int, lost: float, seed: int, most: int | None = None, gone: int = 0, folder: Path | None = None,
+    group_size: int | None = None,
+) -> list[frozenset[str]]:  # fmt: skip
     """Play a domain's cohorts over a job; return all that were opened, in order, at least one a tree.
 
     Before every tree others are lost for it, a share of the domain; in it, one user after another of its cohort may be,
@@ -30,13 +31,14 @@ def playing(
     """
     rng = np.random.default_rng(seed)
     names = [f"u{k}" for k in range(count)]
-    cohorts, opened, running = Cohorts(Rules(most=most), rng), [frozenset(names)], names
+    rules = Rules(most=most, least_change=group_size or 3, whole=group_size is not None)
+    cohorts, opened, running = Cohorts(rules, rng), [frozenset(names)], names
     assert cohorts.keep(names) == sorted(names)
     cohorts.open(names)
     cohorts.users = frozenset(names)
     for tree in range(trees):
         if folder is not None and tree % 7 == 6:
-            cohorts, running = through_file(folder, cohorts, Rules(most=most), rng), sorted(cohorts.running)
+            cohorts, running = through_file(folder, cohorts, rules, rng), sorted(cohorts.running)
         alive = names[min(gone, tree // 10) :]
         away = set(rng.choice(alive, int(lost * len(alive)), replace=False).tolist())
         there = [name for name in alive if name not in away]
@@ -100,6 +102,33 @@ def test_no_combination_of_all_sums_of_a_long_job_shows_fewer_than_three_users(l
 def test_cohorts_isolate_nobody_however_users_come_and_go(count, lost, seed, most, gone):
     opened = playing(count, 60, lost, seed, most, min(gone, count - 3))
     assert not singled_out(opened)
+
+
+def found_with(colluding: Iterable[str], opened: Iterable[frozenset[str]]) -> bool:
+    """Whether the server finds another user's sums with those who tell it their own vectors."""
+    rest = [cohort - frozenset(colluding) for cohort in opened]
+    users = sorted(frozenset().union(*rest))
+    rows = reduced([[int(name in cohort) for name in users] for cohort in set(rest)])
+    return any(len(reduced([row[:k] + row[k + 1 :] for row in rows])) < len(rows) for k in range(len(users)))
+
+
+@pytest.mark.parametrize(("group_size", "count"), [(4, 13), (5, 12), (6, 14)])
+def test_with_groups_of_some_size_two_users_fewer_find_nobody_and_all_but_one_find_the_last(group_size, count):
+    opened = playing(count, 40, 0.2, 0, group_size=group_size)
+    names = sorted(opened[0])
+    groups = min((c for c in opened), key=len)
+    assert len(groups) >= group_size
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        assert not found_with(rng.choice(names, group_size - 2, replace=False).tolist(), opened)
+    assert found_with(sorted(groups)[:-1], opened)
+
+
+def test_by_default_one_user_finds_nobody_and_two_may():
+    opened = playing(9, 40, 0.2, 0)
+    names = sorted(opened[0])
+    assert not any(found_with([name], opened) for name in names)
+    assert any(found_with(pair, opened) for pair in combinations(names, 2))
 
 
 def test_the_attack_finds_users_where_cohorts_are_those_who_came():

@@ -98,6 +98,12 @@ def test_a_hidden_model_is_the_one_that_users_are_told(task):
     assert any(len(tree.left) > 1 for tree in parts[0].forest.trees)
 
 
+def test_groups_of_another_size_change_no_tree_while_nobody_is_lost():
+    rows = deal_out(*real_table("binary"), 8)
+    trees = [trees_of(estimator("binary", edges=2, group_size=size).fit(rows)) for size in (None, 4)]
+    assert repr(trees[0]) == repr(trees[1])
+
+
 @pytest.mark.slow
 def test_lost_users_are_away_from_every_tenth_round_on():
     X, y = real_table("binary")
@@ -209,6 +215,8 @@ def test_fitted_attributes_tell_what_happened():
         ({"active": "user 1"}, "expected active=None, got 'user 1'"),
         ({"edges": 2, "expose": None}, "expected 3 edge servers or more, got 2"),
         ({"edges": 4}, "expected 12 users or more, 3 in the domain of each of 4 edge servers, got 2 at edge1"),
+        ({"group_size": 4}, "expected 12 users or more, 4 in the domain of .*, or a smaller group_size"),
+        ({"group_size": 3, "mode": "paper", "allow_insecure": True}, "has no groups; leave group_size out"),
         ({"feature_sample": 13}, "feature_sample of at most 12 columns, got 13"),
         ({"feature_sample": 3, "colsample_bytree": 0.5}, "give one"),
         ({"dropout": "accept"}, "option dropout='accept': expected `float"),

@@ -7,7 +7,8 @@ which the edge server itself did not lose them); ties are broken at random.
 **What may be opened.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Of numbers
 that stay the same from tree to tree, such as rows by bin at the root, many sums give away all their linear
 combinations. Gradients change, but late in a job only by a little, so one rule holds for all sums of a job: no linear
-combination of a domain's cohorts isolates one user or two (`permitted`).
+combination of a domain's cohorts isolates one user or two (`permitted`). So a user that tells the server its own
+vectors finds nobody with it. Two may: the third of their group, or, with other sums, a user of another group.
 
 Of n users, at most n - 2 cohorts are independent under that rule, however they are chosen, and each that does not
 follow from earlier ones uses one up. So that users may be lost as often as they like, the domain is dealt into
@@ -20,6 +21,9 @@ than the groups' own sums, and use nothing up.
 * Where no whole group is there, or whole groups had less than half of the users there for `_POOR_TREES` trees, the
   domain is dealt anew, and users who are away get groups of their own: another **epoch**, if its groups are permitted
   after all that was opened. That works once or twice in a job. Groups whose sums were never opened cost nothing.
+
+With `Rules.whole` all sums are over whole groups, which are dealt once. Of groups of g users, g - 2 in collusion with
+the server then find nobody, however long a job.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 3  # users whose sum may be opened
+LEAST = 3  # users whose sum may be opened, by default
 _DRAWS = 10  # random choices tried
 _POOR_TREES = 10
 _ZERO = 1e-7  # sines, and squares of sines, below it are rounding errors
@@ -59,6 +63,7 @@ class Rules:
     min_activity: float = 0.0
     min_stability: float = 0.0
     least_change: int = 3  # users by which cohorts differ, if they do; and of a group
+    whole: bool = False  # sums are over whole groups alone
 
 
 def select(
@@ -187,7 +192,7 @@ class Cohorts:
     def _begin(self, ordered: Sequence[str], away: Collection[str]) -> list[str]:
         most = len(ordered) if self._rules.most is None else min(self._rules.most, len(ordered))
         taken, spare = list(ordered[:most]), list(ordered[most:])
-        if len(taken) < LEAST:
+        if len(taken) < self._rules.least_change:
             return []
         if not self.groups:
             return taken
@@ -205,7 +210,9 @@ class Cohorts:
 
     def keep(self, came: Collection[str]) -> list[str] | None:
         """Return those of a tree's users whose vectors came whose sum may be opened, sorted; None if there are none."""
-        if len(came) >= LEAST and (not self.groups or frozenset(came) == self.running or self._follows(came)):
+        if len(came) >= self._rules.least_change and (
+            not self.groups or frozenset(came) == self.running or self._follows(came)
+        ):
             return sorted(came)
         largest = max(self._whole(list(came), len(came)), self.opened.largest(came), key=len)
         return sorted(largest) or None
@@ -257,11 +264,15 @@ class Cohorts:
 
     def _room(self) -> bool:
         """Tell whether one more independent cohort beside the groups leaves what it takes to deal the domain anew."""
+        if self._rules.whole:
+            return False
         directions, users = self._span()
         return len(users) - 2 - (len(directions) + 1) >= len(users) // self._rules.least_change
 
     def _deal_again(self, there: Sequence[str], away: Collection[str]) -> bool:
         """Deal the domain anew, if a deal is found that is permitted after what was opened; tell whether it was."""
+        if self._rules.whole:
+            return False
         before, self._poor = self.groups, 0
         for _ in range(_DRAWS):
             self._deal(there, away)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from treaty.models.trees import ModelPart
-from treaty.systems.fedxgb.cohorts import Rules
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred.service import disclosures_of_prediction, refused
 from treaty.systems.pooled.options import BoostingOptions
@@ -53,7 +52,8 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
         + (f"; {spent}, whose values are known to lie between two such points" if spent else ""),
         "how many users' largest gradients, and largest weights, have which order of magnitude",
         "who the users are, in which domain, and whose rows are in each sum; where users came or went between two "
-        f"sums, the sum of these alone, who are {1 if paper else Rules().least_change} or more of a domain",
+        f"sums, the sum of these alone, who are {1 if paper else options.group} or more of a domain",
+        *([] if paper else [_with_users(options)]),
         "the model, whole, with the gains of its splits and the sums of its nodes",
         "with the help of an edge server, everything above of that domain's users alone; with two thirds of the users "
         "of a domain besides, of each of its users",
@@ -61,6 +61,19 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
     if paper:
         learned.append("the sums of each domain's users apart")
     return learned
+
+
+def _with_users(options: FedXGB) -> str:
+    """Say what users who tell the server their own vectors add to what it learns."""
+    fewest = options.group - 1
+    if options.group_size is not None:
+        return (
+            f"with {fewest} users of a group of {options.group}, the sums of the one left; with fewer, of nobody else"
+        )
+    return (
+        "with two users of a group of three, the sums of the one left, and, where many different cohorts were summed, "
+        "perhaps those of others; with one user, of nobody else (group_size)"
+    )
 
 
 def _of_edge(options: FedXGB, edges: int) -> list[str]:

@@ -20,7 +20,7 @@ from treaty.systems.fedxgb.authority import (
     patience_of,
     send_each_or_leave_out,
 )
-from treaty.systems.fedxgb.cohorts import LEAST, Rules, Standing
+from treaty.systems.fedxgb.cohorts import Rules, Standing
 from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
 from treaty.systems.fedxgb.layout import check_edges, domains
@@ -153,8 +153,9 @@ def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience
             logger.warning("%s: %s", party.name, error)
             del offers[name]
         party.leave_out(name)
-    if len(offers) < LEAST:
-        raise RoundVoid(f"expected {LEAST} users or more to come to the domain of {party.name}, got {len(offers)}")
+    least = seat.options.group
+    if len(offers) < least:
+        raise RoundVoid(f"expected {least} users or more to come to the domain of {party.name}, got {len(offers)}")
     return offers
 
 
@@ -172,7 +173,8 @@ def _domain(
     party = seat.party
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
     keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
-    rules = Rules(most=seat.options.max_users)
+    options = seat.options
+    rules = Rules(most=options.max_users, least_change=options.group, whole=options.group_size is not None)
     known = file.read(rules, np.random.default_rng()) if task.rounds else None
     domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
     domain.heard.hear(task)

@@ -9,8 +9,7 @@ from typing import get_args
 import numpy as np
 
 from treaty.errors import ConfigError
-from treaty.systems.fedxgb.cohorts import LEAST
-from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.options import GROUP, FedXGB
 from treaty.systems.fedxgb.user_sums import Leaves, Stage
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Place
@@ -73,7 +72,7 @@ def cast_of(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
                 f'expected parties.{name}.edge to be one with role = "edge" ({", ".join(edges)}), got {edge!r}'
             )
         cast.edges[name] = edge
-    _check_sizes(cast)
+    _check_sizes(cast, options.group)
     return cast
 
 
@@ -111,20 +110,20 @@ def check_edges(options: FedXGB, edges: int) -> None:
         raise ConfigError(f"expected {least} edge servers or more, got {edges}: {why}")
 
 
-def _check_sizes(cast: Cast) -> None:
-    """Raise ConfigError when a domain is so small that its sums hide nothing."""
+def _check_sizes(cast: Cast, least: int) -> None:
+    """Raise ConfigError when a domain has fewer users than a group."""
     sizes = {edge: len(users) for edge, users in domains(cast).items()}
-    small = [f"{size} at {edge}" for edge, size in sizes.items() if size < LEAST]
+    small = [f"{size} at {edge}" for edge, size in sizes.items() if size < least]
     if len(cast.owners) == 1:
         raise ConfigError(
-            f"expected {LEAST * len(sizes)} users or more, got {cast.owners[0]} alone: one user's table is trained on "
+            f"expected {least * len(sizes)} users or more, got {cast.owners[0]} alone: one user's table is trained on "
             "under protocol 'pooled'"
         )
     if small:
         raise ConfigError(
-            f"expected {LEAST * len(sizes)} users or more, {LEAST} in the domain of each of {len(sizes)} edge servers, "
+            f"expected {least * len(sizes)} users or more, {least} in the domain of each of {len(sizes)} edge servers, "
             f"got {', '.join(small)}: of a sum over fewer, members see each other's part; have fewer edge servers, or "
-            "more users"
+            "more users" + ("" if least == GROUP else ", or a smaller group_size")
         )
 
 
@@ -169,7 +168,7 @@ def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, 
         return {}
     users_of = domains(cast)
     lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
-    _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost)
+    _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, options.group)
     if common.n_estimators < period:
         logger.warning("dropout begins with round %d: none of %d rounds", period, common.n_estimators)
     rng = np.random.default_rng(common.random_state)
@@ -190,7 +189,7 @@ def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, 
     return {name: leaves_of(name) for name in {user for user, _ in stages}}
 
 
-def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int]) -> None:
+def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int], least: int) -> None:
     """Raise ConfigError when the share rounds down to no user in all domains, or leaves too few; warn of others."""
     whole = {edge: size for edge, size in sizes.items() if lost[edge] == 0}
     if len(whole) == len(sizes):
@@ -198,10 +197,10 @@ def _check_losses(share: float, sizes: Mapping[str, int], lost: Mapping[str, int
             f"expected dropout to lose somebody, got {share:g} of domains of {max(whole.values())} users or fewer, "
             "which rounds down to none; have more users or fewer edge servers, raise dropout, or leave it out"
         )
-    if all(sizes[edge] - lost[edge] < LEAST for edge in sizes):
+    if all(sizes[edge] - lost[edge] < least for edge in sizes):
         raise ConfigError(
             f"expected domains that can lose {share:g} of their users, got {max(sizes.values())} in the largest: sums "
-            f"are over {LEAST} users of a domain or more; have more users or fewer edge servers, or lower dropout"
+            f"are over {least} users of a domain or more; have more users or fewer edge servers, or lower dropout"
         )
     if whole:
         of = ", ".join(f"{size} at {edge}" for edge, size in whole.items())

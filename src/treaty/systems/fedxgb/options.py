@@ -14,6 +14,9 @@ from treaty.systems.options import AtLeastOne, SystemOptions
 MAX_QUERIES = 100
 """Rows of each user that a hidden model predicts over all runs, by default."""
 
+GROUP = 3
+"""Fewest users of a domain whose sum is opened, by default."""
+
 PAPER_LEAKS = (
     'mode="paper" of "fedxgb" is the published secure aggregation, which is broken: every edge server can read the '
     "histograms of each of its users, hence labels and values of users with few rows, and the server sees each "
@@ -41,6 +44,11 @@ class FedXGB(SystemOptions):
         How many edge servers `fit` plays; users are assigned to them in turn. None is 3.
     max_users : int or None, default None
         Largest number of users of a domain that take part in a round: those that dropped out least. None: all.
+    group_size : int or None, default None
+        Sums are over whole groups of so many users of a domain, or a few more, dealt at the beginning: `group_size` - 2
+        users in collusion with the server find sums of nobody else, however long the job. None: groups of three, and
+        sums over other cohorts, too, as long as no combination of them is of one user or two. A lost user then costs
+        fewer others their place; two users in collusion with the server may find another one's sums.
     feature_sample : int or None, default None
         How many columns are drawn for each tree, in place of `colsample_bytree`.
     expose : {"nothing", "paper", "model"} or None, default None
@@ -62,6 +70,7 @@ class FedXGB(SystemOptions):
     dropout_period: AtLeastOne | None = None
     edges: Annotated[int, msgspec.Meta(ge=2)] | None = None
     max_users: Annotated[int, msgspec.Meta(ge=3)] | None = None
+    group_size: Annotated[int, msgspec.Meta(ge=3, le=1000)] | None = None
     feature_sample: AtLeastOne | None = None
     expose: Literal["nothing", "paper", "model"] | None = None
     comparison: Literal["shamir", "additive"] | None = None
@@ -87,6 +96,11 @@ class FedXGB(SystemOptions):
         """`max_queries`, resolved."""
         return self.max_queries or MAX_QUERIES
 
+    @property
+    def group(self) -> int:
+        """Fewest users of a domain whose sum is opened."""
+        return self.group_size or GROUP
+
     def column_share(self, n_columns: int, colsample_bytree: float) -> float:
         """Return the share of columns drawn for each tree; refuse a `feature_sample` of more than there are."""
         if self.feature_sample is None:
@@ -104,6 +118,8 @@ class FedXGB(SystemOptions):
             raise ConfigError("dropout_period says how often dropout loses users; give dropout, or leave it out")
         if self.feature_sample is not None and common.colsample_bytree < 1.0:
             raise ConfigError("feature_sample and colsample_bytree say the same in two ways; give one")
+        if self.group_size is not None and self.mode == "paper":
+            raise ConfigError('the published aggregation, mode="paper", has no groups; leave group_size out')
         if self.exposes == "paper" and not self.allow_insecure:
             raise ConfigError(
                 'expose="paper" shows users the columns and leaf values of all trees, so that thresholds are found by '

@@ -30,14 +30,17 @@ sums                  users -> edge ->      bin sums of the level's slots, see `
 
 The tables in `messages` say which message a role may receive when. One vector per level holds grad, hess and count of
 all slots, features, bins and classes. Adversary: honest but curious; server and edge servers do not collude with each
-other, nor an edge server with a third of its domain. The server sees sums over all domains' users; an edge server sees
-who takes part; a user sees the slot at each level and the leaf value of its own rows (``expose="model"``: the model).
+other, nor an edge server with a third of its domain, nor the server with two users of a domain (`group_size` - 1, where
+that is given), who together find sums of the third of their group. The server sees sums over all domains' users; an
+edge server sees who takes part; a user sees the slot at each level and the leaf value of its own rows
+(``expose="model"``: the model).
 
 **Users that vanish.** A user may vanish at any step of a sum: the sum is exactly that of the users whose vectors came.
 A lost user stays out until the tree ends. No linear combination of a domain's cohorts, over all sums of the job,
-isolates one user or two; so that this never stands in the way of another tree, sums may always be over whole groups of
-three users or more (`cohorts`). A domain without one adds nothing to the rest of the tree; where that is so of all
-domains, the tree ends there, or the round begins again, or, at last, training ends with the model so far.
+isolates one user or two (with `group_size`, fewer than that); so that this never stands in the way of another tree,
+sums may always be over whole groups of three users or more (`cohorts`). A domain without one adds nothing to the rest
+of the tree; where that is so of all domains, the tree ends there, or the round begins again, or, at last, training ends
+with the model so far.
 
 Deviations from the paper, which reuses one mask and reveals every user's (docs/fedxgb.md): masks from keys of one sum,
 used once; shares revealed only for signed lists of who is left; bins from secure quantiles, since the server cannot
