@@ -63,13 +63,13 @@ for regression in (LogisticRegression, LinearRegression, PoissonRegressor):
     assert set(alone) == set(inspect.signature(regression).parameters) - set(names_of(RegressionOptions))
 print("## Of the estimator alone\n")
 print(
-    "Parameters of `GBDTClassifier`, `GBDTRegressor`, and of the linear models `LogisticRegression`, "
+    "Parameters of `GBDTClassifier`, `GBDTRegressor`, `GBDTRanker`, and of the linear models `LogisticRegression`, "
     "`LinearRegression` and `PoissonRegressor`, whose systems are `Pooled`, `QuasiNewton` and `SGD`. In a job file "
     "`protocol`, `active` and `n_jobs` stand at the top; `transport` does not: the parties always talk over gRPC.\n"
 )
 print_table(GBDTClassifier, alone)
 print("\n## All boosted trees\n")
-print("Parameters of `GBDTClassifier` and `GBDTRegressor`; in a job file the table `[boosting]`.\n")
+print("Parameters of `GBDTClassifier`, `GBDTRegressor` and `GBDTRanker`; in a job file the table `[boosting]`.\n")
 print_table(BoostingOptions, names_of(BoostingOptions))
 print("\n## All linear models\n")
 print(

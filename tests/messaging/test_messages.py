@@ -17,6 +17,7 @@ from treaty.messaging.messages import (
     clean,
     decode_body,
     decode_envelope,
+    digests_in,
     encode_body,
     encode_envelope,
     view,
@@ -136,6 +137,16 @@ def test_view_accepts_any_length_where_none_is_given():
     assert view(rows, np.float32, (None, 2), peer="lab", what="x").shape == (3, 2)
     with pytest.raises(PeerProtocolError, match=r"expected float32 \(any, 3\), got float32 \(3, 2\)"):
         view(rows, np.float32, (None, 3), peer="lab", what="x")
+
+
+@pytest.mark.parametrize(("length", "refused"), [(0, False), (64, False), (31, True), (96, True)])
+def test_digests_of_a_peer_are_whole_and_not_too_many(length, refused):
+    content = bytes(range(length))
+    if not refused:
+        assert digests_in(content, 2, peer="lab", what="Held") == {content[k : k + 32] for k in range(0, length, 32)}
+        return
+    with pytest.raises(PeerProtocolError, match="expected at most 2 digests of 32 bytes - at Held from lab"):
+        digests_in(content, 2, peer="lab", what="Held")
 
 
 texts = st.text(max_size=20)

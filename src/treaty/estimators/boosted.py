@@ -135,8 +135,9 @@ class BoostedTrees(TableEstimator):
             Folder where every party keeps what is finished while training goes on. A fit that finds there what an
             interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
             the model the other would have given. Removed when training is finished, but for what serves later fits on
-            the same rows: hints of the lattice map, the key of noise, and the ledgers of both. Without a folder
-            every fit counts from nothing. Under "fedxgb" the server keeps the model so far, which is of use, but users
+            the same rows: hints of the lattice map and the ledger of what they tell, the key of noise and the ledger
+            of its cost, noisy buckets that others sent, and common bins. Without a folder every fit counts from
+            nothing. Under "fedxgb" the server keeps the model so far, which is of use, but users
             do not come back as they were: a fit that finds it is refused.
 
         Returns

@@ -45,6 +45,9 @@ PLAIN_BYTES = 1 << 20
 _Label = Annotated[str, msgspec.Meta(max_length=200)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 # What hostile bytes can raise; UnicodeDecodeError is a ValueError, RecursionError comes of deep nesting.
+DIGEST_BYTES = 32
+"""Of SHA-256."""
+
 _MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
@@ -126,6 +129,19 @@ def view(
 
 Arrays = Annotated[list[Array], msgspec.Meta(max_length=1 << 16)]
 """Several arrays in one message; each takes ten times its bytes to decode where it is empty."""
+
+
+def digests_in(content: bytes, most: int, *, peer: str, what: str) -> set[bytes]:
+    """Return the SHA-256 digests that a peer's field `what` has one after the other.
+
+    Raises PeerProtocolError when they are more than `most`, or the last is cut off.
+    """
+    count, rest = divmod(len(content), DIGEST_BYTES)
+    if rest or count > most:
+        raise PeerProtocolError(
+            peer, f"expected at most {most} digests of {DIGEST_BYTES} bytes - at {what} from {peer}"
+        )
+    return {content[k * DIGEST_BYTES : (k + 1) * DIGEST_BYTES] for k in range(count)}
 
 
 class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields=True, eq=False):

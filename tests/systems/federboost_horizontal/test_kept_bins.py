@@ -23,10 +23,10 @@ from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import DEFAULT_DELTA, read_ledger
 from treaty.privacy.zcdp import rho_for
 from treaty.runs.threads import play
-from treaty.systems.federboost_horizontal import kept_bins
+from treaty.systems.federboost_horizontal import kept_bins, roles
 from treaty.systems.federboost_horizontal.kept_bins import FORMAT, FREE_OF_BINS, kept_file
 from treaty.systems.federboost_horizontal.roles import leader as leader_program
-from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
+from treaty.systems.horizontal.rows import ModelBegin, RowsDescription, describe
 from treaty.systems.system import star
 
 NAMES = ("north", "south", "east")
@@ -79,7 +79,7 @@ def test_a_second_fit_in_the_same_folder_sends_no_bins_and_gives_the_same_model(
     alike(later, fresh)
 
 
-def test_a_regression_and_weights_are_kept_with_their_bounds(tmp_path):
+def test_a_regression_is_kept_with_its_bounds(tmp_path):
     X, y = real_table("regression", rows=150)
     parts = {name: (X.iloc[k::3], y[k::3]) for k, name in enumerate(NAMES)}
     first, again = (fit(parts, tmp_path, GBDTRegressor) for _ in range(2))
@@ -101,6 +101,7 @@ CHANGES = {
     "order": lambda parts: {**parts, "south": (parts["south"][0].iloc[::-1], parts["south"][1][::-1])},
     "fewer-columns": lambda parts: {name: (X.iloc[:, 1:], y) for name, (X, y) in parts.items()},
     "renamed": lambda parts: {name: (X.rename(columns=str.upper), y) for name, (X, y) in parts.items()},
+    "weights": lambda parts: {**parts, "east": (*parts["east"], np.linspace(0.5, 3.0, len(parts["east"][1])))},
     "other-labels": lambda parts: {**parts, "east": (parts["east"][0], 1 - parts["east"][1])},
     "fewer-participants": lambda parts: {name: parts[name] for name in ("north", "south")},
     "another-leader": lambda parts: dict(reversed(parts.items())),
@@ -132,9 +133,39 @@ def test_every_option_counts_that_is_not_known_to_be_free_of_bins():
     every = {field for of in options for field in (getattr(of, "__struct_fields__", None) or dataclasses.asdict(of))}
     assert FREE_OF_BINS <= every
     assert every - FREE_OF_BINS == {
-        "base_score", "delta", "dropout", "epsilon_total", "huber_slope", "max_bin", "max_delta_step",
-        "min_child_samples", "mode", "objective", "quantile_alpha", "random_state", "tweedie_variance_power",
+        "base_score", "delta", "dropout", "epsilon_total", "huber_slope", "max_bin", "min_child_samples",
+        "mode", "objective", "quantile_alpha", "random_state", "tweedie_variance_power",
     }  # fmt: skip
+
+
+@pytest.fixture
+def offers(monkeypatch):
+    """Return a list of how many bins each participant's description offers."""
+    found: list[int] = []
+
+    def describing(data, classes, bins=b""):
+        found.append(len(bins) // 32)
+        return describe(data, classes, bins)
+
+    monkeypatch.setattr(roles, "describe", describing)
+    return found
+
+
+def test_bins_of_trainings_with_others_or_of_other_options_are_not_offered(rows, tmp_path, offers):
+    X, y = rows["east"]
+    far = {"west": (X.iloc[::-1], y[::-1]), "north": rows["north"], "south": rows["south"]}
+    fit(rows, tmp_path)
+    for parts, options, offered in (
+        (rows, {"max_bin": 6}, 0),
+        (rows, {"max_depth": 5, "max_delta_step": 0.5}, 3),
+        (rows, {"active": "south"}, 0),
+        (far, {}, 0),
+        ({name: rows[name] for name in ("north", "south")}, {"mode": "paper"}, 0),
+        (rows, {}, 3),
+    ):
+        offers.clear()
+        assert searched(fit(parts, tmp_path, n_estimators=1, **options)) == (offered == 0)
+        assert sum(offers) == offered
 
 
 def test_the_newest_are_kept(monkeypatch, rows, tmp_path):

@@ -29,8 +29,8 @@ def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> lis
     if options.epsilon_total is not None:
         learned.append(
             f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
-            f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (names of columns, their "
-            "categories and classes are told as they are)"
+            f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (told as they are: names "
+            "of columns, their categories, classes, and whether rows are those of an earlier training)"
         )
     return learned
 
@@ -49,7 +49,7 @@ def _of_leader(cast: Cast, options: FederBoostHorizontal, spent: str, everybody:
         "is present and in how many it has each category",
         search,
         "of each participant: the names of its columns, their categories, which classes its rows have, and whether it "
-        "has kept bins of earlier trainings with the rows it has now",
+        "has kept bins of earlier trainings of the same participants and options with the rows it has now",
         _model(options),
         "with the help of all other participants but one, everything above of that one's rows alone",
         *everybody,

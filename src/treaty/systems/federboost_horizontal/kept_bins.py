@@ -1,12 +1,13 @@
 """Common bins of earlier trainings, which each party keeps, so that a later one on the same rows needs no search.
 
-Bins depend on everybody's rows, columns and classes, and on some options; trees grown on them change none of that. So
-each party keeps, in `NAME.bins` beside ledgers, the bins as all were told them, a digest of its own rows, and one of
-all else they depend on. A participant's description names, by SHA-256, the bins that it keeps for its very rows. If all
-name one, and the leader's agree with the options, the training begins with it: no probe, no count and no cut is sent.
-Under noise the search was paid for when it was made, and is not paid again.
+Bins depend on everybody's rows, columns and classes, and on some options, but not on the trees that are grown on them.
+So each party keeps, in `NAME.bins` beside ledgers, the bins as all were told them, with digests of its own rows and of
+all else that they depend on. A participant's description names, by SHA-256, the bins that it keeps for its very rows
+and were found with the same participants, leader and options; of other trainings it says nothing. If all name one,
+and columns and classes are the same, the training begins with it: no probe, no count and no cut is sent. Under noise
+the search was paid for when it was made, and is not paid again.
 
-Of lost or damaged files, and where anybody's rows have changed, bins are searched for anew, and paid for anew.
+Where a file is lost or damaged, or anybody's rows have changed, bins are searched for anew, and paid for anew.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 
 from treaty.errors import PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
-from treaty.messaging.messages import decode_body, encode_body
+from treaty.messaging.messages import decode_body, digests_in, encode_body
 from treaty.models.checkpoints import checkpoint_file, fingerprint
 from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.horizontal.rows import ModelBegin
@@ -31,13 +32,12 @@ logger = logging.getLogger(__name__)
 MOST_KEPT = 16
 """Bins that a party keeps, of as many numbers of bins, say. The oldest go first."""
 
-FORMAT = Format("common-bins", 1)
-_DIGEST_BYTES = hashlib.sha256().digest_size
+FORMAT = Format("common-bins", 2)
 
 FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight",
-    "subsample", "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits", "early_stopping_rounds",
-    "allow_insecure",
+    "max_delta_step", "subsample", "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits",
+    "early_stopping_rounds", "allow_insecure",
 })  # fmt: skip
 """Options that bins do not depend on; every other one counts, also those that are added later."""
 
@@ -45,11 +45,13 @@ FREE_OF_BINS = frozenset({
 class KeptBins(msgspec.Struct):
     """Bins that a training has found.
 
-    `rows` are a digest of the own rows, `terms` of all else that bins depend on. `bins` is an encoded `CommonBins`.
+    `rows` are a digest of the own rows; `setting` of options, participants and leader, which are known before anybody
+    describes its rows; `terms` of all that bins depend on but rows. `bins` is an encoded `CommonBins`.
     At the leader `all_rows` says how many rows all had, and `spent`, in words, what the search showed.
     """
 
     rows: bytes
+    setting: bytes
     terms: bytes
     bins: bytes
     all_rows: int = 0
@@ -77,8 +79,12 @@ def kept_file(store: Path, party: str) -> Path:
 
 
 def bins_for_rows(seat: Seat) -> dict[bytes, KeptBins]:
-    """Return by digest what the seat's store has of bins that were found with the seat's rows; the oldest first."""
-    found = _read(seat)
+    """Return by digest the seat's kept bins of its very rows, participants, leader and options; the oldest first.
+
+    Bins of trainings with others are left out, so that what is offered tells nothing of these.
+    """
+    setting = _setting_of(seat)
+    found = [entry for entry in _read(seat) if entry.setting == setting]
     rows = _rows_of(seat) if found else b""
     return {entry.digest: entry for entry in found if entry.rows == rows}
 
@@ -94,7 +100,7 @@ def chosen_bins(
     """Return the newest bins that fit the training which `begin` describes, if all participants have offered them."""
     common = set(found)
     for name, digests in offers.items():
-        common &= _digests(digests, name)
+        common &= digests_in(digests, MOST_KEPT, peer=name, what="RowsDescription.bins")
     terms = _terms_of(seat, begin)
     fitting = [entry for digest, entry in found.items() if digest in common and entry.terms == terms]
     return fitting[-1] if fitting else None
@@ -113,7 +119,7 @@ def keep_bins(seat: Seat, begin: ModelBegin, told: CommonBins, *, all_rows: int 
     """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing."""
     if seat.store is None:
         return
-    new = KeptBins(_rows_of(seat), _terms_of(seat, begin), encode_body(told), all_rows, spent)
+    new = KeptBins(_rows_of(seat), _setting_of(seat), _terms_of(seat, begin), encode_body(told), all_rows, spent)
     entries = [entry for entry in _read(seat) if (entry.rows, entry.terms) != (new.rows, new.terms)]
     name = seat.party.name
     write_cached(kept_file(seat.store, name), _File([*entries, new][-MOST_KEPT:]), FORMAT, name)
@@ -133,18 +139,16 @@ def _rows_of(seat: Seat) -> bytes:
     return b"" if data is None else fingerprint([(data.table, (data.y, data.weight))], seat.classes or ())
 
 
-def _terms_of(seat: Seat, begin: ModelBegin) -> bytes:
-    """Digest what bins depend on besides rows: options, participants and leader, everybody's columns and classes."""
+def _setting_of(seat: Seat) -> bytes:
+    """Digest what bins depend on and all know beforehand: options, participants and leader."""
     options = {name: value for name, value in seat.public_terms.items() if name not in FREE_OF_BINS}
-    terms = [options, seat.cast.active, seat.cast.owners, begin.names, begin.categories, begin.classes]
-    return hashlib.sha256(msgspec.json.encode(terms, order="sorted")).digest()
+    return _digest([options, seat.cast.active, seat.cast.owners])
 
 
-def _digests(offer: bytes, peer: str) -> set[bytes]:
-    count, rest = divmod(len(offer), _DIGEST_BYTES)
-    if rest or count > MOST_KEPT:
-        raise PeerProtocolError(
-            peer,
-            f"expected at most {MOST_KEPT} digests of {_DIGEST_BYTES} bytes - at RowsDescription.bins from {peer}",
-        )
-    return {offer[k * _DIGEST_BYTES : (k + 1) * _DIGEST_BYTES] for k in range(count)}
+def _terms_of(seat: Seat, begin: ModelBegin) -> bytes:
+    """Digest what bins depend on besides rows: the setting, and everybody's columns and classes."""
+    return _digest([_setting_of(seat).hex(), begin.names, begin.categories, begin.classes])
+
+
+def _digest(content: object) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest()

@@ -35,6 +35,7 @@ def disclosures(
     learned = {
         cast.active: [
             told,
+            "where it has a folder for later trainings, a copy of these buckets, which it keeps there (NAME.buckets)",
             "how many buckets each column of the others has (by number, not name), whether it holds categories and "
             "whether values are missing",
             "of each column of the others, whether its rows, their order and all their buckets are those of an earlier "

@@ -22,7 +22,7 @@ import msgspec
 
 from treaty.errors import PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
-from treaty.messaging.messages import Message, decode_body, encode_body
+from treaty.messaging.messages import Message, decode_body, digests_in, encode_body
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_file
 from treaty.systems.federboost_vertical.buckets import Buckets
@@ -33,7 +33,6 @@ MOST_KEPT = 4
 """Messages that are kept of each partner: of as many numbers of buckets or epsilons, say. The oldest goes first."""
 
 FORMAT = Format("noisy-buckets", 1)
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class HeldBuckets(Message):
@@ -107,13 +106,8 @@ def _read(file: Path, owner: str) -> dict[bytes, bytes]:
 def send_buckets(party: Party, active: str, message: Buckets) -> None:
     """Send own buckets, unless the active party holds them."""
     told = party.receive(active, HeldBuckets).digests
-    count, rest = divmod(len(told), _DIGEST_BYTES)
-    if rest or count > MOST_KEPT:
-        raise PeerProtocolError(
-            active, f"expected at most {MOST_KEPT} digests of {_DIGEST_BYTES} bytes - at HeldBuckets from {active}"
-        )
-    digest = _digest(encode_body(message)) if count else b""
-    held = {told[k * _DIGEST_BYTES : (k + 1) * _DIGEST_BYTES] for k in range(count)}
+    held = digests_in(told, MOST_KEPT, peer=active, what="HeldBuckets")
+    digest = _digest(encode_body(message)) if held else b""
     party.send(active, SameBuckets(digest) if digest in held else message)
 
 

@@ -82,7 +82,10 @@ MOST_LONE = 1 << 28
 
 
 class UsedColumns(Message):
-    """Columns that the records of kept rounds split on: bool (k,). The active party chose them, but kept no list."""
+    """Which of the sender's k columns its splits of kept rounds are on: bool (k,).
+
+    Tells nothing new, as the active party chose these splits; its checkpoint has no list of them.
+    """
 
     columns: Array
 
