@@ -450,9 +450,9 @@ def test_a_field_that_a_party_or_the_alignment_lacks_is_refused_with_its_place(t
 
 def test_what_is_no_table_of_a_party_is_one_error_and_what_may_be_left_out_is_none(tmp_path):
     text = job_text("secureboost").replace('[parties.b]\ntable = "b.csv"', "[parties]\nb = 5")
-    with pytest.raises(ConfigError, match="Expected `object`, got `int`"):
+    with pytest.raises(ConfigError, match=r"^\[parties.b\] expected a table, got a whole number - in the job"):
         load_job(written(tmp_path, text))
-    with pytest.raises(ConfigError, match=r"Expected `int \| None`, got `str` - at `\$.n_jobs` - in the job"):
+    with pytest.raises(ConfigError, match=r"^n_jobs = 'x': expected a whole number, got text - in the job"):
         load_job(written(tmp_path, job_text("secureboost", head='n_jobs = "x"')))
 
 
@@ -483,3 +483,28 @@ def test_lines_of_options_are_those_that_a_job_file_has(tmp_path):
         'protocol = "federboost-vertical"',
         ["[federboost-vertical]", "epsilon = 2.0", "[boosting]", "n_estimators = 3"],
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "said"),
+    [
+        ("[parties.b]", "drop = 5", r"\[parties.b\] drop = 5: expected a list, got a whole number"),
+        ("[parties.b]", 'address = "here"', r"\[parties.b\] address = 'here': expected host:port"),
+        ("[parties.b]", 'tables = "b.csv"', r"\[parties.b\] has no field 'tables'; did you mean 'table'\?"),
+        ("[parties.b]", "[parties.'b c']", r"expected parties' names of letters, .*, got 'b c'"),
+        ("[parties.b]", "[party.c]", r"the job has no field 'party'; did you mean 'parties'\?"),
+        ("[parties.b]", "[bosting]", r"the job has no field 'bosting'; did you mean 'boosting'\?"),
+        ('name = "', 'task = "classify"', "task = 'classify': expected one of classification, regression, ranking"),
+        (
+            "[boosting]",
+            '[align]\nnormalise = ["up"]',
+            r"align.normalise\[0\] = \['up'\]: expected .* nfc, strip, lower",
+        ),
+    ],
+    ids=["type", "address", "misspelt", "party name", "parties", "table", "value", "alignment"],
+)
+def test_a_wrong_field_is_named_with_its_party_and_what_is_meant(tmp_path, place, line, said):
+    text = job_text("secureboost")
+    changed = f"{line}\n{place}" if not place.startswith("[parties") else f"{place}\n{line}"
+    with pytest.raises(ConfigError, match=rf"^{said}.* - in the job"):
+        load_job(written(tmp_path, text.replace(place, changed, 1)))

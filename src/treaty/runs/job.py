@@ -7,8 +7,10 @@ others' out. Paths are relative to the file.
 from __future__ import annotations
 
 import math
+import re
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
@@ -19,8 +21,9 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import Cast, Place, System
 
-Address = Annotated[str, msgspec.Meta(pattern=r"^.+:\d{1,5}$")]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # stands in a certificate
+_ADDRESS, _NAME = r"^.+:\d{1,5}$", r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+Address = Annotated[str, msgspec.Meta(pattern=_ADDRESS)]
+Name = Annotated[str, msgspec.Meta(pattern=_NAME)]  # stands in a certificate
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -230,7 +233,7 @@ def load_job(path: str | Path) -> Job:
     try:
         data = path.read_bytes()
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
-        job = msgspec.convert(_named_tables(decode(data)), Job)
+        job = _job_of(_named_tables(decode(data)))
         job.settings()
     except OSError as error:
         raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
@@ -254,6 +257,56 @@ def load_job(path: str | Path) -> Job:
         )
     _check_classifies(job, path)
     return _absolute(job, path.resolve().parent)
+
+
+def _job_of(fields: Any) -> Job:
+    """Convert a file's fields; the error names the party, the field and what it should be."""
+    parties = fields.get("parties") if isinstance(fields, dict) else None
+    if isinstance(parties, dict):
+        try:
+            msgspec.convert(list(parties), list[Name])
+        except msgspec.ValidationError:
+            wrong = ", ".join(repr(name) for name in parties if not re.fullmatch(_NAME, name))
+            raise ConfigError(
+                f"expected parties' names of letters, digits, - and _, at most 63 of them, got {wrong}"
+            ) from None
+        for name, member in parties.items():
+            try:
+                msgspec.convert(member, Member)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"[parties.{name}] {_in_words(str(error), member)}") from None
+    try:
+        return msgspec.convert(fields, Job)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_in_words(str(error), fields)) from None
+
+
+_WORDS = {
+    f"`str` matching regex {_ADDRESS!r}": "host:port",
+    "`str`": "text",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "Object missing required field": "the job lacks",
+}
+
+
+def _in_words(message: str, fields: Any) -> str:
+    """Put msgspec's message in the words of a job file: `output` = 5: expected text, got a whole number."""
+    text, _, path = message.replace(" | null`", "`").partition(" - at `$")
+    for said, meant in _WORDS.items():
+        text = text.replace(said, meant)
+    text, value, name = text[0].lower() + text[1:], fields, ""
+    kind: type[Job] | type[Align] = Job
+    for name in re.findall(r"\.(\w+)", path):
+        kind = Align if name == "align" else kind
+        value = value.get(name) if isinstance(value, dict) else value
+    if "enum" in text:
+        allowed = re.findall(r"'(\w+)'", str(get_type_hints(kind)[name]))
+        text = f"expected one of {', '.join(allowed)}"
+    return f"{path.strip('`.')} = {value!r}: {text}" if path else text
 
 
 def decoded_job(data: bytes) -> Job:
@@ -303,11 +356,14 @@ def _check_names(table: str, given: Any, kind: Any, system: System) -> None:
     places |= {"at the top of the job": Job, "in [parties.NAME]": Member, "in [align]": Align}
     known = {where: [name for name in names_of(of) if name not in ("own", "common")] for where, of in places.items()}
     here = next(names for where, names in known.items() if places[where] is kind)
+    of_files = [system.name, system.common.table] if kind is Job else []
     for name in given if isinstance(given, dict) else ():
         if name not in here:
             where = next((where for where, names in known.items() if name in names), None)
             what = "option" if kind in (system.options, system.common) else "field"
-            hint = f"it belongs {where}" if where else advice(name, here, kind)
+            near = get_close_matches(name, [*here, *of_files], 1, 0.65) if kind in (Job, Member, Align) else []
+            nearest = f"did you mean {near[0]!r}?" if near else advice(name, here, kind)
+            hint = f"it belongs {where}" if where else nearest
             raise ConfigError(f"{table} has no {what} {name!r}; {hint}")
 
 
