@@ -162,7 +162,7 @@ def test_repeated_names_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["t.csv.gz", "t.parquet"])
 def test_files_that_are_not_what_they_are_called_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"neither packed nor a parquet file")
-    with pytest.raises(DataError, match=r"got ArrowInvalid|got BadGzipFile"):
+    with pytest.raises(DataError, match=r"got text: name it \.csv"):
         read_table(tmp_path / name)
 
 

@@ -181,7 +181,7 @@ def _read_parquet(path: Path, party: str) -> Any:
     try:
         return pyarrow.parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{party}: expected a Parquet file, got {type(error).__name__} - at {path}") from None
+        raise DataError(f"{party}: expected a Parquet file, got {_not_that(path, error)} - at {path}") from None
 
 
 def _read_arrow(path: Path, party: str) -> Any:
@@ -189,7 +189,18 @@ def _read_arrow(path: Path, party: str) -> Any:
         with pa.ipc.open_file(path) as reader:
             return reader.read_all()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{party}: expected an arrow file, got {type(error).__name__} - at {path}") from None
+        raise DataError(f"{party}: expected an arrow file, got {_not_that(path, error)} - at {path}") from None
+
+
+def _not_that(path: Path, error: Exception) -> str:
+    """Say what is wrong with a file that is not what its ending says, without its content."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"an error of the system, {error.strerror}"
+    try:
+        path.read_bytes()[:4096].decode()
+    except UnicodeDecodeError:
+        return "one that is damaged, cut off or of another kind"
+    return "text: name it .csv if its values are separated by commas"
 
 
 def _content_of(path: Path, party: str) -> bytes:
@@ -197,7 +208,7 @@ def _content_of(path: Path, party: str) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-        raise DataError(f"{party}: expected a readable file, got {type(error).__name__} - at {path}") from None
+        raise DataError(f"{party}: expected a readable file, got {_not_that(path, error)} - at {path}") from None
 
 
 def _read_csv(path: Path, text: Sequence[str], party: str) -> Any:

@@ -448,7 +448,7 @@ def test_leaks_of_all_hints_jobs_and_partners_add_up_across_reopening(folder: Pa
 
 def test_limit_itself_may_be_reached_and_what_goes_over_it_changes_nothing(store: HintStore) -> None:
     store.reserve({"age": LEAK_LIMIT / 2, "income": LEAK_LIMIT / 4})
-    with pytest.raises(CryptoError, match=r"limit .* together .*: 0.75 of it so far, 1 with these.*encryption=\"ou\""):
+    with pytest.raises(CryptoError, match=r"limit .* together .*: 75.0% of it so far, 100.0% with.*encryption=\"ou\""):
         store.reserve({"age": LEAK_LIMIT / 8, "income": np.nextafter(LEAK_LIMIT / 8, 1)})
     assert (store.spent(["age"]), store.spent(["income"])) == (LEAK_LIMIT / 2, LEAK_LIMIT / 4)
     store.reserve({"age": LEAK_LIMIT / 8, "income": LEAK_LIMIT / 8})

@@ -29,6 +29,7 @@ from treaty.runs import fit as runs
 from treaty.systems.federboost_horizontal import search as horizontal_search
 from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
+from treaty.systems.horizontal.quantiles import told_by_search
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
@@ -684,7 +685,7 @@ def test_a_leader_without_data_cannot_take_its_own_rows_off():
         ({"epsilon_total": 2.0}, "than (2, 1e-06) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0, "delta": 0.01}, "than (2, 0.01) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0}, "under noise", ["north"]),
-        ({"spent": "parted groups of as few as 2 rows"}, "parted groups of as few as 2 rows", ["north"]),
+        ({"spent": told_by_search(2)}, "lie as few as 2 rows, whose values", ["north"]),
     ],
     ids=str,
 )

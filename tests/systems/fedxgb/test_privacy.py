@@ -235,7 +235,7 @@ def test_edge_server_that_tells_one_user_something_else_opens_nothing(kind, monk
     roles = {"edge1": lying(options, layout, kind, {"p1"}, monkeypatch)}
     crowded = play_crowd(parts, options, classes, layout=layout, roles=roles)
     domain = set(domains(layout)["edge1"])
-    assert "sits a tree out: expected keys by members of this round, got others" in caplog.text
+    assert "takes no part in this tree: expected keys by members of this round, got others" in caplog.text
     assert_exact(crowded)
     assert set(crowded.opened[0].cohort) == set(parts)
     assert set(crowded.opened[-1].cohort) == set(parts) - domain

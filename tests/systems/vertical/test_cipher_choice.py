@@ -14,7 +14,7 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_choice import LinkEcho, LinkProbe, choose_cipher
+from treaty.systems.vertical.cipher_choice import Estimate, LinkEcho, LinkProbe, choose_cipher
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
 
@@ -88,7 +88,7 @@ def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_tre
 def test_the_slowest_link_is_told(monkeypatch):
     speeds = {"b": 5e6, "c": 1e9}
     monkeypatch.setattr(cipher_choice, "_measure", lambda party, peer: (speeds[peer], 1.0))
-    assert "link of 5 MB/s" in choose(layouts={"b": offsets(10), "c": offsets(10)}).why
+    assert "link of 5.0 MB/s" in choose(layouts={"b": offsets(10), "c": offsets(10)}).why
 
 
 @pytest.mark.parametrize(
@@ -138,3 +138,16 @@ def test_estimates_grow_with_every_size():
         few, many = cipher_choice._ou(bounds[0], *base[1:], 1), cipher_choice._ou(bounds[1], *more[1:], 1)
         assert many.seconds > few.seconds
         assert many.nbytes >= few.nbytes
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nbytes", "said"),
+    [
+        (0.42, 1.24e6, "about 0.4 seconds and 1.2 MB"),
+        (180.0, 3.45e9, "about 3 minutes and 3,450 MB"),
+        (9000.0, 2e8, "about 2.5 hours and 200 MB"),
+    ],
+)
+def test_estimates_are_said_without_exponents(seconds, nbytes, said):
+    """Engineers read "about 1.8e+02 s and 3.45e+03 MB"."""
+    assert str(Estimate(seconds, nbytes)) == said

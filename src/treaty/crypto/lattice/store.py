@@ -186,7 +186,7 @@ class HintStore:
             if math.fsum([*before.values(), *leaks.values(), -LEAK_LIMIT]) > 0:
                 error = CryptoError(
                     "the answers about this table have reached the limit of what they may leak together (2^-40): "
-                    f"{past / LEAK_LIMIT:.3g} of it so far, {total / LEAK_LIMIT:.3g} with these; "
+                    f"{past / LEAK_LIMIT:.1%} of it so far, {total / LEAK_LIMIT:.1%} with these; "
                     'keep on with encryption="ou" - fewer fractional_bits make later answers leak less, but take '
                     "nothing back"
                 )

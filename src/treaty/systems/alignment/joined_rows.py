@@ -48,7 +48,7 @@ def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers
     rows = float(np.prod(np.array(counts, np.float64), axis=0).sum())
     if rows >= _MOST_ROWS:
         raise DataError(
-            f"expected fewer than {_MOST_ROWS} joined rows, got about {rows:.3g}: ids are repeated at several parties",
+            f"expected fewer than {_MOST_ROWS} joined rows, got about {rows:,.0f}: ids are repeated at several parties",
             public="joining all repeated ids gives too many rows",
         )
     totals = np.prod(counts, axis=0, dtype=np.int64)

@@ -19,6 +19,7 @@ from treaty.systems.horizontal.quantiles import (
     ProbeRequest,
     answer_probes,
     choose_bins,
+    told_by_search,
 )
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.pooled.training import objective_for
@@ -64,7 +65,7 @@ def agree_on_bins(
     if noise.budget is not None:
         return FoundBins(bins, objective, all_rows, str(noise.budget))
     fewest = int(smallest[smallest > 0].min(initial=all_rows))
-    spent = f"the search for quantiles parted groups of as few as {fewest} rows"
+    spent = told_by_search(fewest)
     return FoundBins(bins, objective, all_rows, spent)
 
 

@@ -56,7 +56,10 @@ def noisy_buckets(
         if size <= FEW_BUCKETS and epsilon < math.inf
     ]  # fmt: skip
     if few:
-        logger.warning("columns of at most %d buckets, whose noisy bucket is a noisy value: %s", FEW_BUCKETS, few)
+        logger.warning(
+            "columns with at most %d different values or bins, of which the noisy bucket tells nearly the value itself "
+            "under the same noise; leave them out where that is too much: %s", FEW_BUCKETS, ", ".join(few),
+        )  # fmt: skip
     columns = [
         Column(name, int(size), epsilon, _edges(bins, f))
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons.items(), strict=True))

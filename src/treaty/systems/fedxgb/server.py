@@ -83,6 +83,7 @@ from treaty.systems.horizontal.quantiles import (
     Opening,
     choose_bins,
     pack_bins,
+    told_by_search,
     unpack_bins,
 )
 from treaty.systems.horizontal.rows import checkpoint_with, common_rows, printed_rows
@@ -230,7 +231,7 @@ def _search(seat: Seat, crowd: Crowd, schema: Schema) -> _AllRows:
         own=None, least_rows=common.fewest_rows, most_rounds=MOST_ROUNDS, threads=seat.threads,
     )  # fmt: skip
     fewest = int(smallest[smallest > 0].min(initial=n_rows))
-    spent = f"the search for quantiles parted groups of as few as {fewest} rows"
+    spent = told_by_search(fewest)
     return _AllRows(bins, objective, n_rows, _may_miss(opening, opened, len(schema.names), n_rows), spent)
 
 

@@ -162,7 +162,7 @@ class _Instructions:
         try:
             return self._sums.give(call, self.vector(), *self._order.allowed)
         except CryptoError as error:  # another user may have caused it: miss no more than this tree
-            logger.warning("%s sits a tree out: %s", self._party.name, error)
+            logger.warning("%s takes no part in this tree: %s", self._party.name, error)
             self._sums.withdraw()
             return None
 

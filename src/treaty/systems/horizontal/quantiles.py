@@ -31,6 +31,12 @@ EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf v
 Total = Callable[[Integers | None, int], Integers]
 
 
+def told_by_search(fewest: int) -> str:
+    """Say what a search without noise has shown its leader; `fewest` are the rows of the smallest group."""
+    found = "lies a single row" if fewest == 1 else f"lie as few as {fewest} rows"
+    return f"between two values that the search for bin edges tried {found}"
+
+
 class Count(Message):
     """The search for bins begins, or restarts: contribute the first vector."""
 
@@ -82,7 +88,7 @@ class Opening:
             for bound in (objective.grad_clip, objective.weight_bound):
                 exponent = max(round(math.log2(bound)), EXPONENTS[0])
                 if exponent > EXPONENTS[-1]:
-                    raise DataError(f"expected targets and weights below {2.0 ** EXPONENTS[-1]:.0e}; scale them down")
+                    raise DataError(f"expected targets and weights below 2^{EXPONENTS[-1]}; scale them down")
                 parts.append([int(exponent == e) for e in EXPONENTS])
         return np.concatenate([np.array(part, np.int64) for part in parts])
 

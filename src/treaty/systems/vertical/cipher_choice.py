@@ -66,7 +66,19 @@ class Estimate:
     nbytes: float
 
     def __str__(self) -> str:
-        return f"about {self.seconds:.2g} s and {self.nbytes / 1e6:.3g} MB"
+        return f"about {in_words(self.seconds)} and {rounded(self.nbytes / 1e6)} MB"
+
+
+def in_words(seconds: float) -> str:
+    """Return a time as one says it: 0.4 seconds, 3 minutes, 5.2 hours."""
+    if seconds < 90:
+        return f"{rounded(seconds)} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{rounded(seconds / 3600)} hours"
+
+
+def rounded(value: float) -> str:
+    """Return a number with a digit after the point where it is below 10, and none above."""
+    return f"{value:,.{1 if value < 10 else 0}f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +135,11 @@ def choose_cipher(
     chosen = lattice.seconds <= PREFERENCE * ou.seconds
     best, other = (("lattice", lattice), ("ou", ou)) if chosen else (("ou", ou), ("lattice", lattice))
     times, link = other[1].seconds / best[1].seconds, min(speeds.values(), default=0.0)
-    what = f"{times:.2g} times as long" if times >= 1 else "less, but shows passive parties the rows of nodes"
+    what = f"{rounded(times)} times as long" if times >= 1 else "less, but shows passive parties the rows of nodes"
     return Choice(
         best[0],
         f"estimated {best[1]} for {trees} trees; {other[0]} would take {other[1]}, {what}"
-        f" (link of {link / 1e6:.3g} MB/s{', hints kept earlier' if kept else ''})",
+        f" (link of {rounded(link / 1e6)} MB/s{', hints kept earlier' if kept else ''})",
     )
 
 
