@@ -30,11 +30,14 @@ def meanings(options: type) -> dict[str, tuple[str, str]]:
     return found
 
 
-def print_table(options: type, names: list[str]) -> None:
-    """Print a row for each of these options or parameters of a class."""
+def print_table(options: type, names: list[str], *others: type) -> None:
+    """Print a row for each of these options or parameters of a class; what it does not say, `others` do."""
     print("| option | default | kind | meaning |")
     print("|---|---|---|---|")
-    said, parameters = meanings(options), inspect.signature(options).parameters
+    said, parameters = meanings(options), dict(inspect.signature(options).parameters)
+    for other in others:
+        said = {**meanings(other), **said}
+        parameters = {**inspect.signature(other).parameters, **parameters}
     for name in names:
         kind, meaning = said[name]
         print(f"| `{name}` | `{parameters[name].default!r}` | {kind.replace('|', ' or ')} | {meaning} |")
@@ -58,9 +61,12 @@ print(
     "Options that every boosting, or every regression, has are given to the estimator. `None` means the system's own "
     "default. `make docs` makes this page from the classes.\n"
 )
-alone = [name for name in inspect.signature(GBDTClassifier).parameters if name not in names_of(BoostingOptions)]
-for regression in (LogisticRegression, LinearRegression, PoissonRegressor):
-    assert set(alone) == set(inspect.signature(regression).parameters) - set(names_of(RegressionOptions))
+regressions = (LogisticRegression, LinearRegression, PoissonRegressor)
+own = {
+    kind: [name for name in inspect.signature(kind).parameters if name not in {*names_of(common), "C"}]
+    for kind, common in [(GBDTClassifier, BoostingOptions), *((kind, RegressionOptions) for kind in regressions)]
+}
+alone = [name for name in own[GBDTClassifier] if all(name in names for names in own.values())]
 print("## Of the estimator alone\n")
 print(
     "Parameters of `GBDTClassifier`, `GBDTRegressor`, `GBDTRanker`, and of the linear models `LogisticRegression`, "
@@ -68,14 +74,20 @@ print(
     "`protocol`, `active` and `n_jobs` stand at the top; `transport` does not: the parties always talk over gRPC.\n"
 )
 print_table(GBDTClassifier, alone)
+print("\n## Of the estimators of boosted trees alone\n")
+print("Job files have no such options.\n")
+print_table(GBDTClassifier, [name for name in own[GBDTClassifier] if name not in alone])
+print("\n## Of LogisticRegression alone\n")
+print("Job files have no such options.\n")
+print_table(LogisticRegression, ["C", *(name for name in own[LogisticRegression] if name not in alone)])
 print("\n## All boosted trees\n")
 print("Parameters of `GBDTClassifier`, `GBDTRegressor` and `GBDTRanker`; in a job file the table `[boosting]`.\n")
-print_table(BoostingOptions, names_of(BoostingOptions))
+print_table(GBDTClassifier, names_of(BoostingOptions))
 print("\n## All linear models\n")
 print(
     "Parameters of `LogisticRegression`; of `LinearRegression` and `PoissonRegressor` those but batches and "
     "probabilities. In a job file the table `[regression]`.\n"
 )
-print_table(RegressionOptions, names_of(RegressionOptions))
+print_table(LogisticRegression, names_of(RegressionOptions), RegressionOptions)
 for name in OPTIONS:
     print_system(option_class(name))

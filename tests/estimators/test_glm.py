@@ -41,7 +41,7 @@ def test_scikit_learn_contract_holds(estimator, check):
 def test_estimator_defaults_are_the_options_defaults():
     defaults = {name: p.default for name, p in inspect.signature(treaty.LinearRegression.__init__).parameters.items()}
     shared = set(names_of(RegressionOptions)) - OF_LOGISTIC
-    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *shared}
+    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", "parties", "verbose", *shared}
     options = RegressionOptions()
     assert all(defaults[name] == getattr(options, name) for name in shared)
 

@@ -49,7 +49,18 @@ def test_scikit_learn_contract_holds(estimator, check):
 def test_estimator_defaults_are_the_options_defaults():
     defaults = {name: p.default for name, p in inspect.signature(treaty.LogisticRegression.__init__).parameters.items()}
     shared = set(names_of(RegressionOptions)) - {"family"}
-    assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *shared}
+    assert set(defaults) == {
+        "self",
+        "protocol",
+        "active",
+        "transport",
+        "n_jobs",
+        "parties",
+        "verbose",
+        "C",
+        "class_weight",
+        *shared,
+    }
     options = RegressionOptions()
     assert all(defaults[name] == getattr(options, name) for name in shared)
 
@@ -194,6 +205,7 @@ def test_any_dataframe_gives_the_same_model(kind):
     np.testing.assert_array_equal(model.predict_proba(convert(X)), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*categories that training did not have")
 def test_missing_and_unknown_values_are_predicted():
     X, y = real_table("binary")
     X = with_categories(X)
@@ -217,7 +229,7 @@ def test_saved_models_predict_the_same(tmp_path):
             assert again.n_iter_ == model.n_iter_
             assert again.n_features_in_ == X.shape[1]
             np.testing.assert_array_equal(again.classes_, model.classes_)
-            assert getattr(again, "feature_names_in_", None) is None or list(again.feature_names_in_) == list(X)
+            assert list(again.feature_names_in_) == list(model.feature_names_in_)
 
 
 def test_files_that_are_no_linear_part_are_refused(tmp_path):

@@ -45,10 +45,17 @@ def test_scikit_learn_contract_holds_with_leaves_of_one_row(estimator, check):
     check(estimator)
 
 
+OF_ESTIMATORS = {
+    "self", "protocol", "active", "transport", "n_jobs", "parties", "scale_pos_weight", "class_weight",
+    "callbacks", "verbose",
+}  # fmt: skip
+"""Parameters that are no common options of a job file."""
+
+
 def test_estimator_defaults_are_the_options_defaults():
     for estimator in (treaty.GBDTClassifier, treaty.GBDTRegressor):
         defaults = {name: p.default for name, p in inspect.signature(estimator.__init__).parameters.items()}
-        assert set(defaults) == {"self", "protocol", "active", "transport", "n_jobs", *names_of(BoostingOptions)}
+        assert set(defaults) == {*OF_ESTIMATORS, *names_of(BoostingOptions)}
         options = BoostingOptions()
         assert all(defaults[name] == getattr(options, name) for name in names_of(BoostingOptions))
 

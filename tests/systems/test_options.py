@@ -192,12 +192,12 @@ def test_keys_for_tests_need_consent_and_are_in_what_is_learned(options, common)
     assert "for tests alone" not in str(system.disclosures(cast, options, common, None))
 
 
-def test_parties_agree_on_all_options_but_the_seed():
+def test_parties_agree_on_all_options_but_those_of_the_active_party():
     own, common = treaty.SecureBoost(rl_trees=1), BoostingOptions(random_state=3)
     every = given(own, common)
     assert set(every) == {"protocol", *names_of(treaty.SecureBoost), *names_of(BoostingOptions)}
     assert (every["protocol"], every["rl_trees"], every["random_state"]) == ("secureboost", 1, 3)
-    assert set(every) - set(public_terms(own, common)) == {"random_state"}
+    assert set(every) - set(public_terms(own, common)) == {"random_state", "eval_metric"}
 
 
 @pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
@@ -334,7 +334,7 @@ def test_an_estimator_refuses_a_systems_option_with_its_place(estimator):
             "expected protocol to be one of pooled, secureboost, .* 'secure-boost'",
         ),
         (treaty.GBDTClassifier("no.such.module:SYSTEM"), "cannot import the system 'no.such.module:SYSTEM'"),
-        (treaty.GBDTClassifier(3), "protocol"),
+        (treaty.GBDTClassifier([3]), "protocol"),
         (treaty.GBDTClassifier(treaty.SecureBoost), "protocol"),
     ],
     ids=lambda value: "" if isinstance(value, str) else repr(value),

@@ -38,7 +38,7 @@ def test_boost_grows_one_tree_per_output_and_round_and_the_loss_falls(objective,
     watched = _watch(table, table.matrix, y)
     trained = train(table, y, objective=objective, n_classes=3, n_estimators=7, eval_sets=[watched])
     assert len(trained.trees) == 7 * n_outputs
-    losses = trained.forest.history["valid"]
+    losses = trained.forest.history["valid"][trained.forest.objective.metric]
     assert len(losses) == 7
     assert all(after < before for before, after in itertools.pairwise(losses))
     assert losses[-1] == trained.objective.loss(trained.margins, y, None)
@@ -52,8 +52,10 @@ def test_boost_records_the_weighted_loss_of_every_eval_set():
     sets = [_watch(table, table.matrix, y, weight, "train"), _watch(table, other.matrix, other_y)]
     trained = train(table, y, weight, n_estimators=3, eval_sets=sets)
     loss = trained.objective.loss
-    assert trained.forest.history["train"][-1] == loss(trained.margins, y, weight)
-    assert trained.forest.history["valid"][-1] == loss(trained.walk(other.matrix), other_y, None)
+    assert trained.forest.history["train"][trained.forest.objective.metric][-1] == loss(trained.margins, y, weight)
+    assert trained.forest.history["valid"][trained.forest.objective.metric][-1] == loss(
+        trained.walk(other.matrix), other_y, None
+    )
 
 
 def test_boost_stops_early_and_keeps_the_best_rounds():
@@ -62,7 +64,7 @@ def test_boost_stops_early_and_keeps_the_best_rounds():
     other, _ = _problem(n_rows=200, seed=9)
     watched = _watch(table, other.matrix, np.random.default_rng(4).integers(0, 2, 200).astype(float))
     trained = train(table, noise, n_estimators=60, max_depth=4, eval_sets=[watched], early_stopping_rounds=3)
-    losses = trained.forest.history["valid"]
+    losses = trained.forest.history["valid"][trained.forest.objective.metric]
     assert trained.forest.best_round == int(np.argmin(losses)) + 1
     assert len(losses) == trained.forest.best_round + 3
     assert len(trained.trees) == trained.forest.best_round
@@ -77,7 +79,10 @@ def test_boost_stops_early_by_the_last_eval_set_with_all_outputs_of_a_round():
     )  # fmt: skip
     assert trained.forest.best_round < 38
     assert len(trained.trees) == 3 * trained.forest.best_round
-    assert trained.forest.best_round == int(np.argmin(trained.forest.history["shuffled"])) + 1
+    assert (
+        trained.forest.best_round
+        == int(np.argmin(trained.forest.history["shuffled"][trained.forest.objective.metric])) + 1
+    )
 
 
 def test_boost_drops_trees_after_the_best_round_even_when_it_does_not_stop():

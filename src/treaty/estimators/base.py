@@ -10,14 +10,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils import Tags
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.inputs import check_one_kind, check_row_labels, known_tables, training_tables, warn_unseen
+from treaty.estimators.inputs import (
+    check_one_kind,
+    check_row_labels,
+    known_tables,
+    split_by_party,
+    training_tables,
+    warn_unseen,
+)
 from treaty.estimators.saving import SavedEstimator, write_model
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Run
@@ -25,6 +32,8 @@ from treaty.systems import ESTIMATORS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, System, cast_of
+
+_SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".txt", ".model", ".part", ".onnx"}
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
 
@@ -69,26 +78,36 @@ def _option_class(protocol: Any) -> type[SystemOptions] | None:
 class TableEstimator(BaseEstimator):
     """An estimator of one table or of a mapping of party to table.
 
-    Subclasses have the parameters `protocol`, `active`, `transport` and `n_jobs`, say which model they train and what
-    its common options are, and which parties a prediction needs.
+    Subclasses have the parameters `protocol`, `active`, `transport`, `n_jobs` and `parties`, say which model they train
+    and what its common options are, and which parties a prediction needs.
     """
 
     _model: ClassVar[Model]
     _common: ClassVar[Any]
     _fixed: ClassVar[dict[str, Any]] = {}  # common options that the estimator decides
     _why_needed: ClassVar[str]
+    _rounds: ClassVar[str]  # the parameter that a lone number is most likely meant for
 
     protocol: str | SystemOptions
     active: str | None
     transport: str
     n_jobs: int | None
+    parties: Mapping[str, Iterable[Any]] | None
     schemas_: dict[str, Schema]
     parts_: dict[str, Any]
 
     # ------------------------------------------------------------ options
 
-    def __new__(cls, protocol: Any = "pooled", **params: Any) -> Self:
+    def __new__(cls, *given: Any, **params: Any) -> Self:
         """Refuse what is no parameter, with the place where it belongs; the signature stays that of `__init__`."""
+        number = next((value for value in given if isinstance(value, (int, float, np.number))), None)
+        if number is not None or len(given) > 1:
+            raise ConfigError(
+                f"{cls.__name__} takes the system first, its name or its options, and all else by name: expected "
+                f"{cls.__name__}({cls._rounds}={'...' if number is None else number}), got "
+                f"{', '.join(map(repr, given))}"
+            )
+        protocol = given[0] if given else params.get("protocol", "pooled")
         _refuse_misplaced(cls, [name for name in params if name not in cls._get_param_names()], protocol)
         estimator: Self = super().__new__(cls)
         return estimator
@@ -131,6 +150,10 @@ class TableEstimator(BaseEstimator):
         own = converted(given.get_params(), type(given), type(given).__name__)
         names = set(names_of(self._common)) & set(self._get_param_names())
         params = {name: getattr(self, name) for name in names} | self._fixed | changed
+        if isinstance(params.get("eval_metric"), (list, tuple)):
+            params["eval_metric"] = ",".join(map(str, params["eval_metric"]))
+        if isinstance(params.get("random_state"), np.random.RandomState) or params.get("random_state") is np.random:
+            params["random_state"] = int(check_random_state(params["random_state"]).randint(np.iinfo(np.int32).max))
         common = converted(params, self._common, type(self).__name__).checked(own)
         own.check(common)
         if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
@@ -151,6 +174,8 @@ class TableEstimator(BaseEstimator):
     def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the same rows."""
         system = self._chosen()[0]
+        if self.parties is not None:
+            X = self._by_party(X, system, reset=reset)
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
             if not reset and ALONE not in self.schemas_:
                 raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
@@ -167,7 +192,7 @@ class TableEstimator(BaseEstimator):
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
         check_row_labels([*X.items(), *beside.items()])
-        if reset and system.split == "none" and len(X) > 1:
+        if reset and system.split == "none" and len(X) > 1 and self.parties is None:
             warnings.warn(
                 f"protocol 'pooled' puts the tables of {', '.join(X)} side by side in one place; name a system that "
                 "keeps them apart, such as 'secureboost' for trees or 'quasi-newton' for a regression, unless that is "
@@ -177,7 +202,24 @@ class TableEstimator(BaseEstimator):
         if not reset:
             return known_tables(X, self.schemas_, self._owners(), self._why_needed)
         tables = training_tables(X, self._active(X))
+        if self.parties is None:
+            named = [f"{party}.{name}" for party, table in tables.items() for name in table.schema.names]
+            self.feature_names_in_ = np.array(named, dtype=object)
         self.n_features_in_ = sum(len(table.schema.names) for table in tables.values())
+        return tables
+
+    def _by_party(self, X: Tables, system: System, *, reset: bool) -> dict[str, Any]:
+        """Return the columns of one table by party, as `parties` says."""
+        assert self.parties is not None
+        if system.split == "rows":
+            raise ConfigError(
+                f"parties=... says who has which columns, and protocol {system.name!r} is for participants with rows "
+                "of their own: leave parties out, and give fit a mapping of participant to (X, y)"
+            )
+        if isinstance(X, Mapping) and not hasattr(X, "nnz"):
+            raise ConfigError("parties=... says who has which columns of one table, got a mapping of tables beside it")
+        tables = split_by_party(X, self.parties)
+        validate_data(self, X, reset=reset, skip_check_array=True)
         return tables
 
     def _owners(self) -> set[str]:
@@ -239,25 +281,30 @@ class TableEstimator(BaseEstimator):
     def _predicting(self) -> TrainedModel:
         """Return the trained model with what its prediction is played with."""
         check_is_fitted(self, "parts_")
-        system, own, common = self._settings()
+        system, own, common = self._settings(random_state=None)
         return TrainedModel(system, (own, common), self.parts_, self.n_jobs)
 
     # ------------------------------------------------------------ files
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to a folder: one file per party, and one that names them.
+        """Write the model to a folder: a file ``NAME.part`` for each party, and ``model.json``, which names them.
 
         Parameters
         ----------
         folder : str or Path
-            Made when missing.
+            Made when missing. `treaty.load` reads it. A RandomState and callbacks are not kept.
 
         Raises
         ------
         ConfigError
-            If the folder cannot be written.
+            If the folder cannot be written, or is called like a file ("model.json").
         """
         check_is_fitted(self, "parts_")
+        if Path(folder).suffix.lower() in _SUFFIXES_OF_FILES:
+            raise ConfigError(
+                "save makes a folder, with a file for each party and model.json, which names them: expected the name "
+                f"of a folder, as in save({Path(folder).stem!r}), got {str(folder)!r}"
+            )
         names = getattr(self, "feature_names_in_", None)
         saved = SavedEstimator(
             kind=type(self).__name__,
@@ -279,6 +326,11 @@ class TableEstimator(BaseEstimator):
     def _plain_params(self) -> dict[str, Any]:
         """Return the parameters, the system by its name, with numpy scalars as Python's."""
         params = {**self.get_params(deep=False), "protocol": type(self._chosen()[1]).system}
+        if self.parties is not None:
+            params["parties"] = {name: [plain(column) for column in of] for name, of in self.parties.items()}
+        if not isinstance(params.get("random_state"), int | np.integer):
+            params.pop("random_state", None)
+        params.pop("callbacks", None)
         return {name: plain(value) for name, value in params.items()}
 
     def __sklearn_tags__(self) -> Tags:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,20 +12,19 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import is_classifier
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
-from treaty.compute import cores
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError
-from treaty.estimators.base import TableEstimator, Tables, one_column
+from treaty.estimators.base import Tables, one_column
+from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
 from treaty.estimators.inputs import are_labelled, check_one_kind, participants
-from treaty.models import decisions
-from treaty.models.decisions import RowDecisions
-from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
+from treaty.estimators.trained_trees import TrainedTrees
+from treaty.estimators.watching import Watch
 from treaty.models.trees import ModelPart, forest_of
 from treaty.runs.fit import no_rows, train
-from treaty.runs.threads import Run, active_of
+from treaty.runs.threads import Run
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
@@ -36,11 +35,20 @@ from treaty.systems.system import LabelledRows, System, cast_of
 from treaty.trees.boosting import Forest
 
 
-class BoostedTrees(TableEstimator):
+def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs (X, y) of an eval set, or of several; ConfigError for anything else."""
+    pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else eval_set
+    if not isinstance(pairs, list) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
+    return pairs
+
+
+class BoostedTrees(TrainedTrees):
     """What classifier and regressor share; they bring `_target`, which checks labels, and `_decide`."""
 
     _model, _common = "trees", BoostingOptions
     _why_needed = "nobody can decide rows at its splits"
+    _rounds = "n_estimators"
 
     def __init__(
         self,
@@ -67,11 +75,17 @@ class BoostedTrees(TableEstimator):
         quantile_alpha: float | None = None,
         base_score: float = 0.5,
         fractional_bits: int = 16,
+        eval_metric: str | Sequence[str] | None = None,
         early_stopping_rounds: int | None = None,
-        random_state: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
         active: str | None = None,
         transport: Literal["memory", "grpc"] = "memory",
+        parties: Mapping[str, Iterable[Any]] | None = None,
+        scale_pos_weight: float | None = None,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        verbose: bool | int = False,
     ) -> None:
         self.protocol = protocol
         self.n_estimators = n_estimators
@@ -95,11 +109,17 @@ class BoostedTrees(TableEstimator):
         self.quantile_alpha = quantile_alpha
         self.base_score = base_score
         self.fractional_bits = fractional_bits
+        self.eval_metric = eval_metric
         self.early_stopping_rounds = early_stopping_rounds
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.active = active
         self.transport = transport
+        self.parties = parties
+        self.scale_pos_weight = scale_pos_weight
+        self.class_weight = class_weight
+        self.callbacks = callbacks
+        self.verbose = verbose
 
     # ------------------------------------------------------------ fit
 
@@ -109,8 +129,10 @@ class BoostedTrees(TableEstimator):
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
+        *,
         early_stopping_rounds: int | None = None,
         checkpoint: str | Path | None = None,
+        verbose: bool | int | None = None,
     ) -> Self:
         """Train, playing every party on this machine.
 
@@ -121,14 +143,15 @@ class BoostedTrees(TableEstimator):
             party's own columns of the same rows in the same order. The first party is the active one unless `active`
             names another; its table may have no column. Horizontal protocols take a mapping of participant to
             ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns, by name as the first participant
-            calls them (a column that another lacks is missing there) or, in arrays at all of them, by position.
+            calls them (a column that another lacks is missing there) or, in arrays at all of them, by position. With
+            the parameter `parties`, one table.
         y : array-like (n_rows,) or None
             Labels, held by the active party; None under a horizontal protocol.
         sample_weight : array-like (n_rows,) or None
             Not negative, held by the active party; None under a horizontal protocol.
         eval_set : (X, y) or list of them
-            Watched after every round, see `evals_result_`; the last one decides early stopping. Under a horizontal
-            protocol X is a plain table that the leader, or the server, has.
+            Watched after every round, see `evals_result_`; the last metric of the last one decides early stopping.
+            Under a horizontal protocol X is a plain table that the leader, or the server, has.
         early_stopping_rounds : int or None
             For this fit, in place of the parameter of the same name.
         checkpoint : path or None
@@ -139,6 +162,8 @@ class BoostedTrees(TableEstimator):
             of its cost, noisy buckets that others sent, and common bins. Without a folder every fit counts from
             nothing. Under "fedxgb" the server keeps the model so far, which is of use, but users
             do not come back as they were: a fit that finds it is refused.
+        verbose : bool, int or None
+            For this fit, in place of the parameter of the same name.
 
         Returns
         -------
@@ -159,6 +184,7 @@ class BoostedTrees(TableEstimator):
         """
         started = time.perf_counter()
         self._forget()
+        watch = Watch(self, self.verbose if verbose is None else verbose)
         changed = {} if early_stopping_rounds is None else {"early_stopping_rounds": early_stopping_rounds}
         settings = self._settings(**changed)
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
@@ -171,12 +197,14 @@ class BoostedTrees(TableEstimator):
             checkpoint=None if checkpoint is None else Path(checkpoint),
             weighted=any(rows.weight is not None for rows in run.data.values()),
             finished=self._finished,
+            watch=watch,
         )
         self.parts_, self.communication_, self.disclosures_ = trained.parts, trained.traffic.totals, trained.learned
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
         forest = forest_of(list(self.parts_.values()))
         self._keep(forest)
         self._warn_without_splits(forest, run)
+        watch.end()
         return self
 
     def _warn_without_splits(self, forest: Forest, run: Run) -> None:
@@ -204,6 +232,7 @@ class BoostedTrees(TableEstimator):
         classes, target = self._target(self._column(y), active, n_rows)
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
+        weight = self._class_weights(settings, target, weight)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
         return replace(run, eval_sets=self._eval_sets(eval_set, active, classes))
@@ -211,6 +240,8 @@ class BoostedTrees(TableEstimator):
     def _on_rows(self, settings: tuple[System, Any, Any], X: Any, y: Any, sample_weight: Any, eval_set: Any) -> Run:
         """Return the run of a training between participants that hold labelled rows of the same columns."""
         system, own, common = settings
+        if self.parties is not None:
+            self._by_party(X, system, reset=True)  # refused
         rows = participants(X, system.name)
         if y is not None or sample_weight is not None:
             raise ConfigError(
@@ -238,7 +269,7 @@ class BoostedTrees(TableEstimator):
         ends = np.cumsum([of.table.n_rows for of in rows.values()])
         classes, target = self._target(np.concatenate(list(labels.values())), "all participants", int(ends[-1]))
         data = {
-            name: LabelledRows(of.table, of_own, of.weight)
+            name: LabelledRows(of.table, of_own, self._class_weights(settings, of_own, of.weight))
             for (name, of), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
         }
         data |= {name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in cast.having(*system.shows_columns)}
@@ -247,6 +278,20 @@ class BoostedTrees(TableEstimator):
             system=system, options=own, common=common, cast=cast, data=data, classes=classes, eval_sets=evals,
             n_jobs=self.n_jobs,
         )  # fmt: skip
+
+    def _class_weights(
+        self, settings: tuple[System, Any, Any], target: NDArray[np.float64], weight: NDArray[np.float64] | None
+    ) -> NDArray[np.float64] | None:
+        """Return the weights of rows with those of their classes; ConfigError where these would give labels away."""
+        if self.scale_pos_weight is None and self.class_weight is None:
+            return weight
+        if not is_classifier(self):
+            raise ConfigError(
+                f"scale_pos_weight and class_weight are about classes, and {type(self).__name__} has none: take "
+                "sample_weight"
+            )
+        refuse_told_labels(settings[0], settings[1], self.class_weight)
+        return weights_of_classes(target, self.classes_, self.scale_pos_weight, self.class_weight, weight)
 
     def _column(self, y: Any) -> Any:
         """Return labels as they came, out of a column (n_rows, 1) where they are in one."""
@@ -263,11 +308,8 @@ class BoostedTrees(TableEstimator):
         self, eval_set: Any, active: str, classes: list[Any] | None
     ) -> list[tuple[Mapping[str, Table], NDArray[np.float64]]]:
         """Check eval sets against the training tables; return tables and labels of each."""
-        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else eval_set
-        if not isinstance(pairs, list) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-            raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
         evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
-        for X, y in pairs:
+        for X, y in pairs_of(eval_set):
             tables = self._tables(X, reset=False, **self._beside(y))
             _, target = self._target(self._column(y), active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
@@ -276,176 +318,9 @@ class BoostedTrees(TableEstimator):
 
     def _keep(self, forest: Forest) -> None:
         """Set the fitted attributes that follow from the forest."""
-        self.evals_result_ = {name: {forest.objective.metric: losses} for name, losses in forest.history.items()}
+        self.evals_result_ = forest.history
         self.n_iter_ = len(forest.trees) // forest.objective.n_outputs
         if forest.best_round is not None:
             self.best_iteration_ = forest.best_round - 1
+            self.best_score_ = list(list(forest.history.values())[-1].values())[-1][self.best_iteration_]
         self.clipped_rows_ = forest.clipped_rows
-
-    def _owners(self) -> set[str]:
-        """Return the parties that own a split in use; while training, all."""
-        if not hasattr(self, "parts_"):
-            return set(self.schemas_)
-        forest = forest_of(list(self.parts_.values()))
-        return {forest.sources[source] for tree in forest.trees for source in np.unique(tree.source[tree.left >= 0])}
-
-    # ------------------------------------------------------------ use
-
-    def _margins(self, X: Tables) -> NDArray[np.float64]:
-        predicting = self._predicting()
-        return predicting.margins(self._matched(X), self.transport)
-
-    def _decided(self, X: Tables) -> RowDecisions:
-        predicting = self._predicting()
-        if predicting.settings[0].hides_decisions:
-            raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
-        return predicting.decisions(self._matched(X))
-
-    def predict(self, X: Tables) -> NDArray[Any]:
-        """Return each row's most probable class, or the predicted mean.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        ndarray (n_rows,)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        return self._decide(self._predictions(X))
-
-    def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
-        """Yield what `predict` would return after each round; the parties are asked once for all.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Yields
-        ------
-        ndarray (n_rows,)
-
-        Raises
-        ------
-        ConfigError
-            With `he_inference`, which hides the decisions that this is made of.
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        return map(self._decide, self._stages(X))
-
-    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
-        """Return classes or means (n_rows,) of probabilities or means (n_rows, n_outputs)."""
-        raise NotImplementedError
-
-    def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
-        """Return the leaf each row ends in, by parties played in threads; X and errors as in `staged_predict`.
-
-        Returns
-        -------
-        int32 (n_rows, n_trees)
-            The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
-            per class.
-        """
-        return decisions.leaves(self._decided(X), cores(self.n_jobs))
-
-    def _stages(self, X: Tables) -> Iterator[NDArray[np.float64]]:
-        """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
-        found = self._decided(X)
-        objective = forest_of(list(self.parts_.values())).objective
-        for margins in decisions.staged_margins(found, objective, cores(self.n_jobs)):
-            yield objective.predictions(margins)
-
-    def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
-        """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
-
-        X and errors are as in `staged_predict`.
-
-        Returns
-        -------
-        float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
-            Of a model on one table; the second form with more than two classes. The last column is the bias; a row adds
-            up to its margin.
-        treaty.interpretation.Contributions
-            Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
-            are played in threads. See docs/interpretation.md for what explaining tells a party beyond predicting.
-
-        Raises
-        ------
-        ConfigError
-            Also of a horizontal model, which says nothing of how many rows its nodes had.
-        """
-        predicting = self._predicting()
-        if predicting.settings[0].hides_decisions:
-            raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
-        return predicting.contributions(self._matched(X))
-
-    def importances(
-        self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
-    ) -> dict[str, dict[str, float]]:
-        """Return how much the trees rest on each column, by party, as the active party may see it.
-
-        Parameters
-        ----------
-        kind : {"gain", "cover", "count"}
-            Total gain of the column's splits, total cover of their nodes (not of a horizontal model), or their number.
-        consent : iterable of str or None, default ()
-            Parties that let their columns be named; None for all. The columns of others that are in use are called
-            "shop #1" and so on.
-        normalised : bool, default False
-            Divide by the sum over all parties.
-
-        Returns
-        -------
-        dict of str to (dict of str to float)
-
-        Raises
-        ------
-        ConfigError
-            For another kind, or a name that is no party.
-        """
-        check_is_fitted(self, "parts_")
-        return importances(list(self.parts_.values()), active_of(self.parts_), kind, consent, normalised=normalised)
-
-    @property
-    def feature_importances_(self) -> NDArray[np.float64]:
-        """Total gain of each column's splits, scaled to sum 1, columns of all parties side by side (n_features,)."""
-        gains = self.importances(consent=None, normalised=True)
-        return np.array([gain for name in self.parts_ for gain in gains[name].values()])
-
-    def to_xgboost(self, consent: Iterable[str] | None = None) -> Any:
-        """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
-
-        Parameters
-        ----------
-        consent : iterable of str or None, default None
-            Parties that agree to be joined, the active one being always among them; None for all.
-
-        Returns
-        -------
-        xgboost.Booster
-            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties (``f0``, ``f1``
-            and so on for arrays), with the party in front (``"bank.age"``) where parties hold columns of their own.
-            Categorical columns must come to it with the categories of training, in that order, which
-            ``json.loads(booster.attr("categories"))`` has by column: other than the estimator, a booster knows them by
-            number, and decides rows of categories it has not seen in its own way.
-
-        Raises
-        ------
-        ConfigError
-            If a party owns splits in use but does not consent, or XGBoost is not installed.
-        """
-        check_is_fitted(self, "parts_")
-        return joined_booster(list(self.parts_.values()), consent)
-
-    def _predictions(self, X: Tables) -> NDArray[np.float64]:
-        """Return probabilities or means (n_rows, n_outputs)."""
-        margins = self._margins(X)
-        return forest_of(list(self.parts_.values())).objective.predictions(margins)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,36 +14,12 @@ from sklearn.utils import Tags
 from treaty.data.labels import check_targets
 from treaty.estimators.base import Tables, one_column
 from treaty.estimators.linear import LinearModel
-from treaty.systems.options import SystemOptions
 
 
 class _Regression(RegressorMixin, LinearModel):
-    """Parameters and training that both regressions of numbers have in common."""
+    """What both regressions of numbers have in common: training, and predictions by the inverse of their link."""
 
-    def __init__(
-        self,
-        protocol: str | SystemOptions = "pooled",
-        *,
-        standard_errors: bool = False,
-        max_iter: int = 30,
-        learning_rate: float | None = None,
-        tol: float = 1e-5,
-        l2: float = 0.0,
-        fractional_bits: int = 32,
-        n_jobs: int | None = None,
-        active: str | None = None,
-        transport: Literal["memory", "grpc"] = "memory",
-    ) -> None:
-        self.protocol = protocol
-        self.standard_errors = standard_errors
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.tol = tol
-        self.l2 = l2
-        self.fractional_bits = fractional_bits
-        self.n_jobs = n_jobs
-        self.active = active
-        self.transport = transport
+    _mean: ClassVar[Any]  # of margins, the mean: the inverse of the link
 
     def fit(
         self,
@@ -88,6 +64,25 @@ class _Regression(RegressorMixin, LinearModel):
         self._fit(X, y, labels, sample_weight, checkpoint)
         return self
 
+    def predict(self, X: Tables) -> NDArray[np.float64]:
+        """Return predicted means: numbers, or expected counts.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        float64 (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return np.asarray(self._mean(self._margins(X)))
+
 
 class LinearRegression(_Regression):
     """Linear regression by least squares, with standard errors where they are asked for.
@@ -112,7 +107,7 @@ class LinearRegression(_Regression):
     l2 : float
         Penalty of l2 / 2 times the sum of squared weights beside half the mean squared residual, the target being
         in units of its standard deviation.
-    fractional_bits, n_jobs, active, transport
+    fractional_bits, n_jobs, active, transport, parties, verbose
         As for `LogisticRegression`.
 
     Attributes
@@ -139,25 +134,7 @@ class LinearRegression(_Regression):
     """
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "linear"}
-
-    def predict(self, X: Tables) -> NDArray[np.float64]:
-        """Return predictions.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        float64 (n_rows,)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        return self._margins(X)
+    _mean = staticmethod(np.asarray)
 
 
 class PoissonRegressor(_Regression):
@@ -173,7 +150,7 @@ class PoissonRegressor(_Regression):
         "paillier"; there may be a coordinator, who has no key.
     standard_errors : bool
         Whether weights get standard errors and p-values, those of Fisher's information.
-    max_iter, learning_rate, tol, fractional_bits, n_jobs, active, transport
+    max_iter, learning_rate, tol, fractional_bits, n_jobs, active, transport, parties, verbose
         As for `LinearRegression`.
     l2 : float
         Penalty of l2 / 2 times the sum of squared weights beside half the mean deviance, counts being in units of their
@@ -196,25 +173,7 @@ class PoissonRegressor(_Regression):
     """
 
     _fixed: ClassVar[dict[str, Any]] = {"family": "poisson"}
-
-    def predict(self, X: Tables) -> NDArray[np.float64]:
-        """Return expected counts.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `fit`, without labels.
-
-        Returns
-        -------
-        float64 (n_rows,)
-
-        Raises
-        ------
-        DataError
-            For other parties or columns than those of training, or row counts that differ.
-        """
-        return np.exp(self._margins(X))
+    _mean = staticmethod(np.exp)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import narwhals as nw
 import numpy as np
 import pyarrow as pa
 from narwhals.dependencies import is_pandas_like_dataframe, is_pandas_like_series
@@ -18,7 +21,7 @@ from treaty.data.labels import check_labels, check_weights
 from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_categories
 from treaty.data.sources import read_table as read_file
 from treaty.data.table import Schema, Table, to_table
-from treaty.errors import DataError
+from treaty.errors import ConfigError, DataError
 
 
 def read_table(
@@ -203,6 +206,67 @@ def known_tables(
     return {
         name: tables.get(name, Table(schema, [missing] * len(schema.names), n_rows)) for name, schema in schemas.items()
     }
+
+
+def positions_by_party(
+    parties: Mapping[str, Iterable[Any]], names: Sequence[str] | None, n_columns: int
+) -> dict[str, list[int]]:
+    """Return the positions of each party's columns in one table, given its columns' names (None: an array).
+
+    ConfigError for a column that is not there, and for one of no party, or of two.
+    """
+    if not isinstance(parties, Mapping) or not parties or not all(isinstance(name, str) for name in parties):
+        raise ConfigError(
+            f"expected parties={{name: columns}}, as in {{'bank': [...], 'shop': [...]}}, got {parties!r}"
+        )
+    found: dict[str, list[int]] = {}
+    for party, columns in parties.items():
+        if isinstance(columns, str) or not isinstance(columns, Iterable):
+            raise ConfigError(f"expected a list of columns for {party}, got {columns!r} - at parties")
+        found[party] = [_position(column, party, names, n_columns) for column in columns]
+    taken = Counter(position for of in found.values() for position in of)
+    called = [repr(name) for name in names] if names is not None else list(map(str, range(n_columns)))
+    twice = [called[position] for position, times in taken.items() if times > 1]
+    left = [called[position] for position in range(n_columns) if position not in taken]
+    if twice or left:
+        wrong = f"of two parties: {', '.join(twice[:10])}" if twice else f"of no party: {', '.join(left[:10])}"
+        raise ConfigError(f"expected every column of the table to be of one party, got columns {wrong} - at parties")
+    return found
+
+
+def _position(column: Any, party: str, names: Sequence[str] | None, n_columns: int) -> int:
+    """Return where a party's column stands in the table."""
+    if names is not None:
+        if str(column) not in names:
+            near = get_close_matches(str(column), names, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"the table has no column {column!r}, which is one of {party}'s{meant} - at parties")
+        return names.index(str(column))
+    if isinstance(column, bool) or not isinstance(column, (int, np.integer)):
+        raise ConfigError(
+            f"the columns of an array go by position: expected numbers from 0 to {n_columns - 1} for {party}, got "
+            f"{column!r} - at parties; or hand over a dataframe (in a Pipeline: set_output(transform='pandas'))"
+        )
+    if not 0 <= column < n_columns:
+        raise ConfigError(
+            f"expected positions from 0 to {n_columns - 1} for {party}, got {column} - at parties; the table has "
+            f"{n_columns} columns"
+        )
+    return int(column)
+
+
+def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
+    """Return each party's columns of one dataframe or array; errors as `positions_by_party`."""
+    try:
+        frame = nw.from_native(X, eager_only=True)
+    except TypeError:  # an array, or lists
+        array = X if isinstance(X, np.ndarray) else np.asarray(X)
+        if array.ndim != 2:
+            raise DataError(f"expected a table of two dimensions, got {array.ndim}") from None
+        positions = positions_by_party(parties, None, array.shape[1])
+        return {party: array[:, of] for party, of in positions.items()}
+    positions = positions_by_party(parties, list(map(str, frame.columns)), len(frame.columns))
+    return {party: frame[:, of].to_native() if of else None for party, of in positions.items()}
 
 
 def _empty(table: Any) -> bool:

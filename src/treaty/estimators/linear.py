@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,7 +15,10 @@ from sklearn.exceptions import ConvergenceWarning
 
 from treaty.data.labels import check_weights
 from treaty.data.table import match_rows
+from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables, one_column
+from treaty.estimators.class_weights import weights_of_classes
+from treaty.estimators.watching import Watch
 from treaty.linear.calibration import Calibration
 from treaty.linear.losses import warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder
@@ -23,6 +26,7 @@ from treaty.runs.fit import train
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
+from treaty.systems.system import System
 
 
 class LinearModel(TableEstimator):
@@ -30,12 +34,42 @@ class LinearModel(TableEstimator):
 
     _model, _common = "logistic", RegressionOptions
     _why_needed = "margins lack its columns"
+    _rounds = "max_iter"
 
     calibration_: Any
     coef_: Any
     coef_per_unit_: Any
     intercept_: Any
     intercept_per_unit_: Any
+
+    def __init__(
+        self,
+        protocol: str | SystemOptions = "pooled",
+        *,
+        standard_errors: bool = False,
+        max_iter: int = 30,
+        learning_rate: float | None = None,
+        tol: float = 1e-5,
+        l2: float = 0.0,
+        fractional_bits: int = 32,
+        n_jobs: int | None = None,
+        active: str | None = None,
+        transport: Literal["memory", "grpc"] = "memory",
+        parties: Mapping[str, Iterable[Any]] | None = None,
+        verbose: bool | int = False,
+    ) -> None:
+        self.protocol = protocol
+        self.standard_errors = standard_errors
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.tol = tol
+        self.l2 = l2
+        self.fractional_bits = fractional_bits
+        self.n_jobs = n_jobs
+        self.active = active
+        self.transport = transport
+        self.parties = parties
+        self.verbose = verbose
 
     def _fit(
         self,
@@ -48,20 +82,24 @@ class LinearModel(TableEstimator):
         """Train; `labels` gives classes and labels (n_rows,) for the active party's name and the number of rows."""
         started = time.perf_counter()
         self._forget()
+        watch = Watch(self, self.verbose)
         settings = self._settings()
         tables = self._tables(X, reset=True, y=y, sample_weight=sample_weight)
         active = self._active(tables)
         classes, target = labels(active, next(iter(tables.values())).n_rows)
-        if len(classes or ()) > 2:
-            settings = self._settings(family="multiclass")
+        changed = self._penalty(len(target)) | ({"family": "multiclass"} if len(classes or ()) > 2 else {})
+        if changed:
+            settings = self._settings(**changed)
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
+        weight = self._class_weights(settings[0], target, weight)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         trained = train(
             self._run_on_columns(settings, tables, active, target, weight, classes),
             transport=self.transport,
             checkpoint=None if checkpoint is None else Path(checkpoint),
             weighted=weight is not None,
+            watch=watch,
         )
         self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
@@ -69,6 +107,16 @@ class LinearModel(TableEstimator):
         unsettled = label_holder(trained.parts.values()).unsettled
         if unsettled:
             warnings.warn(unsettled, ConvergenceWarning, stacklevel=3)
+
+    def _penalty(self, n_rows: int) -> dict[str, float]:
+        """Return `l2` where another parameter stands for it."""
+        return {}
+
+    def _class_weights(
+        self, system: System, target: NDArray[np.float64], weight: NDArray[np.float64] | None
+    ) -> NDArray[np.float64] | None:
+        """Return the weights of rows with those of their classes, if there are any."""
+        return weight
 
     def _keep(self, parts: dict[str, LinearPart]) -> None:
         """Set the fitted attributes that follow from the parts."""
@@ -113,38 +161,54 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     protocol : str or SystemOptions, default "pooled"
         The system: its options, ``QuasiNewton(coordinator=False)``, or its name alone for its defaults. One table:
         `treaty.Pooled`. Parties that hold different columns of the same rows: `treaty.QuasiNewton` or `treaty.SGD`.
-    standard_errors : bool
+    standard_errors : bool, default False
         Whether weights get standard errors and p-values, those of the least squares that the Taylor loss is (Fisher's,
-        with `Pooled(loss="logistic")`). Training is then on the whole table, without batches; see docs/logistic.md.
-    max_iter : int
+        with `Pooled(loss="logistic")`), each party its own, by products of its columns with others'. Training is then
+        on the whole table, without batches; see docs/logistic.md.
+    max_iter : int, default 30
         Most epochs.
-    batch_size : int
-        Rows in a mini-batch; all of the table where it has fewer.
-    learning_rate : float or None
-        None is 0.05 by quasi-Newton, 0.3 by gradient descent.
-    tol : float
-        Training ends when the losses of two epochs differ by less.
-    l2 : float
-        Penalty of l2 / 2 times the sum of squared weights beside the mean loss.
-    memory, period : int
-        Quasi-Newton: correction pairs kept, and iterations from one to the next.
-    hessian_batch_size : int or None
-        Quasi-Newton: rows of a correction pair's Hessian product, at most a batch or a multiple of `batch_size`; None
-        is `batch_size`.
-    random_state : int or None
-        Seed of the batches; between parties it counts if all who have data name the same.
-    n_jobs : int or None
-        Threads; None for all cores.
-    active : str or None
-        The party with the labels; None for the first.
-    transport : {"memory", "grpc"}
-        How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
-    fractional_bits : int
+    batch_size : int, default 1000
+        Rows in a mini-batch; all of the table where it has fewer. Other than a logistic regression of two
+        classes, and whatever has standard errors, takes the whole table at every step.
+    learning_rate : float or None, default None
+        Factor on every step: None is 0.05 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
+        the number of passive parties. Halved by itself when an epoch's loss rises by more than a tenth.
+    tol : float, default 1e-5
+        Training ends when the losses of two epochs differ by less (on the whole table: by less than its square, when
+        margins change by about `tol`); 0 for all of `max_iter`. Where it ends at `max_iter` otherwise, a warning says
+        so.
+    l2 : float, default 0
+        Penalty of l2 / 2 times the sum of squared weights beside the mean loss; not on the intercept.
+    memory : int, default 5
+        Quasi-Newton: how many correction pairs are kept; on the whole table, all.
+    period : int, default 4
+        Quasi-Newton: iterations from one correction pair to the next.
+    hessian_batch_size : int or None, default None
+        Quasi-Newton: rows of a correction pair's Hessian product, the paper's |S_H|: at most a batch, or a multiple of
+        `batch_size`. None is `batch_size`.
+    fractional_bits : int, default 32
         Numbers are encrypted as multiples of 2^-fractional_bits.
-    calibrate : bool
-        Whether the active party makes probabilities of the Taylor loss unbiased, by two numbers fitted to margins and
-        labels of the training rows (Platt 1999). Between parties it learns these margins for that, as it does those of
-        rows to predict. Of no effect under `Pooled(loss="logistic")`, whose margins are log-odds.
+    calibrate : bool, default True
+        Whether the label holder fits Platt's two numbers to the margins of the training rows, so that probabilities of
+        the Taylor loss are unbiased; between parties this shows it these margins, as a prediction of the rows would.
+        Of no effect under `Pooled(loss="logistic")`, whose margins are log-odds.
+    random_state : int, RandomState or None, default None
+        Seed of the batches; between parties it counts if all who have data name the same.
+    n_jobs : int or None, default None
+        Threads; None for all cores.
+    active : str or None, default None
+        The party with the labels; None for the first.
+    transport : {"memory", "grpc"}, default "memory"
+        How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
+    parties : dict of str to (list of str or int), or None, default None
+        Who has which columns of one table, as for `GBDTClassifier`.
+    verbose : bool or int, default False
+        Whether, or after how many epochs, a line with the loss is printed.
+    C : float or None, default None
+        In place of `l2`, as in scikit-learn: l2 is 1 / (C n_rows). Columns are standardised here, and sample weights
+        scaled to mean 1.
+    class_weight : dict of label to float, "balanced" or None, default None
+        Weights of classes, as in scikit-learn; on one table alone, as other parties would get them with the rows.
 
     Attributes
     ----------
@@ -204,27 +268,28 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         hessian_batch_size: int | None = None,
         fractional_bits: int = 32,
         calibrate: bool = True,
-        random_state: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
         active: str | None = None,
         transport: Literal["memory", "grpc"] = "memory",
+        parties: Mapping[str, Iterable[Any]] | None = None,
+        verbose: bool | int = False,
+        C: float | None = None,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
     ) -> None:
-        self.protocol = protocol
-        self.standard_errors = standard_errors
-        self.max_iter = max_iter
+        super().__init__(
+            protocol, standard_errors=standard_errors, max_iter=max_iter, learning_rate=learning_rate, tol=tol, l2=l2,
+            fractional_bits=fractional_bits, n_jobs=n_jobs, active=active, transport=transport, parties=parties,
+            verbose=verbose,
+        )  # fmt: skip
         self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.tol = tol
-        self.l2 = l2
         self.memory = memory
         self.period = period
         self.hessian_batch_size = hessian_batch_size
-        self.fractional_bits = fractional_bits
         self.calibrate = calibrate
         self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.active = active
-        self.transport = transport
+        self.C = C
+        self.class_weight = class_weight
 
     def fit(
         self,
@@ -269,6 +334,27 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
         self._fit(X, y, labels, sample_weight, checkpoint)
         return self
+
+    def _penalty(self, n_rows: int) -> dict[str, float]:
+        if self.C is None:
+            return {}
+        if isinstance(self.C, str) or not self.C > 0.0 or self.l2 != 0.0:
+            raise ConfigError(
+                f"expected C above 0, and then l2=0, as l2 is 1 / (C * n_rows); got C={self.C!r}, l2={self.l2}"
+            )
+        return {"l2": 1.0 / (float(self.C) * n_rows)}
+
+    def _class_weights(
+        self, system: System, target: NDArray[np.float64], weight: NDArray[np.float64] | None
+    ) -> NDArray[np.float64] | None:
+        if self.class_weight is None:
+            return weight
+        if system.split != "none":
+            raise ConfigError(
+                f"class_weight makes weights of rows from labels, and under protocol {system.name!r} other parties get "
+                "these weights, so that they would read the labels: leave it out"
+            )
+        return weights_of_classes(target, self.classes_, None, self.class_weight, weight)
 
     def _keep(self, parts: dict[str, LinearPart]) -> None:
         """Set the fitted attributes that follow from the parts."""

@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 
 from treaty.errors import ConfigError
 from treaty.estimators.base import Tables, one_column
-from treaty.estimators.boosted import BoostedTrees
+from treaty.estimators.boosted import BoostedTrees, pairs_of
 from treaty.estimators.glm import LinearRegression, PoissonRegressor
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.saving import params_of, read_parts, read_saved
@@ -34,30 +34,58 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         rows of the same columns: `treaty.FederBoostHorizontal` for a few organisations, `treaty.FedXGB` for hundreds of
         users.
     n_estimators : int, default 20
-        Boosting rounds: one tree each, one per class for more than two classes.
+        Boosting rounds; one tree each, one per class for more than two classes.
     max_depth : int, default 3
         Levels of splits, 1 to 24.
-    learning_rate, reg_lambda, reg_alpha, min_split_loss, min_child_weight, subsample, colsample_bytree
-        As in XGBoost.
+    learning_rate : float, default 0.3
+        Factor on every leaf weight.
+    reg_lambda : float, default 1
+        L2 penalty on leaf weights, as in XGBoost.
+    reg_alpha : float, default 0
+        L1 penalty on leaf weights, as in XGBoost.
+    min_split_loss : float, default 0
+        Least gain of a split, as in XGBoost.
+    min_child_weight : float, default 1
+        Least sum of hessians in a leaf, as in XGBoost.
     min_child_samples : int or None, default None
-        Fewest training rows in a leaf, a privacy rule; None is 20, in paper mode 1.
-    goss, top_rate, other_rate
-        Sampling of rows by gradient in place of `subsample`.
-    max_bin : int or None, default None
-        Most bins per column, 2 to 255; None is 32, in paper mode what the paper has, where it says.
+        Fewest training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
+    subsample : float, default 1
+        Share of rows drawn for each tree.
+    colsample_bytree : float, default 1
+        Share of columns drawn for each tree.
+    goss : bool, default False
+        Whether rows of a tree are drawn by gradient-based one-side sampling (Ke et al., LightGBM, 2017) in place of
+        `subsample`.
+    top_rate : float, default 0.2
+        With `goss`: the share of rows, those with the largest gradients, that are all taken.
+    other_rate : float, default 0.1
+        With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
     objective : str, class or None, default None
-        Of `GBDTRegressor` and `GBDTRanker`: the loss.
+        Loss of a numeric target: "squared_error", which None is too, "poisson", "tweedie", "huber" or "quantile", or a
+        class of the active party's as ``package.module:CLASS``; of a ranking "ndcg" or "pairwise" (docs/objectives.md).
+        Classifiers have the log-loss of their classes.
     max_delta_step : float or None, default None
-        Most that a leaf weight may be, as in XGBoost; None is 0.7 for ``objective="poisson"``, else no limit.
-    tweedie_variance_power, huber_slope, quantile_alpha : float or None, default None
-        Of the objectives "tweedie", "huber" and "quantile" alone; None is 1.5, 1 and 0.5.
+        Most that a leaf weight may be, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
+        ``objective="poisson"``, else 0.
+    tweedie_variance_power : float or None, default None
+        With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
+    huber_slope : float or None, default None
+        With ``objective="huber"``: the size of residuals from which on the loss is linear; None is 1.
+    quantile_alpha : float or None, default None
+        With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
     base_score : float, default 0.5
-        Where training starts: a probability for two classes, a margin for more, else a prediction.
+        Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
     fractional_bits : int, default 16
-        Gradients are rounded once to multiples of 2^-fractional_bits, the same in every system.
+        Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
+    max_bin : int or None, default None
+        Most bins per feature, 2 to 255: None is 32, in paper mode what the paper has, where it says.
+    eval_metric : str, list of str or None, default None
+        Metrics of eval sets, several in one text with commas or as a list: "logloss", "auc", "aucpr" or "error" of two
+        classes, "mlogloss", "merror" or "auc" of more, "rmse", "mae", "mape" or "rmsle" of numbers, or the objective's
+        own, which None is; the last one decides early stopping. Only the party with the labels computes them.
     early_stopping_rounds : int or None, default None
-        Stop when the last eval set's metric has not improved for so many rounds.
-    random_state : int or None, default None
+        Stop when the last eval set's last metric has not improved for so many rounds.
+    random_state : int, RandomState or None, default None
         Seed of row and column sampling.
     n_jobs : int or None, default None
         Threads; None for all cores.
@@ -66,6 +94,22 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         of no participant, a party without data leads. `FedXGB`: None.
     transport : {"memory", "grpc"}, default "memory"
         How `fit` plays the parties: threads, or one process each over gRPC with mutual TLS on this machine.
+    parties : dict of str to (list of str or int), or None, default None
+        Who has which columns of one table: with ``{"bank": ["age", "income"], "shop": ["visits"]}`` all methods take
+        one dataframe, or with positions one array, where they take a mapping of tables otherwise. So `cross_val_score`,
+        `GridSearchCV`, `Pipeline` and others of scikit-learn work on parties. Not where participants have rows.
+    scale_pos_weight : float or None, default None
+        Weight of the rows of the second class of two, as in XGBoost, beside their sample weights.
+    class_weight : dict of label to float, "balanced" or None, default None
+        Weights of classes, as in scikit-learn. "balanced" counts the labels of all rows: not where participants have
+        rows, or under `FedXGBoostLDP`. From bounds of gradients other parties may tell the largest weight to a power
+        of two; under label noise weights of classes are refused.
+    callbacks : list or None, default None
+        Objects with a method ``after_iteration(model, epoch, evals_log)``, called after every round with this estimator
+        and `evals_result_` so far; training ends where one returns True. ``before_training(model)`` and
+        ``after_training(model)`` are called, too. Under ``transport="memory"``.
+    verbose : bool or int, default False
+        Whether, or after how many rounds, a line with the metrics is printed.
 
     Attributes
     ----------
@@ -73,11 +117,13 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     parts_ : dict of str to ModelPart
         Each party's part of the model; one part, "pooled", where the model is whole.
     evals_result_ : dict
-        ``{"eval_0": {"logloss": [...]}}``, one number per round.
+        ``{"eval_0": {"logloss": [...]}}``, one number per round; `evals_result()` returns it.
     n_iter_ : int
         Rounds of the model.
-    best_iteration_ : int
-        With early stopping: the last of these rounds, from 0.
+    best_iteration_, best_score_ : int, float
+        With early stopping: the last of these rounds, from 0, and its metric; also `best_iteration` and `best_score`.
+    feature_names_in_ : ndarray of str (n_features,)
+        Of dataframes: the columns, of a mapping of tables ``"bank.age"``.
     clipped_rows_ : int
         Of a regression, most rows of one round whose gradient was clipped.
     feature_importances_ : float64 (n_features,)
@@ -147,11 +193,10 @@ class GBDTRanker(BoostedTrees):
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
-        early_stopping_rounds: int | None = None,
-        checkpoint: str | Path | None = None,
         *,
         qid: ArrayLike | None = None,
         eval_qid: Sequence[ArrayLike] | None = None,
+        **further: Any,
     ) -> Self:
         """Train, playing every party on this machine; parameters and errors as `GBDTClassifier.fit`, and two more.
 
@@ -163,20 +208,19 @@ class GBDTRanker(BoostedTrees):
             The group of each row, a number or text. Rows of a group may stand anywhere.
         eval_qid : list of array-like
             The groups of the rows of each eval set.
+        **further
+            All that `GBDTClassifier.fit` has by name.
         """
-        pairs = [] if eval_set is None else [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
+        pairs = pairs_of(eval_set)
         groups = [] if eval_qid is None else list(eval_qid)
         if qid is None or len(groups) != len(pairs):
             raise ConfigError(
                 "expected fit(X, y, qid=...), and eval_qid with the groups of each eval set, got "
                 f"{'no qid' if qid is None else f'{len(groups)} of {len(pairs)} eval sets'}"
             )
-        watched = [
-            (*pair[:-1], _Relevance(pair[-1], of)) if isinstance(pair, tuple) and len(pair) == 2 else pair
-            for pair, of in zip(pairs, groups, strict=True)
-        ]
+        watched: Any = [(of_set, _Relevance(labels, of)) for (of_set, labels), of in zip(pairs, groups, strict=True)]
         labels: Any = _Relevance(y, qid)
-        return super().fit(X, labels, sample_weight, watched or None, early_stopping_rounds, checkpoint)
+        return super().fit(X, labels, sample_weight, watched, **further)
 
     def _settings(self, **changed: Any) -> tuple[System, Any, Any]:
         return super()._settings(**{"objective": self.objective or "ndcg", **changed})

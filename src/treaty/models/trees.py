@@ -27,7 +27,7 @@ from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import Objective
 
-FORMAT = Format("model-part", 2)
+FORMAT = Format("model-part", 3)
 
 
 class ModelPart(msgspec.Struct, kw_only=True):

@@ -68,6 +68,7 @@ def train(
     checkpoint: Path | None,
     weighted: bool = False,
     finished: Callable[[dict[str, Any]], None] = lambda parts: None,
+    watch: Callable[[int, Any], None] = lambda done, part: None,
 ) -> TrainingOutcome:
     """Train as a run says, playing every party on this machine.
 
@@ -80,10 +81,13 @@ def train(
         Whether rows have weights.
     finished : callable
         Given all parties' parts after every round, so that what is finished survives an error.
+    watch : callable
+        Given the rounds done and the active party's part, or all epochs' losses, after every round or epoch; of boosted
+        trees it may raise `NoMoreTrees`, which ends the training. Under "grpc" called once, at the end.
     """
     started = time.perf_counter()
     system, cast = run.system, run.cast
-    progress = _Progress(run, finished)
+    progress = _Progress(run, finished, watch)
     with ExitStack() as held:
         keeping = cast.having(*system.has_model, *system.named_roles, *system.until_kept)
         keepers = held.enter_context(_keepers(checkpoint, system, keeping, cast.active))
@@ -120,9 +124,9 @@ class _Progress:
 
     bar: TrainingBar
 
-    def __init__(self, run: Run, finished: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, run: Run, finished: Callable[[dict[str, Any]], None], watch: Callable[[int, Any], None]) -> None:
         self.begun: list[float] = []
-        self._run, self._finished = run, finished
+        self._run, self._finished, self._watch = run, finished, watch
         self._kept: dict[str, ModelPart] = {}
         self._owners = run.cast.owners if run.system.split == "columns" else [ALONE]
         self._rounds = 0
@@ -132,6 +136,7 @@ class _Progress:
         if not isinstance(part, ModelPart):  # losses of a regression
             self.begun.append(time.perf_counter())
             self.bar(done, part)
+            self._watch(done, part)
             return
         by_row = self._run.system.split == "rows"
         if by_row and part.party != self._run.cast.active:
@@ -142,6 +147,8 @@ class _Progress:
         self._kept[ALONE if by_row else part.party], self._rounds = part, max(self._rounds, done)
         if self._rounds and self._all_here:  # the last party to begin may be behind the others by a round
             self._finished({name: whole(part) if by_row else self._kept[name] for name in self._owners})
+        if part.is_active:
+            self._watch(done, part)
 
     @property
     def _all_here(self) -> bool:

@@ -99,9 +99,10 @@ class TrainingBar:
             loss = f"loss {part[-1]:.5f}" if part else ""
         elif part.forest is not None:
             loss = "  ".join(
-                f"{name} {part.forest.objective.metric} {losses[-1]:.5f}"
-                for name, losses in part.forest.history.items()
-                if losses
+                f"{name} {metric} {values[-1]:.5f}"
+                for name, of in part.forest.history.items()
+                for metric, values in of.items()
+                if values
             )
         self._progress.update(self._task, completed=done, loss=loss)
         unit = "rounds" if isinstance(part, ModelPart) else "epochs"

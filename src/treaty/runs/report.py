@@ -100,11 +100,19 @@ def column_types(schema: Schema) -> dict[str, str]:
 
 
 def losses_of(part: Any) -> dict[str, list[float]]:
-    """Return the losses that a part knows: of each eval set by round; of a regression by epoch."""
+    """Return the losses that a part knows: of each eval set by round, with the metric's name where there are several.
+
+    Of a regression, by epoch.
+    """
     if isinstance(part, LinearPart):
         return {"train": part.losses} if part.losses else {}
     forest = getattr(part, "forest", None)
-    return {} if forest is None else forest.history
+    history = {} if forest is None else forest.history
+    return {
+        name if len(of) == 1 else f"{name} {metric}": values
+        for name, of in history.items()
+        for metric, values in of.items()
+    }
 
 
 def importances_of(part: Any) -> dict[str, dict[str, float]]:

@@ -26,6 +26,8 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 KeyBits = Literal[2048, 3072]
 TestKeyBits = Annotated[int, msgspec.Meta(ge=128)]
 
+_OF_THE_ACTIVE_PARTY = ("random_state", "eval_metric")
+
 Options = TypeVar("Options")
 Term = str | int | float | bool | None
 
@@ -106,6 +108,51 @@ class SystemOptions:
         return f"{type(self).__name__}({changed})"
 
 
+_OURS = {
+    **dict.fromkeys(("eta", "shrinkage", "shrinkage_rate", "learning_rate_init", "eta0"), "learning_rate"),
+    **dict.fromkeys(("gamma", "min_gain_to_split", "min_impurity_decrease"), "min_split_loss"),
+    **dict.fromkeys(("lambda", "lambda_l2", "l2_regularization", "reg_l2"), "reg_lambda"),
+    **dict.fromkeys(("alpha", "lambda_l1", "reg_l1"), "reg_alpha"),
+    **dict.fromkeys(
+        ("num_boost_round", "num_round", "num_rounds", "num_iterations", "n_iter", "n_trees"), "n_estimators"
+    ),
+    **dict.fromkeys(("nthread", "num_threads", "n_threads"), "n_jobs"),
+    **dict.fromkeys(("seed", "random_seed"), "random_state"),
+    **dict.fromkeys(("max_bins", "n_bins"), "max_bin"),
+    **dict.fromkeys(("min_samples_leaf", "min_data_in_leaf"), "min_child_samples"),
+    **dict.fromkeys(("feature_fraction", "max_features", "colsample"), "colsample_bytree"),
+    **dict.fromkeys(("bagging_fraction", "sample_fraction"), "subsample"),
+    **dict.fromkeys(("early_stopping_round", "n_iter_no_change"), "early_stopping_rounds"),
+    **dict.fromkeys(("verbosity", "silent", "verbose_eval"), "verbose"),
+    **dict.fromkeys(("loss", "criterion"), "objective"),
+    **dict.fromkeys(("metric", "metrics", "feval", "custom_metric"), "eval_metric"),
+    **dict.fromkeys(("is_unbalance", "class_weights"), "class_weight"),
+    **dict.fromkeys(("max_epochs", "epochs", "max_iterations"), "max_iter"),
+    "reg_param": "l2",
+    "min_sum_hessian_in_leaf": "min_child_weight",
+}
+"""What XGBoost, LightGBM and scikit-learn call options of ours."""
+
+_OURS_OF_LINEAR = {"eta": "learning_rate", "alpha": "l2", "lambda": "l2", "reg_lambda": "l2"}
+"""The same where a linear model has no option that `_OURS` names."""
+
+_NOT_NEEDED = {
+    **dict.fromkeys(("tree_method", "sketch_eps", "updater"), "all trees are grown from histograms"),
+    **dict.fromkeys(
+        ("grow_policy", "max_leaves", "num_leaves", "max_leaf_nodes"), "trees are grown by levels: max_depth"
+    ),
+    **dict.fromkeys(("enable_categorical", "max_cat_to_onehot"), "columns of a categorical type are always categories"),
+    **dict.fromkeys(("colsample_bylevel", "colsample_bynode"), "columns are drawn for each tree: colsample_bytree"),
+    **dict.fromkeys(("booster", "device", "validate_parameters", "importance_type"), "there is no choice of it"),
+    "missing": "None, NaN and null are missing",
+    "penalty": "the penalty is on squared weights, and l2 says how much",
+    "fit_intercept": "there is always an intercept",
+    "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
+    "warm_start": "fit(..., checkpoint=FOLDER) goes on from what an earlier fit of fewer rounds left there",
+}
+"""Options of XGBoost and scikit-learn without a counterpart, and why."""
+
+
 def check_test_key(options: Any) -> None:
     """Refuse keys for tests, `insecure_test_key_bits`, unless this party's own options consent to what is broken."""
     if options.insecure_test_key_bits is not None and not options.allow_insecure:
@@ -157,8 +204,8 @@ def given(options: SystemOptions, common: msgspec.Struct) -> dict[str, Any]:
 
 
 def public_terms(options: SystemOptions, common: msgspec.Struct) -> dict[str, Term]:
-    """Return what parties agree on first: every option but `random_state`, which the active party keeps to itself."""
-    return {name: value for name, value in given(options, common).items() if name != "random_state"}
+    """Return what parties agree on first: every option but those that the active party keeps to itself."""
+    return {name: value for name, value in given(options, common).items() if name not in _OF_THE_ACTIVE_PARTY}
 
 
 def place_of(name: str, kind: Any) -> str:
@@ -171,6 +218,11 @@ def place_of(name: str, kind: Any) -> str:
 
 def advice(name: str, known: Sequence[str], kind: Any) -> str:
     """Say what to do about a name that is not among the `known` ones of `kind`: take it elsewhere, or write another."""
+    ours = next((of[name] for of in (_OURS, _OURS_OF_LINEAR) if of.get(name) in known), None)
+    if ours is not None:
+        return f"it is called {ours!r} here"
+    if name in _NOT_NEEDED and not place_of(name, kind):
+        return f"leave it out: {_NOT_NEEDED[name]}"
     near = get_close_matches(name, known, 1, 0.8)
     return place_of(name, kind) or (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}")
 

@@ -12,6 +12,7 @@ import numpy as np
 from treaty.compute import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees, SplitFinder, grow_tree
+from treaty.trees.metrics import evaluate, higher_is_better
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -34,7 +35,7 @@ class Forest:
     """A boosted ensemble, filled as training goes on.
 
     Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. `classes` are the
-    labels by class number (None: regression), `history` the loss of each eval set after each round, `best_round` the
+    labels by class number (None: regression), `history` each eval set's metrics after each round, `best_round` the
     rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped.
     """
 
@@ -42,7 +43,7 @@ class Forest:
     sources: tuple[str, ...]
     classes: list[str | int | float | bool] | None = None
     trees: list[Tree] = field(default_factory=list)
-    history: dict[str, list[float]] = field(default_factory=dict)
+    history: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     best_round: int | None = None
     clipped_rows: int = 0
 
@@ -52,14 +53,16 @@ class Forest:
         return len(self.trees) // self.objective.n_outputs
 
     def best_of(self, name: str) -> int:
-        """Return how many rounds are best by an eval set's metric; the fewest of equally good ones."""
-        losses = np.array(self.history[name])
-        return int(np.argmax(losses) if self.objective.higher_is_better else np.argmin(losses)) + 1
+        """Return how many rounds are best by an eval set's last metric; the fewest of equally good ones."""
+        metric, values = list(self.history[name].items())[-1]
+        return int(np.argmax(values) if higher_is_better(metric, self.objective) else np.argmin(values)) + 1
 
     def cut(self, rounds: int) -> None:
         """Drop all rounds but the first `rounds`."""
         del self.trees[rounds * self.objective.n_outputs :]
-        self.history = {name: losses[:rounds] for name, losses in self.history.items()}
+        self.history = {
+            name: {metric: values[:rounds] for metric, values in of.items()} for name, of in self.history.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ class BoostingPlan:
 
     `n_columns` are those of all parties together; column sampling draws among them, the same in every transport. Rows
     are drawn by `subsample` or by `one_side`. With `early_stopping_rounds`, training stops when the last eval set's
-    metric has not improved for so many rounds, and trees after the best round are dropped.
+    last metric has not improved for so many rounds, and trees after the best round are dropped. `metrics` are of eval
+    sets; none is the loss's own.
     """
 
     n_columns: int
@@ -120,6 +124,7 @@ class BoostingPlan:
     one_side: OneSide | None = None
     random_state: int | None = None
     early_stopping_rounds: int | None = None
+    metrics: Sequence[str] = ()
 
     def draw_columns(self, rng: np.random.Generator) -> Int32s:
         """Draw a tree's columns, ascending."""
@@ -180,7 +185,7 @@ def boost(
         if on_round is not None:
             on_round(RoundState(done, margins, json.dumps(rng.bit_generator.state)))
 
-    run_rounds(grow, forest, after_round, plan.n_estimators, eval_sets, plan.early_stopping_rounds)
+    run_rounds(grow, forest, after_round, plan.n_estimators, eval_sets, plan.early_stopping_rounds, plan.metrics)
 
 
 def run_rounds(
@@ -190,18 +195,20 @@ def run_rounds(
     n_estimators: int,
     eval_sets: Sequence[EvalSet] = (),
     early_stopping_rounds: int | None = None,
+    metrics: Sequence[str] = (),
 ) -> None:
-    """Add rounds to a forest until there are `n_estimators`, early stopping ends them, or `grow` raises `NoMoreTrees`.
+    """Add rounds to a forest until there are `n_estimators`, early stopping ends them, or `NoMoreTrees` is raised.
 
-    `grow` returns the trees of the next round, one per output; `after_round` gets the number of finished rounds.
-    Finished rounds survive an error.
+    `grow` returns the trees of the next round, one per output; `after_round` gets the number of finished rounds. Either
+    may raise `NoMoreTrees`. Finished rounds survive an error.
     """
+    metrics = metrics or [forest.objective.metric]
     n_outputs = forest.objective.n_outputs
     eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margin) for e in eval_sets]
     for e, e_margins in zip(eval_sets, eval_margins, strict=True):
         if forest.trees:
             e.add_trees(forest.trees, e_margins)
-        forest.history.setdefault(e.name, [])
+        forest.history.setdefault(e.name, {name: [] for name in metrics})
     for done in range(forest.rounds + 1, n_estimators + 1):
         if early_stopping_rounds is not None and eval_sets and done > 1:
             forest.best_round = forest.best_of(eval_sets[-1].name)
@@ -214,8 +221,12 @@ def run_rounds(
         forest.trees.extend(new)
         for e, e_margins in zip(eval_sets, eval_margins, strict=True):
             e.add_trees(new, e_margins)
-            forest.history[e.name].append(forest.objective.loss(e_margins, e.y, e.weight))
-        after_round(done)
+            for name, values in forest.history[e.name].items():
+                values.append(evaluate(name, forest.objective, e_margins, e.y, e.weight))
+        try:
+            after_round(done)
+        except NoMoreTrees:
+            break
     if early_stopping_rounds is not None and eval_sets:
         forest.best_round = forest.best_of(eval_sets[-1].name)
         del forest.trees[forest.best_round * n_outputs :]

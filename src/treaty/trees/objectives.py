@@ -17,6 +17,7 @@ from treaty.trees.losses.ranking import Ndcg, Pairwise
 
 Objective = Logistic | Softmax | SquaredError | Poisson | Tweedie | PseudoHuber | Quantile | Pairwise | Ndcg | Custom
 LOSSES: dict[str, type[Objective]] = {kind.__struct_config__.tag: kind for kind in get_args(Objective)}
+OWN_METRICS = {kind.metric for kind in LOSSES.values()}
 NAMED = [name for name, kind in LOSSES.items() if kind.takes != "classes" and kind is not Custom]
 """The objectives that can be named; those of classes follow from the labels."""
 

@@ -124,7 +124,7 @@ def test_parties_apart_have_the_estimators_model_with_a_leader_without_data(tmp_
         assert (code, said) == (0, LACKS if name == "east" else ""), (name, said)
     expected = fitted("server", n_estimators=3)
     assert_whole_model(of_each, expected)
-    assert len(load_part(tmp_path / "server" / "model" / "server.part").forest.history["eval_0"]) == 3
+    assert len(load_part(tmp_path / "server" / "model" / "server.part").forest.history["eval_0"]["logloss"]) == 3
     report = json.loads((tmp_path / "south" / "model" / "south.report.json").read_text())
     assert report["sent"]["server"]["by_type"]["MaskedInput"] > 0
     assert set(report["learned"]) == {"server", *MEMBERS}
@@ -328,7 +328,7 @@ def test_the_leader_may_watch_labels_it_has_no_rows_of(tmp_path, monkeypatch):
     history = load_part(tmp_path / "east" / "model" / "east.part").forest.history
     for rows, losses in zip(watched.values(), history.values(), strict=True):
         p = expected.predict_proba(rows.drop(columns="y"))[:, 1]
-        assert losses[-1] == pytest.approx(-np.mean(np.log(np.where(rows["y"] == 1, p, 1 - p))))
+        assert losses["logloss"][-1] == pytest.approx(-np.mean(np.log(np.where(rows["y"] == 1, p, 1 - p))))
 
 
 # ---------------------------------------------------------------- refused before anything starts

@@ -291,8 +291,8 @@ def test_jobs_recognise_persons_by_the_ids_they_are_aligned_by(job, monkeypatch,
         ids, margins = predicted_in_threads(monkeypatch, replace(job, parties=members))
         y = labels[[one.replace("stranger", "person") for one in ids]].to_numpy(float)
         losses[file] = forest.objective.loss(margins, y, None)
-    assert forest.history["eval_0"][-1] == pytest.approx(losses["table"], rel=1e-12)
-    assert forest.history["eval_1"][-1] == pytest.approx(losses["others"], rel=1e-12)
+    assert forest.history["eval_0"][forest.objective.metric][-1] == pytest.approx(losses["table"], rel=1e-12)
+    assert forest.history["eval_1"][forest.objective.metric][-1] == pytest.approx(losses["others"], rel=1e-12)
     assert losses["table"] != losses["others"], "the same values, of persons trained on and of others"
 
 

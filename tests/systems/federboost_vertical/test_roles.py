@@ -184,7 +184,7 @@ def test_without_noise_eval_losses_and_early_stopping_equal_the_pooled_ones():
     options = {"n_estimators": 40, "early_stopping_rounds": 3, "learning_rate": 1.0}
     parts, pooled, tables = both(frames, y[:200], watched=watched, **options)
     assert parts["p0"].forest.history == pooled.forest.history
-    assert len(parts["p0"].forest.history["eval_1"]) < 40
+    assert len(parts["p0"].forest.history["eval_1"][parts["p0"].forest.objective.metric]) < 40
     assert_lossless(parts, pooled, read(held, tables))
 
 
@@ -262,7 +262,7 @@ def test_splits_are_recorded_in_terms_of_true_values_and_decided_by_them(varied)
     margins = np.full((len(y), 1), forest.objective.base_margin)
     margins_from_values(forest.trees, splits, matrix, margins)
     loss = forest.objective.loss(margins, y, None)
-    assert forest.history["again"][-1] == loss
+    assert forest.history["again"][forest.objective.metric][-1] == loss
     expected = grown_on_buckets(tables, played, y)
     assert np.any(np.abs(expected.margins - margins) > 0.1)  # what training itself saw
     for name in ("p1", "p2"):

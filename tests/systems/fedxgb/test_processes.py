@@ -208,7 +208,7 @@ def test_a_hidden_model_of_parties_apart_is_the_estimators_at_the_server_alone(t
     assert part.forest.trees == expected.parts_["pooled"].forest.trees
     assert any(len(tree.left) > 1 for tree in part.forest.trees)
     assert part.forest.classes == ["ill", "well"]
-    assert len(part.forest.history["eval_0"]) == 3
+    assert len(part.forest.history["eval_0"]["logloss"]) == 3
     assert [file.name for file in (trained.parent / "model").glob("*.part")] == ["owner.part"]
     assert not list((trained.parent / "model").glob("*.checkpoint"))
     reports = load_reports(job)

@@ -261,7 +261,9 @@ def _lead_rounds(
     if progress is not None:
         progress(forest.rounds, part)
     evals = [watched(rows, part.splits, seat.threads) for rows in watching]
-    run_rounds(trees.grow, forest, after_round, common.n_estimators, evals, common.early_stopping_rounds)
+    run_rounds(
+        trees.grow, forest, after_round, common.n_estimators, evals, common.early_stopping_rounds, common.metrics
+    )
     trees.flush()
 
 

@@ -182,6 +182,7 @@ def server(seat: Seat) -> ModelPart:
         common.n_estimators,
         [watched(e, part.splits, threads) for e in rows],
         common.early_stopping_rounds,
+        common.metrics,
     )
     crowd.tell(TrainingEnd())
     return part

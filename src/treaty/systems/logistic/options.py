@@ -26,42 +26,14 @@ LATTICE_FRACTION = 40
 class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that logistic regression has in every system.
 
+    `treaty.LogisticRegression` says what each of them means, but for `family`, which estimators set, and a job's
+    `classes` above 2; docs/options.md has them in a table.
+
     Attributes
     ----------
     family : {"logistic", "multiclass", "linear", "poisson"}
         What is regressed: two classes, several classes one against the rest, a number by least squares, or a count.
         Estimators set it, and a job's `classes` above 2.
-    standard_errors : bool
-        Whether each party also gets the standard errors of its weights, by products of its columns with others', see
-        docs/logistic.md.
-    max_iter : int
-        Most epochs.
-    batch_size : int
-        Rows in a mini-batch; all of the table where it has fewer. Other than a logistic regression of two
-        classes, and whatever has standard errors, takes the whole table at every step.
-    learning_rate : float or None
-        Factor on every step: None is 0.05 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
-        the number of passive parties. Halved by itself when an epoch's loss rises by more than a tenth.
-    tol : float
-        Training ends when the losses of two epochs differ by less (on the whole table: by less than its square, when
-        margins change by about `tol`); 0 for all of `max_iter`. Where it ends at `max_iter` otherwise, a warning says
-        so.
-    l2 : float
-        Penalty of l2 / 2 times the sum of squared weights beside the mean loss; not on the intercept.
-    memory : int
-        Quasi-Newton: how many correction pairs are kept; on the whole table, all.
-    period : int
-        Quasi-Newton: iterations from one correction pair to the next.
-    hessian_batch_size : int or None
-        Quasi-Newton: rows of a correction pair's Hessian product, the paper's |S_H|: at most a batch, or a multiple of
-        `batch_size`. None is `batch_size`.
-    fractional_bits : int
-        Numbers are encrypted as multiples of 2^-fractional_bits.
-    calibrate : bool
-        Whether the label holder fits Platt's two numbers to the margins of the training rows, so that probabilities of
-        the Taylor loss are unbiased; between parties this shows it these margins, as a prediction of the rows would.
-    random_state : int or None
-        Seed of the batches; between parties it counts if all who have data name the same.
     """
 
     family: Literal["logistic", "multiclass", "linear", "poisson"] = "logistic"

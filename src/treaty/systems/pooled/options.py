@@ -10,7 +10,8 @@ import msgspec
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
-from treaty.trees.objectives import Objective, loss_class
+from treaty.trees.metrics import NAMES, metric_names
+from treaty.trees.objectives import OWN_METRICS, Objective, loss_class
 from treaty.trees.splits import SplitRules
 
 _OF_OBJECTIVES = {  # options of one objective alone: which, and the value that None stands for
@@ -23,58 +24,7 @@ _OF_OBJECTIVES = {  # options of one objective alone: which, and the value that 
 class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that boosting has in every system, with the same defaults.
 
-    Attributes
-    ----------
-    n_estimators : int
-        Boosting rounds; one tree each, one per class for more than two classes.
-    max_depth : int
-        Levels of splits, 1 to 24.
-    learning_rate : float
-        Factor on every leaf weight.
-    reg_lambda : float
-        L2 penalty on leaf weights, as in XGBoost.
-    reg_alpha : float
-        L1 penalty on leaf weights, as in XGBoost.
-    min_split_loss : float
-        Least gain of a split, as in XGBoost.
-    min_child_weight : float
-        Least sum of hessians in a leaf, as in XGBoost.
-    min_child_samples : int or None
-        Fewest training rows in a leaf, a privacy rule: None is 20 in safe mode, 1 in paper mode.
-    subsample : float
-        Share of rows drawn for each tree.
-    colsample_bytree : float
-        Share of columns drawn for each tree.
-    goss : bool
-        Whether rows of a tree are drawn by gradient-based one-side sampling (Ke et al., LightGBM, 2017) in place of
-        `subsample`.
-    top_rate : float
-        With `goss`: the share of rows, those with the largest gradients, that are all taken.
-    other_rate : float
-        With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
-    objective : str or None
-        Loss of a numeric target: "squared_error", which None is too, "poisson", "tweedie", "huber" or "quantile", or a
-        class of the active party's as ``package.module:CLASS``; of a ranking "ndcg" or "pairwise" (docs/objectives.md).
-        Classifiers have the log-loss of their classes.
-    max_delta_step : float or None
-        Most that a leaf weight may be, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
-        ``objective="poisson"``, else 0.
-    tweedie_variance_power : float or None
-        With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
-    huber_slope : float or None
-        With ``objective="huber"``: the size of residuals from which on the loss is linear; None is 1.
-    quantile_alpha : float or None
-        With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
-    base_score : float
-        Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
-    fractional_bits : int
-        Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
-    max_bin : int or None
-        Most bins per feature, 2 to 255: None is 32, in paper mode what the paper has, where it says.
-    early_stopping_rounds : int or None
-        Stop when the last eval set's metric has not improved for so many rounds.
-    random_state : int or None
-        Seed of row and column sampling.
+    `treaty.GBDTClassifier` says what each of them means; docs/options.md has them in a table.
     """
 
     n_estimators: AtLeastOne = 20
@@ -98,6 +48,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     base_score: float = 0.5
     fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] | None = None
+    eval_metric: str | None = None
     early_stopping_rounds: AtLeastOne | None = None
     random_state: Seed | None = None
 
@@ -118,6 +69,9 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             if getattr(self, name) is not None and self.objective != objective:
                 raise ConfigError(f"{name} goes with objective={objective!r}, got objective={self.objective!r}")
         loss_class(self.objective)  # refuses an unknown one
+        unknown = [name for name in self.metrics if name not in NAMES and name not in OWN_METRICS]
+        if unknown:
+            raise ConfigError(f"expected eval_metric of {', '.join(NAMES)}, or a loss's own, got {unknown[0]!r}")
         if self.goss and self.subsample < 1.0:
             raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
@@ -143,6 +97,11 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         given = {name: getattr(self, name) for name in _OF_OBJECTIVES}
         own = {name: _OF_OBJECTIVES[name][1] if value is None else value for name, value in given.items()}
         return {**own, "max_delta_step": self.delta_step}
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names in `eval_metric`; none for the loss's own."""
+        return metric_names(self.eval_metric)
 
     @property
     def fewest_rows(self) -> int:
@@ -171,6 +130,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             one_side=self.one_side,
             random_state=self.random_state,
             early_stopping_rounds=self.early_stopping_rounds,
+            metrics=self.metrics,
         )
 
     def rules(self, objective: Objective) -> SplitRules:

@@ -30,6 +30,7 @@ from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import EvalSet, Forest, RoundState, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.metrics import check_metrics
 from treaty.trees.objectives import Objective, loss_class, make_objective
 
 
@@ -53,7 +54,7 @@ def loss_of(
             f"objective={common.objective!r} is of numbers, and the labels are classes: take GBDTRegressor, or "
             'task = "regression" in a job file'
         )
-    return make_objective(
+    loss = make_objective(
         common.objective or ("squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax"),
         y,
         weight,
@@ -63,6 +64,8 @@ def loss_of(
         epsilon=epsilon,
         **common.of_loss,
     )
+    check_metrics(common.metrics, loss)
+    return loss
 
 
 def check_numbers(y: Any, whose: str, n_rows: int, objective: str | type | None) -> NDArray[np.float64]:

@@ -1,0 +1,224 @@
+"""What trained trees say of rows and columns: predictions, leaves, contributions, importances, export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from treaty.compute import cores
+from treaty.errors import ConfigError
+from treaty.estimators.base import TableEstimator, Tables
+from treaty.estimators.inputs import positions_by_party
+from treaty.models import decisions
+from treaty.models.decisions import RowDecisions
+from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
+from treaty.models.trees import forest_of
+from treaty.runs.threads import active_of
+from treaty.systems.pooled.system import ALONE
+
+
+class TrainedTrees(TableEstimator):
+    """What boosted trees can be asked once they are trained; `_decide` makes of outputs what `predict` returns."""
+
+    evals_result_: dict[str, dict[str, list[float]]]
+    best_iteration_: int
+    best_score_: float
+
+    def _owners(self) -> set[str]:
+        """Return the parties that own a split in use; while training, all."""
+        if not hasattr(self, "parts_"):
+            return set(self.schemas_)
+        forest = forest_of(list(self.parts_.values()))
+        return {forest.sources[source] for tree in forest.trees for source in np.unique(tree.source[tree.left >= 0])}
+
+    def _margins(self, X: Tables) -> NDArray[np.float64]:
+        predicting = self._predicting()
+        return predicting.margins(self._matched(X), self.transport)
+
+    def _decided(self, X: Tables) -> RowDecisions:
+        predicting = self._predicting()
+        if predicting.settings[0].hides_decisions:
+            raise ConfigError("he_inference hides which leaf a row is in; set it to None for leaves, stages or shares")
+        return predicting.decisions(self._matched(X))
+
+    def predict(self, X: Tables) -> NDArray[Any]:
+        """Return each row's most probable class, or the predicted mean.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Returns
+        -------
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return self._decide(self._predictions(X))
+
+    def staged_predict(self, X: Tables) -> Iterator[NDArray[Any]]:
+        """Yield what `predict` would return after each round; the parties are asked once for all.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            As in `fit`, without labels.
+
+        Yields
+        ------
+        ndarray (n_rows,)
+
+        Raises
+        ------
+        ConfigError
+            With `he_inference`, which hides the decisions that this is made of.
+        DataError
+            For other parties or columns than those of training, or row counts that differ.
+        """
+        return map(self._decide, self._stages(X))
+
+    def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
+        """Return classes or means (n_rows,) of probabilities or means (n_rows, n_outputs)."""
+        raise NotImplementedError
+
+    def predict_leaf(self, X: Tables) -> NDArray[np.int32]:
+        """Return the leaf each row ends in, by parties played in threads; X and errors as in `staged_predict`.
+
+        Returns
+        -------
+        int32 (n_rows, n_trees)
+            The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
+            per class.
+        """
+        return decisions.leaves(self._decided(X), cores(self.n_jobs))
+
+    def apply(self, X: Tables) -> NDArray[np.int32]:
+        """Return the leaf each row ends in, as `predict_leaf`; XGBoost's name for it."""
+        return self.predict_leaf(X)
+
+    def evals_result(self) -> dict[str, dict[str, list[float]]]:
+        """Return the metrics of each eval set, one number per round: `evals_result_` by XGBoost's name."""
+        check_is_fitted(self, "parts_")
+        return self.evals_result_
+
+    @property
+    def best_iteration(self) -> int:
+        """The last round that early stopping kept, from 0; AttributeError without early stopping."""
+        return self.best_iteration_
+
+    @property
+    def best_score(self) -> float:
+        """The metric that early stopping looked at, after the last round it kept; AttributeError without."""
+        return self.best_score_
+
+    def _stages(self, X: Tables) -> Iterator[NDArray[np.float64]]:
+        """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
+        found = self._decided(X)
+        objective = forest_of(list(self.parts_.values())).objective
+        for margins in decisions.staged_margins(found, objective, cores(self.n_jobs)):
+            yield objective.predictions(margins)
+
+    def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:
+        """Return what each column adds to each row's margin: exact TreeSHAP, as XGBoost's ``pred_contribs``.
+
+        X and errors are as in `staged_predict`.
+
+        Returns
+        -------
+        float64 (n_rows, n_features + 1) or (n_rows, n_classes, n_features + 1)
+            Of a model on one table; the second form with more than two classes. The last column is the bias; a row adds
+            up to its margin.
+        treaty.interpretation.Contributions
+            Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
+            are played in threads. See docs/interpretation.md for what explaining tells a party beyond predicting.
+
+        Raises
+        ------
+        ConfigError
+            Also of a horizontal model, which says nothing of how many rows its nodes had.
+        """
+        predicting = self._predicting()
+        if predicting.settings[0].hides_decisions:
+            raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
+        return predicting.contributions(self._matched(X))
+
+    def importances(
+        self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """Return how much the trees rest on each column, by party, as the active party may see it.
+
+        Parameters
+        ----------
+        kind : {"gain", "cover", "count"}
+            Total gain of the column's splits, total cover of their nodes (not of a horizontal model), or their number.
+        consent : iterable of str or None, default ()
+            Parties that let their columns be named; None for all. The columns of others that are in use are called
+            "shop #1" and so on.
+        normalised : bool, default False
+            Divide by the sum over all parties.
+
+        Returns
+        -------
+        dict of str to (dict of str to float)
+
+        Raises
+        ------
+        ConfigError
+            For another kind, or a name that is no party.
+        """
+        check_is_fitted(self, "parts_")
+        return importances(list(self.parts_.values()), active_of(self.parts_), kind, consent, normalised=normalised)
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float64]:
+        """Total gain of each column's splits, scaled to sum 1 (n_features,).
+
+        Columns are as in the table, of a mapping of tables those of all parties side by side.
+        """
+        gains = self.importances(consent=None, normalised=True)
+        together = np.array([gain for name in self.parts_ for gain in gains[name].values()])
+        if self.parties is None or ALONE in self.schemas_:
+            return together
+        names = getattr(self, "feature_names_in_", None)
+        positions = positions_by_party(self.parties, None if names is None else list(names), self.n_features_in_)
+        in_place = np.empty_like(together)
+        in_place[[position for name in self.parts_ for position in positions[name]]] = together
+        return in_place
+
+    def to_xgboost(self, consent: Iterable[str] | None = None) -> Any:
+        """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
+
+        Parameters
+        ----------
+        consent : iterable of str or None, default None
+            Parties that agree to be joined, the active one being always among them; None for all.
+
+        Returns
+        -------
+        xgboost.Booster
+            Its `predict` gives probabilities (classifier) or means. Columns are named as at the parties (``f0``, ``f1``
+            and so on for arrays), with the party in front (``"bank.age"``) where parties hold columns of their own.
+            Categorical columns must come to it with the categories of training, in that order, which
+            ``json.loads(booster.attr("categories"))`` has by column: other than the estimator, a booster knows them by
+            number, and decides rows of categories it has not seen in its own way.
+
+        Raises
+        ------
+        ConfigError
+            If a party owns splits in use but does not consent, or XGBoost is not installed.
+        """
+        check_is_fitted(self, "parts_")
+        return joined_booster(list(self.parts_.values()), consent)
+
+    def _predictions(self, X: Tables) -> NDArray[np.float64]:
+        """Return probabilities or means (n_rows, n_outputs)."""
+        margins = self._margins(X)
+        return forest_of(list(self.parts_.values())).objective.predictions(margins)
