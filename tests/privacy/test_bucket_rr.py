@@ -165,7 +165,7 @@ def test_a_row_that_is_there_several_times_is_randomised_once(tmp_path):
     assert np.mean(noisy[:, 0] != codes[rows, 0]) > 0.1
 
 
-@pytest.mark.parametrize("change", ["order", "one-value", "fewer-rows", "copies"])
+@pytest.mark.parametrize("change", ["order", "one-value", "fewer-rows", "copies", "persons"])
 def test_other_rows_or_values_are_paid_anew_and_all_of_them_drawn_anew(tmp_path, change):
     n, ledger = 40_000, BucketLedger(tmp_path)
     codes = np.full((n, 1), 3, np.uint8)
@@ -178,10 +178,10 @@ def test_other_rows_or_values_are_paid_anew_and_all_of_them_drawn_anew(tmp_path,
         changed[7] = 4
     elif change == "fewer-rows":
         changed, numbers = changed[:-1], numbers[:-1]
-    else:
+    elif change == "copies":
         numbers = numbers.copy()
         numbers[-1] = n - 2  # as many rows of the same values, of which two are one
-    second, cost = ledger.noisy(changed, [AGE], numbers)
+    second, cost = ledger.noisy(changed, [AGE], numbers, persons=b"others" if change == "persons" else b"")
     assert cost.ever == {"age": 3.0}
     rows = slice(8, n - 8)  # of these nothing has changed
     assert independent(first[rows], second[rows], n - 16, AGE)

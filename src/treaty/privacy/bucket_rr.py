@@ -6,11 +6,12 @@ themselves randomised. A person has a value in every column: the columns' epsilo
 columns are copies of each other.
 
 Noise drawn again for the same values would average out. So it is not stored but computed, from a secret key and a name
-of the draw, which is a digest of all that is randomised: the column, its edges and epsilon, and every row's bucket in
-its place. A column is either sent again as it was, which tells nothing more and costs nothing, or drawn anew for
-all rows and entered in the ledger. There is nothing between. Were the noise of unchanged rows kept where others have
-changed, whose value has changed would show with certainty; were it drawn by the row's place alone, the same table in
-another order would be new noise for free. What draws tell besides is whether all of a column is as it was.
+of the draw, which is a digest of all that is randomised: the column, its edges and epsilon, the rows' ids where they
+have some, and every row's bucket in its place. A column is either sent again as it was, which tells nothing more and
+costs nothing, or drawn anew for all rows and entered in the ledger. There is nothing between. Were the noise of
+unchanged rows kept where others have changed, whose value has changed would show with certainty; were it drawn by the
+row's place alone, the same table in another order would be new noise for free. What draws tell besides is whether all
+of a column is as it was.
 
 References
 ----------
@@ -120,16 +121,21 @@ class BucketLedger(Ledger):
     """A party's privacy ledger, which also draws its noisy buckets."""
 
     def noisy(
-        self, codes: NDArray[np.uint8], columns: Sequence[Column], row_numbers: Integers, job: str = ""
+        self,
+        codes: NDArray[np.uint8],
+        columns: Sequence[Column],
+        row_numbers: Integers,
+        job: str = "",
+        persons: bytes = b"",
     ) -> tuple[NDArray[np.uint8], BucketCost]:
         """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
 
         `row_numbers` are the rows' places in the party's own table: a row that is there several times is randomised
-        once.
+        once. `persons` is a digest of who the rows are, where that is known.
         """
         _, first, which = np.unique(row_numbers, return_index=True, return_inverse=True)
         places = first[which].astype("<u8")  # of each row's first copy
-        draws = [self._draw(column, places, codes[:, f]) for f, column in enumerate(columns)]
+        draws = [self._draw(column, persons, places, codes[:, f]) for f, column in enumerate(columns)]
         self.spend([
             Entry(draw, job, MECHANISM, column.name, column.epsilon)
             for draw, column in zip(draws, columns, strict=True)
@@ -144,10 +150,14 @@ class BucketLedger(Ledger):
                 ever[entry.what] += entry.epsilon
         return noisy, BucketCost(now, ever)
 
-    def _draw(self, column: Column, places: NDArray[np.uint64], codes: NDArray[np.uint8]) -> str:
-        """Return the name of a column's draw: a keyed digest of the column, and of every row's place and bucket."""
+    def _draw(self, column: Column, persons: bytes, places: NDArray[np.uint64], codes: NDArray[np.uint8]) -> str:
+        """Return the name of a column's draw: a keyed digest of column and persons, every row's place and bucket.
+
+        Without the persons, others with the same buckets would get the same noise: who knows the values of the first
+        would know those of the second.
+        """
         what = msgspec.msgpack.encode([column.name, column.size, column.epsilon, column.edges])
-        content = [hashlib.sha256(part).digest() for part in (what, places.tobytes(), codes.tobytes())]
+        content = [hashlib.sha256(part).digest() for part in (what, persons, places.tobytes(), codes.tobytes())]
         return hmac.digest(self.key, b"treaty bucket draw" + b"".join(content), "sha256").hex()
 
     def _words(self, draw: str, places: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -49,8 +49,8 @@ def drawn(monkeypatch):
     """Return a list that collects what every party draws: names of columns, numbers of rows, noisy buckets."""
     noisy, collected = BucketLedger.noisy, []
 
-    def watching(ledger, codes, columns, row_numbers, job):
-        found = noisy(ledger, codes, columns, row_numbers, job)
+    def watching(ledger, codes, columns, row_numbers, *others):
+        found = noisy(ledger, codes, columns, row_numbers, *others)
         collected.append(([column.name for column in columns], row_numbers, found[0]))
         return found
 

@@ -117,6 +117,14 @@ def test_of_fewer_columns_the_same_noise_is_sent_which_costs_nothing(table, fold
     assert paid(folder) == cost
 
 
+def test_other_persons_with_the_same_buckets_have_noise_of_their_own(tmp_path):
+    tables, y = tables_and_labels(parties=2)
+    for persons, times in ((b"some", 1), (b"some", 1), (b"others", 2)):
+        fields = {name: {"store": tmp_path, "rows_digest": persons} for name in tables}
+        spent = play_training(tables, y, fields=fields).results["p1"].spent
+        assert f"; {4 * times * len(tables['p1'].schema.names)} per person with all draws" in spent
+
+
 def sent_codes(tables, y, folder):
     """Train, and return the noisy buckets that the second party sends."""
     fields = {name: {"store": folder} for name in tables}

@@ -43,6 +43,7 @@ def noisy_buckets(
     ledger: BucketLedger,
     row_numbers: NDArray[np.int64],
     job: str,
+    persons: bytes = b"",
 ) -> tuple[Buckets, NDArray[np.uint8], BucketCost]:
     """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger.
 
@@ -64,7 +65,7 @@ def noisy_buckets(
         Column(name, int(size), epsilon, _edges(bins, f))
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons.items(), strict=True))
     ]
-    noisy, spent = ledger.noisy(codes, columns, row_numbers, job)
+    noisy, spent = ledger.noisy(codes, columns, row_numbers, job, persons)
     packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
     content = np.concatenate([np.empty(0, np.uint8), *packed])
     costs = np.array([column.epsilon for column in columns], np.float64)

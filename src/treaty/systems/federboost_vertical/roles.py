@@ -267,8 +267,8 @@ def passive(seat: Seat) -> ModelPart:
     seat : Seat
         With own columns of the aligned rows, and the active party as the only peer. Its `store` has the key of the
         noise and the ledger of its cost, for all jobs; without one, both are of this training alone. `row_numbers` say
-        which rows are copies of one row of the party's file, which is randomised once. `ids` of its rows and eval sets
-        say who is who.
+        which rows are copies of one row of the party's file, which is randomised once, `rows_digest` who they are;
+        `ids` of its rows and eval sets say who is who.
 
     Returns
     -------
@@ -292,7 +292,8 @@ def passive(seat: Seat) -> ModelPart:
         known = KnownRows.of(table.matrix(), None if seat.rows.ids is None else seat.rows.ids())
         for rows in seat.eval_sets:  # before anything is told of training rows
             check_unknown(seat, known, rows)
-    message, noisy, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job)
+    persons = seat.rows_digest or b""
+    message, noisy, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job, persons)
     send_buckets(party, active, message)
     start = party.receive(active, Start)
     told = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
