@@ -92,7 +92,7 @@ def train_party(
         result = job.system.train[cast.roles[name]](seat)
         part = result if cast.roles[name] in job.system.has_model else None
         _warn_of_no_split(job, name, part, tables)
-        _stage(job, cast, party, part, tables, clock)
+        _stage(job, cast, party, part, tables, clock, seat.model_id)
         try:
             waiting = cast.having(*job.system.has_model, *job.system.until_kept)
             may_lose = job.system.may_lose(cast, job.settings()[0])
@@ -181,7 +181,7 @@ def _warn_of_no_split(job: Job, name: str, part: Any, tables: TrainingTables) ->
             logger.warning("%s: %s", name, reason)
 
 
-def _stage(job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, clock: _Clock) -> None:
+def _stage(job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, clock: _Clock, model_id: str) -> None:
     """Write what a party has of a finished training, which an earlier one's files outlast until all have theirs."""
     own, report, weights = map(staged_file, _files_of_training(job, party.name))
     if part is not None:
@@ -189,7 +189,7 @@ def _stage(job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables
         if isinstance(part, LinearPart) and part.errors is not None:
             write_predictions(weights, part.table())
     training = "training" if job.system.common.table == "regression" else "boosting"
-    write_report(report, job, cast, party, part, tables, clock.seconds(training))
+    write_report(report, job, cast, party, part, tables, clock.seconds(training), model_id)
 
 
 def _files_of_training(job: Job, name: str) -> tuple[Path, Path, Path]:

@@ -54,9 +54,13 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def write_report(
-    path: Path, job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, seconds: dict[str, float]
-) -> None:
-    """Write what a party notes about a training beside its part, which is None at roles without one."""
+    path: Path, job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, seconds: dict[str, float],
+    model_id: str = "",
+) -> None:  # fmt: skip
+    """Write what a party notes about a training beside its part, which is None at roles without one.
+
+    `model_id` is the model's, as far as such a role knows it.
+    """
     own, common = job.settings()
     learned = job.system.disclosures(cast, own, common, part)
     if job.align is not None:
@@ -69,7 +73,7 @@ def write_report(
     data, forest = tables.data, getattr(part, "forest", None)
     report = Report(
         **_of_run(job, party, cast.roles[party.name]), seconds=seconds, learned=learned, has_part=part is not None,
-        model=getattr(part, "model_id", ""), rows=None if data is None else data.table.n_rows,
+        model=getattr(part, "model_id", model_id), rows=None if data is None else data.table.n_rows,
         columns={} if data is None else column_types(data.table.schema),
         losses=losses_of(part), best_round=None if forest is None else forest.best_round,
         importances={} if part is None else importances_of(part),
@@ -161,6 +165,12 @@ def load_reports(job: Job) -> dict[str, Report]:
         for name, path in files.items()
         if path.exists() or name not in may_lack
     }
+
+
+def trained_model(job: Job, name: str) -> str:
+    """Return the id of the model in whose training a party took part, by its report; empty where it has none."""
+    path = report_file(job, name)
+    return read_json(path, Report, FORMAT, name).model if path.exists() else ""
 
 
 def report_file(job: Job, name: str) -> Path:

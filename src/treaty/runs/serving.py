@@ -19,7 +19,7 @@ from treaty.models.trees import ModelPart, RowPredictions
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, store_of
 from treaty.runs.party import apart, connected, find_part, patience_of, to_predict
-from treaty.runs.report import write_service_report
+from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import read_rows
 from treaty.runs.threads import Role, play
 from treaty.systems import find_system
@@ -61,6 +61,7 @@ def serve_party(job: Job, name: str, cast: Cast) -> RowPredictions | None:
         began = time.perf_counter()
         seat = Seat(
             party=party, options=own, common=common, cast=cast, part=find_part(job, name) if has_part else None,
+            model_id="" if has_part else trained_model(job, name),
             threads=cores(job.n_jobs), store=store, patience=patience_of(job), apart=apart(job), read=read,
         )  # fmt: skip
         found: RowPredictions | None = service.programs[cast.roles[name]](seat)

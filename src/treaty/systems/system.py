@@ -178,6 +178,9 @@ class Seat:
         Of a simulated user, when it drops out; see `System.absences`.
     part : ModelPart or LinearPart or None
         Prediction: what training left at this party.
+    model_id : str
+        Which model is trained, noted by roles without a part of it; of a `Service`, the one that this party's report of
+        the training names. Empty where it is not known.
     read : callable or None
         Of a `Service`: returns own rows, given the model's columns, which this party learns from others.
     """
@@ -205,6 +208,7 @@ class Seat:
     apart: bool = False
     absence: Any = None
     part: Any = None
+    model_id: str = ""
     read: Callable[[Schema], Table] | None = None
 
     @property

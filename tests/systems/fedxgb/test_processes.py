@@ -346,7 +346,9 @@ def test_a_model_that_could_not_be_saved_ends_the_job_for_all_and_everybody_can_
     for thread in threads:
         thread.join(within(60))
     assert said == {}
-    assert find_part(load_job(path), "owner").forest.rounds == 3
+    part, reports = find_part(load_job(path), "owner"), load_reports(load_job(path))
+    assert part.forest.rounds == 3
+    assert {reports[name].model for name in ("owner", *EDGES, *USERS)} == {part.model_id}
     assert not [*(tmp_path / "model").glob("*.cohorts"), *(tmp_path / "model").glob("*.digest")]
 
 

@@ -21,7 +21,7 @@ from runs.job_files import finish, start
 from tables import real_table, with_categories, with_gaps
 from treaty.cli.main import app
 from treaty.errors import ConfigError, TreatyError
-from treaty.files import read_json
+from treaty.files import read_json, write_json
 from treaty.messaging.certificates import write_identity
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party, run_role
@@ -240,7 +240,7 @@ def test_a_user_that_dies_or_sends_garbage_ends_nobody_elses_predictions(tmp_pat
     ("change", "words"),
     [
         (lambda table: table.assign(shoe=1.0), "columns unknown from training, to be dropped: 'shoe'"),
-        (lambda table: table.assign(**{table.columns[1]: "red"}), "expected numbers, as in training, got"),
+        (lambda table: table.assign(**{table.columns[1]: "red"}), "has numbers in 0 rows, but 'red' in line 2"),
     ],
     ids=["a column more", "text for numbers"],
 )
@@ -291,6 +291,35 @@ def test_a_model_of_another_job_is_refused_before_rows_are_shared(tmp_path, monk
     assert all("owner stopped the job" in said[edge] for edge in EDGES)
     assert not any("RowShares" in sent[name] for name in ASKING)
     assert set(said) == set(service_cast(job).roles)
+
+
+def note_training(folder: Path, name: str, model_id: str) -> None:
+    """Write what a party notes about a training."""
+    nothing: dict[str, Any] = {key: {} for key in ("versions", "options", "seconds", "waited", "sent", "learned")}
+    report = Report(party=name, job="test", role="", ended="", has_part=False, model=model_id, **nothing)
+    write_json(folder / f"{name}.report.json", report, FORMAT, name)
+
+
+@pytest.mark.parametrize("who", ["tokyo", "ann"])
+def test_who_helped_to_train_another_model_refuses_before_rows_are_shared(tmp_path, monkeypatch, model, who):
+    job = load_job(write_job(tmp_path, model))
+    note_training(tmp_path / "model", who, "b" * 32)
+    sent: dict[str, set[str]] = {}
+    found, said = play(monkeypatch, job, sent)
+    assert f"expected model bbbbbbbb, in whose training {who} took part by its report" in said[who]
+    assert "RowShares" not in sent[who]
+    assert_right(model, found, [] if who == "tokyo" else ["ben", "cat"])
+
+
+def test_a_report_of_the_same_model_is_served_and_none_is_warned_of(tmp_path, monkeypatch, model, caplog):
+    job = load_job(write_job(tmp_path, model))
+    for name in ("tokyo", "ann"):
+        note_training(tmp_path / "model", name, model.parts_["pooled"].model_id)
+    found, said = play(monkeypatch, job)
+    assert said == {}
+    assert_right(model, found)
+    warned = [line.split()[0] for line in caplog.messages if "has no report of the job's training" in line]
+    assert sorted(warned) == ["berlin", "oslo"]
 
 
 def test_edge_servers_with_other_limits_refuse(tmp_path, monkeypatch, model):

@@ -89,6 +89,7 @@ def edge(seat: Seat) -> None:
     offers = _offers(seat, credentials, domains(cast)[party.name], patience)
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
     task = receive_task(seat, server, credentials)
+    seat.model_id = task.model_id
     membership = join(party, server, edges, seat.vouching, b"fedxgb edges", SumRules(allow_two=True))
     standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
     file = DomainFile(seat.keeper, party.name, task.model_id, standings)

@@ -85,6 +85,7 @@ def user(seat: Seat) -> NDArray[np.float64]:
     credentials = Credentials(party, authority_of(seat.cast), "user")
     party.send(edge, UserOffer(credentials.certified, activity=1.0, stability=1.0))  # neither is measured here
     task = receive_task(seat, edge, credentials)
+    seat.model_id = task.model_id
     schema = schema_of(task.names, task.categories)
     rows = common_rows(seat.rows, schema, seat.classes, task.classes, party.name)
     printed = printed_rows([rows], task.classes)

@@ -167,7 +167,7 @@ def test_everybody_receives_only_what_the_text_says(prediction):
     computing = terms | {"SplitShares", "LeafShares", "RowShares", "RowCounts", "SharedNumbers", "DealtCorrections"}
     assert steps("server") == {"TreesRequest"}
     assert steps("edge0") == steps("edge1") == computing
-    assert steps("edge2") == terms | {"WantedRows", "WantedLevel", "WantedLeaves", "DealingEnd"}
+    assert steps("edge2") == {"DealerTerms", "ModelSize"} | {"WantedRows", "WantedLevel", "WantedLeaves", "DealingEnd"}
     for name, table in tables.items():
         assert steps(name) <= {"PredictionTerms", "QueriesLeft", "RowsTaken", "ValueShares"}
         told = dict(received(played, name, ValueShares))
@@ -182,6 +182,8 @@ def test_everybody_receives_only_what_the_text_says(prediction):
 def test_the_dealer_is_told_numbers_of_rows_and_slots_alone(prediction):
     part, tables, played = prediction
     rows, trees = sum(table.n_rows for table in tables.values()), len(part.forest.trees)
+    contents = b"".join(bytes(e.content) for e in played.transcripts["edge2"].entries if e.direction == "received")
+    assert not any(name.encode() in contents for name in part.schema.names)
     assert [asked.rows for _, asked in received(played, "edge2", WantedRows)] == [rows]
     levels = [(a.start, a.rows, a.trees, a.slots) for _, a in received(played, "edge2", WantedLevel)]
     assert levels == [(0, rows, trees, 1 << level) for level in range(3)]

@@ -241,6 +241,18 @@ def test_counts_that_are_none_are_refused(count):
         decode_body(encode_body(RowCounts({}, {"ann": count})), RowCounts, peer="edge1")
 
 
+@pytest.mark.parametrize(
+    "change", [{"n_bins": [256]}, {"n_bins": [-1]}, {"outputs": 0}, {"outputs": 1 << 11}, {"max_queries": 0}], ids=str
+)
+def test_terms_of_a_dealer_that_cannot_be_are_refused(change):
+    right = {"model_id": "m", "n_bins": [3], "categorical": [True], "outputs": 1, "max_queries": 5}
+    sent = secpred.DealerTerms(**right, comparison="additive")
+    assert decode_body(encode_body(sent), secpred.DealerTerms, peer="server").n_bins == [3]
+    wrong = secpred.DealerTerms(**{**right, **change}, comparison="additive")
+    with pytest.raises(PeerProtocolError, match=next(iter(change))):
+        decode_body(encode_body(wrong), secpred.DealerTerms, peer="server")
+
+
 # ---------------------------------------------------------------- what edge servers consent to
 
 

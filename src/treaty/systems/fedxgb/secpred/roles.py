@@ -6,8 +6,10 @@ rows and get predictions.
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`PredictionTerms`     server -> each edge;  columns and bins of training, loss, classes,      TLS
+`PredictionTerms`     server -> holders;    columns and bins of training, loss, classes,      TLS
                       first edge -> users   which model, most rows of a user
+`DealerTerms`         server -> dealer      how many bins columns have, which have            TLS
+                                            categories; which model, most rows of a user
 `ModelSize`           server -> each edge   how many trees, and of what depth                 TLS
 `QueriesLeft`         holders -> each user  how many rows it may still ask for                TLS
 `RowShares`           user -> holders       shares of its binned rows                         secret shares
@@ -22,14 +24,15 @@ message               from -> to            content                             
 ====================  ====================  ================================================  =====================
 
 Holders of shares are all edge servers. With ``comparison="additive"`` there are three edge servers, of whom the first
-two hold shares; the third gets only `PredictionTerms` and `ModelSize` and deals random numbers to the others
-(`dealer`).
+two hold shares; the third gets only `DealerTerms` and `ModelSize` and deals random numbers to the others (`dealer`).
 
 Adversary: honest but curious. At most (edges - 1) // 2 edge servers collude (any one of three), with any users or with
 the server.
 
-**Who learns what.** Server: nothing. Edge servers: who asks and for how many rows (the dealer: for how many rows in
-all); how many trees there are, and how deep the deepest is, to which all are filled up. Users: their predictions, and
+**Who learns what.** Server: nothing. Edge servers: names, categories and bins of all columns, the loss and the classes
+(the dealer: how many bins columns have, and which have categories), as in training; who asks and for how many rows, now
+and over all runs (the dealer: for how many rows in all); how many trees there are, and how deep the deepest is, to
+which all are filled up. Users: their predictions, and
 what all users of the training were told: quantiles of all columns, frequent categories, the classes. No path and no
 tree's own value is opened to anybody.
 
@@ -52,6 +55,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.data.binning import MOST_BINS, Bins
 from treaty.data.columns import Category
@@ -80,6 +84,7 @@ from treaty.systems.fedxgb.secpred.routing import (
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, holders_of, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, schema_of
+from treaty.systems.sizes import MOST_COLUMNS
 from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
@@ -89,6 +94,7 @@ _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 _NUMBERS = 1 << 19  # of the splits of a level that are sent at once
 _MOST_OUTPUTS = 1 << 10
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+_ModelId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,26 +108,42 @@ class PredictionRules:
         Rows of each user that are predicted by a model, over all runs.
     n_estimators, max_depth : int
         Most rounds, and levels of splits, of the model.
+    model_id : str
+        The model of the job's training, where this party has taken part in it; empty where that is not known.
     """
 
     comparison: Comparison
     max_queries: int
     n_estimators: int
     max_depth: int
+    model_id: str = ""
 
 
 class PredictionTerms(Message):
     """What users and edge servers know; bins as users of the training were told them."""
 
-    model_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    model_id: _ModelId
     names: list[str]
     categories: Categories
     bins: CommonBins
     objective: Objective
-    base_margin: float
     classes: list[Category] | None
     max_queries: _AtLeastOne
     comparison: Comparison
+
+
+class DealerTerms(Message):
+    """What who deals random numbers knows of the columns: numbers of bins, and which have categories."""
+
+    model_id: _ModelId
+    n_bins: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)]], msgspec.Meta(max_length=MOST_COLUMNS)]
+    categorical: Annotated[list[bool], msgspec.Meta(max_length=MOST_COLUMNS)]
+    outputs: Annotated[int, msgspec.Meta(ge=1, le=_MOST_OUTPUTS)]
+    max_queries: _AtLeastOne
+    comparison: Comparison
+
+
+_TERMS: tuple[type[PredictionTerms] | type[DealerTerms], ...] = (PredictionTerms, DealerTerms)
 
 
 class ModelSize(Message):
@@ -177,7 +199,6 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         # without what tells of targets and weights
         bins=msgspec.structs.replace(agreed, grad_clip=0.0, weight_bound=0.0),
         objective=msgspec.structs.replace(forest.objective, grad_clip=1.0, weight_bound=1.0),
-        base_margin=forest.objective.base_margin,
         classes=forest.classes,
         max_queries=rules.max_queries,
         comparison=rules.comparison,
@@ -185,10 +206,14 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
     depth = max(depths)
     layout = layout_of(bins, np.ones(n_features, np.bool_))
     at_once = max(1, _NUMBERS // (layout.columns << max(depth - 1, 0)))
-    for edge in edges:
-        party.send(edge, terms)
-        party.send(edge, ModelSize(len(forest.trees), depth))
     model = HiddenModel(party, edges, layout, rules.comparison)
+    for_dealer = DealerTerms(
+        part.model_id, list(layout.n_bins), list(layout.categorical), forest.objective.n_outputs, rules.max_queries,
+        rules.comparison,
+    )  # fmt: skip
+    for edge in edges:
+        party.send(edge, terms if edge in model.holders else for_dealer)
+        party.send(edge, ModelSize(len(forest.trees), depth))
     for start in range(0, len(forest.trees), at_once):
         complete = [complete_tree(tree, part.splits, bins, depth) for tree in forest.trees[start : start + at_once]]
         for edge in model.holders:
@@ -219,25 +244,24 @@ def edge(
     which this edge server consents, and PeerProtocolError when its model has more or deeper trees.
     """
     party.may_lose(users)
-    terms, grown = party.receive(server, PredictionTerms), party.receive(server, ModelSize)
+    terms = party.receive(server, *_TERMS)
+    grown = party.receive(server, ModelSize)
     _check_rules(rules, terms, party.name)
+    deals = party.name not in holders_of(rules.comparison, edges)
+    if isinstance(terms, DealerTerms):
+        if not deals:
+            raise PeerProtocolError(server, f"expected PredictionTerms, got DealerTerms - from {server}")
+        _check_size(rules, grown, terms.outputs, server)
+        _deal(party, edges, _dealt_layout(terms))
+        return
+    if deals:
+        raise PeerProtocolError(server, f"expected DealerTerms, got PredictionTerms - from {server}")
     n_outputs = _outputs(terms, server)
-    most_trees = rules.n_estimators * n_outputs
-    if grown.trees > most_trees or grown.depth > rules.max_depth:
-        raise PeerProtocolError(
-            server,
-            f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
-            f"depth {grown.depth} - at ModelSize from {server}",
-        )
+    _check_size(rules, grown, n_outputs, server)
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
     layout = layout_of(_bins(terms, server), np.ones(len(terms.names), np.bool_))
     shares = shares_of(rules.comparison, layout, edges)
-    if party.name == shares.dealer:
-        dealer = Dealer(party, edges, layout)
-        dealer.serve()  # the mask of the rows
-        dealer.serve()  # all levels and leaves
-        return
     asked = record.asked(terms.model_id)
     left = {name: max(0, rules.max_queries - asked.get(name, 0)) for name in users}
     party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
@@ -264,6 +288,26 @@ def edge(
     party.send_each({
         name: ValueShares(Array.of(np.ascontiguousarray(totals[:, rows]))) for name, rows in held.parts.items()
     }, timeout=patience)  # fmt: skip
+
+
+def _check_size(rules: PredictionRules, grown: ModelSize, n_outputs: int, server: str) -> None:
+    most_trees = rules.n_estimators * n_outputs
+    if grown.trees > most_trees or grown.depth > rules.max_depth:
+        raise PeerProtocolError(
+            server,
+            f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
+            f"depth {grown.depth} - at ModelSize from {server}",
+        )
+
+
+def _dealt_layout(terms: DealerTerms) -> Layout:
+    return Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
+
+
+def _deal(party: Party, edges: Sequence[str], layout: Layout) -> None:
+    dealer = Dealer(party, edges, layout)
+    dealer.serve()  # the mask of the rows
+    dealer.serve()  # all levels and leaves
 
 
 def _counted(
@@ -356,6 +400,7 @@ def user(
     first = edges[0]
     terms = party.receive(first, PredictionTerms)
     _check_comparison(rules, terms, party.name)
+    _check_model(rules, terms, party.name)
     n_outputs, bins = _outputs(terms, first), _bins(terms, first)
     holders = holders_of(rules.comparison, edges)
     left = min(party.receive(edge, QueriesLeft).rows for edge in holders)
@@ -376,7 +421,7 @@ def user(
                 f"{edge} goes on without {party.name}: expected its rows at all edge servers, equally many, before "
                 "they stop waiting for users",
             )
-    return RowPredictions(terms.base_margin + shared.values({}, n_outputs).T, terms.objective, terms.classes)
+    return RowPredictions(terms.objective.base_margin + shared.values({}, n_outputs).T, terms.objective, terms.classes)
 
 
 def check_edges(comparison: Comparison, edges: int) -> None:
@@ -390,9 +435,15 @@ def check_edges(comparison: Comparison, edges: int) -> None:
         )
 
 
-def _check_rules(own: PredictionRules, terms: PredictionTerms, name: str) -> None:
+def _check_rules(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str) -> None:
     """Raise ConfigError unless the server's terms are those to which an edge server consents."""
     _check_comparison(own, terms, name)
+    _check_model(own, terms, name)
+    if not own.model_id:
+        logger.warning(
+            "%s has no report of the job's training, and cannot tell whether model %s of the server is that of the job",
+            name, terms.model_id[:8],
+        )  # fmt: skip
     if terms.max_queries != own.max_queries:
         raise ConfigError(
             f"expected max_queries={own.max_queries}, to which {name} consents, got {terms.max_queries} of the server; "
@@ -400,7 +451,18 @@ def _check_rules(own: PredictionRules, terms: PredictionTerms, name: str) -> Non
         )
 
 
-def _check_comparison(own: PredictionRules, terms: PredictionTerms, name: str) -> None:
+def _check_model(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str) -> None:
+    """Raise ConfigError where this party's report is of the training of another model."""
+    if own.model_id and own.model_id != terms.model_id:
+        raise ConfigError(
+            f"expected model {own.model_id[:8]}, in whose training {name} took part by its report, got "
+            f"{terms.model_id[:8]} of the server: it is another job's, or this job was trained again without {name}; "
+            f"if it is the right one, move {name}.report.json away",
+            public="its report is of the training of another model",
+        )
+
+
+def _check_comparison(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str) -> None:
     if terms.comparison != own.comparison:
         raise ConfigError(
             f'expected comparison="{own.comparison}", to which {name} consents, got "{terms.comparison}" of the '
