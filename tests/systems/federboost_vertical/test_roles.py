@@ -621,12 +621,12 @@ def test_a_column_of_few_buckets_is_named_in_a_warning(caplog):
     few = pd.DataFrame({"smoker": np.arange(len(X)) % 2.0, "age": X.iloc[:, 5]})
     tables = {"p0": to_table(X.iloc[:, :3], party="p0"), "p1": to_table(few, party="p1")}
     play_training(tables, y.astype(float), n_estimators=1)
-    (said,) = [record.getMessage() for record in caplog.records if "buckets" in record.getMessage()]
+    (said,) = [record.getMessage() for record in caplog.records if "noisy bucket" in record.getMessage()]
     assert "smoker" in said
     assert "age" not in said
     caplog.clear()
     play_training(tables, y.astype(float), n_estimators=1, mode="paper", epsilon=math.inf)
-    assert not [record for record in caplog.records if "buckets" in record.getMessage()]
+    assert not [record for record in caplog.records if "noisy bucket" in record.getMessage()]
 
 
 def test_checkpoints_are_kept_by_all(monkeypatch, tmp_path):
