@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import narwhals as nw
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
@@ -150,6 +152,93 @@ class TrainedTrees(TableEstimator):
             raise ConfigError("he_inference hides which leaf a row is in; set it to None for contributions")
         return predicting.contributions(self._matched(X))
 
+    def contributions_frame(self, X: Tables) -> Any:
+        """Return `predict_contributions` as a dataframe: a column for each column of X, by its name, and "bias".
+
+        X and errors are as in `predict_contributions`; with more than two classes use `explain`.
+
+        Returns
+        -------
+        dataframe
+            Of the library that X (of a mapping, the first table) is of, a `pyarrow.Table` for arrays.
+        """
+        values = self._in_place(self._joined_contributions(X))
+        if values.ndim > 2:
+            raise ConfigError("contributions to several classes are no one table: use explain(X)")
+        first = next(iter(X.values())) if isinstance(X, Mapping) else X
+        try:
+            library = nw.get_native_namespace(nw.from_native(first, eager_only=True))
+        except TypeError:
+            library = pyarrow
+        columns = dict(zip([*self._column_names(), "bias"], values.T, strict=True))
+        return nw.from_dict(columns, backend=library).to_native()
+
+    def explain(self, X: Tables) -> Any:
+        """Return `predict_contributions` as a `shap.Explanation`, for the plots of shap: ``shap.plots.beeswarm``.
+
+        X and errors are as in `predict_contributions`; all parties' columns are in it, side by side or as in the one
+        table that `parties` is about.
+
+        Returns
+        -------
+        shap.Explanation
+            `values` float64 (n_rows, n_features), with more than two classes (n_rows, n_features, n_classes), in
+            margins; `base_values`, `feature_names`, `data` with the numbers of categories, and `display_data` with
+            their names.
+
+        Raises
+        ------
+        ConfigError
+            Also if shap is not installed.
+        """
+        try:
+            import shap
+        except ImportError as error:
+            raise ConfigError("explain() needs shap: pip install 'treaty-learn[shap]'") from error
+        values = self._joined_contributions(X)
+        values, bias = self._in_place(values), values[..., -1]
+        values = values[..., :-1]
+        tables = self._tables(X, reset=False)
+        shown = [
+            column if known is None else np.array([*known, "unseen", None], object)[_codes(column, len(known))]
+            for table in tables.values()
+            for column, known in zip(table.columns, table.schema.categories, strict=True)
+        ]
+        return shap.Explanation(
+            values=values if values.ndim == 2 else values.transpose(0, 2, 1),
+            base_values=bias,
+            data=self._in_place(np.hstack([table.matrix() for table in tables.values()])),
+            display_data=self._in_place(np.column_stack([column.astype(object) for column in shown])),
+            feature_names=self._column_names(),
+        )
+
+    def _joined_contributions(self, X: Tables) -> NDArray[np.float64]:
+        """Return contributions to all columns, those of parties side by side, and the bias last."""
+        found = self.predict_contributions(X)
+        return found.joined() if isinstance(found, Contributions) else found
+
+    def _column_names(self) -> list[str]:
+        """Return the names of all columns, in the order of the table that X is."""
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None:
+            return [str(name) for name in names]
+        return [f"f{position}" for position in range(self.n_features_in_)]
+
+    def _in_place(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Put what belongs to columns of parties, side by side, where the columns are in the one table, if it is one.
+
+        `values` (..., n_features), or with something last that is of no column.
+        """
+        if self.parties is None or ALONE in self.schemas_:
+            return values
+        names = getattr(self, "feature_names_in_", None)
+        positions = positions_by_party(self.parties, None if names is None else list(names), self.n_features_in_)
+        in_place = values.copy()
+        in_place[..., [position for name in self.schemas_ for position in positions[name]]] = values[
+            ..., : self.n_features_in_
+        ]
+        return in_place
+
     def importances(
         self, kind: Kind = "gain", consent: Iterable[str] | None = (), *, normalised: bool = False
     ) -> dict[str, dict[str, float]]:
@@ -184,14 +273,7 @@ class TrainedTrees(TableEstimator):
         Columns are as in the table, of a mapping of tables those of all parties side by side.
         """
         gains = self.importances(consent=None, normalised=True)
-        together = np.array([gain for name in self.parts_ for gain in gains[name].values()])
-        if self.parties is None or ALONE in self.schemas_:
-            return together
-        names = getattr(self, "feature_names_in_", None)
-        positions = positions_by_party(self.parties, None if names is None else list(names), self.n_features_in_)
-        in_place = np.empty_like(together)
-        in_place[[position for name in self.parts_ for position in positions[name]]] = together
-        return in_place
+        return self._in_place(np.array([gain for name in self.parts_ for gain in gains[name].values()]))
 
     def to_xgboost(self, consent: Iterable[str] | None = None) -> Any:
         """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
@@ -222,3 +304,8 @@ class TrainedTrees(TableEstimator):
         """Return probabilities or means (n_rows, n_outputs)."""
         margins = self._margins(X)
         return forest_of(list(self.parts_.values())).objective.predictions(margins)
+
+
+def _codes(column: NDArray[np.float32], n_known: int) -> NDArray[np.intp]:
+    """Return the codes of categories: `n_known` for those that training did not have, one more for missing values."""
+    return np.where(np.isnan(column), n_known + 1, np.nan_to_num(column)).astype(np.intp)
