@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +22,7 @@ Verbose = Annotated[
 ]
 LogFile = Annotated[Path | None, typer.Option("--log-file", help="Add the same lines to this file.")]
 
+_NEVER = logging.CRITICAL + 1
 _FOLLOWED_EVERY = 0.2  # seconds
 
 
@@ -60,10 +61,26 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
             handler.close()
 
 
+class _LogFile(logging.FileHandler):
+    """A log that is given up, and said to be, when it cannot be written: the job goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say on standard error why nothing more is written; called while the error is handled."""
+        if self.level < _NEVER:
+            self.setLevel(_NEVER)
+            error = sys.exc_info()[1]
+            print(f"treaty: cannot write the log {self.baseFilename} any more: {error}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close the file; what could not be written is lost."""
+        with suppress(OSError):
+            super().close()
+
+
 def _opened(file: Path) -> logging.Handler:
     try:
         os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
-        return logging.FileHandler(file, encoding="utf-8")
+        return _LogFile(file, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the log {file}: {error.strerror}") from None
 

@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 the job ended with an error, said on standard error, which
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 console = Console()
-BY_SIGNAL = (129, 130, 143)  # exit codes after SIGHUP, SIGINT and SIGTERM
+BY_SIGNAL = {129: "told to end", 130: "interrupted", 143: "told to end"}  # exit codes after SIGHUP, SIGINT and SIGTERM
 
 
 def _show_version(wanted: bool) -> None:
@@ -223,6 +224,8 @@ def main() -> NoReturn:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code in BY_SIGNAL:
+            party = re.search(r" --as[ =](\S+)", " ".join(sys.argv))
+            print(f"treaty: {BY_SIGNAL[ended.code]}{f' at {party[1]}' if party else ''}", file=sys.stderr)
             # at once: a call of gRPC that was cut off half-way can keep the interpreter from ending
             sys.stdout.flush()
             sys.stderr.flush()

@@ -9,6 +9,7 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from treaty.data.columns import quoted
 from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
 from treaty.data.number_text import FEWEST, SHOWN, strays_of
 from treaty.data.table import Schema, Table
-from treaty.errors import DataError
+from treaty.errors import ConfigError, DataError
 
 _CHECKED = b"treaty.schema"
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
@@ -86,7 +87,8 @@ def read_table(
 def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> None:
     """Write columns (n_rows,) to a file as `read_table` reads them, replacing what was there.
 
-    Raises DataError for another ending, a folder that does not exist, no columns, or columns of different lengths.
+    Raises DataError for another ending, a folder that does not exist, no columns, or columns of different lengths, and
+    ConfigError where the file cannot be written.
     """
     path = Path(path)
     ending = _ending(path, "predictions")
@@ -100,8 +102,11 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
     try:
         _write(whole, pa.table(arrays), ending)
         whole.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; make room, or name another file") from None
     finally:
-        whole.unlink(missing_ok=True)
+        with suppress(OSError):
+            whole.unlink(missing_ok=True)
 
 
 def _write(path: Path, table: pa.Table, ending: str) -> None:

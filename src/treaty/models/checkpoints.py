@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -278,7 +279,8 @@ class Keeper:
         if self._current is None:
             return
         started = time.perf_counter() if began is None else began
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # writing says what is wrong with the folder
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint = self._current()
         if isinstance(checkpoint, LinearCheckpoint):
             write_file(self.path, marked(checkpoint, self.store, checkpoint.party), LINEAR, checkpoint.party)

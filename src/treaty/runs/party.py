@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import cores
 from treaty.data.sources import write_predictions
-from treaty.errors import ConfigError, PeerLost, PeerTimeout
+from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
@@ -105,17 +105,26 @@ def train_party(
 
     try:
         part = connected(job, name, cast, role)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # its folder may be what failed
             for path in _files_of_training(job, name):
                 staged_file(path).unlink(missing_ok=True)
         unkept = _first_error(keeper.write)
         if unkept is not None:
             logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
+        if isinstance(error, PeerLost | PeerTimeout | PeerAborted):
+            error.args = (f"{error}{_how_to_resume(job, kept)}",)
         raise
     keeper.done()
     order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
     return part
+
+
+def _how_to_resume(job: Job, checkpoint: Path) -> str:
+    """Say how a training goes on that has ended early; "" where there is nothing to go on from."""
+    if "resume" in job.system.cannot or not checkpoint.exists():
+        return ""
+    return f"; {checkpoint} has what was finished: start all parties again, {job.active} with --resume, to go on"
 
 
 class _Clock:

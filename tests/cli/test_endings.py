@@ -1,0 +1,118 @@
+"""How commands end where something is in the way: one line and the code of docs/jobs.md, and no traceback."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pace import within
+from runs.small_jobs import write_job
+from treaty.cli import main
+from treaty.cli.logs import logged
+from treaty.data import sources
+from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout, TreatyError
+from treaty.messaging.certificates import write_identity
+from treaty.models.checkpoints import checkpoint_file
+from treaty.runs import party as runs
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Run a command in this process; return its exit code and the one line that it said on standard error."""
+    monkeypatch.setattr(sys, "argv", ["treaty", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        main.main()
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("treaty: ")
+    assert "\n" not in said
+    return int(left.value.code or 0), said
+
+
+def test_what_is_in_the_way_of_a_file_is_named_with_exit_code_2(tmp_path, monkeypatch, capsys):
+    write_job(tmp_path, "federboost-horizontal")
+    job = (tmp_path / "job.toml").read_text()
+    (tmp_path / "file").write_text("")
+    rows = 'table = "a.csv"\npredict_table = "a.csv"'
+    job = job.replace("n_jobs = 1", 'n_jobs = 1\noutput = "file"').replace('table = "a.csv"', rows)
+    (tmp_path / "output.toml").write_text(job)
+    write_identity(tmp_path, "foo")
+    cases = {
+        ("keys", "foo", "--folder", tmp_path): "expected no file yet, got an existing .*foo.key.pem",
+        ("keys", "foo", "--folder", tmp_path / "file"): "cannot write the identity of foo to .*file",
+        ("train", tmp_path / "none.toml"): "cannot read the job .*none.toml: No such file",
+        ("train", tmp_path / "job.toml", "--as", "nobody"): "expected --as to be one of a, b, c, got 'nobody'",
+        ("predict", tmp_path / "output.toml", "--as", "a"): "cannot read .*file",
+        ("ledger", tmp_path / "none"): "expected a ledger, got no such file",
+    }
+    for arguments, words in cases.items():
+        code, said = ended(monkeypatch, capsys, *arguments)
+        assert code == 2, said
+        assert re.search(words, said), said
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_interrupted_says_so_in_one_line(tmp_path, by):
+    write_job(tmp_path, "secureboost")
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "treaty", "train", str(tmp_path / "job.toml"), "--as", "b", "-v"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(within(4.0))
+    waiting.send_signal(by)
+    said = waiting.communicate(timeout=within(30))[1].strip().splitlines()
+    assert waiting.returncode == 128 + by
+    assert said[-1] == f"treaty: {'interrupted' if by == signal.SIGINT else 'told to end'} at b"
+    assert "Traceback" not in "\n".join(said)
+
+
+@pytest.mark.parametrize("error", [PeerLost, PeerTimeout, PeerAborted], ids=lambda kind: kind.__name__)
+def test_who_loses_a_peer_is_told_how_to_go_on(tmp_path, monkeypatch, error):
+    job = write_job(tmp_path, "secureboost")
+    kept = checkpoint_file(job.output, "b")
+
+    def lost(*arguments):
+        raise error("c", "c is lost: its process has ended")
+
+    def lost_late(*arguments):
+        kept.write_bytes(b"what was finished")
+        lost()
+
+    monkeypatch.setattr(runs, "connected", lost)
+    with pytest.raises(error, match=r"its process has ended$"):
+        runs.train_party(job, "b")  # there is nothing to go on from
+    monkeypatch.setattr(runs, "connected", lost_late)
+    with pytest.raises(error, match=r"b\.checkpoint has what .*: start all parties again, a with --resume, to go on$"):
+        runs.train_party(job, "b")
+
+
+def test_predictions_that_cannot_be_written_are_one_error(tmp_path, monkeypatch):
+    (tmp_path / "p.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*p\.csv: Is a directory; make room, or name another file"):
+        sources.write_predictions(tmp_path / "p.csv", {"p": [0.5]})
+
+    def full(path: Path, *_: object) -> None:
+        path.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources, "_write", full)
+    with pytest.raises(TreatyError, match=r"cannot write .*q\.csv: No space left on device"):
+        sources.write_predictions(tmp_path / "q.csv", {"p": [0.5]})
+    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_log_on_a_full_disk_is_given_up_in_one_line(capsys):
+    with logged(False, Path("/dev/full")):
+        for number in range(3):
+            logging.getLogger("treaty.runs").info("line %d", number)
+    said = capsys.readouterr().err.strip()
+    assert said == "treaty: cannot write the log /dev/full any more: [Errno 28] No space left on device"
