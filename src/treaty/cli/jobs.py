@@ -138,7 +138,7 @@ def predict(
 
     All parties take part, the active one gets the result. Under federboost-horizontal each has the whole model and
     predicts its own rows alone; --as north needs no network and writes north.predictions.csv. So does the server under
-    fedxgb. There users whom the job gives a predict_table get their rows predicted by the hidden model: server, edge
+    fedxgb. Where the job gives users a predict_table, too, their rows come next, by the hidden model: server, edge
     servers and users all run this command, and neither rows nor predictions are shown to others than the user.
     """
     described = _described(job)

@@ -38,7 +38,19 @@ from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import predicting_cast
 from treaty.systems.pooled.no_splits import why_no_split
-from treaty.systems.system import Cast, Keeping, LabelledRows, Phase, Program, Progress, Seat, Service, System, Vouching
+from treaty.systems.system import (
+    Cast,
+    Keeping,
+    LabelledRows,
+    Phase,
+    Place,
+    Program,
+    Progress,
+    Seat,
+    Service,
+    System,
+    Vouching,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -363,8 +375,19 @@ def owners_of_model(job: Job) -> list[str]:
     """Return the parties with a part of the model, or with the model, in the job's order."""
     if job.by_row and job.system.has_model.issuperset(job.system.train):
         return list(job.parties)  # whose training tables a file for prediction need not name
-    cast = job.cast() if job.by_row else _predicting(job)
+    service, own = job.system.service, job.settings()[0]
+    if service is not None and not service.refused(own):  # whose users need no training table
+        cast = service.cast(places_to_predict(job), job.active, own)
+    else:
+        cast = job.cast() if job.by_row else _predicting(job)
     return cast.having(*job.system.has_model)
+
+
+def places_to_predict(job: Job) -> dict[str, Place]:
+    """Return what a job says of parties for a prediction: role, edge server, whether they have rows to predict."""
+    return {
+        name: Place(member.role, member.edge, member.predict_table is not None) for name, member in job.parties.items()
+    }
 
 
 def _predicting(job: Job) -> Cast:

@@ -18,7 +18,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, store_of
-from treaty.runs.party import apart, connected, find_part, patience_of, to_predict
+from treaty.runs.party import apart, connected, find_part, patience_of, places_to_predict, to_predict
 from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import read_rows
 from treaty.runs.threads import Role, play
@@ -35,9 +35,7 @@ def service_cast(job: Job) -> Cast | None:
     service, own = job.system.service, job.settings()[0]
     if service is None or service.refused(own):
         return None
-    places = {
-        name: Place(member.role, member.edge, member.predict_table is not None) for name, member in job.parties.items()
-    }
+    places = places_to_predict(job)
     if not any(place.has_rows for name, place in places.items() if name != job.active):
         return None
     return service.cast(places, job.active, own)

@@ -84,6 +84,25 @@ def test_a_user_that_dies_in_the_search_for_bins_is_no_user(crowd, shown):
     assert_went_on_without(crowded, parts, ["p4"], since=0)
 
 
+def test_a_user_has_three_times_as_long_for_the_first_sum_without_which_it_is_out_of_the_job(crowd):
+    parts, classes, layout = crowd
+    options, slow, patience = options_of(n_estimators=2, expose="model"), [], 3.0
+
+    def late(tree: int, stage: str) -> bool:
+        """Be late in the first sum, and as much in the first tree's first one."""
+        if stage == "setup" and tree in (0, 1) and tree not in slow:
+            slow.append(tree)
+            time.sleep(1.7 * patience)
+        return False
+
+    crowded = play_crowd(parts, options, classes, layout=layout, leaves={"p4": late}, patience=patience)
+    assert slow == [0, 1]
+    counted = crowded.opened[0].cohort
+    assert "p4" in counted
+    assert "p4" not in crowded.of_tree(1)[0].cohort
+    assert "p4" in crowded.of_tree(2)[-1].cohort
+
+
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("stage", ["shared", "prediction"])
@@ -124,10 +143,10 @@ def test_users_lost_one_after_another_do_not_hold_a_sum_up_for_long(monkeypatch)
     monkeypatch.setattr(crowd_edges, "time", SimpleNamespace(monotonic=lambda: now[0]))
     gather = DomainSums.gather
 
-    def gathered(self, names, kind):
+    def gathered(self, names, kind, patience):
         waited.append(kind)
         now[0] += each[0]
-        return gather(self, names, kind)
+        return gather(self, names, kind, patience)
 
     monkeypatch.setattr(DomainSums, "gather", gathered)
     for each[0], stages in ((19.0, 5), (21.0, 4)):  # of a patience of 20 s

@@ -330,6 +330,15 @@ def test_edge_servers_with_other_limits_refuse(tmp_path, monkeypatch, model):
     assert "max_queries=10, to which tokyo consents, got 100 of the server" in said["tokyo"]
 
 
+def test_the_servers_own_rows_are_predicted_before_it_waits_for_others(tmp_path, model):
+    path = write_job(tmp_path, model)
+    path.write_text(path.read_text().replace("[parties.owner]", '[parties.owner]\npredict_table = "ann.csv"'))
+    with pytest.raises(ConfigError, match="to run as owner alone the job must name"):
+        CliRunner().invoke(app, ["predict", str(path), "--as", "owner"], catch_exceptions=False)
+    predicted = pd.read_csv(tmp_path / "model" / "owner.predictions.csv")["prediction"].to_numpy()
+    assert np.array_equal(predicted, model.predict(new_rows()["ann"]))
+
+
 def test_who_takes_no_part_is_told_who_does(tmp_path, model):
     path = write_job(tmp_path, model)
     with pytest.raises(

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 MOST_SILENCES = 3  # in a row, after which a user is no longer waited for: all others would wait each time
 _MOMENT = 0.05  # seconds given to such users once all others have answered
+FIRST_PATIENCE = 3  # times `patience` a user has for a step of a job's first sum
 MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
 
 
@@ -241,7 +242,8 @@ class DomainSums(SumAggregator):
         """Receive from the running cohort; absent users are lost for the tree."""
         if time.monotonic() > self._until:
             raise RoundVoid(f"the round is void: users were waited for {MOST_PATIENCE * self._patience:g} s in all")
-        came = self.gather(self._running, kind)
+        first = self._cohorts.users is None  # who misses it misses the job
+        came = self.gather(self._running, kind, FIRST_PATIENCE * self._patience if first else self._patience)
         self._lose([name for name in self._running if name not in came])
         return came
 
