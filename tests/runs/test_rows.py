@@ -147,12 +147,18 @@ def test_a_target_that_is_no_number_is_named_with_its_line(tmp_path):
         of_shop(tmp_path, task="regression")[1](path)
 
 
-def test_ids_and_labels_of_classes_may_be_of_any_text(tmp_path):
+def test_ids_may_be_of_any_text_and_classes_where_that_is_declared(tmp_path):
+    """A blank among labels of numbers was a class of its own, for which the error asked for one more class."""
     X, y = real_table("binary")
     frame = X.assign(y=np.where(y == 1, "1", "2+"), id=["A1", "17", "18"] * 80)
     member = Member(table=str(written(tmp_path, frame)), drop=["id"])
+    with pytest.raises(DataError, match=r"column 'y' has numbers in \d+ rows, but '2\+' in line \d+"):
+        of_shop(tmp_path, member)[1](member.table)
+    member = Member(table=member.table, drop=["id"], categorical=["y"])
     job, read = of_shop(tmp_path, member)
-    assert labelled(read(member.table), job, "shop", member.table, None, training=True)[1] == ["1", "2+"]
+    rows = read(member.table)
+    assert "y" not in rows.features.schema.names
+    assert labelled(rows, job, "shop", member.table, None, training=True)[1] == ["1", "2+"]
 
 
 def test_a_job_logs_common_ids_and_warns_of_few(tmp_path, caplog):

@@ -68,7 +68,7 @@ def _show_report(report: Report) -> None:
     if report.encryption:
         _line("encryption", f"{report.encryption}{', ' if report.choice else ''}{report.choice}")
     if report.rows is not None:
-        _line("rows", str(report.rows))
+        _line("rows", f"{report.rows}{'' if report.own_rows is None else f' common ones of its {report.own_rows}'}")
     _show_columns(report.columns, report.importances)
     _show_losses(report.losses, report.best_round)
     _line("seconds", _seconds(report.seconds))

@@ -32,6 +32,7 @@ class TrainingTables:
     eval_sets: list[LabelledRows] = field(default_factory=list)
     row_numbers: NDArray[np.int64] | None = None
     rows_digest: bytes | None = None
+    n_rows: int | None = None  # of the party's own file, where its rows were aligned
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -72,7 +73,8 @@ def read_by_column(
         with among_owners(party, cast):
             watched = open_rows(party, job, of_set, data.table.schema, threads=threads, progress=aligning)
         evals.append(replace(labelled(watched, job, name, of_set, classes, training=False)[0], name=f"eval_{number}"))
-    return TrainingTables(data, classes, evals, rows.order, rows.digest, seconds)
+    n_rows = None if job.align is None else int(rows.whole.num_rows)
+    return TrainingTables(data, classes, evals, rows.order, rows.digest, n_rows, seconds)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class Report(msgspec.Struct, kw_only=True):
     learned: dict[str, list[str]]  # by each party, or role, in words
     model: str = ""  # the model's id, the same at all parties
     rows: int | None = None  # trained on here: where they were aligned, those that all parties have
+    own_rows: int | None = None  # of the party's table, where rows were aligned
     columns: dict[str, str] = {}  # own ones, with their types
     losses: dict[str, list[float]] = {}  # where they are known: of each eval set by round, of a regression by epoch
     best_round: int | None = None
@@ -74,6 +75,7 @@ def write_report(
     report = Report(
         **_of_run(job, party, cast.roles[party.name]), seconds=seconds, learned=learned, has_part=part is not None,
         model=getattr(part, "model_id", model_id), rows=None if data is None else data.table.n_rows,
+        own_rows=tables.n_rows,
         columns={} if data is None else column_types(data.table.schema),
         losses=losses_of(part), best_round=None if forest is None else forest.best_round,
         importances={} if part is None else importances_of(part),

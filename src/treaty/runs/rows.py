@@ -168,6 +168,8 @@ def _kinds_checked(
     if schema is not None:
         numeric += [of for of, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
         features = []
+    if job.label in extra and job.label not in (*numeric, *member.categorical):
+        features = [*features, job.label]  # of classes
     there = set(arrow.column_names)
     refuse_strays(
         arrow, path, name, features=[of for of in features if of in there],
