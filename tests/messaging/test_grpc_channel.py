@@ -88,6 +88,46 @@ def test_connect_names_a_peer_that_never_dialled_us(grpc_end):
     assert caught.value.peer == "lab"
 
 
+def test_all_differences_of_terms_are_told_at_both_sides(grpc_end, connect):
+    clinic = grpc_end("clinic", ["lab"], terms={"protocol": "'a'", "name": "'x'", "rounds": "3", "own": "1"})
+    lab = grpc_end("lab", ["clinic"], terms={"protocol": "'b'", "name": "'x'", "rounds": "4", "other": "2"})
+    outcome = connect([clinic, lab])
+    for error in outcome.values():
+        assert isinstance(error, ConfigError)
+        text = "the jobs differ: protocol = 'a' at clinic, 'b' at lab; rounds = 3 at clinic, 4 at lab; give all"
+        assert str(error).startswith(text)
+        assert error.public == str(error)
+
+
+def test_terms_that_are_equal_or_that_one_side_lacks_are_no_difference(grpc_end, connect):
+    clinic = grpc_end("clinic", ["lab"], terms={"name": "'x'", "own": "1"})
+    assert connect([clinic, grpc_end("lab", ["clinic"], terms={"name": "'x'"})]) == {"clinic": None, "lab": None}
+
+
+def test_terms_of_one_who_may_be_lost_end_only_its_own_job(grpc_end, together):
+    clinic, lab = grpc_end("clinic", ["lab"], terms={"n": "1"}), grpc_end("lab", ["clinic"], terms={"n": "2"})
+    outcome = together(
+        clinic=lambda: clinic.connect(10, {"lab": lab.address}, ["lab"]),
+        lab=lambda: lab.connect(10, {"clinic": clinic.address}),
+    )
+    assert outcome["clinic"] is None
+    assert "n = 1 at clinic, 2 at lab" in str(outcome["lab"])
+
+
+def test_long_or_unprintable_terms_are_cut_and_cleaned(grpc_end, connect):
+    clinic = grpc_end("clinic", ["lab"], terms={"name": "x" * 4000})
+    outcome = connect([clinic, grpc_end("lab", ["clinic"], terms={"name": "\x1b[2J\n"})])
+    assert all("x" * 147 + "... at clinic, ?[2J? at lab" in str(error) for error in outcome.values())
+
+
+def test_connect_says_for_whom_it_waits(grpc_end):
+    clinic, lab = grpc_end("clinic", ["lab"]), grpc_end("lab", ["clinic"])
+    seen = []
+    with pytest.raises(PeerLost):
+        clinic.connect(0.1, {"lab": lab.address}, waiting=lambda missing: seen.append(list(missing)))
+    assert seen[0] == ["lab"]
+
+
 def test_connect_without_an_address_is_a_config_error(grpc_end):
     with pytest.raises(ConfigError, match="expected an address of lab, got none - at connect of clinic"):
         grpc_end("clinic", ["lab"]).connect(1)

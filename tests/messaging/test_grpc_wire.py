@@ -2,9 +2,10 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
-from treaty.messaging.grpc_wire import CHUNK, Announcement, Introduction, Parcel, chunks, decode, encode
+from treaty.messaging.grpc_wire import CHUNK, Announcement, Introduction, Notice, Parcel, chunks, decode, encode
 
 INTRODUCTION = Introduction(1, "clinic", bytes(16))
 
@@ -41,6 +42,18 @@ def test_parcel_is_the_announcement_and_the_frame(size):
 def test_malformed_talk_is_a_value_error(data):
     with pytest.raises(ValueError):  # noqa: PT011 - msgspec's own texts
         decode(data, Introduction)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{"n" * 101: "1"}, {"n": "1" * 4001}, {str(k): "" for k in range(301)}, {"n": 1}, [1], {"n": {}}],
+    ids=["a long name", "a long value", "many", "a number", "a list", "nested"],
+)
+def test_a_notice_with_terms_beyond_bounds_is_malformed(terms):
+    notice = {"incarnation": bytes(16), "closing": False, "terms": terms}
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec's own texts
+        decode(msgspec.msgpack.encode(notice), Notice)
+    assert decode(msgspec.msgpack.encode(notice | {"terms": {"n": "1"}}), Notice).terms == {"n": "1"}
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "NONE"), ("DEBUG", "DEBUG")])

@@ -68,7 +68,7 @@ def train_in_threads(monkeypatch: pytest.MonkeyPatch, jobs: Mapping[str, Job]) -
     """Train every party with its copy of a job in a thread of this process; return what those that failed said."""
     channels, said = memory_channels(jobs), {}
 
-    def connected(job: Job, name: str, cast: Cast, role: Callable[[Party], Any]) -> Any:
+    def connected(job: Job, name: str, cast: Cast, verb: str, role: Callable[[Party], Any], **_: Any) -> Any:
         peers = job.system.links(cast, job.settings()[0])[name]
         party = Party(name, job.name, job.system.name, channels[name], peers, timeout=20.0)
         return run_role(party, lambda: role(party))

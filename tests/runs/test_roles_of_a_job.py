@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from treaty.errors import ConfigError
+from treaty.runs.checks import check_training
 from treaty.runs.job import Job, Member
-from treaty.runs.party import check_training, owners_of_model, train_party
+from treaty.runs.party import owners_of_model, train_party
 
 
 def job_of(protocol: str, **parties: Member) -> Job:

@@ -15,11 +15,11 @@ from treaty.cli.logs import LogFile, Verbose, log_of_all, logged
 from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
+from treaty.runs.checks import check_training
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, id_column, load_job
 from treaty.runs.party import (
     check_explainable,
-    check_training,
     explain_party,
     find_part,
     owners_of_model,
@@ -29,7 +29,7 @@ from treaty.runs.party import (
     written_files,
 )
 from treaty.runs.processes import FROM_PARENT, job_of_parent, run_all
-from treaty.runs.progress import TrainingBar, steps_bar
+from treaty.runs.progress import TrainingBar, phases_bar
 from treaty.runs.report import load_reports, service_report_file
 from treaty.runs.serving import serve_party, service_cast
 
@@ -148,7 +148,7 @@ def predict(
     if party is not None:
         with logged(verbose, log_file):
             if described.by_row:
-                _predict_own_rows(described, party, path if output else _file_of(path, party))
+                _predict_own_rows(described, party, path if output else _file_of(path, party), bars=not verbose)
             else:
                 _predict(described, party, path, margins, bars=not verbose)
         return
@@ -164,8 +164,8 @@ def predict(
 def _predict(job: Job, party: str, path: Path, margins: Path | None, *, bars: bool) -> None:
     """Take part in a prediction of aligned rows; the active party writes it."""
     check_writable([path.parent] if party == job.active else [])
-    with steps_bar("predicting", whose=party, shown=bars) as steps:
-        ids, found = predict_party(job, party, steps)
+    with phases_bar(party, shown=bars) as phase:
+        ids, found = predict_party(job, party, phase)
     if found is None:
         _tell(f"{party}: took part; {job.active} has the predictions")
         return
@@ -204,7 +204,7 @@ def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
         _predict_alone(job, name, _file_of(path, name))
 
 
-def _predict_own_rows(job: Job, party: str, path: Path) -> None:
+def _predict_own_rows(job: Job, party: str, path: Path, *, bars: bool) -> None:
     """Predict a party's own rows: with the model alone where it has that, else with others, by its service."""
     cast = service_cast(job)
     if cast is None or (party == job.active and job.parties[party].predict_table):
@@ -212,7 +212,8 @@ def _predict_own_rows(job: Job, party: str, path: Path) -> None:
     if cast is None:
         return
     check_writable([path.parent] if party in cast.owners else [])
-    found = serve_party(job, party, cast)
+    with phases_bar(party, shown=bars) as phase:
+        found = serve_party(job, party, cast, phase)
     if found is not None:
         _write(party, path, found.columns())
         return
@@ -251,7 +252,8 @@ def explain(
     _check_party(party, list(described.parties))
     with logged(verbose, log_file):
         check_writable([Path(described.output)])
-        found = explain_party(described, party)
+        with phases_bar(party, shown=not verbose) as phase:
+            found = explain_party(described, party, phase)
         if found:
             _write(party, Path(described.output) / f"{party}.contributions.{ending}", found)
 

@@ -1,4 +1,4 @@
-"""The handshake every protocol starts with: all parties compare their public parameters."""
+"""What parties compare: public parameters in the handshake that every protocol starts with, terms on connecting."""
 
 from collections.abc import Mapping, Sequence
 
@@ -60,6 +60,19 @@ def agree(
     if any([found, *reports]):
         party.close()
         raise ConfigError(found or next(filter(None, reports)))
+
+
+def differences(name: str, own: Mapping[str, str], peer: str, theirs: Mapping[str, str]) -> list[str]:
+    """Describe each difference between terms that two parties told each other on connecting, of those that both have.
+
+    Texts are cut where they are long, and are the same at both parties.
+    """
+    (first, a), (second, b) = sorted([(name, own), (peer, theirs)])
+    return [
+        f"{clean(term, 60)} = {clean(a[term], 150)} at {first}, {clean(b[term], 150)} at {second}"
+        for term in own
+        if term in theirs and own[term] != theirs[term]
+    ]
 
 
 def _checked(terms: Mapping[str, Term]) -> dict[str, Term]:

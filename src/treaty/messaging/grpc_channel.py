@@ -20,18 +20,21 @@ even without ever releasing Python's lock.
 Do not fork a process that has made a channel; start subprocesses afresh.
 """
 
+import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from treaty.compute import concurrently
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
+from treaty.messaging.agreement import OF_ONE_JOB
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import Arrival, Inbox
 from treaty.messaging.credit import INBOX_LIMIT, Credit
 from treaty.messaging.grpc_link import Link, Pings
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import VERSION, Introduction
+from treaty.messaging.messages import clean
 
 REFUSAL_PATIENCE = 4.0
 """Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""
@@ -55,8 +58,9 @@ class GrpcChannel:
     read: each has a share (`Credit`), waits while it is full, and is refused a message that is larger, with an error at
     both sides, before it is allocated. A peer is pinged after `keepalive_time` seconds of silence and has
     `keepalive_timeout` to answer; a broken connection is dialled again for `reconnect` seconds before the peer counts
-    as lost. Raises ConfigError when a certificate or key does not fit its name, the address cannot be listened at, or
-    `inbox_limit` is too little for so many peers.
+    as lost. `terms` are what all must agree on, in words, which `connect` compares. Raises ConfigError when a
+    certificate or key does not fit its name, the address cannot be listened at, or `inbox_limit` is too little for so
+    many peers.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class GrpcChannel:
         keepalive_time: float = 10.0,
         keepalive_timeout: float = 8.0,
         reconnect: float = 60.0,
+        terms: Mapping[str, str] | None = None,
     ) -> None:
         if not peers or name in peers:
             raise ConfigError(f"expected one or more peers other than {name}, got {', '.join(peers) or 'none'}")
@@ -83,7 +88,10 @@ class GrpcChannel:
         self._pings = Pings(keepalive_time, keepalive_timeout, 1.1 * reconnect)
         self._inbox = Inbox(name)
         self._credit = Credit(name, inbox_limit, peers)
-        self._server = Server(name, address, self._identity, self._pinned, self._inbox, self._credit, keepalive_time)
+        self._terms = dict(terms or {})
+        self._server = Server(
+            name, address, self._identity, self._pinned, self._inbox, self._credit, keepalive_time, self._terms
+        )
         self._links: dict[str, Link] = {}
 
     @property
@@ -102,15 +110,21 @@ class GrpcChannel:
         return self._server.address
 
     def connect(
-        self, timeout: float, addresses: Mapping[str, str] | None = None, may_lose: Collection[str] = ()
+        self,
+        timeout: float,
+        addresses: Mapping[str, str] | None = None,
+        may_lose: Collection[str] = (),
+        waiting: Callable[[Collection[str]], None] = lambda missing: None,
     ) -> None:
         """Dial all peers and wait up to `timeout` seconds until each has answered and has dialled us.
 
-        `addresses` replace those given as `Peer`. Peers in `may_lose` that do not come in time, or have gone again,
-        only count as lost; they share half of the inbox. Raises PeerProtocolError when a connection was refused for
-        `REFUSAL_PATIENCE` seconds, in most cases because of a certificate that is not the one pinned (the text says
-        which); PeerLost when others were not reachable in time (all are named), or have gone meanwhile; ConfigError
-        when an address is unknown; LocalProtocolError when called twice.
+        `addresses` replace those given as `Peer`; `waiting` is told many times a second who is still missing. Peers in
+        `may_lose` that do not come in time, or have gone again, only count as lost; they share half of the inbox.
+
+        Raises PeerProtocolError when a connection was refused for `REFUSAL_PATIENCE` seconds, in most cases because of
+        a certificate that is not the one pinned (the text says which); PeerLost when others were not reachable in time
+        (all are named), or have gone meanwhile; ConfigError when an address is unknown, or terms differ, with all
+        differences; LocalProtocolError when called twice.
         """
         if self._links:
             raise LocalProtocolError(f"expected connect to be called once, got a second call - at {self._name}")
@@ -120,8 +134,14 @@ class GrpcChannel:
             link.start()
         deadline = time.monotonic() + timeout
         gone: PeerError | None = None
+        differ_since = math.inf
         while missing := self._missing(may_lose):
             now = time.monotonic()
+            waiting(missing.keys())
+            if self._differences(may_lose):  # both sides are to see it, and others to be told
+                differ_since = min(differ_since, now)
+                if gone is not None or now - differ_since > LATE_PATIENCE:
+                    break
             if now > deadline and missing.keys() <= set(may_lose):
                 for peer in missing:
                     self._inbox.put(PeerLost(peer, f"{peer} did not come within {timeout:g} s"))
@@ -144,6 +164,9 @@ class GrpcChannel:
                 error.public = text  # peers must not see addresses
                 raise error
             time.sleep(0.02)
+        if found := self._differences(may_lose):
+            text = clean(f"the jobs differ: {'; '.join(found)}; {OF_ONE_JOB}, and install the same Treaty", 4000)
+            raise ConfigError(text, public=text)
         if gone is not None:
             raise gone
 
@@ -202,6 +225,10 @@ class GrpcChannel:
         gone = {peer for peer in may_lose if peer in self._links and self._links[peer].lost is not None}
         return {peer: trouble for peer, trouble in troubles.items() if peer not in gone}
 
+    def _differences(self, may_lose: Collection[str]) -> list[str]:
+        """Return how terms differ from those of peers; who may be lost hears of it, and leaves."""
+        return [found for peer, link in self._links.items() if peer not in may_lose for found in link.differences]
+
     def _dial(self, peer: str, address: str) -> Link:
         return Link(
             Introduction(VERSION, self._name, self._server.incarnation),
@@ -211,4 +238,5 @@ class GrpcChannel:
             self._pinned[peer],
             self._pings,
             self._inbox.put,
+            self._terms,
         )

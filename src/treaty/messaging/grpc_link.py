@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolError, PeerTimeout
+from treaty.messaging.agreement import differences
 from treaty.messaging.certificates import Identity, fingerprint
 from treaty.messaging.grpc_wire import (
     CHUNK,
@@ -72,7 +73,7 @@ class Link:
     """The connection of one party to one peer.
 
     `pinned` is the only certificate accepted of the peer; `on_lost` is called once, with the error, when the peer is
-    taken for lost.
+    taken for lost. `terms` are compared with those of the peer.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Link:
         pinned: x509.Certificate,
         pings: Pings,
         on_lost: Callable[[PeerError], None],
+        terms: Mapping[str, str] | None = None,
     ) -> None:
         self.peer = peer
         self.connected = False  # whether the peer has answered at least once
@@ -92,6 +94,8 @@ class Link:
         self.trouble = f"{peer} has not answered yet"  # why the last attempt to dial failed
         # monotonic time since which attempts fail for a reason that waiting does not mend
         self.refused_since: float | None = None
+        self.differences: list[str] = []  # between the peer's terms and ours
+        self._terms = dict(terms or {})
         self._introduction = introduction
         self._address = address
         self._pings = pings
@@ -259,6 +263,7 @@ class Link:
             self._lose(PeerLost(self.peer, f"{self.peer} is lost: {gone}"), cancel=False)
             return
         self._incarnation = notice.incarnation
+        self.differences = differences(self._introduction.sender, self._terms, self.peer, notice.terms)
         self.refused_since = None
         self.connected = True
         self.up.set()

@@ -51,7 +51,8 @@ class Server:
 
     Arrivals and offences of peers go to the inbox. `credit` says how much each may have unread here; whoever reads
     gives it back. A caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16 random bytes,
-    `callers` the peers that have dialled us. Raises ConfigError when the address cannot be listened at.
+    `callers` the peers that have dialled us, who are told our `terms`. Raises ConfigError when the address cannot be
+    listened at.
 
     A peer has one watch, the newest, and `CALLS` calls at a time, so that it leaves room for others.
     """
@@ -65,10 +66,12 @@ class Server:
         inbox: Inbox,
         credit: Credit,
         keepalive_time: float,
+        terms: Mapping[str, str] | None = None,
     ) -> None:
         self.incarnation = secrets.token_bytes(16)
         self.callers: set[str] = set()
         self._name = name
+        self._terms = dict(terms or {})
         self._inbox = inbox
         self._credit = credit
         self._owner = {certificate.public_bytes(Encoding.DER): peer for peer, certificate in pinned.items()}
@@ -107,7 +110,8 @@ class Server:
             port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise ConfigError(
-                f"{name} cannot listen at {address}: in use by another process, or no address of this machine"
+                f"{name} cannot listen at {address}: in use by another process, or no address of this machine; where "
+                f'others reach it at another address, name its own as well: parties.{name}.listen = "0.0.0.0:7000", say'
             ) from error
         self.address = f"{address.rpartition(':')[0]}:{port}"
         self._server.start()
@@ -135,7 +139,7 @@ class Server:
             if earlier is not None:
                 earlier.set()
             if context.add_callback(ended.set):  # else the caller has gone already
-                yield encode(Notice(self.incarnation, closing=False))
+                yield encode(Notice(self.incarnation, closing=False, terms=self._terms))
                 ended.wait()
                 if self._closing:
                     yield encode(Notice(self.incarnation, closing=True))

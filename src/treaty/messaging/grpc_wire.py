@@ -3,8 +3,8 @@
 Three methods, bytes in and out, no generated stubs:
 
 ``/treaty.Mail/Watch``
-    request: `Introduction`; response stream: a `Notice` at once, and one with ``closing=True`` when the server
-    closes. In between the stream stays open: its break is how a death is noticed.
+    request: `Introduction`; response stream: a `Notice` at once, with the server's terms, and one with
+    ``closing=True`` when it closes. In between the stream stays open: its break is how a death is noticed.
 ``/treaty.Mail/Deliver``
     request stream: an `Announcement`, then the frame in chunks of `CHUNK` bytes; response: empty, sent when the
     frame lies in the receiver's mailbox.
@@ -30,7 +30,7 @@ SERVICE = "treaty.Mail"
 WATCH = f"/{SERVICE}/Watch"
 DELIVER = f"/{SERVICE}/Deliver"
 POST = f"/{SERVICE}/Post"
-VERSION = 2
+VERSION = 3
 CHUNK = 1 << 16
 """Bytes. Chunks of a megabyte are twice as fast on loopback, but leave up to a frame's size in the C library's heap."""
 WINDOW = 64 * CHUNK
@@ -40,6 +40,13 @@ BULK_PING_TIMEOUT = 60.0
 
 T = TypeVar("T", bound=msgspec.Struct)
 _Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+Terms = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=100)], Annotated[str, msgspec.Meta(max_length=4000)]],
+    msgspec.Meta(max_length=300),
+]
+"""What parties must agree on, by name, in words: with any more, or longer ones, a notice is refused."""
 
 
 class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,10 +62,11 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a watched server reports: which incarnation it is, and whether it is closing."""
+    """What a watched server reports: which incarnation it is, whether it is closing, and its terms."""
 
     incarnation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     closing: bool
+    terms: Terms = {}
 
 
 class Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,13 +26,20 @@ Address = Annotated[str, msgspec.Meta(pattern=_ADDRESS)]
 Name = Annotated[str, msgspec.Meta(pattern=_NAME)]  # stands in a certificate
 
 
+DURATIONS = ("wait", "timeout", "reconnect")  # fields of a job in seconds, or in words
+
+
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One party of a job.
 
     Attributes
     ----------
     address : str or None
-        ``host:port`` where it listens. None: chosen when all parties run on this machine.
+        ``host:port`` where the others reach it, and where it listens unless `listen` is named. None: chosen when all
+        parties run on this machine.
+    listen : str or None
+        ``host:port`` of its own machine where it listens, where that is not `address`: behind a firewall or forwarder.
+        Only its own counts.
     certificate : str or None
         Path of its certificate, which the others pin. None as for `address`.
     key : str or None
@@ -69,6 +76,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """
 
     address: Address | None = None
+    listen: Address | None = None
     certificate: str | None = None
     key: str | None = None
     id: str | None = None
@@ -147,6 +155,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Folder in which a party keeps what serves later jobs about the same table: hints of the lattice map, the key of
         noisy buckets, the ledgers of what both have told so far, and the count of alignments without a log. One for all
         jobs about a table. None: beside it.
+    wait : float or None
+        Seconds for which parties wait for each other to start, ``"1h"`` say. None: two minutes, or half of `timeout`
+        where that is less. Of `timeout` and twice this, the larger counts.
     timeout : float
         Seconds a party waits for a message.
     reconnect : float
@@ -174,6 +185,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     output: str = "model"
     checkpoints: str | None = None
     store: str | None = None
+    wait: Annotated[float, msgspec.Meta(gt=0)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     reconnect: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     inbox_limit: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = INBOX_LIMIT >> 20
@@ -333,12 +345,21 @@ def _named_tables(raw: Any) -> Any:
         if name in tables.values() and not isinstance(raw[name], dict):
             raise ConfigError(f"expected [{name}] to be a table of options, got {raw[name]!r}")
     fields = {name: value for name, value in raw.items() if name not in tables.values()}
+    fields |= {name: _seconds(name, fields[name]) for name in DURATIONS if isinstance(fields.get(name), str)}
     _check_names("the job", fields, Job, system)
     _check_names("[align]", raw.get("align"), Align, system)
     parties = raw.get("parties")
     for name, member in parties.items() if isinstance(parties, dict) else ():
         _check_names(f"[parties.{name}]", member, Member, system)
     return fields | {field: raw.get(table, {}) for field, table in tables.items()}
+
+
+def _seconds(name: str, text: str) -> float:
+    """Return the seconds of a duration in words: "90s", "2m", "1h30m"."""
+    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
+    if found is None or not any(found.groups()):
+        raise ConfigError(f'expected {name} to be seconds, or "90s", "2m", "1h30m" or "2d", got {text!r}')
+    return float(sum(int(n or 0) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True)))
 
 
 def _between_parties(protocol: str) -> System:

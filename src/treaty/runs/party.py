@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
 from treaty.compute import cores
@@ -24,6 +23,7 @@ from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, lo
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
+from treaty.runs.checks import check_training, shared_terms
 from treaty.runs.endings import check_writable, output_folders, put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.reading import (
@@ -48,7 +48,6 @@ from treaty.systems.system import (
     Progress,
     Seat,
     Service,
-    System,
     Vouching,
 )
 
@@ -116,7 +115,7 @@ def train_party(
         return part
 
     try:
-        part = connected(job, name, cast, role)
+        part = connected(job, name, cast, "train", role, phase=phase)
     except BaseException as error:
         with suppress(OSError):  # its folder may be what failed
             for path in _files_of_training(job, name):
@@ -235,68 +234,7 @@ def _first_error(attempt: Callable[[], None]) -> ConfigError | None:
     return None
 
 
-def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Cast:
-    """Refuse a training whose roles, options or tables cannot work; return who plays which role.
-
-    Parameters
-    ----------
-    name : str or None
-        Who is to run; None for all parties on this machine.
-
-    Raises
-    ------
-    ConfigError
-    """
-    cast, system, (_, common) = job.cast(), job.system, job.settings()
-    simulated = system.only_simulated(job.settings()[0])
-    if simulated:
-        raise ConfigError(simulated)
-    if resume and "resume" in system.cannot:
-        raise ConfigError(system.cannot["resume"])
-    _check_identities(job, cast, system)
-    kept = [party for party, member in job.parties.items() if member.keep_for_audit is not None]
-    if kept and (reason := system.unaudited(job.settings()[0])):
-        raise ConfigError(
-            f"expected no keep_for_audit with protocol {job.protocol!r} and these options, got it at "
-            f"{', '.join(kept)}: {reason}"
-        )
-    for party in cast.owners if name is None else [name]:
-        if not job.by_row and party in cast.owners and job.parties[party].table is None:
-            raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
-    lead = job.active
-    if name not in (None, lead) or job.parties[lead].eval_tables:
-        return cast
-    if getattr(common, "early_stopping_rounds", None) is not None:
-        raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{lead}.eval_tables")
-    if cast.roles[lead] in system.shows_columns and job.parties[lead].table is None:
-        raise ConfigError(
-            f"the {cast.roles[lead]} says which columns and classes there are: expected parties.{lead}.table, examples "
-            f"that it does not train on, or parties.{lead}.eval_tables, got neither"
-        )
-    return cast
-
-
-def _check_identities(job: Job, cast: Cast, system: System) -> None:
-    """Refuse a helper that is one of the data parties under another name, as far as certificates tell."""
-    keys = {name: _public_key(member.certificate) for name, member in job.parties.items() if member.certificate}
-    for helper in cast.having(*system.apart):
-        same = [name for name, key in keys.items() if name != helper and key == keys.get(helper)]
-        if same:
-            role = cast.roles[helper]
-            raise ConfigError(
-                f"{helper}, the {role}, has the same key as {', '.join(same)}: who has data must not be the {role}; "
-                f"take a third party, or {role} = false"
-            )
-
-
-def _public_key(path: str) -> bytes:
-    key = load_pem_x509_certificate(load_certificate(path)).public_key()
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
-def predict_party(
-    job: Job, name: str, steps: Callable[[int, int], None] | None = None
-) -> tuple[Any, NDArray[np.float64] | None]:
+def predict_party(job: Job, name: str, phase: Phase | None = None) -> tuple[Any, NDArray[np.float64] | None]:
     """Run one party's role of a prediction with its saved part; where rows are split that is the whole model.
 
     Returns
@@ -311,11 +249,10 @@ def predict_party(
         part = find_part(job, name)
         rows = read_rows(job, name, to_predict(job, name), part.schema).features
         return None, predict_pooled([part], [rows], cores(job.n_jobs))
-    phase: Phase | None = None if steps is None else (lambda title, done, total: steps(done, total))
-    return _with_rows(job, name, job.system.predict, phase)
+    return _with_rows(job, name, "predict", phase)
 
 
-def explain_party(job: Job, name: str) -> dict[str, Any]:
+def explain_party(job: Job, name: str, phase: Phase | None = None) -> dict[str, Any]:
     """Run one party's role of an explanation with its saved part.
 
     Returns
@@ -331,7 +268,7 @@ def explain_party(job: Job, name: str) -> dict[str, Any]:
         rows = read_rows(job, name, to_predict(job, name), whole.schema).features
         values = explain_pooled([whole], [rows], cores(job.n_jobs))
         return _by_column(dict(zip([*whole.schema.names, "bias"], values.transpose(2, 0, 1), strict=True)))
-    ids, found = _with_rows(job, name, job.system.explain, None)
+    ids, found = _with_rows(job, name, "explain", phase)
     names = find_part(job, name).schema.names
     if name != job.active:
         columns = dict(zip(names, found.transpose(2, 0, 1), strict=True))
@@ -412,15 +349,17 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
     }
 
 
-def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phase | None) -> tuple[Any, Any]:
+def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
     cast, (own, common), threads = _predicting(job), job.settings(), cores(job.n_jobs)
     path = to_predict(job, name)
+    programs: Mapping[str, Program] = {"predict": job.system.predict, "explain": job.system.explain}[verb]
+    aligning = None if phase is None else partial(phase, "aligning")
 
     def role(party: Party) -> tuple[Any, Any]:
         part = find_part(job, name)  # once connected, so that the others learn of a bad one
         with among_owners(party, cast):
-            rows = open_rows(party, job, path, part.schema, threads=threads)
+            rows = open_rows(party, job, path, part.schema, threads=threads, progress=aligning)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, part=part,
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,
@@ -428,7 +367,7 @@ def _with_rows(job: Job, name: str, programs: Mapping[str, Program], phase: Phas
         )  # fmt: skip
         return rows.ids, programs[cast.roles[name]](seat)
 
-    return connected(job, name, cast, role)
+    return connected(job, name, cast, verb, role, phase=phase)
 
 
 def apart(job: Job) -> bool:
@@ -450,13 +389,61 @@ def patience_of(job: Job) -> float:
 
 
 def connected(
-    job: Job, name: str, cast: Cast, role: Callable[[Party], Result], service: Service | None = None
+    job: Job,
+    name: str,
+    cast: Cast,
+    verb: str,
+    role: Callable[[Party], Result],
+    *,
+    phase: Phase | None = None,
+    service: Service | None = None,
 ) -> Result:
-    """Connect to the peers that the links of the system, or of its service, name; run the role; leave in order."""
-    system, own = job.system, job.settings()[0]
-    played = system if service is None else service
-    peers, me = played.links(cast, own)[name], job.parties[name]
-    vouched = played.vouched(cast, name)
+    """Connect to the peers that the links of the system, or of its service, name; run the role; leave in order.
+
+    Parameters
+    ----------
+    verb : {"train", "predict", "explain"}
+        What all parties must have been started to do.
+    phase : callable or None
+        Told who is being waited for.
+    """
+    played = job.system if service is None else service
+    own = job.settings()[0]
+    peers = played.links(cast, own)[name]
+    channel = _channel(job, name, peers, played.vouched(cast, name), shared_terms(job, name, cast, verb))
+    may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
+    try:
+        # who is connected waits for messages while others may still wait for connections
+        party = Party(
+            name, job.name, job.system.name, channel, peers, timeout=max(job.timeout, 2.0 * (job.wait or 0.0))
+        )
+        waited = _Waiting(job, party, phase)
+
+        def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
+            try:
+                channel.connect(timeout=wait_of(job), may_lose=may_be_absent, waiting=waited)
+            except PeerLost:
+                party.heed()  # a peer that stopped the job said why before it went
+                raise
+            waited(())
+            return role(party)
+
+        return run_role(party, connect_and_play)
+    finally:
+        channel.close()
+
+
+def wait_of(job: Job) -> float:
+    """Return the seconds for which parties wait for each other to start."""
+    # half of the timeout, or the others give up first
+    return job.wait or min(CONNECT_TIMEOUT, job.timeout / 2)
+
+
+def _channel(
+    job: Job, name: str, peers: Sequence[str], vouched: Sequence[str], terms: Mapping[str, str]
+) -> GrpcChannel:
+    """Return the party's end, which listens; ConfigError where the job lacks an address, key or certificate."""
+    me = job.parties[name]
     needed = [(who, "address") for who in (name, *peers)] + [(name, "key")]
     needed += [(who, "certificate") for who in dict.fromkeys((name, *peers, *vouched))]
     missing = [f"parties.{who}.{what}" for who, what in needed if getattr(job.parties[who], what) is None]
@@ -467,26 +454,31 @@ def connected(
         for peer in peers
     }
     identity = load_identity(me.key, me.certificate, name)
-    channel = GrpcChannel(
-        name, me.address, key=identity.key, certificate=identity.certificate, peers=pinned, reconnect=job.reconnect,
-        inbox_limit=job.inbox_limit << 20,
+    return GrpcChannel(
+        name, me.listen or me.address, key=identity.key, certificate=identity.certificate, peers=pinned,
+        reconnect=job.reconnect, inbox_limit=job.inbox_limit << 20, terms=terms,
     )  # fmt: skip
-    may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
-    try:
-        party = Party(name, job.name, system.name, channel, peers, timeout=job.timeout)
 
-        def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
-            try:
-                # half of the timeout, or the others give up first
-                channel.connect(timeout=min(CONNECT_TIMEOUT, job.timeout / 2), may_lose=may_be_absent)
-            except PeerLost:
-                party.heed()  # a peer that stopped the job said why before it went
-                raise
-            return role(party)
 
-        return run_role(party, connect_and_play)
-    finally:
-        channel.close()
+class _Waiting:
+    """Notes for whom a party waits until all are connected, and says so now and then."""
+
+    def __init__(self, job: Job, party: Party, phase: Phase | None) -> None:
+        self._job, self._party, self._phase = job, party, phase
+        self._last = time.monotonic()
+
+    def __call__(self, missing: Collection[str]) -> None:
+        now = time.monotonic()
+        for peer in missing:
+            self._party.waited[peer] += now - self._last
+        self._last = now
+        if self._phase is None:
+            return
+        first = [f"{peer} at {self._job.parties[peer].address}" for peer in list(missing)[:3]]
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        title = f"waiting for {', '.join(first)}{more}" if missing else "connected"
+        total = len(self._party.peers)
+        self._phase(title, total - len(missing), total)
 
 
 def part_file(folder: str | Path, name: str) -> Path:

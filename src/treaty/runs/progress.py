@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -22,44 +23,48 @@ from rich.progress import (
 )
 
 from treaty.models.trees import ModelPart
+from treaty.systems.system import Phase
 
 logger = logging.getLogger(__name__)
 
 LINES_APART = 10.0  # seconds, at least, between two lines of the log about the steps of one phase
 
 
-class PhaseLines:
-    """Writes a log line when a phase begins and ends, and now and then between."""
+class _Phases:
+    """A bar of the phase under way, and log lines when one begins and ends and now and then between."""
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    def __init__(self, bar: Progress, whose: str) -> None:
+        self._bar, self._whose = bar, whose
+        self._task: TaskID | None = None
+        self._shown = ""
         self._next: dict[str, float] = {}  # by phase: when the next line is due
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         """Tell how many steps of a phase are done."""
         if done >= total or time.monotonic() >= self._next.get(phase, 0.0):
             self._next[phase] = time.monotonic() + LINES_APART
-            logger.info("%s: %s, %d of %d", self._title, phase, done, total)
+            logger.info("%s: %s, %d of %d", self._whose, phase, done, total)
+        if phase != self._shown:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._shown, self._task = phase, self._bar.add_task(phase, total=total, loss="")
+        assert self._task is not None
+        self._bar.update(self._task, completed=done, total=total)
 
 
 @contextmanager
-def steps_bar(title: str, *, whose: str = "treaty", shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with steps done and steps in all; the bar appears with its first call.
-
-    The log names `whose` work it is.
-    """
+def phases_bar(whose: str, *, shown: bool = True) -> Iterator[Phase]:
+    """Yield a function to call with a phase, steps done and steps in all; the log names `whose` work it is."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with _progress(*columns, TimeRemainingColumn(), shown=shown) as bar:
-        tasks: list[TaskID] = []
-        lines = PhaseLines(whose)
+        yield _Phases(bar, whose)
 
-        def step(done: int, total: int) -> None:
-            lines(title, done, total)
-            if not tasks:
-                tasks.append(bar.add_task(title, total=total))
-            bar.update(tasks[0], completed=done, total=total)
 
-        yield step
+@contextmanager
+def steps_bar(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function to call with steps done and steps in all; the bar appears with its first call."""
+    with phases_bar("treaty", shown=shown) as phase:
+        yield partial(phase, title)
 
 
 def _progress(*columns: ProgressColumn, shown: bool) -> Progress:
@@ -79,9 +84,9 @@ class TrainingBar:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), shown=shown,
         )  # fmt: skip
-        self._title, self._rounds, self._lines = title, rounds, PhaseLines(title)
+        self._title, self._rounds = title, rounds
         self._task = self._progress.add_task(title, total=rounds, loss="")
-        self._phases: dict[str, TaskID] = {}
+        self.phase = _Phases(self._progress, title)  # to be called with what is done before the first round
 
     def __enter__(self) -> TrainingBar:
         self._progress.start()
@@ -107,10 +112,3 @@ class TrainingBar:
         self._progress.update(self._task, completed=done, loss=loss)
         unit = "rounds" if isinstance(part, ModelPart) else "epochs"
         logger.info("%s: %d of %d %s%s", self._title, done, self._rounds, unit, loss and f", {loss}")
-
-    def phase(self, title: str, done: int, total: int) -> None:
-        """Show what is done before the first round, in steps."""
-        self._lines(title, done, total)
-        if title not in self._phases:
-            self._phases[title] = self._progress.add_task(title, total=total, loss="")
-        self._progress.update(self._phases[title], completed=done, total=total)

@@ -24,7 +24,7 @@ from treaty.runs.rows import read_rows
 from treaty.runs.threads import Role, play
 from treaty.systems import find_system
 from treaty.systems.options import SystemOptions, converted
-from treaty.systems.system import Cast, Place, Seat, Service
+from treaty.systems.system import Cast, Phase, Place, Seat, Service
 
 
 def service_cast(job: Job) -> Cast | None:
@@ -41,7 +41,7 @@ def service_cast(job: Job) -> Cast | None:
     return service.cast(places, job.active, own)
 
 
-def serve_party(job: Job, name: str, cast: Cast) -> RowPredictions | None:
+def serve_party(job: Job, name: str, cast: Cast, phase: Phase | None = None) -> RowPredictions | None:
     """Run one party's role of such a prediction, and write its report; return what its own rows are predicted to be.
 
     Raises TreatyError, whatever ends it; ConfigError where this party takes no part in it.
@@ -67,7 +67,7 @@ def serve_party(job: Job, name: str, cast: Cast) -> RowPredictions | None:
         write_service_report(job, party, cast.roles[name], learned, time.perf_counter() - began, has_part=has_part)
         return found
 
-    return connected(job, name, cast, role, service)
+    return connected(job, name, cast, "predict", role, phase=phase, service=service)
 
 
 def predict_hidden(

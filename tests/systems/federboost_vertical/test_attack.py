@@ -267,7 +267,7 @@ def predicted_in_threads(monkeypatch: pytest.MonkeyPatch, job: Job) -> tuple[lis
     """Predict with every party in a thread; return ids and margins of the active one."""
     channels = memory_channels(job.parties)
 
-    def connected(job: Job, name: str, cast: Any, role: Any) -> Any:
+    def connected(job: Job, name: str, cast: Any, verb: str, role: Any, **_: Any) -> Any:
         party = Party(name, job.name, job.system.name, channels[name], job.system.links(cast, None)[name], timeout=20.0)
         return run_role(party, lambda: role(party))
 

@@ -103,7 +103,7 @@ def play(
     cast = service_cast(some)
     channels, found, said = memory_channels(cast.roles), {}, {}
 
-    def connected(job, name, cast, role, service):
+    def connected(job, name, cast, verb, role, *, phase, service):
         peers = service.links(cast, job.settings()[0])[name]
         party = Party(name, job.name, job.system.name, channels[name], peers, timeout=20.0)
         try:

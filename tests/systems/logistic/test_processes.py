@@ -22,8 +22,9 @@ from treaty.files import read_file
 from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import LINEAR, LinearCheckpoint
 from treaty.models.linear import LinearPart, preparation_of
+from treaty.runs.checks import check_training
 from treaty.runs.job import load_job
-from treaty.runs.party import check_training, find_part, predict_party
+from treaty.runs.party import find_part, predict_party
 from treaty.runs.processes import PartyFailure, run_all
 from treaty.runs.report import load_reports
 from treaty.systems.logistic.batches import FORMAT, _Kept
