@@ -40,7 +40,7 @@ import figures
 from data import arguments, replace, report, verdict
 from fedxgb import AT_RANDOM, TrainingOutcome, curve, deal, fedxgb, made_up, reference, sent, setting_of, staged, train
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing, select
+from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing, select
 
 LOST = (0.1, 0.2, 0.3)
 PERIODS = (10, 2)

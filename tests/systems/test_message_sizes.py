@@ -31,7 +31,7 @@ from treaty.systems.federboost_vertical.buckets import Buckets
 from treaty.systems.federboost_vertical.roles import NoisyColumns
 from treaty.systems.fedxgb.messages import Task
 from treaty.systems.fedxgb.secpred.dealer import Dealer, WantedLeaves, WantedLevel, WantedRows
-from treaty.systems.fedxgb.server_sums import Sum
+from treaty.systems.fedxgb.sums.server import Sum
 from treaty.systems.fedxgboost_ldp.roles import ColumnCount
 from treaty.systems.fedxgboost_smm.dealer import DealOrder
 from treaty.systems.fedxgboost_smm.paper.levels import named_rows

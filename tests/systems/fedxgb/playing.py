@@ -20,12 +20,12 @@ from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
-from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.server_sums import Crowd
+from treaty.systems.fedxgb.sums.edge import DomainSums
+from treaty.systems.fedxgb.sums.server import Crowd
+from treaty.systems.fedxgb.sums.user import Leaves, UserSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.fedxgb.user import user
-from treaty.systems.fedxgb.user_sums import Leaves, UserSums
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, LabelledRows, Seat

@@ -30,9 +30,6 @@ from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.transcript import Transcript
-from treaty.systems.fedxgb import user_sums as crowd_users
-from treaty.systems.fedxgb.cohorts import Cohorts
-from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.paper.sums import (
     KEY_BYTES,
@@ -44,9 +41,11 @@ from treaty.systems.fedxgb.paper.sums import (
     pairs_of,
     rebuilt,
 )
-from treaty.systems.fedxgb.server_sums import Crowd
-from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.fedxgb.user_sums import (
+from treaty.systems.fedxgb.sums import user as crowd_users
+from treaty.systems.fedxgb.sums.cohorts import Cohorts
+from treaty.systems.fedxgb.sums.edge import DomainSums
+from treaty.systems.fedxgb.sums.server import Crowd
+from treaty.systems.fedxgb.sums.user import (
     Agreements,
     Call,
     Cohort,
@@ -54,6 +53,7 @@ from treaty.systems.fedxgb.user_sums import (
     UserSums,
     server_mask,
 )
+from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, Survivors
 
 pytestmark = pytest.mark.slow

@@ -32,14 +32,14 @@ from treaty.messaging.memory import MemoryChannel
 from treaty.messaging.messages import Array
 from treaty.messaging.party import FAREWELL_TIMEOUT, Party
 from treaty.runs.threads import play
-from treaty.systems.fedxgb import edge_sums as crowd_edges
 from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.messages import Attendance, UserOffer
 from treaty.systems.fedxgb.secpred.routing import RowShares
-from treaty.systems.fedxgb.user_sums import Agreement, MaskKey
+from treaty.systems.fedxgb.sums import edge as crowd_edges
+from treaty.systems.fedxgb.sums.edge import DomainSums
+from treaty.systems.fedxgb.sums.user import Agreement, MaskKey
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
 
 

@@ -11,13 +11,13 @@ from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, pl
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import messages, server
-from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.limits import MOST_VOID, ServerLimits, SumLimit
 from treaty.systems.fedxgb.messages import RoundStart, RowSummary, Splits, terms_of
 from treaty.systems.fedxgb.secpred.routing import LeafShares, Turn
-from treaty.systems.fedxgb.server_sums import Sum
+from treaty.systems.fedxgb.sums.edge import DomainSums
+from treaty.systems.fedxgb.sums.server import Sum
+from treaty.systems.fedxgb.sums.user import ATTEMPTS
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.fedxgb.user_sums import ATTEMPTS
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
 
 EDGES = ("edge0", "edge1", "edge2")

@@ -20,7 +20,7 @@ from treaty.systems.fedxgb import user as user_role
 from treaty.systems.fedxgb.kept import row_key, seed_of_rows
 from treaty.systems.fedxgb.messages import Task, TrainingEnd
 from treaty.systems.fedxgb.secpred.routing import SharedRows
-from treaty.systems.fedxgb.server_sums import Crowd
+from treaty.systems.fedxgb.sums.server import Crowd
 from treaty.trees.slots import SlotTree
 
 TREES = 4

@@ -20,8 +20,6 @@ from treaty.systems.fedxgb.authority import (
     patience_of,
     send_each_or_leave_out,
 )
-from treaty.systems.fedxgb.cohorts import Rules, Standing
-from treaty.systems.fedxgb.edge_sums import DomainSums
 from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
 from treaty.systems.fedxgb.layout import check_edges, domains
 from treaty.systems.fedxgb.limits import ServerLimits
@@ -48,7 +46,9 @@ from treaty.systems.fedxgb.secpred.routing import (
     layout_of,
 )
 from treaty.systems.fedxgb.secpred.shares import holders_of, shares_of
-from treaty.systems.fedxgb.server_sums import Sum, SurvivorReport, Users
+from treaty.systems.fedxgb.sums.cohorts import Rules, Standing
+from treaty.systems.fedxgb.sums.edge import DomainSums
+from treaty.systems.fedxgb.sums.server import Sum, SurvivorReport, Users
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins

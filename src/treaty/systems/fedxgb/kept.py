@@ -21,7 +21,7 @@ from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message, encode_body
 from treaty.models.checkpoints import Keeper
-from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing
+from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing
 
 _DOMAIN, _ROWS = Format("cohorts", 2), Format("row-digest", 1)
 ROUNDS = 2  # rounds begun by when the server has kept one, and files of earlier models serve nobody

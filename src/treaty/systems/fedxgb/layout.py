@@ -10,7 +10,7 @@ import numpy as np
 
 from treaty.errors import ConfigError
 from treaty.systems.fedxgb.options import GROUP, FedXGB
-from treaty.systems.fedxgb.user_sums import Leaves, Stage
+from treaty.systems.fedxgb.sums.user import Leaves, Stage
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Place
 

@@ -10,7 +10,7 @@ from treaty.messaging.messages import Message
 from treaty.systems.fedxgb.messages import RoundStart, Splits
 from treaty.systems.fedxgb.paper.routing import ShownSplits
 from treaty.systems.fedxgb.secpred.routing import SplitShares, Turn
-from treaty.systems.fedxgb.user_sums import ATTEMPTS
+from treaty.systems.fedxgb.sums.user import ATTEMPTS
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
 
 MOST_VOID = 10  # times that rounds without a level are begun again in a job: no domain had enough users
@@ -19,7 +19,7 @@ MOST_VOID = 10  # times that rounds without a level are begun again in a job: no
 class SumLimit:
     """One sum after each message that is followed by one, in a few attempts; numbers of sums only rise.
 
-    Two sums over the same rows at different users would show the sum of those between.
+    Of two sums over one level by different users, the difference would be the sum of those who are in one of them only.
     """
 
     def __init__(self, asker: str) -> None:

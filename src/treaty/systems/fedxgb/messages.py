@@ -14,8 +14,8 @@ from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, Sides
 from treaty.systems.fedxgb.secpred.routing import LeafShares, RowOwners, SideShares, SplitShares, Turn, ValueShares
-from treaty.systems.fedxgb.server_sums import Sum
-from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain
+from treaty.systems.fedxgb.sums.server import Sum
+from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import Categories
 from treaty.systems.system import Seat

@@ -6,77 +6,39 @@ the messages of training without those of sums, so that users have their margins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.data.binning import Bins
-from treaty.trees.ensemble import SplitTable, Tree
-from treaty.trees.slots import SlotSplits
+from treaty.messaging.messages import Array
+from treaty.models.checkpoints import Checkpoint
+from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.systems.fedxgb.complete_trees import complete_tree, depth_of
+from treaty.systems.fedxgb.growth import Growth, Model
+from treaty.systems.fedxgb.messages import RoundStart
+from treaty.systems.fedxgb.sums.server import Crowd
+from treaty.trees.boosting import Forest
 
 
-class ToldTrees(NamedTuple):
-    """A round's trees as they are told: splits of each level and tree, and leaf values, float64 (trees, slots)."""
-
-    levels: list[list[SlotSplits]]
-    values: NDArray[np.float64]
-
-
-def told(trees: Sequence[Tree], splits: SplitTable, bins: Bins, full_depth: int | None) -> ToldTrees:
-    """Return a round's trees as they were told when they grew, of `full_depth` levels or as many as they have."""
-    walked = [_by_level(tree) for tree in trees]
-    depth = max(1, *(len(levels) - 1 for levels in walked)) if full_depth is None else full_depth
-    told_levels = [
-        [_splits_of(tree, levels[k] if k < len(levels) else {}, k, splits, bins)
-         for tree, levels in zip(trees, walked, strict=True)]
-        for k in range(depth)
-    ]  # fmt: skip
-    values = np.zeros((len(trees), 1 << depth))
-    for of_tree, tree, levels in zip(values, trees, walked, strict=True):
-        for k, nodes in enumerate(levels):
-            for slot, node in nodes.items():
-                if tree.left[node] < 0:
-                    of_tree[((slot + 1) << (depth - k)) - 1] = tree.value[node]
-    return ToldTrees(told_levels, values)
+def forest_of(kept: Checkpoint) -> Forest:
+    """Return the finished rounds of an interrupted training; later splits are dropped."""
+    forest = kept.part.forest
+    assert forest is not None
+    forest.cut(kept.rounds)
+    keep_records(kept.part.splits, records_used(forest.trees, 1)[0])
+    return forest
 
 
-def _by_level(tree: Tree) -> list[dict[int, int]]:
-    """Return each level's nodes by slot."""
-    levels = [{0: 0}]
-    while True:
-        below = {
-            2 * slot + side: int(tree.left[node]) + side
-            for slot, node in levels[-1].items()
-            if tree.left[node] >= 0
-            for side in (0, 1)
-        }
-        if not below:
-            return levels
-        levels.append(below)
-
-
-def _splits_of(tree: Tree, nodes: dict[int, int], depth: int, splits: SplitTable, bins: Bins) -> SlotSplits:
-    found = SlotSplits(np.full(1 << depth, -1, np.int32), np.zeros((1 << depth, 256), np.bool_))
-    for slot, node in nodes.items():
-        if tree.left[node] >= 0:
-            record = int(tree.record[node])
-            found.features[slot] = splits.feature[record]
-            found.left_bins[slot] = left_bins(splits, record, bins)
-    return found
-
-
-def left_bins(splits: SplitTable, record: int, bins: Bins) -> NDArray[np.bool_]:
-    """Return which bins of its feature a recorded split sends left, bool (256,); see `record_split`."""
-    feature, going = splits.feature[record], splits.category_left[record]
-    n_bins, cuts, of_category = int(bins.n_bins[feature]), bins.cuts[feature], bins.category_bins[feature]
-    left = np.zeros(256, np.bool_)
-    if going is not None and of_category is not None:
-        left[of_category] = np.frombuffer(going, np.uint8).astype(np.bool_)
-    elif cuts is None or np.isinf(splits.threshold[record]):
-        left[:n_bins] = True
-    else:
-        left[: int(np.searchsorted(cuts, np.float32(splits.threshold[record]))) + 1] = True
-    left[n_bins] = splits.missing_left[record]
-    return left
+def tell_again(crowd: Crowd, model: Model, part: ModelPart, bins: Bins, growth: Growth) -> None:
+    """Take all rows down the finished trees once more, so that users have the margins after them."""
+    assert part.forest is not None
+    trees, n_outputs = part.forest.trees, part.forest.objective.n_outputs
+    columns = np.arange(len(bins.n_bins), dtype=np.int32)
+    ends = len(columns) * np.arange(1, n_outputs + 1, dtype=np.int32)
+    for first in range(0, len(trees), n_outputs):
+        crowd.begin_tree(RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
+        of_round = trees[first : first + n_outputs]
+        depth = growth.rules.max_depth if growth.full_depth else max(1, *map(depth_of, of_round))
+        complete = [complete_tree(tree, part.splits, bins, depth) for tree in of_round]
+        for level in range(depth):
+            model.split([splits[level] for splits, _ in complete])
+        model.finish(np.stack([values for _, values in complete]))

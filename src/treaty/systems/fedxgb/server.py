@@ -19,8 +19,8 @@ message               from -> to            content                             
 `RoundStart`          server -> all         a tree (one for each class) begins, its columns   TLS
 `Attendance`          user -> edge          the user is there, and may be chosen              TLS
 `Sum`                 server -> edge        open the next sum                                 TLS
-sums                  users -> edge ->      bin sums of the level's slots, see `user_sums`    masks, domain's sums
-                      server                and `server_sums`                                 under further masks
+sums                  users -> edge ->      bin sums of the level's slots, see `sums.user`    masks, domain's sums
+                      server                and `sums.server`                                 under further masks
 `Splits`, `Values`    server -> all         (``expose="model"``) the splits; leaf values      TLS
 `RowShares`, ...      see `secpred.routing` (otherwise) shares of rows, splits and leaves     secret shares
 `ShownSplits`, ...    see `paper.routing`   (``expose="paper"``) columns; shares of           Shamir shares
@@ -38,9 +38,9 @@ edge server sees who takes part; a user sees the slot at each level and the leaf
 **Users that vanish.** A user may vanish at any step of a sum: the sum is exactly that of the users whose vectors came.
 A lost user stays out until the tree ends. No linear combination of a domain's cohorts, over all sums of the job,
 isolates one user or two (with `group_size`, fewer than that); so that this never stands in the way of another tree,
-sums may always be over whole groups of three users or more (`cohorts`). A domain without one adds nothing to the rest
-of the tree; where that is so of all domains, the tree ends there, or the round begins again, or, at last, training ends
-with the model so far.
+sums may always be over whole groups of three users or more (`sums.cohorts`). A domain without one adds nothing to the
+rest of the tree; where that is so of all domains, the tree ends there, or the round begins again, or, at last, training
+ends with the model so far.
 
 Deviations from the paper, which reuses one mask and reveals every user's (docs/fedxgb.md): masks from keys of one sum,
 used once; shares revealed only for signed lists of who is left; bins from secure quantiles, since the server cannot
@@ -54,47 +54,31 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.compute import stay_on_one_core
-from treaty.crypto.aggregation.round import RoundVoid
-from treaty.data.binning import Bins
-from treaty.data.table import Schema, Table
-from treaty.messaging.messages import Array, decode_body, encode_body, view
+from treaty.messaging.messages import Array, encode_body
 from treaty.models.checkpoints import Checkpoint
-from treaty.models.trees import ModelPart, keep_records, record_split, records_used
+from treaty.models.trees import ModelPart
 from treaty.systems.fedxgb.authority import Credentials, authority_of
+from treaty.systems.fedxgb.growth import Growth, Model, ShownModel, next_trees
 from treaty.systems.fedxgb.layout import check_edges
-from treaty.systems.fedxgb.limits import MOST_VOID
-from treaty.systems.fedxgb.messages import RoundStart, RowSummary, Splits, Task, TrainingEnd, Values, terms_of
+from treaty.systems.fedxgb.messages import RowSummary, Task, TrainingEnd, terms_of
 from treaty.systems.fedxgb.options import PAPER_LEAKS
 from treaty.systems.fedxgb.paper.routing import PaperModel, check_numeric
 from treaty.systems.fedxgb.paper.sums import paper_mode
-from treaty.systems.fedxgb.replay import told
+from treaty.systems.fedxgb.replay import forest_of, tell_again
+from treaty.systems.fedxgb.search import AllRows, known, search
 from treaty.systems.fedxgb.secpred.routing import HiddenModel, RowOwners, layout_of
-from treaty.systems.fedxgb.server_sums import Crowd, Users
-from treaty.systems.horizontal.quantiles import (
-    MOST_ROUNDS,
-    CommonBins,
-    Count,
-    Opening,
-    choose_bins,
-    pack_bins,
-    told_by_search,
-    unpack_bins,
-)
+from treaty.systems.fedxgb.sums.server import Crowd, Users
+from treaty.systems.horizontal.quantiles import pack_bins
 from treaty.systems.horizontal.rows import checkpoint_with, common_rows, printed_rows
-from treaty.systems.pooled.training import objective_for, watched
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.pooled.training import watched
+from treaty.systems.system import Seat
 from treaty.trees.boosting import BoostingPlan, Forest, RoundState, run_rounds
-from treaty.trees.ensemble import SplitTable, Tree
-from treaty.trees.growth import NoMoreTrees
-from treaty.trees.objectives import Objective
-from treaty.trees.slots import Cells, SlotSplits, SlotTree
-from treaty.trees.splits import SplitRules
+from treaty.trees.ensemble import SplitTable
+from treaty.trees.slots import Cells
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +123,7 @@ def server(seat: Seat) -> ModelPart:
     if kept is not None:
         kept.check(seat.given, seat.may_change, (party.name,), printed)
     task, crowd = _meet(seat, edges, kept)
-    found = _search(seat, crowd, schema) if kept is None else _known(seat, crowd, kept)
+    found = search(seat, crowd, schema) if kept is None else known(seat, crowd, kept)
     agreed, summary = pack_bins(found.bins, found.objective), RowSummary(found.n_rows, Array.of(found.may_miss))
     crowd.tell(agreed)
     party.round += 1
@@ -151,7 +135,7 @@ def server(seat: Seat) -> ModelPart:
         model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(), forest=forest,
         spent=found.spent, bins=encode_body(agreed),
     )  # fmt: skip
-    growth = _Growth(
+    growth = Growth(
         rules=common.rules(found.objective),
         cells=Cells.of(found.bins.offsets, found.may_miss, found.n_rows, found.objective),
         plan=BoostingPlan(n_columns=len(found.bins.n_bins), colsample_bytree=column_share),
@@ -161,9 +145,9 @@ def server(seat: Seat) -> ModelPart:
         n_rounds=common.n_estimators,
     )
     if kept is not None:
-        part, forest = kept.part, _forest_of(kept)
+        part, forest = kept.part, forest_of(kept)
         growth.rng.bit_generator.state = json.loads(kept.random_state or "")
-        _tell_again(crowd, model, part, found.bins, growth)
+        tell_again(crowd, model, part, found.bins, growth)
 
     def after_round(done: int) -> None:
         if keeper is not None and keeper.due:
@@ -176,7 +160,7 @@ def server(seat: Seat) -> ModelPart:
     if seat.progress is not None:
         seat.progress(forest.rounds, part)
     run_rounds(
-        lambda: _next_trees(crowd, model, part, found.bins, growth),
+        lambda: next_trees(crowd, model, part, found.bins, growth),
         forest,
         after_round,
         common.n_estimators,
@@ -206,82 +190,7 @@ def _meet(seat: Seat, edges: Sequence[str], kept: Checkpoint | None) -> tuple[Ta
     return task, Crowd(party, edges, credentials, users, seat.vouching, task, masked=seat.options.mode != "paper")
 
 
-@dataclass(frozen=True, slots=True)
-class _AllRows:
-    """What the server knows of all users' rows before trees grow; `objective` has the bounds of all their gradients."""
-
-    bins: Bins
-    objective: Objective
-    n_rows: int
-    may_miss: NDArray[np.bool_]  # (features,): whether rows have no value
-    spent: str  # in words: the smallest group of rows that the search for bins told from others
-
-
-def _search(seat: Seat, crowd: Crowd, schema: Schema) -> _AllRows:
-    """Open the number of rows and the bounds of gradients, then search for bins."""
-    common = seat.common
-    none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
-    objective = objective_for(none, seat.classes, seat.options, common)
-    opening = Opening(schema, bounds=True)
-    crowd.tell(Count())
-    opened = crowd.total(opening.length)
-    n_rows, objective = opening.rows(opened), opening.bounded(opened, objective)
-    objective.check_sums(n_rows)
-    bins, smallest = choose_bins(
-        lambda own, length: crowd.total(length), crowd.tell, opening, opened, schema, common.max_bin,
-        own=None, least_rows=common.fewest_rows, most_rounds=MOST_ROUNDS, threads=seat.threads,
-    )  # fmt: skip
-    fewest = int(smallest[smallest > 0].min(initial=n_rows))
-    spent = told_by_search(fewest)
-    return _AllRows(bins, objective, n_rows, _may_miss(opening, opened, len(schema.names), n_rows), spent)
-
-
-def _known(seat: Seat, crowd: Crowd, kept: Checkpoint) -> _AllRows:
-    """Return what an interrupted training knew of all rows; nothing is summed again."""
-    crowd.tell(Count())
-    part, name = kept.part, seat.party.name
-    summary = decode_body(kept.bins, RowSummary, peer=name)
-    bins = unpack_bins(decode_body(part.bins, CommonBins, peer=name), part.schema, seat.common.max_bin, name)
-    may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
-    return _AllRows(bins, _forest_of(kept).objective, summary.n_rows, may_miss, part.spent)
-
-
-def _forest_of(kept: Checkpoint) -> Forest:
-    """Return the finished rounds of an interrupted training; later splits are dropped."""
-    forest = kept.part.forest
-    assert forest is not None
-    forest.cut(kept.rounds)
-    keep_records(kept.part.splits, records_used(forest.trees, 1)[0])
-    return forest
-
-
-def _tell_again(
-    crowd: Crowd, model: HiddenModel | PaperModel | ShownModel, part: ModelPart, bins: Bins, growth: _Growth
-) -> None:
-    """Take all rows down the finished trees once more, so that users have the margins after them."""
-    assert part.forest is not None
-    trees, n_outputs = part.forest.trees, part.forest.objective.n_outputs
-    columns = np.arange(len(bins.n_bins), dtype=np.int32)
-    ends = len(columns) * np.arange(1, n_outputs + 1, dtype=np.int32)
-    for first in range(0, len(trees), n_outputs):
-        crowd.begin_tree(RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
-        of_round = trees[first : first + n_outputs]
-        again = told(of_round, part.splits, bins, growth.rules.max_depth if growth.full_depth else None)
-        for level in again.levels:
-            model.split(level)
-        model.finish(again.values)
-
-
-def _may_miss(opening: Opening, opened: NDArray[np.int64], n_features: int, n_rows: int) -> NDArray[np.bool_]:
-    """Return which features have rows without a value."""
-    may_miss = np.zeros(n_features, np.bool_)
-    may_miss[opening.numeric] = opening.present(opened) < n_rows
-    for f, counts in opening.categories(opened).items():
-        may_miss[f] = counts.sum() < n_rows
-    return may_miss
-
-
-def _model(seat: Seat, edges: Sequence[str], crowd: Crowd, found: _AllRows) -> HiddenModel | PaperModel | ShownModel:
+def _model(seat: Seat, edges: Sequence[str], crowd: Crowd, found: AllRows) -> Model:
     """Return what takes all rows down the trees; `expose` says how much of these users and edge servers learn."""
     shown, options = ShownModel(crowd), seat.options
     if not options.hides_model:
@@ -292,95 +201,3 @@ def _model(seat: Seat, edges: Sequence[str], crowd: Crowd, found: _AllRows) -> H
     hidden = HiddenModel(seat.party, edges, layout, options.compares, turns=True)
     crowd.tell(RowOwners(hidden.row_owners()))
     return hidden
-
-
-class ShownModel:
-    """Tells all users the trees."""
-
-    def __init__(self, crowd: Crowd) -> None:
-        self._crowd = crowd
-
-    def split(self, chosen: Sequence[SlotSplits]) -> None:
-        """Have everybody's rows go down a level, by the splits of each tree."""
-        features = np.stack([splits.features for splits in chosen])
-        packed = np.packbits(np.stack([splits.left_bins for splits in chosen]), axis=2)
-        self._crowd.tell(Splits(Array.of(features), Array.of(packed)))
-
-    def finish(self, values: NDArray[np.float64]) -> None:
-        """Tell the values of all leaves, float64 (trees, slots)."""
-        self._crowd.tell(Values(Array.of(values)))
-
-
-@dataclass(slots=True)
-class _Growth:
-    """How trees grow: `plan` and `rng` draw their columns; `full_depth` splits all levels, which hides the shape."""
-
-    rules: SplitRules
-    cells: Cells
-    plan: BoostingPlan
-    rng: np.random.Generator
-    full_depth: bool
-    threads: int
-    n_rounds: int
-    void: int = 0  # rounds begun in vain
-
-
-def _next_trees(
-    crowd: Crowd, model: HiddenModel | PaperModel | ShownModel, part: ModelPart, bins: Bins, growth: _Growth
-) -> list[Tree]:
-    """Grow a round's trees; begin the round again, `MOST_VOID` times in a job, while no domain has enough users.
-
-    Raises `NoMoreTrees` after that; RoundVoid where there are no trees yet.
-    """
-    assert part.forest is not None
-    while True:
-        try:
-            return _grow(crowd, model, part, bins, growth)
-        except RoundVoid as void:
-            growth.void += 1
-            if growth.void <= MOST_VOID:
-                continue
-            if not part.forest.trees:
-                raise
-            logger.warning("training ends after %d of %d rounds: %s", part.forest.rounds, growth.n_rounds, void)
-            raise NoMoreTrees from void
-
-
-def _grow(
-    crowd: Crowd, model: HiddenModel | PaperModel | ShownModel, part: ModelPart, bins: Bins, growth: _Growth
-) -> list[Tree]:
-    """Grow a round's trees, one per output, on sums over all users; all trees grow together, level by level.
-
-    They end at the level at which no domain has enough users left; RoundVoid where that is the root's.
-    """
-    assert part.forest is not None
-    cells, rules = growth.cells, growth.rules
-    columns = [growth.plan.draw_columns(growth.rng) for _ in range(part.forest.objective.n_outputs)]
-    ends = np.cumsum([len(c) for c in columns], dtype=np.int32)
-    crowd.begin_tree(RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
-
-    def record(feature: int, left_bins: NDArray[np.bool_]) -> int:
-        return record_split(part.splits, bins, feature, left_bins)
-
-    trees = [SlotTree(rules, cells, c, bins.schema.categorical, record, growth.threads) for c in columns]
-    depth = 0
-    while depth < rules.max_depth and (growth.full_depth or any(tree.growing for tree in trees)):
-        parts = _opened(crowd, [cells.length(1 << depth, c) for c in columns], root=depth == 0)
-        model.split([tree.split(opened, depth) for tree, opened in zip(trees, parts, strict=True)])
-        depth += 1
-    finished = [tree.finish(depth) for tree in trees]
-    model.finish(np.stack([values for _, values in finished]))
-    return [tree for tree, _ in finished]
-
-
-def _opened(crowd: Crowd, lengths: Sequence[int], *, root: bool) -> Sequence[NDArray[np.int64] | None]:
-    """Return a level's sums, those of each tree int64 (length,); below the root None where nobody is left."""
-    if not (root or crowd.cohort):
-        return [None] * len(lengths)
-    try:
-        return np.split(crowd.total(sum(lengths)), np.cumsum(lengths)[:-1])
-    except RoundVoid as void:
-        if root:
-            raise
-        logger.warning("a tree ends early: %s", void)
-        return [None] * len(lengths)

@@ -33,7 +33,7 @@ from treaty.systems.fedxgb.messages import (
 from treaty.systems.fedxgb.paper.routing import ComparedRows, ShownSplits, Sides
 from treaty.systems.fedxgb.paper.sums import PaperUserSums, paper_mode
 from treaty.systems.fedxgb.secpred.routing import RowOwners, SharedRows, SideShares, Turn, ValueShares, layout_of
-from treaty.systems.fedxgb.user_sums import Call, Cohort, Domain, UserSums
+from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain, UserSums
 from treaty.systems.horizontal.members import ToldDigest
 from treaty.systems.horizontal.quantiles import (
     MOST_ROUNDS,

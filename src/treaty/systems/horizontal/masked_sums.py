@@ -1,7 +1,7 @@
 """One sum under double masks, of which some contributors may be lost: `crypto.aggregation` between parties.
 
 Both kinds of sums have these steps: those of a job's members (`members`, `sums`), and those of a crowd's users at their
-edge server (`fedxgb.user_sums`, `fedxgb.edge_sums`). "A" is the aggregator, which opens the sum.
+edge server (`fedxgb.sums.user`, `fedxgb.sums.edge`). "A" is the aggregator, which opens the sum.
 
 ====================  ============  =================================================================  =================
 message               from -> to    content                                                            protection

@@ -41,7 +41,7 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.fedxgb.secpred.routing import come_to_all
 from treaty.systems.fedxgb.secpred.shares import play_among
-from treaty.systems.fedxgb.user_sums import AbsenceNotice
+from treaty.systems.fedxgb.sums.user import AbsenceNotice
 from treaty.trees.slots import SlotSplits
 
 logger = logging.getLogger(__name__)

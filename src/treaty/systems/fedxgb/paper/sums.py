@@ -46,9 +46,9 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.sharing.secret_sharing import open_bytes, share_bytes, share_length
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, view
-from treaty.systems.fedxgb.edge_sums import DomainSums, SumSetup
 from treaty.systems.fedxgb.options import FedXGB, check_consent
-from treaty.systems.fedxgb.user_sums import (
+from treaty.systems.fedxgb.sums.edge import DomainSums, SumSetup
+from treaty.systems.fedxgb.sums.user import (
     Call,
     Cohort,
     MaskKey,

@@ -65,7 +65,7 @@ from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb.authority import PATIENCE, gather_sound
-from treaty.systems.fedxgb.secpred.complete_trees import complete_tree, depth_of
+from treaty.systems.fedxgb.complete_trees import complete_tree, depth_of
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.queries import QueryRecord
 from treaty.systems.fedxgb.secpred.routing import (

@@ -10,10 +10,10 @@ combinations. Gradients change, but late in a job only by a little, so one rule 
 combination of a domain's cohorts isolates one user or two (`permitted`). So a user that tells the server its own
 vectors finds nobody with it. Two may: the third of their group, or, with other sums, a user of another group.
 
-Of n users, at most n - 2 cohorts are independent under that rule, however they are chosen, and each that does not
-follow from earlier ones uses one up. So that users may be lost as often as they like, the domain is dealt into
-**groups** of three users or more. All groups count as opened from the beginning: sums over whole groups show no more
-than the groups' own sums, and use nothing up.
+Under that rule a domain of n users has at most n - 2 independent cohorts in a job, however they are chosen. Each
+cohort whose sum does not follow from earlier ones uses one up. So that users may be lost as often as they like, the
+domain is dealt into **groups** of three users or more. All groups count as opened from the beginning: sums over whole
+groups show no more than the groups' own sums, and use nothing up.
 
 * A tree begins with all users there, while that is permitted beside the groups and leaves room for another deal;
   afterwards with the whole groups among them.

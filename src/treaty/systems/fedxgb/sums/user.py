@@ -42,7 +42,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
-from treaty.systems.fedxgb.cohorts import Opened
+from treaty.systems.fedxgb.sums.cohorts import Opened
 from treaty.systems.horizontal.masked_sums import contribute
 from treaty.systems.horizontal.members import ToldDigest
 

@@ -1,6 +1,6 @@
 """An edge server's end of the sums of its domain: who takes part, what they send each other, what is opened.
 
-See `user_sums` for the messages. The sums opened here look uniformly random to the edge server: each user's vector lies
+See `sums.user` for the messages. The sums opened here look uniformly random to the edge server: each user's vector lies
 under a mask that the user shares with the server.
 """
 
@@ -21,8 +21,8 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys
-from treaty.systems.fedxgb.cohorts import LEAST, Cohorts, Rules, Standing, select
-from treaty.systems.fedxgb.user_sums import (
+from treaty.systems.fedxgb.sums.cohorts import LEAST, Cohorts, Rules, Standing, select
+from treaty.systems.fedxgb.sums.user import (
     ATTEMPTS,
     AbsenceNotice,
     Agreement,

@@ -15,7 +15,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
-from treaty.systems.fedxgb.user_sums import server_mask
+from treaty.systems.fedxgb.sums.user import server_mask
 from treaty.systems.horizontal.members import SumRules, ToldDigest
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.system import Vouching
