@@ -135,7 +135,14 @@ def accuracy(data: Data, trees: int, depth: int, paper: tuple[int, float], seeds
     x, y, rows = data.x.astype(np.float32), data.y, []
     published, value = paper
     for q in [published] if quick else sorted({4, 8, 16, 32, 64, published}):
-        common = {"n_estimators": trees, "max_depth": depth, "learning_rate": 0.3, "max_bin": q, "n_jobs": THREADS}
+        common = {
+            "base_score": 0.5,
+            "n_estimators": trees,
+            "max_depth": depth,
+            "learning_rate": 0.3,
+            "max_bin": q,
+            "n_jobs": THREADS,
+        }
         ours, pooled, theirs, rounds, parted, same = [], [], [], [], [], []
         for seed, (train, test) in enumerate(splits(data, seeds)):
             model = GBDTClassifier(PROTOCOL, **common)
@@ -146,7 +153,7 @@ def accuracy(data: Data, trees: int, depth: int, paper: tuple[int, float], seeds
             found = re.search(r"(\d+) rows", model.parts_["pooled"].spent)
             parted.append(int(found[1]) if found else 0)
             pooled.append(auc(GBDTClassifier("pooled", **common).fit(x[train], y[train]), x[test], y[test]))
-            booster = xgboost.XGBClassifier(tree_method="hist", base_score=0.5, **common)
+            booster = xgboost.XGBClassifier(tree_method="hist", **common)
             theirs.append(auc(booster.fit(x[train], y[train]), x[test], y[test]))
             if q == published:
                 eight = GBDTClassifier(PROTOCOL, **common).fit(by_first_column(x[train], y[train], 8))
@@ -177,7 +184,7 @@ def accuracy(data: Data, trees: int, depth: int, paper: tuple[int, float], seeds
 def noise(data: Data, q: int, seeds: int, quick: bool) -> list[dict]:
     """Return rows per `epsilon_total`: 20 trees of depth 3 between three."""
     x, y, rows = data.x.astype(np.float32), data.y, []
-    common = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3}
+    common = {"base_score": 0.5, "n_estimators": 20, "max_depth": 3, "learning_rate": 0.3}
     for epsilon in (4.0, math.inf) if quick else (1.0, 2.0, 4.0, 8.0, math.inf):
         bare = epsilon == math.inf
         chosen = {} if bare else {"epsilon_total": epsilon, "delta": DELTA}
@@ -241,8 +248,15 @@ def megabytes(model: GBDTClassifier) -> float:
 def small_jobs(quick: bool) -> list[dict]:
     """Time 200 trees of depth 4 on 8,192 x 11 between three: by columns, by rows, by rows between processes."""
     x, y = higgs(8192, 11)
-    common = {"n_estimators": 200, "max_depth": 4, "learning_rate": 0.3, "max_bin": 32, "n_jobs": THREADS}
-    booster = xgboost.XGBClassifier(tree_method="hist", base_score=0.5, **common)
+    common = {
+        "base_score": 0.5,
+        "n_estimators": 200,
+        "max_depth": 4,
+        "learning_rate": 0.3,
+        "max_bin": 32,
+        "n_jobs": THREADS,
+    }
+    booster = xgboost.XGBClassifier(tree_method="hist", **common)
     booster.fit(x, y)
     columns = {f"p{k}": part for k, part in enumerate(np.array_split(x, 3, axis=1))}
     rows = at_random(x, y, 3)
@@ -365,8 +379,15 @@ def scaling(quick: bool) -> list[dict]:
     data = flights()
     n = 30_000 if quick else 300_000
     x, y = data.x[:n].astype(np.float32), data.y[:n]
-    common = {"n_estimators": 60, "max_depth": 4, "learning_rate": 0.3, "max_bin": 32, "n_jobs": THREADS}
-    booster = xgboost.XGBClassifier(tree_method="hist", base_score=0.5, **common)
+    common = {
+        "base_score": 0.5,
+        "n_estimators": 60,
+        "max_depth": 4,
+        "learning_rate": 0.3,
+        "max_bin": 32,
+        "n_jobs": THREADS,
+    }
+    booster = xgboost.XGBClassifier(tree_method="hist", **common)
     theirs = undisturbed(lambda: {"s": seconds(lambda: booster.fit(x, y))}, 5)["s"]
     jobs = [(TOGETHER, count, n) for count in (2, *COUNTS)] + [(EACH, count, n * count // 32) for count in COUNTS]
     rows_of = {job: at_random(x[: job[2]], y[: job[2]], job[1]) for job in jobs}

@@ -98,7 +98,7 @@ def again(quick: bool) -> list[dict[str, object]]:
     for title, protocol, tables, own in jobs:
         with tempfile.TemporaryDirectory() as folder:
             for fit, depth in (("first", 3), ("again", 3), ("again, deeper", 4)):
-                model = flat(GBDTClassifier, protocol, n_jobs=THREADS, max_depth=depth, **own)
+                model = flat(GBDTClassifier, protocol, base_score=0.5, n_jobs=THREADS, max_depth=depth, **own)
                 labels = (y,) if protocol == VERTICAL else ()
                 model.fit(tables, *labels, checkpoint=Path(folder))
                 by_type: dict[str, int] = {}
@@ -149,7 +149,7 @@ def jobs_by_parties(quick: bool) -> Iterator[Job]:
         ("30,000 x 23 (Default of Credit Card Clients)", *_all(default_of_credit_card_clients()), 20, 3, 24),
     ]
     for k, (title, x, y, trees, depth, bins) in enumerate(sets):
-        common = {"n_estimators": trees, "max_depth": depth, "n_jobs": THREADS}
+        common = {"base_score": 0.5, "n_estimators": trees, "max_depth": depth, "n_jobs": THREADS}
         for parties in (2, 8) if quick else (2, 4, 6, 8):
             model = flat(GBDTClassifier, VERTICAL, max_bin=16, **common)
             yield title, "columns", parties, columns_of(x, parties), model, (y,), "at most 33 s" if k == 0 else ""
@@ -190,7 +190,7 @@ def speed(quick: bool) -> list[dict[str, object]]:
     x, y = large.x[:50_000, :15].astype(np.float32), large.y[:50_000]
     jobs = list(jobs_by_parties(quick))
     for trees in (1, 20) if quick else (1, 20, 200):
-        common = {"n_estimators": trees, "max_depth": 4, "n_jobs": THREADS}
+        common = {"base_score": 0.5, "n_estimators": trees, "max_depth": 4, "n_jobs": THREADS}
         title = f"50,000 x 15 (flights), {trees} trees of depth 4"
         vertical = flat(GBDTClassifier, VERTICAL, max_bin=16, **common)
         jobs.append((title, "columns", 3, columns_of(x, 3), vertical, (y,), ""))
@@ -220,13 +220,13 @@ CREDIT = [(give_me_some_credit, 26), (default_of_credit_card_clients, 24)]
 def curves(quick: bool) -> list[dict[str, object]]:
     """Return AUC after every round of 50, mean over three fixed splits, by system."""
     trees, rows = 10 if quick else 50, []
-    common = {"n_estimators": trees, "max_depth": 3, "learning_rate": 0.3, "n_jobs": THREADS}
+    common = {"base_score": 0.5, "n_estimators": trees, "max_depth": 3, "learning_rate": 0.3, "n_jobs": THREADS}
     for load, bins in CREDIT:
         data = load()
         x, y = _all(data)
         found: dict[str, list[list[float]]] = {}
         for seed, (train, test) in enumerate(splits(data, 2 if quick else 3)):
-            booster = xgboost.XGBClassifier(tree_method="hist", base_score=0.5, max_bin=32, **common)
+            booster = xgboost.XGBClassifier(tree_method="hist", max_bin=32, **common)
             booster.fit(x[train], y[train])
             scores = [booster.predict_proba(x[test], iteration_range=(0, k + 1))[:, 1] for k in range(trees)]
             found.setdefault("XGBoost, 32 bins", []).append([auc(y[test], one) for one in scores])
@@ -295,7 +295,7 @@ def columns(quick: bool) -> list[dict[str, object]]:
             for epsilon in (math.inf, 4.0):
                 own = CLEAR if epsilon == math.inf else {"epsilon": epsilon}
 
-                common = {"n_estimators": trees, "max_depth": depth, "max_bin": q, **own}
+                common = {"base_score": 0.5, "n_estimators": trees, "max_depth": depth, "max_bin": q, **own}
                 halves = [scored(data, orders[0], cut, common) for cut in cuts]
                 dealt = orders if q == 16 else []
                 others = [mean(scored(data, order, cut, common) for cut in cuts[:2]) for order in dealt]
@@ -345,7 +345,9 @@ def ranks(quick: bool) -> list[dict[str, object]]:
         for seed, (train, test) in enumerate(splits(data, 2 if quick else 5)):
             buckets = by_rank(x[train], x[test], 16, np.random.default_rng(seed))
             for name, (seen, asked) in zip(found, (buckets, (x[train], x[test])), strict=True):
-                model = GBDTClassifier("pooled", n_estimators=trees, max_depth=depth, max_bin=16, n_jobs=THREADS)
+                model = GBDTClassifier(
+                    "pooled", base_score=0.5, n_estimators=trees, max_depth=depth, max_bin=16, n_jobs=THREADS
+                )
                 found[name].append(auc(y[test], model.fit(seen, y[train]).predict_proba(asked)[:, 1]))
         published = PUBLISHED.get((data.title, 16, math.inf), "")
         rows += [

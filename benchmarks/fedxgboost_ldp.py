@@ -50,7 +50,14 @@ from treaty.systems.secureboost.options import SecureBoost
 
 THREADS = 2
 TREES = 20
-COMMON = {"n_estimators": TREES, "max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20, "n_jobs": THREADS}
+COMMON = {
+    "base_score": 0.5,
+    "n_estimators": TREES,
+    "max_depth": 3,
+    "learning_rate": 0.3,
+    "min_child_samples": 20,
+    "n_jobs": THREADS,
+}
 BAR, BAR_PAILLIER = 1.3, 4.0
 PUBLISHED = {  # seconds a tree: Default of Credit Card Clients, Give Me Some Credit
     "nothing hidden": "69 / 260",

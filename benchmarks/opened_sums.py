@@ -65,7 +65,7 @@ def opened_by_job(
         return SumsFinder(watched, *given, **named)
 
     with patch.object(encrypted, "SumsFinder", watching):
-        GBDTClassifier(system, random_state=0).fit(tables, y)
+        GBDTClassifier(system, base_score=0.5, random_state=0).fit(tables, y)
     return nodes
 
 

@@ -51,7 +51,7 @@ METHODS: dict[str, SystemOptions] = {
     "SecureBoost, OU": SecureBoost(encryption="ou", allow_exact_sums=True),
 }
 ONE_TABLE = ("XGBoost, pooled", "plain, pooled")
-COMMON = {"max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20}
+COMMON = {"base_score": 0.5, "max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20}
 MOST_ROWS = {"SMM-2, published": 20_000}
 OF_TREES = ("TreeStart", "PaperTree", "TreeEnd", "SumsRequest", "Sums", "NullVectors", "MaskedCandidates", "NodeRows",
             "CandidateVectors", "MaskedGradients", "BestGains", "SplitRequest", "WonNodes", "SplitAnswer",

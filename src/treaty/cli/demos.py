@@ -362,11 +362,10 @@ def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
     y, train, test = scenario.y, scenario.train, scenario.test
     table = to_table(scenario.columns)
     matrix = table.matrix()
-    classes, codes = np.unique(y, return_inverse=True)
+    codes = np.unique(y, return_inverse=True)[1]
     booster = XGBClassifier(
         n_estimators=scenario.model.n_estimators, max_depth=3, learning_rate=0.3, max_bin=32, tree_method="hist",
         enable_categorical=True, feature_types=["float" if of is None else "c" for of in table.schema.categories],
-        base_score=0.5 if len(classes) == 2 else None,
     )  # fmt: skip
     booster.fit(matrix[train], codes[train])
     p = np.asarray(booster.predict_proba(matrix[test]), np.float64)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import is_classifier
+from sklearn.base import RegressorMixin, is_classifier
 from sklearn.utils.validation import validate_data
 
 from treaty.data.labels import check_weights
@@ -73,7 +73,7 @@ class BoostedTrees(TrainedTrees):
         tweedie_variance_power: float | None = None,
         huber_slope: float | None = None,
         quantile_alpha: float | None = None,
-        base_score: float = 0.5,
+        base_score: float | None = None,
         fractional_bits: int = 16,
         eval_metric: str | Sequence[str] | None = None,
         early_stopping_rounds: int | None = None,
@@ -179,8 +179,8 @@ class BoostedTrees(TrainedTrees):
         Warns
         -----
         UserWarning
-            Under "pooled", of several parties' tables, which it puts side by side; and when no tree has a split, with
-            the reason.
+            Of a regression whose `base_score` is not estimated; under "pooled", of several parties' tables, which it
+            puts side by side; and when no tree has a split, with the reason.
         """
         started = time.perf_counter()
         self._forget()
@@ -189,6 +189,12 @@ class BoostedTrees(TrainedTrees):
         settings = self._settings(**changed)
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
         run = prepare(settings, X, y, sample_weight, eval_set)
+        if self.base_score is None and isinstance(self, RegressorMixin) and not run.options.estimates_base_score:
+            warnings.warn(
+                f"training starts from base_score=0.5, as {settings[0].name!r} does not estimate it under these "
+                "options: set base_score near the mean of the labels",
+                stacklevel=2,
+            )
         if run.common.early_stopping_rounds is not None and not run.eval_sets:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         trained = train(

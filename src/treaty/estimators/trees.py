@@ -73,8 +73,10 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         With ``objective="huber"``: the size of residuals from which on the loss is linear; None is 1.
     quantile_alpha : float or None, default None
         With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
-    base_score : float, default 0.5
+    base_score : float or None, default None
         Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
+        None is estimated from the active party's labels (docs/objectives.md); 0.5 for more than two classes and for
+        rankings, where rows are split, and under noise on gradients.
     fractional_bits : int, default 16
         Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
     max_bin : int or None, default None
@@ -166,8 +168,8 @@ class GBDTRegressor(RegressorMixin, BoostedTrees):
 
     `objective` is the loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are
     often 0, "huber" for targets with outliers, "quantile" for a quantile, or a class of your own, see
-    docs/objectives.md. `base_score` is the prediction training starts from; set it near the mean of the labels, or near
-    their quantile.
+    docs/objectives.md. `base_score` is the prediction training starts from: where it is not estimated, set it near the
+    mean of the labels, or near their quantile.
     """
 
     def _decide(self, outputs: NDArray[np.float64]) -> NDArray[Any]:

@@ -84,6 +84,11 @@ class SystemOptions:
         return False
 
     @property
+    def estimates_base_score(self) -> bool:
+        """Whether one party sees all labels that a `base_score` of None is made of, without spending any epsilon."""
+        return True
+
+    @property
     def hides_decisions(self) -> bool:
         """Whether prediction keeps from the active party which way rows go at other parties' splits."""
         return False

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
+from msgspec.structs import replace
+
 from treaty.compute import Floats
 from treaty.errors import ConfigError
 from treaty.trees.losses.custom import Custom
@@ -40,21 +42,21 @@ def make_objective(
     weight: Floats | None,
     *,
     n_classes: int = 2,
-    base_score: float = 0.5,
+    base_score: float | None = 0.5,
     fractional_bits: int = 16,
     epsilon: float | None = None,
     **own: Any,
 ) -> Objective:
     """Return the loss of this name for these labels, with its public bounds; raise ConfigError as `check` does.
 
-    `epsilon` is that of the randomised response which `y` went through (`treaty.privacy.label_rr`), if it did. Of
-    `own`, further fields by name, a loss takes those that it has. The name may be ``package.module:CLASS``, see
-    `treaty.trees.losses.custom`.
+    A `base_score` of None is estimated from the labels. `epsilon` is that of the randomised response which `y` went
+    through (`treaty.privacy.label_rr`), if it did. Of `own`, further fields by name, a loss takes those that it has.
+    The name may be ``package.module:CLASS``, see `treaty.trees.losses.custom`.
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(
         n_outputs=kind.outputs(n_classes),
-        base_score=base_score,
+        base_score=0.5 if base_score is None else base_score,
         fractional_bits=fractional_bits,
         # the bound is public: a power of two tells less than the largest weight itself
         weight_bound=1.0 if weight is None or not len(weight) else 2.0 ** math.ceil(math.log2(float(weight.max()))),
@@ -63,6 +65,8 @@ def make_objective(
     )
     if isinstance(loss, Custom):
         loss = loss.named()
+    if base_score is None and len(y):
+        loss = replace(loss, base_score=loss.first_score(y, weight))
     loss.check()
     if weight is not None:
         loss.check_weights(y, weight)

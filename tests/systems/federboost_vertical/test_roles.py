@@ -46,7 +46,7 @@ from treaty.systems.vertical import decisions
 from treaty.trees.ensemble import join_splits, margins_from_values
 from trees import plain
 
-GROWTH = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
+GROWTH = {"base_score": 0.5, "n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
 NO_NOISE = {"epsilon": math.inf, "mode": "paper"}
 TO_PASSIVE = {
     "Terms": Terms,

@@ -44,7 +44,7 @@ from treaty.trees.growth import NoMoreTrees
 from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan
 
-GROWTH = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
+GROWTH = {"base_score": 0.5, "n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,

@@ -44,6 +44,11 @@ class FederBoostHorizontal(SystemOptions):
         """Whether sums carry noise."""
         return self.epsilon_total is not None
 
+    @property
+    def estimates_base_score(self) -> bool:
+        """No party sees all labels."""
+        return False
+
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""
         refuse_goss(common)

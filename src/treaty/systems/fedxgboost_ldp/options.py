@@ -80,6 +80,11 @@ class FedXGBoostLDP(SystemOptions):
         """Whether gradients carry noise: labels that were randomised once need none."""
         return self.mechanism != "label_rr"
 
+    @property
+    def estimates_base_score(self) -> bool:
+        """Not under noise on gradients: a mean of true labels would change every gradient beside its noise."""
+        return not self.adds_noise
+
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""
         labels = self.mechanism == "label_rr"

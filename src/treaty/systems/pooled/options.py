@@ -45,7 +45,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     tweedie_variance_power: Annotated[float, msgspec.Meta(gt=1, lt=2)] | None = None
     huber_slope: Positive | None = None
     quantile_alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    base_score: float = 0.5
+    base_score: float | None = None
     fractional_bits: Annotated[int, msgspec.Meta(ge=4, le=40)] = 16
     max_bin: Annotated[int, msgspec.Meta(ge=2, le=255)] | None = None
     eval_metric: str | None = None

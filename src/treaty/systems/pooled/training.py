@@ -37,7 +37,12 @@ from treaty.trees.objectives import Objective, loss_class, make_objective
 def objective_for(
     data: LabelledRows, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions
 ) -> Objective:
-    """Choose the loss: the objective that is named without classes, logistic for two, softmax for more."""
+    """Choose the loss: the objective that is named without classes, logistic for two, softmax for more.
+
+    Where a `base_score` of None must not be estimated, as rows are split or gradients carry noise, it is 0.5.
+    """
+    if common.base_score is None and not options.estimates_base_score:
+        common = msgspec.structs.replace(common, base_score=0.5)
     return loss_of(data.y, data.weight, None if classes is None else len(classes), options.label_epsilon, common)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError
-from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
+from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, mean_label, power_of_two
 
 Link = Literal["identity", "log", "logistic"]
 
@@ -83,6 +83,12 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
         b = self.base_score
         if (self.link == "log" and b <= 0.0) or (self.link == "logistic" and not 0.0 < b < 1.0):
             raise ConfigError(f"expected a base_score that the link {self.link!r} of {self.objective} gives, got {b}")
+
+    def first_score(self, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`: the mean, where the link gives it."""
+        mean = mean_label(y, weight)
+        given = self.link == "identity" or (mean > 0.0 if self.link == "log" else 0.0 < mean < 1.0)
+        return mean if given else self.base_score
 
     def bounded(self, y: Floats) -> Self:
         """See `FixedPointLoss`."""

@@ -13,6 +13,7 @@ from treaty.compute import Floats, Integers, kernel, share
 from treaty.errors import ConfigError
 
 BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
+_LEAST_SHARE = 2.0**-20  # of a class, that its log-odds are finite; XGBoost has 1e-6
 LEAST_EPSILON = 2.0**-20  # below it labels are coin tosses, and debiasing them only costs bits of the fixed point
 
 
@@ -25,6 +26,13 @@ def power_of_two(size: float) -> float:
     if not size <= 2.0**1023:
         raise ConfigError("labels, or the bounds that follow from them, do not fit float64; scale the labels down")
     return 2.0 ** math.ceil(math.log2(size)) if size > 0.0 else 1.0
+
+
+def mean_label(y: Floats, weight: Floats | None) -> float:
+    """Return the weighted mean, rounded to float32 where it fits, as boosters of XGBoost keep it."""
+    mean = float(np.average(y, weights=weight))
+    rounded = float(np.float32(mean)) if abs(mean) < float(np.finfo(np.float32).max) else mean
+    return rounded if rounded != 0.0 else mean
 
 
 class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
@@ -72,6 +80,10 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
             raise ConfigError("expected classes for mechanism='label_rr', got a regression target")
         if self.epsilon is not None and not LEAST_EPSILON <= self.epsilon < math.inf:
             raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {self.epsilon}")
+
+    def first_score(self, y: Floats, weight: Floats | None) -> float:
+        """Return the `base_score` that these labels call for where none is given."""
+        return self.base_score
 
     def clip_of(self, y: Floats) -> float:
         """Return `grad_clip` for these labels."""
@@ -213,6 +225,11 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
         super().check()
         if not 0.0 < self.base_score < 1.0:
             raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {self.base_score}")
+
+    def first_score(self, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`: the share of class 1, of randomised labels what it was before, on average."""
+        s, t = self.debiasing
+        return min(max(mean_label(s * y - t, weight), _LEAST_SHARE), 1.0 - _LEAST_SHARE)
 
     @property
     def largest_hess(self) -> float:

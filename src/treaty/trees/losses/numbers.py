@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError, DataError
-from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
+from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, mean_label, power_of_two
 
 LEAST_STEPS = 16
 """Steps of the fixed point that the hessian of a row at `base_score` must have: its rounding is then within 3 %."""
@@ -29,6 +29,10 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
     takes: ClassVar[Takes] = "numbers"
     metric: ClassVar[str] = "rmse"
     xgboost_name: ClassVar[str] = "reg:squarederror"
+
+    def first_score(self, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`: the mean."""
+        return mean_label(y, weight)
 
     def clip_of(self, y: Floats) -> float:
         """See `FixedPointLoss`."""
@@ -77,6 +81,10 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
                 f"expected base_score above 0, a mean, for objective={self.__struct_config__.tag!r}, got "
                 f"{self.base_score}"
             )
+
+    def first_score(self, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`: the mean; where all labels are 0, what XGBoost starts from without an estimate."""
+        return mean_label(y, weight) or self.base_score
 
     def bounded(self, y: Floats) -> Self:
         """See `FixedPointLoss`: its steps, which fit the largest labels, must not be too coarse for `base_score`."""
@@ -218,6 +226,10 @@ class PseudoHuber(FixedPointLoss, frozen=True, tag="huber"):
     xgboost_name: ClassVar[str] = "reg:pseudohubererror"
     hess_tells_labels: ClassVar[bool] = True
 
+    def first_score(self, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`: the median. XGBoost's Newton step from 0 lands far outside labels far from 0."""
+        return float(Quantile().leaf_values(y, weight, np.array([0, len(y)]))[0])
+
     def clip_of(self, y: Floats) -> float:
         """See `FixedPointLoss`."""
         return power_of_two(self.huber_slope)
@@ -263,6 +275,10 @@ class Quantile(FixedPointLoss, frozen=True, tag="quantile"):
     metric: ClassVar[str] = "quantile"
     xgboost_name: ClassVar[str] = "reg:quantileerror"
     refreshes_leaves: ClassVar[bool] = True
+
+    def first_score(self, y: Floats, weight: Floats | None) -> float:
+        """See `FixedPointLoss`: the quantile."""
+        return float(self.leaf_values(y, weight, np.array([0, len(y)]))[0])
 
     @property
     def largest_hess(self) -> float:

@@ -1,0 +1,127 @@
+"""Where training starts if `base_score` is left out: XGBoost's estimate, in every system that can have one."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import xgboost
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.metrics import r2_score
+
+import treaty
+from flat import flat
+from tables import FAST_KEY, assert_same_trees, cut, real_table
+from treaty.models.trees import forest_of
+from treaty.trees.objectives import make_objective
+
+XGBOOST = {
+    "squared_error": {"objective": "reg:squarederror"},
+    "poisson": {"objective": "count:poisson"},
+    "tweedie": {"objective": "reg:tweedie"},
+    "quantile": {"objective": "reg:quantileerror", "quantile_alpha": 0.8},
+    "logistic": {"objective": "binary:logistic"},
+}
+OPTIONS = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.3, "max_bin": 32, "n_jobs": 1}
+
+
+def base_of(model):
+    return forest_of(list(model.parts_.values())).objective.base_score
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("objective", XGBOOST)
+def test_the_estimate_is_xgboosts(objective, weighted):
+    X, y = (load_breast_cancer if objective == "logistic" else load_diabetes)(return_X_y=True)
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, len(y)) if weighted else None
+    booster = xgboost.train(XGBOOST[objective], xgboost.DMatrix(X, y, weight=weight), num_boost_round=1)
+    theirs = json.loads(json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"])
+    if objective == "logistic":
+        model = treaty.GBDTClassifier(n_estimators=1).fit(X, y, sample_weight=weight)
+    else:
+        own = {"quantile_alpha": 0.8} if objective == "quantile" else {}
+        model = treaty.GBDTRegressor(n_estimators=1, objective=objective, **own).fit(X, y, sample_weight=weight)
+    assert base_of(model) == pytest.approx(np.ravel(theirs)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e8])
+def test_a_regression_without_options_is_as_good_as_xgboosts(scale):
+    X, y = load_diabetes(return_X_y=True)
+    y = scale * y
+    train, test = np.arange(len(y)) % 3 > 0, np.arange(len(y)) % 3 == 0
+    theirs = xgboost.XGBRegressor(tree_method="hist", **OPTIONS).fit(X[train], y[train]).predict(X[test])
+    model = treaty.GBDTRegressor(min_child_samples=1, **OPTIONS).fit(X[train], y[train])
+    assert r2_score(y[test], model.predict(X[test])) > r2_score(y[test], theirs) - 0.03
+    assert model.clipped_rows_ == 0
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression", "poisson", "tweedie", "huber", "quantile"])
+def test_federated_models_start_from_the_pooled_estimate(task):
+    named = task if task in ("poisson", "tweedie", "huber", "quantile") else None
+    X, y = real_table("regression" if named else task)
+    kind = treaty.GBDTClassifier if task in ("binary", "multiclass") else treaty.GBDTRegressor
+    options = {"n_estimators": 2, "min_child_samples": 5, "huber_slope": 50.0 if task == "huber" else None}
+    options |= {"objective": named, "fractional_bits": 20}
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, len(y))
+    if kind is treaty.GBDTClassifier:
+        del options["huber_slope"]
+    pooled = kind(**options).fit(cut(X, 3), y, sample_weight=weight)
+    federated = flat(kind, **FAST_KEY, **options).fit(cut(X, 3), y, sample_weight=weight)
+    assert base_of(federated) == base_of(pooled)
+    assert base_of(pooled) != 0.5 or task == "multiclass"
+    assert_same_trees(pooled, federated)
+    np.testing.assert_array_equal(pooled.predict(cut(X, 3)), federated.predict(cut(X, 3)))
+
+
+def test_the_active_party_alone_has_the_estimate():
+    X, y = real_table("regression")
+    model = flat(treaty.GBDTRegressor, **FAST_KEY, n_estimators=1).fit(cut(X, 2), y)
+    assert model.parts_["p0"].forest is not None
+    assert model.parts_["p1"].forest is None
+
+
+def test_huber_starts_from_the_median():
+    y = 1000.0 + np.arange(9.0)
+    assert make_objective("huber", y, None, base_score=None).base_score == 1004.0
+    assert make_objective("huber", y, np.where(y > 1006.5, 9.0, 1.0), base_score=None).base_score == 1007.0
+
+
+def test_randomised_labels_are_debiased_for_the_estimate():
+    rng, p = np.random.default_rng(0), 1.0 / (1.0 + np.exp(-1.0))
+    y = rng.random(200_000) < 0.1
+    noisy = np.where(rng.random(len(y)) < p, y, ~y).astype(np.float64)
+    assert make_objective("logistic", noisy, None, base_score=None, epsilon=1.0).base_score == pytest.approx(
+        0.1, abs=0.02
+    )
+    for label in (0.0, 1.0):  # an estimate beyond all probabilities
+        base = make_objective("logistic", np.full(9, label), None, base_score=None, epsilon=1.0).base_score
+        assert 0.0 < base < 1.0
+
+
+@pytest.mark.parametrize("label", [0.0, -3.0, 1e-30, 1e300])
+def test_any_label_gives_an_estimate(label):
+    assert make_objective("squared_error", np.full(3, label), None, base_score=None).base_score == pytest.approx(label)
+
+
+def test_counts_of_zero_keep_a_start_that_has_a_logarithm():
+    assert make_objective("poisson", np.zeros(5), None, base_score=None).base_score == 0.5
+
+
+def test_noise_and_rows_apart_keep_the_start_fixed_and_say_so():
+    X, y = real_table("regression")
+    rows = {f"p{k}": (X.iloc[k::3], y[k::3]) for k in range(3)}
+    systems = [("federboost-horizontal", (rows,)), (treaty.FedXGBoostLDP(epsilon=100.0), (cut(X, 2), y))]
+    for system, given in systems:
+        model = treaty.GBDTRegressor(system, n_estimators=1)
+        with pytest.warns(UserWarning, match=r"starts from base_score=0\.5.*near the mean of the labels"):
+            model.fit(*given)
+        assert base_of(model) == 0.5
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert base_of(model.set_params(base_score=150.0).fit(*given)) == 150.0
+    labels = treaty.GBDTClassifier("federboost-horizontal", n_estimators=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert base_of(labels.fit({name: (X, y > 150.0) for name, (X, y) in rows.items()})) == 0.5
