@@ -14,6 +14,7 @@ from runs.job_files import finish, start
 from runs.small_jobs import SYSTEMS, model, played, write_job
 from treaty import files
 from treaty.errors import ConfigError, TreatyError
+from treaty.runs import local_checks
 from treaty.runs import party as runs
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job
@@ -54,7 +55,7 @@ def test_a_party_that_cannot_keep_its_part_ends_all_with_its_error(tmp_path, mon
     compile_kernels(job.system, job.settings()[0])
     owners = owners_of_model(job)
     name, write = owners[-1], files.write_whole
-    monkeypatch.setattr(runs, "check_ledgers", lambda *_: None)  # it reads earlier models
+    monkeypatch.setattr(local_checks, "check_ledgers", lambda *_: None)  # it reads earlier models
     (tmp_path / "model").mkdir()
     for owner in owners:
         part_file(job.output, owner).write_text("an earlier model")

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 import treaty
+from treaty.cli.check import check
 from treaty.cli.jobs import explain, predict, train
 from treaty.cli.show import show
 from treaty.database import set_aside
@@ -111,7 +112,7 @@ def demo(
     )  # fmt: skip
 
 
-for command in (train, predict, explain, show):
+for command in (check, train, predict, explain, show):
     app.command()(command)
 
 

@@ -345,7 +345,7 @@ def _named_tables(raw: Any) -> Any:
         if name in tables.values() and not isinstance(raw[name], dict):
             raise ConfigError(f"expected [{name}] to be a table of options, got {raw[name]!r}")
     fields = {name: value for name, value in raw.items() if name not in tables.values()}
-    fields |= {name: _seconds(name, fields[name]) for name in DURATIONS if isinstance(fields.get(name), str)}
+    fields |= {name: seconds_of(name, fields[name]) for name in DURATIONS if isinstance(fields.get(name), str)}
     _check_names("the job", fields, Job, system)
     _check_names("[align]", raw.get("align"), Align, system)
     parties = raw.get("parties")
@@ -354,7 +354,7 @@ def _named_tables(raw: Any) -> Any:
     return fields | {field: raw.get(table, {}) for field, table in tables.items()}
 
 
-def _seconds(name: str, text: str) -> float:
+def seconds_of(name: str, text: str) -> float:
     """Return the seconds of a duration in words: "90s", "2m", "1h30m"."""
     found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
     if found is None or not any(found.groups()):

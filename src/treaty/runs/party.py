@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 
 from treaty.compute import cores
 from treaty.data.sources import write_predictions
-from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout
+from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
-from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, load_checkpoint, marked
+from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, marked
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
 from treaty.runs.checks import check_training, shared_terms
-from treaty.runs.endings import check_writable, output_folders, put_in_place, staged_file, wait_until_all_kept
+from treaty.runs.endings import put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
+from treaty.runs.local_checks import check_cheaply
 from treaty.runs.reading import (
     TrainingTables,
     among_owners,
@@ -85,13 +86,9 @@ def train_party(
     cast = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
     kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
 
-    def check_files() -> None:
-        check_writable(output_folders(job, name))
-        check_ledgers((part_file(job.output, name), kept), store, name)
-
-    unready = _first_error(check_files)
+    unready = _first_error(lambda: check_cheaply(job, name))
     if unready is not None:
-        logger.warning("%s: %s; waiting for the others, to tell them", name, unready)
+        logger.warning("%s: %s; waiting for the others, to tell them", name, str(unready).removeprefix(f"{name}: "))
     keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
 
     def role(party: Party) -> Any:
@@ -225,11 +222,11 @@ def written_files(job: Job, name: str, part: Any) -> list[Path]:
     return [*([own] if part is not None else []), report, *([weights] if has_weights else [])]
 
 
-def _first_error(attempt: Callable[[], None]) -> ConfigError | None:
+def _first_error(attempt: Callable[[], None]) -> ConfigError | DataError | None:
     """Return the error of checking or writing files, if there is one."""
     try:
         attempt()
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         return error
     return None
 
@@ -437,6 +434,13 @@ def wait_of(job: Job) -> float:
     """Return the seconds for which parties wait for each other to start."""
     # half of the timeout, or the others give up first
     return job.wait or min(CONNECT_TIMEOUT, job.timeout / 2)
+
+
+def listening(job: Job, name: str) -> GrpcChannel:
+    """Return a party's end as in a training, which listens and dials nobody."""
+    cast = job.cast()
+    peers = job.system.links(cast, job.settings()[0])[name]
+    return _channel(job, name, peers, job.system.vouched(cast, name), {})
 
 
 def _channel(

@@ -100,9 +100,43 @@ def open_rows(
     where the common order is kept for a later run; the active party may take that order `again` instead of aligning
     anew. `in_order` puts aligned rows in the order of their ids, the same in every job on them.
     """
-    name, member = party.name, job.parties[party.name]
+    name, column = party.name, None if job.align is None else id_column(job, party.name)
+    arrow, checked = _read_columns(job, name, path, schema)
+    if checked is not None:
+        return Rows(arrow, checked, arrow)
+    whole, order, ids, digest, canonical = arrow, None, None, None, None
+    if column is not None:
+        order = _common_rows(party, job, path, arrow[column], threads, kept, again, progress)
+        if in_order and job.align is not None:
+            place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
+            order = order[place]
+        ids = arrow[column].take(pa.array(order))
+        canonical = partial(canonical_ids, ids, party=name, normalise=job.align.normalise if job.align else ())
+        arrow = arrow.drop_columns([column]).take(pa.array(order))
+    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids, digest, canonical)
+
+
+def read_alone(job: Job, name: str, path: str, *, training: bool) -> tuple[Rows, list[Any] | None]:
+    """Read and check a party's file without the others, for a check: rows in its own order, ids and labels checked.
+
+    Labels are looked for in a training table alone; returns the classes, too.
+    """
+    if job.by_row:
+        rows = read_rows(job, name, path)
+    else:
+        arrow, checked = _read_columns(job, name, path, None)
+        if checked is None and job.align is not None:
+            column = id_column(job, name)
+            read_ids(arrow[column], party=name, normalise=job.align.normalise, on_duplicate=job.align.on_duplicate)
+            arrow = arrow.drop_columns([column])
+        rows = Rows(arrow, _features(arrow, job, name, path, None) if checked is None else checked, arrow)
+    return rows, labelled(rows, job, name, path, None, training=True)[1] if training else None
+
+
+def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> tuple[Any, Table | None]:
+    """Read a party's file of a job split by column; return its columns, or those that were checked when written."""
+    member, column = job.parties[name], None if job.align is None else id_column(job, name)
     text = [] if schema is None else text_columns(schema)
-    column = None if job.align is None else id_column(job, name)
     if column is not None and job.align is not None and job.align.text:
         text = [*text, column]
     text = [*text, *(of for of in member.categorical if of not in text)]
@@ -112,22 +146,13 @@ def open_rows(
     )  # fmt: skip
     checked = checked_columns(arrow)
     if checked is not None:
-        return Rows(arrow, checked, arrow)
+        return arrow, checked
     arrow = _kinds_checked(arrow, job, name, path, schema, without=column)
-    whole, order, ids, digest, canonical = arrow, None, None, None, None
-    if column is not None:
-        if column not in arrow.column_names:
-            raise DataError(
-                f"{name}: expected a column {column!r} of ids, {file_without([column], arrow.column_names)} - at {path}"
-            )
-        order = _common_rows(party, job, path, arrow[column], threads, kept, again, progress)
-        if in_order and job.align is not None:
-            place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
-            order = order[place]
-        ids = arrow[column].take(pa.array(order))
-        canonical = partial(canonical_ids, ids, party=name, normalise=job.align.normalise if job.align else ())
-        arrow = arrow.drop_columns([column]).take(pa.array(order))
-    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids, digest, canonical)
+    if column is not None and column not in arrow.column_names:
+        raise DataError(
+            f"{name}: expected a column {column!r} of ids, {file_without([column], arrow.column_names)} - at {path}"
+        )
+    return arrow, None
 
 
 def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:

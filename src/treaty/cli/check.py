@@ -1,0 +1,81 @@
+"""``treaty check``: what one party can find out before a job begins."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from treaty.errors import ConfigError, TreatyError
+from treaty.runs.job import Job, load_job, seconds_of
+from treaty.runs.local_checks import Finding, check_own, peers_of, probe
+from treaty.runs.party import listening
+
+console = Console()
+AGAIN = 1.0  # seconds between two attempts to reach a peer
+LINGER = 3.0  # seconds for which one that waited still listens, for those who have just begun
+
+
+def check(
+    job: Annotated[Path, typer.Argument(help="The job's file.")],
+    party: Annotated[str, typer.Option("--as", help="Check as this party.")],
+    wait: Annotated[str, typer.Option(help="How long to try to reach the others: 90s, 10m, 1h.")] = "0s",
+) -> None:
+    """Check a party's own tables, labels, folders, disk, key, certificates and clock; then who answers.
+
+    Nothing is trained and no row is sent. Meanwhile this party listens, so that others that check at the same time
+    reach it: with --wait 10m all may begin within ten minutes. A line of each check says ok, or WRONG and what to do.
+
+    Ends with 0 where all is well, 2 where something of this party's own is wrong, 1 where only other parties do not
+    answer as they should.
+    """
+    described = load_job(job)
+    if party not in described.parties:
+        raise ConfigError(f"expected --as to be one of {', '.join(described.parties)}, got {party!r}")
+    patience = seconds_of("--wait", wait)
+    own = check_own(described, party)
+    for finding in own:
+        _show(finding)
+    if not own[0].fine:  # who talks to whom is not known
+        raise typer.Exit(2)
+    with ExitStack() as held:
+        own.append(_listen(described, party, held))
+        _show(own[-1])
+        others = _reach(described, party, time.monotonic() + patience)
+        if patience:
+            time.sleep(LINGER)
+    if not all(finding.fine for finding in own):
+        raise typer.Exit(2)
+    if not all(finding.fine for finding in others):
+        raise typer.Exit(1)
+
+
+def _listen(job: Job, party: str, held: ExitStack) -> Finding:
+    """Listen as in a training, so that others find somebody."""
+    try:
+        channel = held.enter_context(listening(job, party))
+    except TreatyError as error:
+        return Finding("listening", False, str(error))
+    return Finding("listening", True, f"at {channel.address}")
+
+
+def _reach(job: Job, party: str, deadline: float) -> list[Finding]:
+    """Try to reach every peer until the deadline, once at least."""
+    found = []
+    for peer in peers_of(job, party):
+        finding = probe(job, party, peer)
+        while not finding.fine and time.monotonic() < deadline:
+            time.sleep(AGAIN)
+            finding = probe(job, party, peer)
+        _show(finding)
+        found.append(finding)
+    return found
+
+
+def _show(finding: Finding) -> None:
+    line = f"{'ok' if finding.fine else 'WRONG':<6} {finding.what}: {finding.said}"
+    console.print(line, soft_wrap=True, highlight=False, markup=False)

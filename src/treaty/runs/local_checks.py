@@ -1,0 +1,203 @@
+"""What one party can find out before a job begins: whether its own files and clock will do, and who answers."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from treaty.errors import ConfigError, DataError, TreatyError
+from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
+from treaty.models.checkpoints import check_ledgers, checkpoint_file
+from treaty.runs.checks import check_training
+from treaty.runs.endings import check_writable, output_folders
+from treaty.runs.job import Job, store_of
+from treaty.runs.rows import describe, read_alone
+from treaty.systems.system import Cast
+
+ROOM = 100 << 20
+"""Bytes that are to be free in every folder that a training writes to."""
+CLOCK_SLACK = 300.0  # seconds by which a file may seem to be of the future
+PROBE_TIMEOUT = 5.0  # seconds for a peer to answer
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found: of what, whether it will do, and what was found or is to be done."""
+
+    what: str
+    fine: bool
+    said: str
+
+
+def check_own(job: Job, name: str) -> list[Finding]:
+    """Return what a party's own files, folders, key and clock are found to be."""
+    member = job.parties[name]
+    found = [_tried("job", partial(_roles, job, name))]
+    for what, path in _tables(job, name).items():
+        found.append(_tried(what, partial(_table, job, name, path, training=True)))
+    if member.predict_table is not None:
+        found.append(_tried("rows to predict", partial(_table, job, name, member.predict_table, training=False)))
+    for what, check in (("folders", _folders), ("disk space", _room), ("ledgers", _ledgers), ("key", _key)):
+        found.append(_tried(what, partial(check, job, name)))
+    for peer, other in job.parties.items():
+        if peer != name and other.certificate is not None:
+            found.append(_tried(f"certificate of {peer}", partial(_certificate, job, peer)))
+    found.append(_tried("clock", partial(_clock, job, name)))
+    return found
+
+
+def check_cheaply(job: Job, name: str) -> None:
+    """Raise the first error of what can be known at once: folders, disk space, and whether tables are there."""
+    check_writable(output_folders(job, name))
+    _room(job, name)
+    _ledgers(job, name)
+    for path in _tables(job, name).values():
+        if not Path(path).is_file():
+            raise DataError(f"{name}: expected a file at {path}, got none")
+
+
+def probe(job: Job, name: str, peer: str) -> Finding:
+    """Return who answers at a peer's address, over TLS with both parties' certificates; nothing else is sent."""
+    what, address = f"{peer} at {job.parties[peer].address}", job.parties[peer].address
+    me, certificate = job.parties[name], job.parties[peer].certificate
+    if address is None or certificate is None or me.key is None or me.certificate is None:
+        return Finding(what, False, f"the job must name its address and certificate, and the key of {name}")
+    host, _, port = address.rpartition(":")
+    try:
+        context = _context(me.certificate, me.key)
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT) as plain:
+            plain.settimeout(PROBE_TIMEOUT)
+            with context.wrap_socket(plain, server_hostname=peer) as secured:
+                shown = secured.getpeercert(binary_form=True) or b""
+                pinned = check_certificate(load_certificate(certificate), peer)
+                if shown != pinned.public_bytes(Encoding.DER):
+                    return Finding(
+                        what, False, f"answers with another certificate than {certificate}; {_compare(job, peer)}"
+                    )
+                accepted = secured.recv(1)  # under TLS 1.3 a certificate of ours that is refused shows here
+    except ssl.SSLError as error:
+        return Finding(
+            what,
+            False,
+            f"TLS failed ({error.reason or error}): it pins another certificate of {name}, or is none of us",
+        )
+    except TreatyError as error:
+        return Finding(what, False, str(error))
+    except OSError as error:
+        return Finding(what, False, f"nobody answers ({error.strerror or error}): start it, or see docs/network.md")
+    if not accepted:
+        return Finding(what, False, f"hung up: it pins another certificate of {name} than {me.certificate}")
+    return Finding(what, True, "answers, with the certificate that is pinned")
+
+
+def peers_of(job: Job, name: str) -> list[str]:
+    """Return whom a party is linked with in a training."""
+    return job.system.links(job.cast(), job.settings()[0])[name]
+
+
+def _context(certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # `probe` compares the certificate with the pinned one, byte by byte
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def _compare(job: Job, peer: str) -> str:
+    return f"pinned for {peer} is {fingerprint(load_certificate(str(job.parties[peer].certificate)))}"
+
+
+def _tried(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, True, check())
+    except TreatyError as error:
+        return Finding(what, False, str(error))
+
+
+def _roles(job: Job, name: str) -> str:
+    cast: Cast = check_training(job, name)
+    return f"{job.name}, {job.protocol}; {name} is {cast.roles[name]}"
+
+
+def _tables(job: Job, name: str) -> dict[str, str]:
+    """Return the tables that a party reads for a training; where rows are split, eval tables are the leader's."""
+    member = job.parties[name]
+    watched = member.eval_tables if not job.by_row or name == job.active else []
+    own = {} if member.table is None else {"table": member.table}
+    return own | {f"eval table {k}": path for k, path in enumerate(watched)}
+
+
+def _table(job: Job, name: str, path: str, *, training: bool) -> str:
+    rows, classes = read_alone(job, name, path, training=training)
+    labels = f"; classes: {', '.join(map(str, classes))}" if classes else ""
+    return f"{path}: {describe(rows.features.schema, rows.features.n_rows)}{labels}"
+
+
+def _folders(job: Job, name: str) -> str:
+    folders = output_folders(job, name)
+    check_writable(folders)
+    return f"can be written: {', '.join(map(str, folders))}"
+
+
+def _room(job: Job, name: str) -> str:
+    member, least = job.parties[name], []
+    for folder in output_folders(job, name):
+        kept = member.audit_gigabytes * 1e9 if str(folder) == member.keep_for_audit else 0.0
+        free, needed = shutil.disk_usage(folder).free, ROOM + kept
+        if free < needed:
+            raise ConfigError(
+                f"expected {needed / 1e9:.1f} GB free in {folder}, got {free / 1e9:.1f}; make room or name "
+                "another folder",
+                public="its disk is full; it has the details",
+            )
+        least.append(free)
+    return f"{min(least) / 1e9:.1f} GB free"
+
+
+def _ledgers(job: Job, name: str) -> str:
+    part = Path(job.output) / f"{name}.part"
+    check_ledgers((part, checkpoint_file(job.checkpoints or job.output, name)), store_of(job, name), name)
+    return "as the earlier models know them"
+
+
+def _key(job: Job, name: str) -> str:
+    member = job.parties[name]
+    missing = [what for what in ("address", "key", "certificate") if getattr(member, what) is None]
+    if missing or member.key is None or member.certificate is None:
+        raise ConfigError(f"expected {', '.join(f'parties.{name}.{what}' for what in missing)} in the job, got none")
+    identity = load_identity(member.key, member.certificate, name)
+    return f"fits the certificate, {_valid(identity.certificate, name)}; {fingerprint(identity.certificate)}"
+
+
+def _certificate(job: Job, peer: str) -> str:
+    certificate = load_certificate(str(job.parties[peer].certificate))
+    return f"{_valid(certificate, peer)}; {fingerprint(certificate)}"
+
+
+def _valid(certificate: bytes, name: str) -> str:
+    return f"valid until {check_certificate(certificate, name).not_valid_after_utc:%Y-%m-%d}"
+
+
+def _clock(job: Job, name: str) -> str:
+    now = time.time()
+    for path in _files(job, name):
+        ahead = path.stat().st_mtime - now if path.exists() else 0.0
+        if ahead > CLOCK_SLACK:
+            raise ConfigError(f"{path} was changed {ahead / 60:.0f} minutes in the future: set this machine's clock")
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; certificates are checked by it"
+
+
+def _files(job: Job, name: str) -> Iterable[Path]:
+    member = job.parties[name]
+    return [Path(path) for path in (member.table, member.predict_table, member.key, member.certificate) if path]

@@ -1,0 +1,157 @@
+"""`treaty check`: what is wrong with a party's own files, and who answers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from runs.small_jobs import write_job
+from treaty.cli.main import app
+from treaty.errors import ConfigError
+from treaty.messaging.certificates import write_identity
+from treaty.runs import local_checks
+from treaty.runs.job import Job, load_job
+from treaty.runs.local_checks import check_cheaply, check_own, probe
+from treaty.runs.party import listening, train_party
+
+
+def check(folder: Path, name: str = "a", *more: str) -> Result:
+    return CliRunner().invoke(app, ["check", str(folder / "job.toml"), "--as", name, *more])
+
+
+def wrong(job: Job, name: str = "a") -> dict[str, str]:
+    return {finding.what: finding.said for finding in check_own(job, name) if not finding.fine}
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    return write_job(tmp_path, "federboost-vertical")
+
+
+def changed(folder: Path, old: str, new: str) -> Job:
+    text = (folder / "job.toml").read_text()
+    assert old in text
+    (folder / "job.toml").write_text(text.replace(old, new))
+    return load_job(folder / "job.toml")
+
+
+def test_all_is_well_where_everybody_listens(job, tmp_path):
+    with listening(job, "b"), listening(job, "c"):
+        done = check(tmp_path)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("ok ") for line in lines)
+    for what in ("job", "table", "folders", "disk space", "ledgers", "key", "certificate of b", "clock", "listening"):
+        assert any(line.startswith(f"ok     {what}: ") for line in lines), what
+    assert any("180 rows; numbers: " in line for line in lines)
+    assert f"ok     b at {job.parties['b'].address}: answers" in done.stdout
+
+
+def test_who_does_not_answer_is_named_and_the_exit_code_says_it_is_not_us(job, tmp_path):
+    with listening(job, "b"):
+        done = check(tmp_path)
+    assert done.exit_code == 1, done.output
+    assert f"WRONG  c at {job.parties['c'].address}: nobody answers" in done.stdout
+    assert "docs/network.md" in done.stdout
+
+
+def test_another_certificate_is_told_at_both_sides(job, tmp_path):
+    (tmp_path / "other").mkdir()
+    write_identity(tmp_path / "other", "b")
+    text = (tmp_path / "job.toml").read_text().replace('"b.cert', '"other/b.cert').replace('"b.key', '"other/b.key')
+    (tmp_path / "b.toml").write_text(text)
+    theirs = load_job(tmp_path / "b.toml")  # b has another key than a pins
+    with listening(theirs, "b"), listening(job, "a"):
+        said = probe(job, "a", "b")
+        back = probe(theirs, "b", "a")
+    assert not said.fine
+    assert "another certificate than" in said.said
+    assert not back.fine
+    assert "pins another certificate of b" in back.said
+
+
+def test_another_program_at_the_port_is_told(job):
+    import socket
+
+    host, _, port = job.parties["b"].address.rpartition(":")
+    with socket.create_server((host, int(port))) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        said = probe(job, "a", "b")
+    assert not said.fine
+    assert "TLS failed" in said.said
+
+
+def test_a_check_disturbs_no_party_that_waits_to_train(job):
+    failed = []
+
+    def train(name: str) -> None:
+        try:
+            train_party(job, name)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in ("b", "c")]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while not all(probe(job, "a", peer).fine for peer in "bc"):
+        assert time.monotonic() < deadline
+    train("a")
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what", "words"),
+    [
+        ('table = "a.csv"', 'table = "no.csv"', "table", "expected a file at"),
+        ('label = "y"', 'label = "z"', "table", "'z'"),
+        ('table = "a.csv"', 'table = "a.csv"\ncolumns = ["nothing"]', "table", "'nothing'"),
+        ('key = "a.key.pem"', 'key = "b.key.pem"', "key", "expected the private key of a's certificate"),
+        ('certificate = "b.cert.pem"', 'certificate = "c.cert.pem"', "certificate of b", "for b, got one for c"),
+        ('[parties.a]', '[align]\n[parties.a]', "table", "of ids"),
+    ],
+    ids=["file", "label", "columns", "key", "certificate", "ids"],
+)  # fmt: skip
+def test_what_is_wrong_with_own_files_is_said(job, tmp_path, old, new, what, words):
+    found = wrong(changed(tmp_path, old, new))
+    assert words in found.pop(what)
+    assert found == {}
+    assert check(tmp_path).exit_code == 2
+
+
+def test_missing_labels_and_ids_that_repeat_are_found(job, tmp_path):
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    (tmp_path / "a.csv").write_text("\n".join([lines[0], lines[1].rpartition(",")[0] + ",", *lines[2:]]))
+    assert "expected a label in every row, got 1 of 180 rows without" in wrong(job)["table"]
+    (tmp_path / "a.csv").write_text("\n".join([f"id,{lines[0]}", *(f"1,{line}" for line in lines[1:])]))
+    said = wrong(changed(tmp_path, "[parties.a]", '[align]\non = "id"\n[parties.a]'))["table"]
+    assert "expected every id once, got 179 rows with an id seen before" in said
+
+
+def test_a_full_disk_and_a_clock_of_yesterday_are_found(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(local_checks, "ROOM", 1 << 60)
+    assert "GB free in" in wrong(job)["disk space"]
+    with pytest.raises(ConfigError, match="make room or name another folder"):
+        check_cheaply(job, "a")
+    monkeypatch.setattr(local_checks, "ROOM", 0)
+    tomorrow = time.time() + 86400
+    os.utime(tmp_path / "a.csv", (tomorrow, tomorrow))
+    assert "in the future: set this machine's clock" in wrong(job)["clock"]
+
+
+def test_a_party_that_is_none_is_an_error(job, tmp_path):
+    assert "expected --as to be one of a, b, c" in str(check(tmp_path, "d").exception)
