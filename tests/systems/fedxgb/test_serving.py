@@ -354,6 +354,8 @@ def test_who_takes_no_part_is_told_who_does(tmp_path, model):
 def test_processes_of_all_roles_predict_and_count_and_a_killed_user_ends_nothing(tmp_path, model):
     path = write_job(tmp_path, model, apart=True, max_queries=20)
     others = ["owner", *EDGES, "ann", "cat"]
+    for edge in EDGES:
+        note_training(tmp_path / "model", edge, model.parts_["pooled"].model_id)
 
     def run(*dies: str) -> dict[str, tuple[int, str]]:
         return finish(
