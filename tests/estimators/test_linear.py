@@ -33,14 +33,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:training ended after max_iter"),
 ]
 
-EXPECTED = {
-    "check_sample_weight_equivalence_on_dense_data": "batches are of rows, whatever their weights",
-}
-
 
 @parametrize_with_checks(
-    [treaty.LogisticRegression(), treaty.LogisticRegression(treaty.Pooled(loss="logistic", solver="sgd"))],
-    expected_failed_checks=lambda estimator: EXPECTED,
+    [treaty.LogisticRegression(), treaty.LogisticRegression(treaty.Pooled(loss="logistic", solver="sgd"))]
 )
 def test_scikit_learn_contract_holds(estimator, check):
     check(estimator)

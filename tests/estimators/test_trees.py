@@ -26,21 +26,14 @@ from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical.column_owner import SplitOwner
 
-# These two compare a fit on weighted rows with one on repeated or removed rows; quantile cuts are of rows, not weights.
-EXPECTED = {
-    "check_sample_weight_equivalence_on_dense_data": "cuts are quantiles of rows, whatever their weights",
-}
 
-
-@parametrize_with_checks(
-    [treaty.GBDTClassifier(), treaty.GBDTRegressor()], expected_failed_checks=lambda estimator: EXPECTED
-)
+@parametrize_with_checks([treaty.GBDTClassifier(), treaty.GBDTRegressor()])
 def test_scikit_learn_contract_holds(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([treaty.GBDTClassifier(min_child_samples=1)], expected_failed_checks=lambda _: EXPECTED)
+@parametrize_with_checks([treaty.GBDTClassifier(min_child_samples=1)])
 def test_scikit_learn_contract_holds_with_leaves_of_one_row(estimator, check):
     check(estimator)
 

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_sample_weight
 
 import treaty
-from tables import real_table
+from tables import real_table, with_gaps
 
 FAST = treaty.SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True)
 
@@ -161,6 +161,36 @@ def test_weights_of_classes_are_those_of_their_rows(given, protocol):
     np.testing.assert_array_equal(model.set_params(**given).fit(X, y, sample_weight=own).predict_proba(X), expected)
 
 
+@pytest.mark.parametrize("min_child_samples", [1, 20])
+def test_whole_weights_on_one_table_are_rows_repeated(min_child_samples):
+    X, y = real_table("binary")
+    weight = np.random.default_rng(0).integers(0, 3, len(y))
+    repeated = np.repeat(np.arange(len(y)), weight)
+    options = {"n_estimators": 4, "min_child_samples": min_child_samples, "min_child_weight": 0.5, "max_bin": 255}
+    weighed = treaty.GBDTClassifier(**options).fit(X, y, sample_weight=weight)
+    if min_child_samples == 1:  # which counts rows
+        expected = treaty.GBDTClassifier(**options).fit(X.iloc[repeated], y[repeated])
+        np.testing.assert_array_equal(weighed.predict_proba(X), expected.predict_proba(X))
+    kept = weight > 0
+    without = treaty.GBDTClassifier(**options).fit(X[kept], y[kept], sample_weight=weight[kept])
+    np.testing.assert_array_equal(weighed.predict_proba(X), without.predict_proba(X))
+
+
+@pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4", "ignore:training ended after max_iter")
+@pytest.mark.parametrize("kind", [treaty.LogisticRegression, treaty.LinearRegression, treaty.PoissonRegressor])
+def test_whole_weights_of_a_linear_model_on_one_table_are_rows_repeated(kind):
+    X, y = real_table("binary")
+    X = with_gaps(X)
+    weight = np.random.default_rng(0).integers(0, 3, len(y))
+    repeated = np.repeat(np.arange(len(y)), weight)
+    options = {"batch_size": 1000} if kind is treaty.LogisticRegression else {}
+    model = kind(max_iter=100, **options).fit(X, y, sample_weight=weight)
+    expected = kind(max_iter=100, **options).fit(X.iloc[repeated], y[repeated])
+    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-5, atol=1e-7)
+    predict = "predict_proba" if kind is treaty.LogisticRegression else "predict"
+    np.testing.assert_allclose(getattr(model, predict)(X), getattr(expected, predict)(X), rtol=1e-5)
+
+
 def test_participants_weigh_their_own_rows():
     X, y, _, _ = halves("binary")
     weight = np.where(y == 1, 3.0, 1.0)
@@ -206,8 +236,9 @@ def test_c_and_class_weight_of_a_logistic_regression_are_scikit_learns(class_wei
     ours = treaty.LogisticRegression(
         treaty.Pooled(loss="logistic"), C=0.5, class_weight=class_weight, max_iter=600, tol=0.0, learning_rate=0.5
     ).fit(X, y)
-    scaled = np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
     weight = np.ones(len(y)) if class_weight is None else compute_sample_weight(class_weight, y)
+    columns = X.astype(np.float32).astype(float)
+    scaled = np.clip(StandardScaler().fit(columns, sample_weight=weight).transform(columns), -10, 10)
     theirs = TheirRegression(C=0.5, tol=1e-10, max_iter=1000).fit(scaled, y, sample_weight=weight / weight.mean())
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
 

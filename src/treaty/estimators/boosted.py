@@ -19,7 +19,7 @@ from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError
 from treaty.estimators.base import Tables, one_column
 from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
-from treaty.estimators.inputs import are_labelled, check_one_kind, participants
+from treaty.estimators.inputs import are_labelled, check_one_kind, participants, rows_with_weight
 from treaty.estimators.trained_trees import TrainedTrees
 from treaty.estimators.watching import Watch
 from treaty.models.trees import ModelPart, forest_of
@@ -239,6 +239,7 @@ class BoostedTrees(TrainedTrees):
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         weight = self._class_weights(settings, target, weight)
+        tables, target, weight = rows_with_weight(tables, target, weight)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
         return replace(run, eval_sets=self._eval_sets(eval_set, active, classes))

@@ -22,6 +22,7 @@ from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_cate
 from treaty.data.sources import read_table as read_file
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
+from treaty.systems.pooled.system import ALONE
 
 
 def read_table(
@@ -206,6 +207,20 @@ def known_tables(
     return {
         name: tables.get(name, Table(schema, [missing] * len(schema.names), n_rows)) for name, schema in schemas.items()
     }
+
+
+def rows_with_weight(
+    tables: dict[str, Table], target: NDArray[np.float64], weight: NDArray[np.float64] | None
+) -> tuple[dict[str, Table], NDArray[np.float64], NDArray[np.float64] | None]:
+    """Return one table, its labels and weights without rows of weight 0, as if these had not been there.
+
+    Tables of several parties stay as they are: rows correspond by position, and others are not told weights.
+    """
+    if weight is None or ALONE not in tables or weight.all():
+        return tables, target, weight
+    of, kept = tables[ALONE], weight > 0.0
+    table = Table(of.schema, [column[kept] for column in of.columns], int(kept.sum()))
+    return {ALONE: table}, target[kept], weight[kept]
 
 
 def positions_by_party(

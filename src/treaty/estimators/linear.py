@@ -18,6 +18,7 @@ from treaty.data.table import match_rows
 from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables, one_column
 from treaty.estimators.class_weights import weights_of_classes
+from treaty.estimators.inputs import rows_with_weight
 from treaty.estimators.watching import Watch
 from treaty.linear.calibration import Calibration
 from treaty.linear.losses import warn_beyond_taylor
@@ -93,6 +94,7 @@ class LinearModel(TableEstimator):
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         weight = self._class_weights(settings[0], target, weight)
+        tables, target, weight = rows_with_weight(tables, target, weight)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         trained = train(
             self._run_on_columns(settings, tables, active, target, weight, classes),

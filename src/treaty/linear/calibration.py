@@ -12,6 +12,7 @@ a class, keep the two numbers finite where the classes are separable.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,13 +36,19 @@ class Calibration:
 
 
 def fit_calibration(margins: Floats, y: Floats, weight: Floats | None = None) -> Calibration:
-    """Fit Platt's two numbers to margins (n_rows,), labels y of 0 or 1, and weights of rows."""
+    """Fit Platt's two numbers to margins (n_rows,), labels y of 0 or 1, and weights of rows.
+
+    Whole weights count rows, others are scaled to mean 1.
+    """
     from sklearn.linear_model import LogisticRegression  # late: only a party with labels needs it, once
 
-    weight = np.ones(len(y)) if weight is None else weight / weight.mean()
+    weight = np.ones(len(y)) if weight is None else weight
+    if np.any(weight != np.rint(weight)):
+        weight = weight / weight.mean()
     positive, negative = float(weight @ y), float(weight @ (1.0 - y))
     targets = np.where(y > 0.5, (positive + 1.0) / (positive + 2.0), 1.0 / (negative + 2.0))
-    centre, spread = float(margins.mean()), float(margins.std())
+    centre = float(np.average(margins, weights=weight))
+    spread = math.sqrt(float(np.average((margins - centre) ** 2, weights=weight)))
     if spread <= SAME * max(1.0, abs(centre)):
         margins, spread = np.full_like(margins, centre), 1.0
     scores = ((margins - centre) / spread)[:, np.newaxis]

@@ -58,24 +58,47 @@ class Preparation:
 
 
 def prepare(
-    features: Sequence[NDArray[np.float32]], n_categories: Sequence[int | None], n_rows: int, clip: float = CLIP
+    features: Sequence[NDArray[np.float32]],
+    n_categories: Sequence[int | None],
+    n_rows: int,
+    clip: float = CLIP,
+    weight: Floats | None = None,
 ) -> Preparation:
-    """Learn from the training rows how to prepare columns; `n_categories` has None for numeric features."""
+    """Learn from the training rows how to prepare columns; `n_categories` has None for numeric features.
+
+    With weights medians, means and standard deviations are those of as many rows as each weighs.
+    """
     known = tuple(n_categories)
     median = np.zeros(len(features))
     for feature, (values, n) in enumerate(zip(features, known, strict=True)):
         present = values[~np.isnan(values)]
         if n is None and len(present):
-            median[feature] = np.median(present.astype(np.float64))
+            of_present = None if weight is None else weight[~np.isnan(values)]
+            median[feature] = _median(present.astype(np.float64), of_present)
     columns = _spread(features, known, median, n_rows)
-    mean, scale = (
-        columns.mean(axis=0),
-        columns.std(axis=0),
-    )  # exactly 0 of a constant: numbers of 24 bits add up exactly
+    if weight is None:
+        # a standard deviation of exactly 0 of a constant: numbers of 24 bits add up exactly
+        mean, scale = columns.mean(axis=0), columns.std(axis=0)
+    else:
+        mean = np.average(columns, axis=0, weights=weight)
+        scale = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=weight))
+        constant = np.ptp(columns, axis=0) == 0.0
+        mean, scale = np.where(constant, columns[0], mean), np.where(constant, 0.0, scale)
     # a rare category, or a rare lack of one, is further than `clip` from the mean: clipped, it would not be centred
     of_category = np.array([n is not None for n in known for _ in range(1 if n is None else n)], bool)
     scale = np.where(of_category & (scale > 0.0), np.maximum(scale, np.maximum(mean, 1.0 - mean) / clip), scale)
     return Preparation(known, median, mean, scale, clip)
+
+
+def _median(values: Floats, weight: Floats | None) -> float:
+    """Return the median of values; with weights, of as many values as each weighs."""
+    if weight is None or not weight.any():
+        return float(np.median(values))
+    order = np.argsort(values)
+    up_to = np.cumsum(weight[order])
+    at = int(np.searchsorted(up_to, up_to[-1] / 2.0))
+    beyond = int(np.searchsorted(up_to, up_to[-1] / 2.0, side="right"))
+    return float((values[order[at]] + values[order[min(beyond, len(values) - 1)]]) / 2.0)
 
 
 def _spread(

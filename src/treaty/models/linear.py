@@ -186,10 +186,10 @@ def one_against_rest(parts: Sequence[LinearPart], classes: list[Category] | None
     )  # fmt: skip
 
 
-def preparation_of(table: Table) -> Preparation:
+def preparation_of(table: Table, weight: NDArray[np.float64] | None = None) -> Preparation:
     """Learn from a party's training table how to prepare its columns."""
     n_categories = [None if values is None else len(values) for values in table.schema.categories]
-    return prepare(table.columns, n_categories, table.n_rows)
+    return prepare(table.columns, n_categories, table.n_rows, weight=weight)
 
 
 def load_linear_part(path: str | os.PathLike[str], party: str | None = None) -> LinearPart:

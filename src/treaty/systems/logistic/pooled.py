@@ -28,6 +28,7 @@ from treaty.linear.training import Optimiser, settled, train
 from treaty.models.linear import LinearPart, one_against_rest, preparation_of
 from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import solver_of
+from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import Seat
 
 
@@ -38,7 +39,8 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     Raises DataError when training diverges although the learning rate was lowered.
     """
     data, common, active = seat.rows, seat.common, seat.cast.active
-    prepared = {name: preparation_of(table) for name, table in tables.items()}
+    weight = data.weight if ALONE in tables else None  # parties prepare their columns by themselves, without weights
+    prepared = {name: preparation_of(table, weight) for name, table in tables.items()}
     columns = [made.matrix(tables[name].columns, data.table.n_rows) for name, made in prepared.items()]
     X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
     if common.standard_errors and data.weight is not None:

@@ -140,18 +140,25 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         """Return grad and hess, int64 (n_outputs, n_rows), and how many rows' gradients were clipped.
 
         `margins` is (n_rows, n_outputs); `y` is a number, 0 or 1, or a class number (with `epsilon`, the noisy one).
+        Whole weights multiply what is rounded, so that a row of weight 2 counts as two rows, to the bit.
         """
         n_rows = len(y)
         grad = np.empty((self.n_outputs, n_rows), np.int64)
         hess = np.empty((self.n_outputs, n_rows), np.int64)
         clipped: list[int] = []  # by block: threads may append at the same time, but not add to one number
         scale = 2.0**self.fractional_bits / self.weight_unit
+        times = None if weight is None or np.any(weight != np.rint(weight)) else weight.astype(np.int64)
 
         def work(first: int, last: int) -> None:
             for start in range(first, last, BLOCK):
                 rows = slice(start, min(start + BLOCK, last))
-                scales = np.full(rows.stop - start, scale) if weight is None else scale * weight[rows]
+                scales = np.full(rows.stop - start, scale)
+                if weight is not None and times is None:
+                    scales *= weight[rows]
                 clipped.append(self.write_derivatives(margins[rows], y[rows], scales, grad[:, rows], hess[:, rows]))
+                if times is not None:
+                    grad[:, rows] *= times[rows]
+                    hess[:, rows] *= times[rows]
 
         share(work, n_rows, threads, least=4 * BLOCK)
         return grad, hess, sum(clipped)
@@ -196,12 +203,17 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         Debiased labels lie in [-t, s - t], so that |g| <= max(1 + t, s - t) = (e^epsilon + K - 2) / (e^epsilon - 1).
         """
         s, t = self.debiasing  # the same additions as in `write_derivatives`, so that rounding is bounded too
-        return math.ceil(max(1.0 + t, s - t) * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
+        return math.ceil(max(1.0 + t, s - t) * 2.0**self.fractional_bits) * self._most_times
 
     @property
     def hess_bound(self) -> int:
         """Largest hessian, as an integer."""
-        return math.ceil(self.largest_hess * self.weight_bound / self.weight_unit * 2.0**self.fractional_bits)
+        return math.ceil(self.largest_hess * 2.0**self.fractional_bits) * self._most_times
+
+    @property
+    def _most_times(self) -> int:
+        """How many times the largest integer of a row without a weight a weight may make of it."""
+        return math.ceil(self.weight_bound / self.weight_unit)
 
     def check_sums(self, n_rows: int) -> None:
         """Refuse a job whose sums could leave int64, so that none overflows at run time."""
