@@ -97,6 +97,30 @@ def test_a_linear_model_takes_a_random_state_of_numpy():
     np.testing.assert_array_equal(fitted(), fitted())
 
 
+@pytest.mark.parametrize("protocol", ["pooled", "federboost-vertical"])
+def test_a_notebook_shows_parameters_fitted_attributes_and_no_partys_values(protocol):
+    X, y = real_table("binary")
+    given = X if protocol == "pooled" else {"bank": X.iloc[:, :5], "shop": X.iloc[:, 5:]}
+    model = treaty.GBDTClassifier(protocol, n_estimators=2)
+    assert repr(model) == ("GBDTClassifier(n_estimators=2)" if protocol == "pooled" else repr(clone(model)))
+    assert "Not fitted" in model._repr_html_()
+    page = model.fit(given, y)._repr_html_()
+    assert "Not fitted" not in page
+    assert "Fitted" in page
+    for name, part in model.parts_.items():
+        assert repr(part).startswith(f"<ModelPart of {name}: ")
+        assert len(repr(part)) < 100
+        assert "key=" not in page
+
+
+@pytest.mark.filterwarnings("ignore:.*rows have a margin beyond 4", "ignore:training ended after max_iter")
+def test_a_part_of_a_linear_model_is_shown_in_a_line():
+    X, y = real_table("binary")
+    model = treaty.LogisticRegression(max_iter=2).fit(X, y)
+    assert repr(model.parts_["pooled"]).startswith("<LinearPart of pooled: 12 columns, ")
+    assert "Not fitted" not in model._repr_html_()
+
+
 def test_save_says_that_it_makes_a_folder(tmp_path):
     X, y = real_table("binary")
     model = treaty.GBDTClassifier(n_estimators=2, random_state=np.random.RandomState(1)).fit(X, y)

@@ -77,6 +77,10 @@ class ModelPart(msgspec.Struct, kw_only=True):
     bins: bytes = b""
     kept: dict[str, Mark] = {}
 
+    def __repr__(self) -> str:
+        """Return a line: values of rows, keys and thresholds stay out of notebooks and logs."""
+        return f"<ModelPart of {self.party}: {len(self.schema.names)} columns, {self.summary()}>"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the part to a file, readable by its owner alone; an old file is replaced only by a whole new one."""
         write_file(path, self, FORMAT, self.party)
