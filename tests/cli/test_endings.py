@@ -79,10 +79,10 @@ def test_who_loses_a_peer_is_told_how_to_go_on(tmp_path, monkeypatch, error):
     job = write_job(tmp_path, "secureboost")
     kept = checkpoint_file(job.output, "b")
 
-    def lost(*arguments):
+    def lost(*arguments, **options):
         raise error("c", "c is lost: its process has ended")
 
-    def lost_late(*arguments):
+    def lost_late(*arguments, **options):
         kept.write_bytes(b"what was finished")
         lost()
 

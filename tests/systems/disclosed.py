@@ -108,6 +108,7 @@ CASES: dict[str, list[Case]] = {
         Case(cast=CROWD_OF_FIVE),
         Case({"comparison": "additive"}, CROWD),
         Case({"max_queries": 50}, CROWD),
+        Case({"group_size": 5}, CROWD),
         Case({"expose": "model"}, CROWD),
         Case({"expose": "model", "min_child_samples": 5}, CROWD),
         Case({"min_child_samples": 5}, CROWD),

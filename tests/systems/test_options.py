@@ -435,7 +435,7 @@ def test_a_job_file_with_an_option_in_the_wrong_table_says_which_is_right(tmp_pa
         ("max_depth = 3", r"it belongs in \[boosting\]"),
         ("timeout = 5", "it belongs at the top of the job"),
         ('tabel = "a.csv"', "did you mean 'table'"),
-        ('colour = "red"', "it has address, certificate, key, id, table, "),
+        ('colour = "red"', "it has address, listen, certificate, key, id, table, "),
     ],
 )
 def test_a_field_that_a_party_or_the_alignment_lacks_is_refused_with_its_place(tmp_path, line, right):

@@ -324,7 +324,7 @@ def test_records_too_large_are_refused_before_anything_is_encrypted(tmp_path, mo
             limit = 1000 if party.name == small else LIMIT
             return program(seat_of(party, tables, y, given, audit=Keeping(tmp_path / small / party.name, limit)))
 
-        with pytest.raises(ConfigError, match=f"{small}: expected a record for an audit of at most 1e-06 GB"):
+        with pytest.raises(ConfigError, match=f"{small}: expected a record for an audit of at most 0.000001 GB"):
             play_training(tables, y, replace=dict.fromkeys(tables, role), **CIPHERS[cipher])
         assert not list((tmp_path / small).rglob(f"{small}-*"))
 

@@ -228,7 +228,11 @@ def check_size(keeping: Keeping, party: str, nbytes: int) -> None:
     """Refuse a record that may become larger than the party's limit; ConfigError."""
     if nbytes > keeping.limit:
         raise ConfigError(
-            f"{party}: expected a record for an audit of at most {keeping.limit / 1e9:,.2f} GB (audit_gigabytes), it "
-            f"may take {nbytes / 1e9:,.2f} GB: allow more, or train fewer or shallower trees - at {keeping.folder}",
+            f"{party}: expected a record for an audit of at most {_gigabytes(keeping.limit)} (audit_gigabytes), it "
+            f"may take {_gigabytes(nbytes)}: allow more, or train fewer or shallower trees - at {keeping.folder}",
             public="the record for an audit that it was asked for may become too large",
         )
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:,.6f}".rstrip("0").rstrip(".") + " GB"
