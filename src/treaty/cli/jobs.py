@@ -61,7 +61,8 @@ def train(
 
     Under fedxgb parties have roles: the active one is the server, which alone gets the model; whoever has a table is a
     user; the others have role = "edge" or role = "authority". The job goes on without users that are lost. After the
-    loss of an edge server or the server, all are started again, the server with --resume.
+    loss of an edge server or the server, all are started again, the server with --resume; the model is the same if the
+    same users take part in each tree.
     """
     described = _described(job)
     if party is None:
