@@ -57,6 +57,41 @@ def test_a_regression_without_options_is_as_good_as_xgboosts(scale):
     assert model.clipped_rows_ == 0
 
 
+@pytest.mark.parametrize("power", [-40, -14, 30])
+@pytest.mark.parametrize("system", ["pooled", "secureboost"])
+def test_the_unit_of_a_target_changes_nothing_but_the_unit(system, power):
+    """A power of two is exact: the same splits, and leaf values, margins and the start times that power."""
+    X, y = real_table("regression")
+    options = {**(FAST_KEY if system == "secureboost" else {}), "n_estimators": 5, "min_child_samples": 5}
+    plain = flat(treaty.GBDTRegressor, **options).fit(cut(X, 2), y)
+    scaled = flat(treaty.GBDTRegressor, **options).fit(cut(X, 2), y * 2.0**power)
+    trees, others = (forest_of(list(model.parts_.values())).trees for model in (plain, scaled))
+    for tree, other in zip(trees, others, strict=True):
+        assert len(tree.left) > 3
+        for name in ("source", "record", "left", "cover", "count"):
+            np.testing.assert_array_equal(getattr(tree, name), getattr(other, name))
+        np.testing.assert_array_equal(tree.value * 2.0**power, other.value)
+    np.testing.assert_array_equal(plain.predict(cut(X, 2)) * 2.0**power, scaled.predict(cut(X, 2)))
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e-2])
+def test_a_regression_of_small_labels_is_as_good_as_of_large_ones(scale):
+    X, y = load_diabetes(return_X_y=True)
+    whole, small = (treaty.GBDTRegressor(**OPTIONS).fit(X, factor * y).predict(X) / factor for factor in (1.0, scale))
+    assert r2_score(y, small) == pytest.approx(r2_score(y, whole), abs=0.01)
+
+
+@pytest.mark.parametrize("options", [{"min_split_loss": 0.2}, {"min_split_loss": 20.0}, {"reg_lambda": 50.0}], ids=str)
+def test_min_split_loss_and_reg_lambda_are_of_the_target_as_it_came(options):
+    X, y = load_diabetes(return_X_y=True)
+    y = 1e-3 * y
+    own = {"max_bin": 255, "base_score": 0.15, "n_estimators": 1, "max_depth": 2, "learning_rate": 1.0, "n_jobs": 1}
+    theirs = xgboost.XGBRegressor(tree_method="hist", **own, **options).fit(X, y).predict(X)
+    ours = treaty.GBDTRegressor(min_child_samples=1, **own, **options).fit(X, y).predict(X)
+    assert len(np.unique(ours)) == len(np.unique(theirs)) == {0.2: 3, 20.0: 1}.get(options.get("min_split_loss"), 4)
+    np.testing.assert_allclose(ours, theirs, rtol=0.02)
+
+
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression", "poisson", "tweedie", "huber", "quantile"])
 def test_federated_models_start_from_the_pooled_estimate(task):
     named = task if task in ("poisson", "tweedie", "huber", "quantile") else None

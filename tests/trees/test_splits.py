@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -149,6 +151,8 @@ def test_scan_needs_a_gain_above_the_smallest(step, found):
     splits = _scan([[[(1, 1, 1), (-1, 1, 1), NONE]]], rules)  # gain = step² / 2 + step² / 2
     assert (step**2 > MIN_GAIN) == found
     assert (splits.feature[0] >= 0) == found
+    small = replace(rules, min_gain=1e-20)
+    assert _scan([[[(1, 1, 1), (-1, 1, 1), NONE]]], small).feature[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
 
-MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this
+MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this, with labels that are not small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class SplitRules:
     """What makes a split admissible and how gradients are scaled; the same at every party.
 
     One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next five fields are XGBoost's; a
-    split needs a gain (without the factor 1/2) above 1e-6 and at least `min_split_loss`, and `min_child_samples`
+    split needs a gain (without the factor 1/2) above `min_gain` and at least `min_split_loss`, and `min_child_samples`
     sampled rows in each child. With a `max_delta_step` above 0, leaf weights before the learning rate are at most that
     far from 0, and gains are those of such weights. `hess_floor` is for sums of hess that carry noise or are left out
     (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are exact, and a
@@ -37,6 +37,7 @@ class SplitRules:
     max_depth: int = 3
     learning_rate: float = 0.3
     hess_floor: float = 0.0
+    min_gain: float = MIN_GAIN
 
     def leaf_weight(self, totals: Integers) -> Floats:
         """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small."""
@@ -178,7 +179,7 @@ def scan(
     units = np.array([rules.grad_unit, rules.hess_unit])
     limits = np.array([
         rules.reg_lambda, rules.reg_alpha, rules.min_split_loss, rules.min_child_weight, rules.min_child_samples,
-        rules.hess_floor, rules.step,
+        rules.hess_floor, rules.step, rules.min_gain,
     ])  # fmt: skip
 
     written = found.gain, found.feature, found.left_bins, found.left_totals
@@ -240,8 +241,8 @@ def scan_splits(
     """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
 
     `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
-    `limits` are reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor and step
-    (`SplitRules`).
+    `limits` are reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor, step and
+    min_gain (`SplitRules`).
     Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
     with the missing bin, and the left children's sums (n_nodes, 3).
 
@@ -252,7 +253,7 @@ def scan_splits(
     gains, best_features, left_bins, left_sums = found
     grad_unit, hess_unit = units[0], units[1]
     reg_lambda, reg_alpha, min_split_loss, min_child_weight = limits[0], limits[1], limits[2], limits[3]
-    min_child_samples, floor, step = np.int64(limits[4]), limits[5], limits[6]
+    min_child_samples, floor, step, min_gain = np.int64(limits[4]), limits[5], limits[6], limits[7]
     least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
     order = np.empty(256, np.int64)
     ratio = np.empty(256, np.float64)
@@ -308,7 +309,7 @@ def scan_splits(
                         & (right_hess >= min_child_weight)
                         & (prefix[k, 2] >= min_child_samples)
                         & (total_count - prefix[k, 2] >= min_child_samples)
-                        & (gain > MIN_GAIN)
+                        & (gain > min_gain)
                         & (gain >= min_split_loss)
                     )
                     candidate[k] = gain if allowed else 0.0
@@ -325,7 +326,7 @@ def scan_splits(
                             & (right_hess >= min_child_weight)
                             & (prefix[k, 2] >= min_child_samples)
                             & (total_count - prefix[k, 2] >= min_child_samples)
-                            & (gain > MIN_GAIN)
+                            & (gain > min_gain)
                             & (gain >= min_split_loss)
                         )
                         candidate[k] = gain if allowed else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -134,8 +134,9 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         )
 
     def rules(self, objective: Objective) -> SplitRules:
-        """Return the split rules for this objective's fixed point."""
-        return self.rules_of(objective.grad_unit, objective.hess_unit)
+        """Return the split rules for this objective's fixed point; the least gain is smaller where labels are small."""
+        rules = self.rules_of(objective.grad_unit, objective.hess_unit)
+        return replace(rules, min_gain=rules.min_gain * min(1.0, objective.gain_scale))
 
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
         """Return the split rules for a fixed point, given what one step of a gradient and of a hessian is worth."""

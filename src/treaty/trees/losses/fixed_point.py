@@ -104,6 +104,11 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         return 1.0
 
     @property
+    def gain_scale(self) -> float:
+        """What gains are small beside: a gain is a squared gradient divided by a hessian."""
+        return self.grad_clip * self.grad_clip / self.hess_clip
+
+    @property
     def xgboost_parameters(self) -> dict[str, Any]:
         """The objective's own part of a model in XGBoost's JSON format."""
         return {"reg_loss_param": {"scale_pos_weight": "1"}}
