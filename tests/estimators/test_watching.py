@@ -109,6 +109,18 @@ def test_verbose_prints_xgboosts_lines(capsys):
         model.fit(X, y, verbose="yes")
 
 
+@pytest.mark.slow
+def test_processes_give_the_same_metrics_and_print_them_at_the_end(capsys):
+    X, y, X_valid, y_valid = halves("binary")
+    parties = {"bank": list(X.columns[:5]), "shop": list(X.columns[5:])}
+    model = treaty.GBDTClassifier(FAST, n_estimators=3, parties=parties, eval_metric=["auc", "logloss"], verbose=True)
+    threads = model.fit(X, y, eval_set=(X_valid, y_valid)).evals_result_
+    printed = capsys.readouterr().out
+    model.set_params(transport="grpc").fit(X, y, eval_set=(X_valid, y_valid))
+    assert model.evals_result_ == threads
+    assert capsys.readouterr().out == printed
+
+
 class StopAfter:
     """Ask to stop after some rounds, and remember what was told."""
 
@@ -158,7 +170,12 @@ def test_weights_of_classes_are_those_of_their_rows(given, protocol):
     parties = {"bank": list(X.columns[:5]), "shop": list(X.columns[5:])}
     model = treaty.GBDTClassifier(protocol, n_estimators=3, parties=parties)
     expected = model.fit(X, y, sample_weight=own * weight).predict_proba(X)
-    np.testing.assert_array_equal(model.set_params(**given).fit(X, y, sample_weight=own).predict_proba(X), expected)
+    model.set_params(**given)
+    np.testing.assert_array_equal(model.fit(X, y, sample_weight=own).predict_proba(X), expected)
+    if protocol is FAST:
+        bound = 2.0 ** np.ceil(np.log2((own * weight).max()))
+        told = f"that the largest weight of a row is above half of {bound:g} and at most {bound:g}"
+        assert (told in model.disclosures_["shop"]) == (bound > 1.0)
 
 
 @pytest.mark.parametrize("min_child_samples", [1, 20])

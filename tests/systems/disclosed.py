@@ -54,6 +54,7 @@ CASES: dict[str, list[Case]] = {
         Case(),
         Case(part={"encryption": "lattice"}),
         Case(part={"encryption": "ou", "exact_sums": {"shop": 0.034, "lab": 0.0}}),
+        Case(part={"encryption": "ou", "forest": SimpleNamespace(objective=SimpleNamespace(weight_bound=4.0))}),
         Case({"mechanism": "label_rr", "epsilon": 2.0}),
         Case({"encryption": "ou", "he_inference": True}),
         Case({"encryption": "lattice", "he_inference": True}),
@@ -157,7 +158,9 @@ def learned(name: str, case: Case) -> dict[str, list[str]]:
     checked = system.common(**common).checked(own)
     own.check(checked)
     part = (
-        None if case.part is None else SimpleNamespace(**{"encryption": "", "spent": "", "exact_sums": {}, **case.part})
+        None
+        if case.part is None
+        else SimpleNamespace(**{"encryption": "", "spent": "", "exact_sums": {}, "forest": None, **case.part})
     )
     return system.disclosures(case.cast, own, checked, part)
 

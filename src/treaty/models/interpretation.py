@@ -89,7 +89,7 @@ def own_importances(part: ModelPart) -> dict[str, dict[str, float]]:
         return {"count": dict(zip(names, counts.astype(float).tolist(), strict=True))}
     source = part.forest.sources.index(part.party)
     kinds: tuple[Kind, ...] = ("gain", "count")
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for kind in kinds:
         records, amounts = _amounts(part.forest, source, kind)
         totals = np.bincount(_columns_of(part, records), amounts, len(names))

@@ -52,6 +52,9 @@ def learned_from_sums(
             f"the number of trees and levels{', how many nodes were asked about' if blind else ''}, and each tree's "
             f"sample of {'' if blind else 'rows and of '}its own columns",
         ]
+        if part is not None and part.forest is not None and part.forest.objective.weight_bound > 1.0:
+            most = f"{part.forest.objective.weight_bound:g}"
+            learned[name].append(f"that the largest weight of a row is above half of {most} and at most {most}")
     return learned
 
 
