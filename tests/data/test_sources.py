@@ -187,6 +187,7 @@ def test_predictions_are_read_back_exactly(tmp_path: Path, name: str) -> None:
     table = read_table(tmp_path / name)
     assert table["probability"].to_pylist() == probability.tolist()
     assert table["label"].to_pylist() == label.tolist()
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,8 @@ def test_cells_that_are_no_numbers_are_named_by_their_lines(tmp_path: Path, name
         (["12%", "7 %"], False),
         (["€ 12", "$3.50"], False),
         (["1 000", "2 000"], False),
+        (["12.50 EUR", "3 €"], False),
+        (["\u221212", "\u22123.5"], False),
         (["1.5", "2.5 ", ""], True),  # arrow trims
         (["1.5", "n.a."], False),
     ],
@@ -264,10 +267,13 @@ def test_a_column_that_must_be_of_numbers_names_its_first_word(tmp_path: Path) -
     assert "categorical" not in said
 
 
-def test_numbers_stored_as_text_are_text_but_strays_among_them_are_named(tmp_path: Path) -> None:
-    pa.parquet.write_table(pa.table({"zip": ["01", "22"], "n": ["1", " "]}), tmp_path / "t.parquet")
-    assert "column 'n' has numbers in 1 row, but ' ' in row 1: correct" in refused(tmp_path / "t.parquet")
-    assert refused(tmp_path / "t.parquet", features=["zip"]) == ""
+def test_numbers_stored_as_text_have_to_be_declared(tmp_path: Path) -> None:
+    """Only files with types can have them; each number would be a category."""
+    pa.parquet.write_table(pa.table({"zip": ["01", "22"], "n": ["1", " "], "w": [None, None]}), tmp_path / "t.parquet")
+    assert "column 'n' has numbers in 1 row, but ' ' in row 1: correct" in refused(tmp_path / "t.parquet", ["n", "w"])
+    said = refused(tmp_path / "t.parquet")
+    assert "shop: 'zip' is stored as text, but every cell is a number: store numbers as numbers, or, if" in said
+    assert "name it in categorical" in said
 
 
 def test_long_cells_are_cut(tmp_path: Path) -> None:

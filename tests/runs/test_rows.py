@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tables import real_table
@@ -138,6 +139,28 @@ def test_a_file_to_predict_has_numbers_where_training_had_some(tmp_path):
     path = written(tmp_path, X.assign(**{"mean area": "high"}))
     with pytest.raises(DataError, match=r"'mean area' has numbers in 0 rows, but 'high' in line 2, .* and 237 more: "):
         read(path, schema)
+
+
+def test_labels_of_a_file_to_predict_are_not_looked_at(tmp_path):
+    X, y = real_table("binary")
+    read = of_shop(tmp_path)[1]
+    schema = read(written(tmp_path, X.assign(y=y))).features.schema
+    X.assign(y=np.where(y == 1, "1", "pending")).to_csv(tmp_path / "new.csv", index=False)
+    assert read(tmp_path / "new.csv", schema).features.n_rows == len(X)
+
+
+def test_decimals_may_be_declared_categories_and_dates_may_not(tmp_path):
+    X, y = real_table("binary")
+    table = pa.Table.from_pandas(X.assign(y=y), preserve_index=False)
+    zips = pa.array(np.arange(len(X)) % 7).cast(pa.decimal128(20, 0))
+    days = pa.array(np.arange(len(X), dtype=np.int32)).cast(pa.date32())
+    path = tmp_path / "t.parquet"
+    pq.write_table(table.append_column("zip", zips).append_column("day", days), path)
+    read = of_shop(tmp_path, Member(table=str(path), categorical=["zip"], drop=["day"]))[1]
+    kinds = dict(zip(*(lambda schema: (schema.names, schema.kinds))(read(path).features.schema), strict=True))
+    assert kinds["zip"] == "categorical"
+    with pytest.raises(DataError, match=r"text, numbers or truth values as categories in 'day', got date32"):
+        of_shop(tmp_path, Member(table=str(path), categorical=["day"]))[1](path)
 
 
 def test_a_target_that_is_no_number_is_named_with_its_line(tmp_path):

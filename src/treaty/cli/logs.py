@@ -79,7 +79,9 @@ class _LogFile(logging.FileHandler):
 
 def _opened(file: Path) -> logging.Handler:
     try:
-        os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+        handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.fchmod(handle, 0o600)  # also of a file that was there: errors may show cells of a table
+        os.close(handle)
         return _LogFile(file, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the log {file}: {error.strerror}") from None

@@ -27,6 +27,8 @@ _WRITTEN_OTHERWISE = (
     r"[+-]?[0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+([.,][0-9]+)?",  # thousands apart
     _NUMBER.replace(r"\.", "[.,]") + r"\s?%",
     r"[$€£]\s?" + _NUMBER.replace(r"\.", "[.,]"),
+    _NUMBER.replace(r"\.", "[.,]") + r"\s?([$€£]|EUR|USD|GBP|CHF)",
+    r"[\x{2212}\x{2013}]" + _NUMBER.replace(r"\.", "[.,]"),  # a minus sign, or dash, of typesetting
 )
 
 
@@ -53,7 +55,7 @@ class Strays:
 def strays_of(strings: Any, *, fewest: float = FEWEST) -> Strays | None:
     """Return what is no number in an arrow array of text, where at least a share `fewest` looks like numbers.
 
-    None where fewer do, and where all cells are numbers or missing: who stored numbers as text meant text.
+    None where fewer do, and where all cells are numbers or missing; see `are_numbers`.
     """
     if isinstance(strings, pa.ChunkedArray):
         strings = strings.combine_chunks()
@@ -70,6 +72,12 @@ def strays_of(strings: Any, *, fewest: float = FEWEST) -> Strays | None:
         return None
     first = [cells[int(positions[row])].as_py() for row in rows[:SHOWN]]
     return Strays(rows, first, n_present - len(rows))
+
+
+def are_numbers(strings: Any) -> bool:
+    """Whether an arrow array of text has numbers in all cells but missing ones, and some."""
+    cells = pc.utf8_trim_whitespace(strings.cast(pa.large_string()).unique().drop_null())
+    return len(cells) > 0 and bool(np.all(_matches(cells, _NUMBER)))
 
 
 def shortened(cell: str) -> str:

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
 from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
-from treaty.data.number_text import FEWEST, SHOWN, strays_of
+from treaty.data.number_text import FEWEST, SHOWN, are_numbers, strays_of
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 
@@ -100,6 +100,7 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
         raise DataError(f"predictions: expected columns of one length, got {shapes or 'no columns'}")
     whole = path.with_name(f".{secrets.token_hex(8)}{ending}")  # what was there is replaced by a whole file only
     try:
+        whole.touch(mode=0o600)
         _write(whole, pa.table(arrays), ending)
         whole.replace(path)
     except OSError as error:
@@ -147,7 +148,9 @@ def as_text(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """Return a table whose columns `names`, as far as it has them, hold text where they held numbers or booleans."""
     for name in set(names) & set(table.column_names):
         kind = table.schema.field(name).type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        if any(
+            of(kind) for of in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+        ):
             place = table.schema.get_field_index(name)
             table = table.set_column(place, name, table[name].cast(pa.string()))
     return table
@@ -250,18 +253,26 @@ def refuse_strays(
     """Refuse columns of numbers in which some cells are none, which made them text; the error names lines and cells.
 
     `table` has all rows of the file at `path`, in its order. Of `features` a column of text is one of categories where
-    few of its values look like numbers (`treaty.data.number_text`); those of `numeric` must be numbers. `remedy` says
-    how a column is declared one of categories.
+    few of its values look like numbers (`treaty.data.number_text`); those of `numeric` must be numbers. Refused are,
+    too, numbers that are stored as text, as files with types can have them. `remedy` says how a column is declared one of
+    categories.
 
     Raises DataError, which other parties are told nothing of.
     """
-    found = {}
+    found, stored = {}, []
     for name in dict.fromkeys([*features, *numeric]):
         kind = table.schema.field(name).type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             strays = strays_of(table[name], fewest=0.0 if name in numeric else FEWEST)
             if strays is not None:
                 found[name] = strays
+            elif name not in numeric and are_numbers(table[name]):
+                stored.append(name)
+    if stored:
+        raise DataError(
+            f"{party}: {quoted(stored)} {'is' if len(stored) == 1 else 'are'} stored as text, but every cell is a "
+            f"number: store numbers as numbers, or, if these are categories, {remedy} - at {path}"
+        )
     if not found:
         return
     told = []

@@ -184,10 +184,17 @@ def _kinds_checked(
 
     `without` is the column of ids.
     """
-    member, extra = job.parties[name], labels_of(job, name)
+    member = job.parties[name]
+    extra = labels_of(job, name) if str(path) in (member.table, *member.eval_tables) else []  # not of rows to predict
     if _says_columns(member, path):
         refuse_absent(member.categorical, f"the columns of parties.{name}.categorical", arrow.column_names, path, name)
     arrow = as_text(arrow, member.categorical)
+    for of in set(member.categorical) & set(arrow.column_names):
+        kind = arrow.schema.field(of).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):
+            raise DataError(
+                f"{name}: expected text, numbers or truth values as categories in {of!r}, got {kind} - at {path}"
+            )
     features = [of for of in member.columns or arrow.column_names if of not in (without, *extra, *member.categorical)]
     numeric = [of for of in extra if of == job.weight or (of == job.label and job.task != "classification")]
     if schema is not None:
