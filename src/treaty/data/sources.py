@@ -254,8 +254,8 @@ def refuse_strays(
 
     `table` has all rows of the file at `path`, in its order. Of `features` a column of text is one of categories where
     few of its values look like numbers (`treaty.data.number_text`); those of `numeric` must be numbers. Refused are,
-    too, numbers that are stored as text, as files with types can have them. `remedy` says how a column is declared one of
-    categories.
+    too, numbers that are stored as text, as files with types can have them. `remedy` says how a column is declared one
+    of categories.
 
     Raises DataError, which other parties are told nothing of.
     """
