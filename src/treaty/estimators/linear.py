@@ -88,13 +88,14 @@ class LinearModel(TableEstimator):
         tables = self._tables(X, reset=True, y=y, sample_weight=sample_weight)
         active = self._active(tables)
         classes, target = labels(active, next(iter(tables.values())).n_rows)
-        changed = self._penalty(len(target)) | ({"family": "multiclass"} if len(classes or ()) > 2 else {})
-        if changed:
-            settings = self._settings(**changed)
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         weight = self._class_weights(settings[0], target, weight)
         tables, target, weight = rows_with_weight(tables, target, weight)
+        changed = self._penalty(len(target) if weight is None else float(weight.sum()))
+        changed |= {"family": "multiclass"} if len(classes or ()) > 2 else {}
+        if changed:
+            settings = self._settings(**changed)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         trained = train(
             self._run_on_columns(settings, tables, active, target, weight, classes),
@@ -110,8 +111,8 @@ class LinearModel(TableEstimator):
         if unsettled:
             warnings.warn(unsettled, ConvergenceWarning, stacklevel=3)
 
-    def _penalty(self, n_rows: int) -> dict[str, float]:
-        """Return `l2` where another parameter stands for it."""
+    def _penalty(self, weighed: float) -> dict[str, float]:
+        """Return `l2` where another parameter stands for it; `weighed` is the sum of rows' weights, 1 where none."""
         return {}
 
     def _class_weights(
@@ -207,8 +208,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     verbose : bool or int, default False
         Whether, or after how many epochs, a line with the loss is printed.
     C : float or None, default None
-        In place of `l2`, as in scikit-learn: l2 is 1 / (C n_rows). Columns are standardised here, and sample weights
-        scaled to mean 1.
+        In place of `l2`, as in scikit-learn: l2 is 1 / (C times the sum of rows' weights), or of rows. Columns are
+        standardised here.
     class_weight : dict of label to float, "balanced" or None, default None
         Weights of classes, as in scikit-learn; on one table alone, as other parties would get them with the rows.
 
@@ -337,14 +338,14 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self._fit(X, y, labels, sample_weight, checkpoint)
         return self
 
-    def _penalty(self, n_rows: int) -> dict[str, float]:
+    def _penalty(self, weighed: float) -> dict[str, float]:
         if self.C is None:
             return {}
         if isinstance(self.C, str) or not self.C > 0.0 or self.l2 != 0.0:
             raise ConfigError(
-                f"expected C above 0, and then l2=0, as l2 is 1 / (C * n_rows); got C={self.C!r}, l2={self.l2}"
+                f"expected C above 0, and then l2=0, as l2 is 1 / (C * sum of weights); got C={self.C!r}, l2={self.l2}"
             )
-        return {"l2": 1.0 / (float(self.C) * n_rows)}
+        return {"l2": 1.0 / (float(self.C) * weighed)}
 
     def _class_weights(
         self, system: System, target: NDArray[np.float64], weight: NDArray[np.float64] | None
