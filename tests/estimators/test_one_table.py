@@ -75,6 +75,38 @@ def test_every_estimator_of_columns_takes_one_table(estimator, task):
     )
 
 
+def test_columns_named_by_numbers_are_at_home_wherever_they_stand(tmp_path):
+    """scikit-learn remembers no names but text, and importances went to the columns at these positions."""
+    X, y = real_table("binary")
+    X = X.iloc[:, :4]
+    expected = model_of(X).fit(X, y)
+    for labels in ([2, 1, 0, 3], [11, 12, 13, 14]):
+        numbered = X.set_axis(labels, axis=1)
+        parties = {"bank": iter([labels[1], labels[3]]), "shop": (label for label in (labels[0], labels[2]))}
+        found = treaty.GBDTClassifier(FAST, n_estimators=3, parties=parties).fit(numbered, y)
+        np.testing.assert_array_equal(found.predict_proba(numbered), expected.predict_proba(X))
+        np.testing.assert_array_equal(found.feature_importances_, expected.feature_importances_)
+        found.set_params(parties={"bank": labels[:2], "shop": labels[2:]})
+        np.testing.assert_array_equal(found.predict_proba(numbered), expected.predict_proba(X))
+
+
+def test_class_weights_are_saved_with_their_labels(tmp_path):
+    X, y = real_table("binary")
+    weights = {np.int64(0): 1.0, np.int64(1): 5.0}
+    model = treaty.GBDTClassifier(n_estimators=2, class_weight=weights).fit(X, y)
+    model.save(tmp_path / "model")
+    again = treaty.load(tmp_path / "model")
+    assert again.class_weight == weights
+    np.testing.assert_array_equal(clone(again).fit(X, y).predict_proba(X), model.predict_proba(X))
+
+
+def test_several_eval_sets_may_be_a_tuple_and_a_pair_a_list():
+    X, y = real_table("binary")
+    model = treaty.GBDTClassifier(n_estimators=2)
+    for given in (((X, y), (X, y)), [(X, y), (X, y)], [[X, y], [X, y]]):
+        assert list(model.fit(X, y, eval_set=given).evals_result_) == ["eval_0", "eval_1"]
+
+
 def test_a_ranker_takes_one_table():
     X, y = real_table("binary")
     group = np.arange(len(y)) // 8

@@ -174,7 +174,7 @@ class TableEstimator(BaseEstimator):
     def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the same rows."""
         system = self._chosen()[0]
-        if self.parties is not None:
+        if self.parties is not None if reset else hasattr(self, "columns_by_party_"):
             X = self._by_party(X, system, reset=reset)
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
             if not reset and ALONE not in self.schemas_:
@@ -210,7 +210,6 @@ class TableEstimator(BaseEstimator):
 
     def _by_party(self, X: Tables, system: System, *, reset: bool) -> dict[str, Any]:
         """Return the columns of one table by party, as `parties` says."""
-        assert self.parties is not None
         if system.split == "rows":
             raise ConfigError(
                 f"parties=... says who has which columns, and protocol {system.name!r} is for participants with rows "
@@ -218,7 +217,10 @@ class TableEstimator(BaseEstimator):
             )
         if isinstance(X, Mapping) and not hasattr(X, "nnz"):
             raise ConfigError("parties=... says who has which columns of one table, got a mapping of tables beside it")
-        tables = split_by_party(X, self.parties)
+        columns = _listed(self.parties) if reset else self.columns_by_party_
+        tables, positions = split_by_party(X, columns)
+        if reset:  # kept, as parameters may be set to others after a fit
+            self.columns_by_party_, self.positions_by_party_ = columns, positions
         validate_data(self, X, reset=reset, skip_check_array=True)
         return tables
 
@@ -313,6 +315,7 @@ class TableEstimator(BaseEstimator):
             parties=list(self.parts_),
             schemas=self.schemas_,
             feature_names=None if names is None else list(names),
+            positions=getattr(self, "positions_by_party_", None),
         )
         write_model(folder, saved, self.parts_)
 
@@ -320,6 +323,8 @@ class TableEstimator(BaseEstimator):
         """Set what `save` kept beside parameters and parts."""
         self.schemas_ = saved.schemas
         self.n_features_in_ = sum(len(schema.names) for schema in saved.schemas.values())
+        if saved.positions is not None:
+            self.columns_by_party_, self.positions_by_party_ = self.parties, saved.positions
         if saved.feature_names is not None:
             self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
 
@@ -331,9 +336,21 @@ class TableEstimator(BaseEstimator):
         if not isinstance(params.get("random_state"), int | np.integer):
             params.pop("random_state", None)
         params.pop("callbacks", None)
+        if isinstance(params.get("class_weight"), Mapping):  # as pairs: the names of JSON's fields are text
+            params["class_weight"] = [[plain(label), float(of)] for label, of in params["class_weight"].items()]
         return {name: plain(value) for name, value in params.items()}
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def _listed(parties: Any) -> Any:
+    """Return `parties` with lists of columns, of which iterators can be read only once; anything else as it is."""
+    if not isinstance(parties, Mapping):
+        return parties
+    return {
+        party: list(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else columns
+        for party, columns in parties.items()
+    }

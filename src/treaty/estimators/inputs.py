@@ -270,8 +270,8 @@ def _position(column: Any, party: str, names: Sequence[str] | None, n_columns: i
     return int(column)
 
 
-def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
-    """Return each party's columns of one dataframe or array; errors as `positions_by_party`."""
+def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return each party's columns of one dataframe or array, and their positions; errors as `positions_by_party`."""
     try:
         frame = nw.from_native(X, eager_only=True)
     except TypeError:  # an array, or lists
@@ -279,9 +279,9 @@ def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> dict[str, An
         if array.ndim != 2:
             raise DataError(f"expected a table of two dimensions, got {array.ndim}") from None
         positions = positions_by_party(parties, None, array.shape[1])
-        return {party: array[:, of] for party, of in positions.items()}
+        return {party: array[:, of] for party, of in positions.items()}, positions
     positions = positions_by_party(parties, list(map(str, frame.columns)), len(frame.columns))
-    return {party: frame[:, of].to_native() if of else None for party, of in positions.items()}
+    return {party: frame[:, of].to_native() if of else None for party, of in positions.items()}, positions
 
 
 def _empty(table: Any) -> bool:

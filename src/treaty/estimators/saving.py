@@ -31,6 +31,7 @@ class SavedEstimator(msgspec.Struct, kw_only=True):
     parties: list[str]  # owners of the parts, in the order of columns
     schemas: dict[str, Schema]  # of each table that `predict` expects
     feature_names: list[str] | None = None  # as scikit-learn remembers them, where the training table had any
+    positions: dict[str, list[int]] | None = None  # of each party's columns in one table, where `parties` says whose
 
 
 def write_model(folder: str | Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
@@ -58,7 +59,9 @@ def params_of(saved: SavedEstimator) -> dict[str, Any]:
     name = saved.params["protocol"]
     system = find_system(name, "trees" if saved.kind.startswith("GBDT") else "logistic")
     own = converted(saved.system, system.options, system.options.__name__)
-    return {**saved.params, "protocol": own if own != system.options() else name}
+    weights = saved.params.get("class_weight")
+    pairs = {"class_weight": dict(weights)} if isinstance(weights, list) else {}
+    return {**saved.params, **pairs, "protocol": own if own != system.options() else name}
 
 
 def read_parts(folder: str | Path, saved: SavedEstimator, load: Callable[[Path, str], AnyPart]) -> dict[str, AnyPart]:

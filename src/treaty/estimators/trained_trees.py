@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted
 from treaty.compute import cores
 from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables
-from treaty.estimators.inputs import positions_by_party
 from treaty.models import decisions
 from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
@@ -229,12 +228,10 @@ class TrainedTrees(TableEstimator):
 
         `values` (..., n_features), or with something last that is of no column.
         """
-        if self.parties is None or ALONE in self.schemas_:
+        if not hasattr(self, "positions_by_party_") or ALONE in self.schemas_:
             return values
-        names = getattr(self, "feature_names_in_", None)
-        positions = positions_by_party(self.parties, None if names is None else list(names), self.n_features_in_)
         in_place = values.copy()
-        in_place[..., [position for name in self.schemas_ for position in positions[name]]] = values[
+        in_place[..., [position for name in self.schemas_ for position in self.positions_by_party_[name]]] = values[
             ..., : self.n_features_in_
         ]
         return in_place
