@@ -92,7 +92,7 @@ class LinearModel(TableEstimator):
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         weight = self._class_weights(settings[0], target, weight)
         tables, target, weight = rows_with_weight(tables, target, weight)
-        changed = self._penalty(len(target) if weight is None else float(weight.sum()))
+        changed: dict[str, Any] = self._penalty(len(target) if weight is None else float(weight.sum()))
         changed |= {"family": "multiclass"} if len(classes or ()) > 2 else {}
         if changed:
             settings = self._settings(**changed)
