@@ -88,6 +88,9 @@ class TableEstimator(BaseEstimator):
     _why_needed: ClassVar[str]
     _rounds: ClassVar[str]  # the parameter that a lone number is most likely meant for
 
+    columns_by_party_: dict[str, list[Any]]  # of `parties` at `fit`
+    positions_by_party_: dict[str, list[int]]
+
     protocol: str | SystemOptions
     active: str | None
     transport: str
@@ -324,7 +327,7 @@ class TableEstimator(BaseEstimator):
         self.schemas_ = saved.schemas
         self.n_features_in_ = sum(len(schema.names) for schema in saved.schemas.values())
         if saved.positions is not None:
-            self.columns_by_party_, self.positions_by_party_ = self.parties, saved.positions
+            self.columns_by_party_, self.positions_by_party_ = _listed(self.parties), saved.positions
         if saved.feature_names is not None:
             self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
 
