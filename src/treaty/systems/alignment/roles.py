@@ -383,7 +383,8 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         if answer.kind != ids.kind:
             raise ConfigError(
                 f"expected ids of one kind everywhere, got {ids.kind} at {party.name} and {clean(answer.kind, 20)} at "
-                f"{peer}; convert the column of one of them"
+                f"{peer}; convert the column of one of them, or, in a job, say text = true under [align] where a CSV "
+                "file has the numbers"
             )
         if salt is None:
             if answer.salt is None:
