@@ -30,8 +30,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
+# One worker more than cores: many of these wait for time limits.
 test-slow: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) --numprocesses $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") -m slow
 
 test-all: $(STAMP)
 	$(PYTEST)

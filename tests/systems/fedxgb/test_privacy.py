@@ -132,8 +132,8 @@ def test_shares_of_rows_are_uniform_to_as_many_edge_servers_as_may_collude(edges
         assert uniform(*found)
         assert colluding == 1 or uniform(found[0] ^ found[1])
 
-    def planted(setting, values):
-        shares = share_integers(setting, values)
+    def planted(setting, values, *drawn, **options):
+        shares = share_integers(setting, values, *drawn, **options)
         for share in shares:
             share[..., 0], share[..., 1] = values & 1, 0
         return shares

@@ -20,7 +20,7 @@ from pace import within
 from runs.job_files import start
 from tables import real_table, with_categories, with_gaps
 from treaty import files
-from treaty.cli import main as cli
+from treaty.cli import jobs as cli
 from treaty.cli.main import app
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging import party
