@@ -102,6 +102,11 @@ def susy() -> Data:
     return _load("SUSY, 11,000 rows", "susy_11k_8feat.parquet", "label", drop=["split"])
 
 
+def higgs() -> Data:
+    """15 000 rows of HIGGS, 28 features (UCI 280)."""
+    return _load("HIGGS, 15,000 rows", "higgs_15k.parquet", "label", drop=["split"])
+
+
 def adult() -> Data:
     """48 842 rows, 123 columns of 0 and 1 (UCI 2 as LIBSVM's a9a, its training rows first)."""
     parts = [load_svmlight_file(str(_needed(file)), n_features=123) for file in ("a9a.gz", "a9a.t.gz")]

@@ -194,7 +194,7 @@ def staged(part: ModelPart, x: Rows) -> Iterator[NDArray[np.float64]]:
     assert forest is not None
     n_outputs = forest.objective.n_outputs
     watched = pooled.watched(LabelledRows(to_table(x), np.zeros(len(x))), part.splits, THREADS)
-    margins = np.full((len(x), n_outputs), forest.objective.base_margin)
+    margins = np.full((len(x), n_outputs), forest.objective.base_margins)
     for first in range(0, len(forest.trees), n_outputs):
         watched.add_trees(forest.trees[first : first + n_outputs], margins)
         yield margins

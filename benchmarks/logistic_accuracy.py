@@ -5,8 +5,8 @@ Claims, of Default of Credit Card Clients and of Give Me Some Credit, batches of
 least-squares solution; on test rows, loss and AUC are those published (Default: within 0.002 and 0.01; Give Me Some
 Credit: at most 0.315, at least 0.695); and quasi-Newton training needs fewer epochs than gradient descent. Rates 0.05
 and, for gradient descent half of its default, 0.15 (all rates: logistic_rates.py), five pairs, one every four steps,
-columns clipped at ten standard deviations; training ends when the losses of two epochs differ by less than 1e-5, after
-30 at most.
+columns prepared as everywhere (docs/logistic.md); training ends when the losses of two epochs differ by less than 1e-5,
+after 30 at most.
 
 Epochs are counted in two ways. "epochs": as training ends, on the mean loss of an epoch's batches, each at the weights
 it was met with: what parties have without another pass over the rows. These means keep trembling by some 1e-5 when

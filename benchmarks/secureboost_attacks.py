@@ -68,7 +68,7 @@ def played(tables: Tables, y: np.ndarray, **options: object) -> RunRecord:
     def role(party: Party) -> ModelPart:
         data = LabelledRows(held[party.name], y)
         program = secureboost.active if party.name == "p0" else secureboost.passive
-        boosting = BoostingOptions(**{"base_score": 0.5, **common}).checked(own)
+        boosting = BoostingOptions(**{"base_score": 0.5, "max_bin": 32, **common}).checked(own)
         return program(Seat(party=party, options=own, common=boosting, cast=cast, data=data, classes=[0, 1]))
 
     return play(dict.fromkeys(tables, role), star(cast, own), job="attack", protocol=own.system, record_content=True)
@@ -102,7 +102,7 @@ def attacked_by_columns(tables: Tables, y: np.ndarray, **options: object) -> flo
 
 def model(tables: Tables, y: np.ndarray, **options: object) -> float:
     own, common = chosen(**options)
-    fitted = treaty.GBDTClassifier(own, **{"base_score": 0.5, **common}).fit(tables, y)
+    fitted = treaty.GBDTClassifier(own, **{"base_score": 0.5, "max_bin": 32, **common}).fit(tables, y)
     return float(roc_auc_score(y, fitted.predict_proba(tables)[:, 1]))
 
 

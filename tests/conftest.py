@@ -41,8 +41,8 @@ def small_tables_are_trained_on() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files of processes first: they take longest, and a core that began one last would be alone in the end."""
-    items.sort(key=lambda item: not item.path.stem.endswith("processes"))
+    """Put files of processes and faults first: they take longest, and a core that began one last would be alone."""
+    items.sort(key=lambda item: not item.path.stem.endswith(("processes", "outages", "faults")))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Examples run and print what the README, or a page, says of them."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ def test_the_readmes_example_prints_what_it_says(capsys, without):
     assert len(code.strip().splitlines()) <= 16
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == said
+
+
+def test_the_readme_begins_with_how_to_install_and_names_every_extra():
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]
+    start, _, _ = README.read_text().partition("```python")
+    assert project["name"] in start
+    for extra in project["optional-dependencies"]:
+        assert re.search(rf"pip install '\.\[{extra}\]' +# \w", start), f"what is the extra {extra} for?"
 
 
 def test_every_page_the_readme_links_exists():

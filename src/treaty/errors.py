@@ -1,4 +1,4 @@
-"""Every error Treaty raises on purpose.
+"""Every error Treaty raises on purpose, and how it warns.
 
 ::
 
@@ -18,6 +18,20 @@ Messages read "expected X, got Y - at Z" and name the party; they never hold lab
 cells that a party has to correct in its own file. Other parties are told an error's `public` text: names of columns and
 files, and such cells, stay at home.
 """
+
+import sys
+import warnings
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def warn_user(said: str, category: type[Warning] = UserWarning) -> None:
+    """Warn with the line that called the package, however many of its functions are between."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(said, category, stacklevel=level)
 
 
 class TreatyError(Exception):

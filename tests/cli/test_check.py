@@ -17,7 +17,8 @@ from treaty.messaging.certificates import write_identity
 from treaty.runs import local_checks
 from treaty.runs.job import Job, load_job
 from treaty.runs.local_checks import check_cheaply, check_own, probe
-from treaty.runs.party import listening, train_party
+from treaty.runs.meeting.connecting import listening
+from treaty.runs.party import train_party
 
 
 def check(folder: Path, name: str = "a", *more: str) -> Result:

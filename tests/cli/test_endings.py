@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pace import within
 from runs.small_jobs import write_job
-from treaty.cli import main
+from treaty.cli import jobs, main
 from treaty.cli.logs import logged
 from treaty.data import sources
 from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout, TreatyError
@@ -57,21 +58,99 @@ def test_what_is_in_the_way_of_a_file_is_named_with_exit_code_2(tmp_path, monkey
         assert re.search(words, said), said
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_interrupted_says_so_in_one_line(tmp_path, by):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_is_interrupted_says_so_in_one_line_as_does_its_log(tmp_path, by):
     write_job(tmp_path, "secureboost")
+    log = tmp_path / "log"
     waiting = subprocess.Popen(
-        [sys.executable, "-m", "treaty", "train", str(tmp_path / "job.toml"), "--as", "b", "-v"],
+        [
+            sys.executable,
+            "-m",
+            "treaty",
+            "train",
+            str(tmp_path / "job.toml"),
+            "--as",
+            "b",
+            "-v",
+            "--log-file",
+            str(log),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(within(4.0))
+    deadline = time.monotonic() + within(60)
+    while not (log.exists() and "waiting for a at" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     waiting.send_signal(by)
     said = waiting.communicate(timeout=within(30))[1].strip().splitlines()
     assert waiting.returncode == 128 + by
     assert said[-1] == f"treaty: {'interrupted' if by == signal.SIGINT else 'told to end'} at b"
     assert "Traceback" not in "\n".join(said)
+    assert log.read_text().splitlines()[-1].endswith(f"Z {said[-1]}")
+
+
+@pytest.mark.parametrize(("code", "word"), [(129, "told to end"), (130, "interrupted"), (143, "told to end")])
+@pytest.mark.parametrize("name", ["a", "b", None], ids=["active", "passive", "all here"])
+def test_who_is_interrupted_is_told_how_to_go_on(tmp_path, monkeypatch, capsys, code, word, name):
+    write_job(tmp_path, "secureboost")
+    (tmp_path / "model").mkdir()
+
+    def interrupted(*arguments, **options):
+        for party in "ab":
+            (tmp_path / "model" / f"{party}.checkpoint").write_bytes(b"what was finished")
+        raise KeyboardInterrupt if code == 130 else SystemExit(code)
+
+    monkeypatch.setattr(jobs, "train_party", interrupted)
+    monkeypatch.setattr(jobs, "run_all", interrupted)
+    monkeypatch.setattr(main.os, "_exit", sys.exit)
+    file, log = tmp_path / "job.toml", tmp_path / "log"
+    given = [] if name is None else ["--as", name]
+    left, said = ended(monkeypatch, capsys, "train", file, *given, "--log-file", log)
+    assert left == code
+    assert said.startswith(f"treaty: {word}{f' at {name}' if name else ''}; ")
+    flags = "".join(f" {flag}" for flag in [*given, *([] if name == "b" else ["--resume"])])
+    assert said.endswith(f": treaty train {file}{flags}")
+    if name is not None:
+        assert f"{name}.checkpoint has what was finished: start all parties again, a with --resume" in said
+    assert log.read_text().splitlines()[-1].endswith(f"Z {said}")
+
+
+def test_an_error_of_a_peer_ends_with_exit_code_1_and_the_log_with_its_line(tmp_path, monkeypatch, capsys):
+    write_job(tmp_path, "secureboost")
+
+    def lost(*arguments, **options):
+        raise PeerLost("c", "c is lost: its process has ended")
+
+    monkeypatch.setattr(jobs, "train_party", lost)
+    log = tmp_path / "log"
+    code, said = ended(monkeypatch, capsys, "train", tmp_path / "job.toml", "--as", "a", "--log-file", log)
+    assert (code, said) == (1, "treaty: c is lost: its process has ended")
+    assert log.read_text().splitlines()[-1].endswith(f"Z {said}")
+
+
+@pytest.mark.parametrize(
+    ("verb", "in_the_way", "words"),
+    [
+        ("train", lambda folder: (folder / "model").write_text(""), "cannot write in .*model: a file has that name"),
+        ("train", lambda folder: [(folder / "b.csv").unlink(), (folder / "b.csv").mkdir()], "b.csv, got a folder"),
+        ("predict", lambda folder: (folder / "model").mkdir(), r"b\.part"),
+    ],
+    ids=["file for folder", "folder for table", "no model"],
+)  # fmt: skip
+def test_what_is_in_the_way_is_named_before_connecting(tmp_path, monkeypatch, caplog, verb, in_the_way, words):
+    job = write_job(tmp_path, "federboost-vertical")
+    job.parties["b"] = msgspec.structs.replace(job.parties["b"], predict_table=job.parties["b"].table)
+    in_the_way(tmp_path)
+
+    def connected(*arguments, **options):
+        assert re.search(f"b: .*{words}.*; waiting for the others, to tell them", caplog.text)
+        raise PeerLost("a", "nobody came")
+
+    monkeypatch.setattr(runs, "connected", connected)
+    with pytest.raises(PeerLost, match="nobody came"):
+        runs.train_party(job, "b") if verb == "train" else runs.predict_party(job, "b")
 
 
 @pytest.mark.parametrize("error", [PeerLost, PeerTimeout, PeerAborted], ids=lambda kind: kind.__name__)

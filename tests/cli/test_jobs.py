@@ -7,15 +7,19 @@ import subprocess
 import sys
 
 import msgspec
+import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from runs.small_jobs import SYSTEMS, played, write_job
+from treaty.cli.logs import logged
 from treaty.cli.main import app
 from treaty.files import read_json, write_json
-from treaty.runs.job import load_job
+from treaty.runs.job import Job, Member, load_job
 from treaty.runs.party import part_file
 from treaty.runs.report import FORMAT, Report
+from treaty.runs.rows import read_rows
 
 TREATY = [sys.executable, "-m", "treaty"]
 
@@ -162,3 +166,29 @@ def test_a_log_that_cannot_be_written_is_an_error_before_anything_begins(tmp_pat
         app, ["train", str(tmp_path / "job.toml"), "--as", "a", "--log-file", str(tmp_path / "no" / "log")]
     )
     assert "cannot write the log" in str(done.exception)
+
+
+def test_what_a_table_has_is_said_without_being_asked(tmp_path, capsys):
+    """In one line, on standard output; with -v as a line with its time."""
+    kinds = pd.DataFrame({f"kind{k}": ["a", "b"] * 600 for k in range(7)})
+    kinds.assign(age=np.arange(1200.0), empty=np.nan, y=[0, 1] * 600).to_csv(tmp_path / "t.csv", index=False)
+    job = Job(
+        name="t", active="a", label="y", parties={"a": Member(table=str(tmp_path / "t.csv"))},
+        protocol="federboost-horizontal",
+    )  # fmt: skip
+    said = "a: t.csv: 1,200 rows, 2 numeric, 7 categorical columns (kind0, kind1, kind2, kind3, kind4 and 2 more)\n"
+    for verbose in (False, True):
+        with logged(verbose, None):
+            read_rows(job, "a", str(tmp_path / "t.csv"))
+        out, err = capsys.readouterr()
+        assert out == ("" if verbose else said)
+        assert (f"Z {said}" in err) == verbose
+        assert "a: 'empty' has no value in any row of t.csv and cannot help" in err
+    with logged(False, None):  # rows to predict
+        read_rows(job, "a", str(tmp_path / "t.csv"), read_rows(job, "a", str(tmp_path / "t.csv")).features.schema)
+    assert capsys.readouterr().out == said
+
+
+def test_all_parties_tables_are_said_where_they_train_here(trained):
+    said = [report_of(trained, name).table() for name in "ab"]
+    assert said == ["180 rows, 6 numeric columns", "180 rows, 3 numeric columns"]

@@ -248,6 +248,14 @@ def test_cells_that_are_no_numbers_are_named_by_their_lines(tmp_path: Path, name
         (["\u221212", "\u22123.5"], False),
         (["1.5", "2.5 ", ""], True),  # arrow trims
         (["1.5", "n.a."], False),
+        ([*(f"shoe {k}" for k in range(30)), *["501"] * 20], True),  # one code among many names
+        (["none"] * 300 + [f"{k}.25" for k in range(20)], False),  # few rows, but all different
+        (["2020-01-31", "2020-02-01", "soon"], False),
+        (["31.01.2020"] * 3, False),
+        (["1/31/20 12:30 PM", "2/1/20"], False),
+        (["31-Jan-2020", "1 February 2020"], False),
+        (["1.2.10", "1.3.0", "2.0.1"], True),  # versions
+        (["B1"] * 19 + ["2020-01-31"], True),
     ],
     ids=str,
 )
@@ -257,6 +265,45 @@ def test_a_column_of_text_is_one_of_categories_where_few_values_look_like_number
     path = write(tmp_path / "t.csv", "\n".join(["c,d", *(f'"{cell}",x' if cell else ",x" for cell in cells)]))
     assert (refused(path) == "") == taken
     assert refused(path, features=["d"]) == ""
+
+
+def test_a_word_among_dates_is_named_by_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "day,n\n2020-01-31,1\n,2\nsoon,3\n2020-02-01,x\n")
+    said = refused(path)
+    assert "column 'day' has dates in 2 rows, but 'soon' in line 4; column 'n' has numbers in 3 rows, but" in said
+    assert "make numbers of dates (days since a fixed one, say) or drop the column and correct these cells" in said
+    assert "column 'day' has dates in 2 rows:" in refused(write(tmp_path / "t.csv", "day,n\n1.2.2020,1\n2.2.2020,2\n"))
+
+
+@pytest.mark.parametrize(
+    ("header", "column", "hint"),
+    [
+        (",a,b", "1", "; pandas writes its index so, unless index=False"),
+        ('a," ",b', "2", ""),
+        ("a,b,", "3", "; does a comma end the header?"),
+    ],
+)
+def test_a_column_without_a_name_is_refused(tmp_path: Path, header: str, column: str, hint: str) -> None:
+    path = write(tmp_path / "t.csv", f"{header}\n1,2,3\n")
+    with pytest.raises(DataError, match=r"^shop: ") as refused:
+        read_table(path, party="shop")
+    assert f"expected a name for every column, got none for column {column}{hint} - at " in str(refused.value)
+    assert read_table(path, drop=["", " "]).column_names == ["a", "b"]
+    assert read_table(path, columns=["a"]).column_names == ["a"]
+
+
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "SEP=;\r"])
+def test_a_line_for_excel_alone_is_named(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path / "t.csv", f"\ufeff{line}\na;b\n1;2\n")
+    with pytest.raises(DataError, match=r"got sep=;, .*: remove that line, and save .* commas"):
+        read_table(path)
+    path = write(tmp_path / "t.csv", "sep=,\na,b\n1,2\n")
+    with pytest.raises(DataError, match=r"got sep=,, which is for Excel alone: remove that line - at"):
+        read_table(path)
+
+
+def test_two_byte_order_marks_are_no_part_of_a_name(tmp_path: Path) -> None:
+    assert read_table(write(tmp_path / "t.csv", "\ufeff\ufeffx,y\n1,2\n")).column_names == ["x", "y"]
 
 
 def test_a_column_that_must_be_of_numbers_names_its_first_word(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_it_finds_what_scikit_learn_finds():
     ours = treaty.LogisticRegression(
         treaty.Pooled(loss="logistic"), l2=0.01, max_iter=600, tol=0.0, learning_rate=0.5
     ).fit(X, y)
-    scaled = np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
+    scaled = StandardScaler().fit_transform(X.astype(np.float32).astype(float))
     theirs = TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000).fit(scaled, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=2e-4)
@@ -106,7 +106,6 @@ def test_log_odds_are_calibrated_margins_of_the_prepared_columns():
 def test_weights_per_unit_give_the_log_odds_of_columns_as_they_came(calibrate):
     X, y = real_table("binary")
     X = X.iloc[:, :8].assign(same=3.0)
-    assert np.all(np.abs((X - X.mean()) / X.std().replace(0.0, 1.0)) < 10.0), "clipped values have no weight per unit"
     for given in (X, cut(X, 2)):
         model = treaty.LogisticRegression(random_state=0, calibrate=calibrate).fit(given, y)
         units = model.coef_per_unit_ if given is X else np.concatenate(list(model.coef_per_unit_.values()))[None]
@@ -410,7 +409,7 @@ def test_more_classes_are_scikit_learns_one_against_the_rest(tmp_path):
     X, y = real_table("multiclass")
     X, names = X.iloc[:, :4], np.array(["red", "rose", "white"])[y]
     model = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), l2=0.01, tol=1e-6).fit(X, names)
-    scaled = np.clip(StandardScaler().fit_transform(X.astype(np.float32).astype(float)), -10, 10)
+    scaled = StandardScaler().fit_transform(X.astype(np.float32).astype(float))
     theirs = OneVsRestClassifier(TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000)).fit(scaled, names)
     np.testing.assert_allclose(model.coef_, [one.coef_[0] for one in theirs.estimators_], atol=1e-4)
     np.testing.assert_allclose(model.intercept_, [one.intercept_[0] for one in theirs.estimators_], atol=1e-4)

@@ -323,13 +323,13 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):
 
     divide = SplitOwner.divide
     monkeypatch.setattr(SplitOwner, "divide", failing)
-    model = flat(treaty.GBDTClassifier, n_estimators=30, min_child_samples=1, **FAST_KEY)
+    model = flat(treaty.GBDTClassifier, n_estimators=30, min_child_samples=1, max_bin=32, **FAST_KEY)
     with pytest.raises(RuntimeError, match="out of paper"):
         model.fit(tables, y)
     trees = len(model.parts_["p0"].forest.trees)
     assert 1 <= trees < 30
     monkeypatch.undo()
-    finished = treaty.GBDTClassifier(n_estimators=trees, min_child_samples=1).fit(tables, y)
+    finished = treaty.GBDTClassifier(n_estimators=trees, min_child_samples=1, max_bin=32).fit(tables, y)
     np.testing.assert_array_equal(model.predict_proba(tables), finished.predict_proba(tables))
 
 
@@ -420,7 +420,7 @@ def test_leaves_and_stages_of_a_federated_model_are_the_pooled_ones(task):
     tables = cut(with_gaps(with_categories(X)), 3)
     estimator = treaty.GBDTRegressor if task == "regression" else treaty.GBDTClassifier
     federated = flat(estimator, **FAST_KEY, n_estimators=4).fit(tables, y)
-    pooled = estimator(n_estimators=4).fit(tables, y)
+    pooled = estimator(n_estimators=4, max_bin=64).fit(tables, y)
     leaves = federated.predict_leaf(tables)
     assert leaves.dtype == np.int32
     assert leaves.shape == (len(y), len(federated.parts_["p0"].forest.trees))
@@ -432,7 +432,7 @@ def test_leaves_and_stages_of_a_federated_model_are_the_pooled_ones(task):
     assert len(stages[0]) == 4
     np.testing.assert_array_equal(stages[0][-1], federated.predict(tables))
     if task != "regression":
-        shorter = estimator(n_estimators=2).fit(tables, y)
+        shorter = estimator(n_estimators=2, max_bin=64).fit(tables, y)
         np.testing.assert_array_equal(list(federated.staged_predict_proba(tables))[1], shorter.predict_proba(tables))
 
 
@@ -471,7 +471,7 @@ def test_contributions_of_a_federated_model_are_xgboosts_of_the_joined_one(task)
     booster = federated.to_xgboost()
     rows = xgboost.DMatrix(pd.concat(list(tables.values()), axis=1).to_numpy(), feature_names=booster.feature_names)
     np.testing.assert_allclose(joined, booster.predict(rows, pred_contribs=True), atol=1e-4)
-    pooled = estimator(n_estimators=4).fit(tables, y)
+    pooled = estimator(n_estimators=4, max_bin=64).fit(tables, y)
     np.testing.assert_allclose(joined, pooled.predict_contributions(tables), atol=1e-12)
     if task == "binary":
         np.testing.assert_allclose(joined.sum(axis=1), federated.decision_function(tables), atol=1e-9)

@@ -79,6 +79,80 @@ def test_an_eval_set_of_one_class_has_no_auc():
         treaty.GBDTClassifier(n_estimators=1, eval_metric="auc").fit(X, y, eval_set=(X_valid[one], y_valid[one]))
 
 
+def ranking():
+    """Return rows of groups with a relevance of 0 to 3, in two halves."""
+    X, y = real_table("regression")
+    relevance, qid = np.digitize(y, np.quantile(y, [0.5, 0.7, 0.9])), np.arange(len(y)) % 12 // 2
+    return X[::2], relevance[::2], qid[::2], X[1::2], relevance[1::2], qid[1::2]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_metrics_of_rankings_and_thresholds_are_those_of_xgboost(binary):
+    X, y, qid, X_valid, y_valid, qid_valid = ranking()
+    names = ["ndcg", "ndcg@5", "ndcg@1"]
+    if binary:
+        names, y, y_valid = ["map", "map@3", "map@40", "ndcg@32"], np.minimum(y, 1), np.minimum(y_valid, 1)
+        y_valid[qid_valid == 2] = 0  # a group without relevance
+    model = treaty.GBDTRanker(n_estimators=5, eval_metric=names)
+    model.fit(X, y, qid=qid, eval_set=(X_valid, y_valid), eval_qid=[qid_valid])
+    order = np.argsort(qid_valid, kind="stable")
+    watched = xgboost.DMatrix(X_valid.iloc[order], y_valid[order], qid=qid_valid[order])
+    booster = model.to_xgboost()
+    booster.set_param([("eval_metric", name) for name in names])
+    theirs = dict(part.split(":") for part in booster.eval(watched, "v").split("\t")[1:])
+    for name in names:
+        assert model.evals_result_["eval_0"][name][-1] == pytest.approx(float(theirs[f"v-{name}"]), rel=1e-4), name
+
+
+def test_early_stopping_maximises_a_metric_of_the_first_rows():
+    X, y, qid, X_valid, y_valid, qid_valid = ranking()
+    model = treaty.GBDTRanker(n_estimators=30, eval_metric="ndcg@5", early_stopping_rounds=4)
+    model.fit(X, y, qid=qid, eval_set=(X_valid, y_valid), eval_qid=[qid_valid])
+    values = model.evals_result_["eval_0"]["ndcg@5"]
+    assert model.best_iteration == int(np.argmax(values)) < len(values) - 1
+
+
+def test_the_error_above_a_threshold_is_that_of_xgboost():
+    X, y, X_valid, y_valid = halves("binary")
+    names = ["error@0.3", "error", "error@0.9"]
+    model = treaty.GBDTClassifier(n_estimators=2, eval_metric=names).fit(X, y, eval_set=(X_valid, y_valid))
+    booster = model.to_xgboost()
+    booster.set_param([("eval_metric", name) for name in names])
+    theirs = dict(part.split(":") for part in booster.eval(xgboost.DMatrix(X_valid, y_valid), "v").split("\t")[1:])
+    for name in names:
+        assert model.evals_result_["eval_0"][name][-1] == pytest.approx(float(theirs[f"v-{name}"]), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["poisson-nloglik", "gamma-deviance", "error@", "error@2", "error@x", "ndcg@0", "ndcg@2.5", "map@-1", "auc@1"],
+)
+def test_metrics_that_are_not_there_are_refused_with_those_that_are(name):
+    X, y = real_table("regression")
+    with pytest.raises(treaty.ConfigError) as refused:
+        treaty.GBDTRegressor(eval_metric=["rmse", name]).fit(X, y)
+    for known in ("error@t", "ndcg@k", "map@k", "mape", "rmsle", "poisson-deviance", "quantile", f"got {name!r}"):
+        assert known in str(refused.value)
+
+
+def test_logarithms_of_labels_and_predictions_that_have_none_are_refused():
+    X, y, X_valid, y_valid = halves("regression")
+    model = treaty.GBDTRegressor(n_estimators=2, eval_metric="rmsle")
+    with pytest.raises(treaty.DataError, match=r"'rmsle' expects labels above -1, .* got 1 others of 120 .* 'rmse'"):
+        model.fit(X, y, eval_set=(X_valid, np.r_[-1.0, y_valid[1:]]))
+    assert not hasattr(model, "parts_")  # nothing was trained
+    with pytest.raises(treaty.DataError, match=r"rows of the eval set are predicted as -1 or less: take 'rmse'"):
+        model.fit(X, y - 1e4, eval_set=(X_valid, y_valid))
+
+
+def test_the_mean_average_precision_expects_relevance_of_0_or_1():
+    X, y, qid, X_valid, y_valid, qid_valid = ranking()
+    with pytest.raises(treaty.DataError, match=r"'map@3' expects relevance of 0 or 1, got \d+ others .* take 'ndcg'"):
+        treaty.GBDTRanker(eval_metric="map@3").fit(X, y, qid=qid, eval_set=(X_valid, y_valid), eval_qid=[qid_valid])
+    with pytest.raises(treaty.ConfigError, match=r"expected eval_metric of logloss, .* for these labels, got 'map'"):
+        treaty.GBDTClassifier(eval_metric="map").fit(X, y > 1, eval_set=(X_valid, y_valid > 1))
+
+
 def test_metrics_send_nothing_more():
     X, y, X_valid, y_valid = halves("binary")
     parties = {"bank": list(X.columns[:5]), "shop": list(X.columns[5:])}
@@ -255,7 +329,8 @@ def test_c_and_class_weight_of_a_logistic_regression_are_scikit_learns(class_wei
     ).fit(X, y)
     weight = np.ones(len(y)) if class_weight is None else compute_sample_weight(class_weight, y)
     columns = X.astype(np.float32).astype(float)
-    scaled = np.clip(StandardScaler().fit(columns, sample_weight=weight).transform(columns), -10, 10)
+    scaled = StandardScaler().fit(columns, sample_weight=weight).transform(columns)
+    scaled /= np.maximum(1.0, np.abs(scaled).max(axis=0) / 10.0)  # a long tail is divided by more than its deviation
     theirs = TheirRegression(C=0.5, tol=1e-10, max_iter=1000).fit(scaled, y, sample_weight=weight)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from treaty.linear.preparation import prepare
 NAN = np.nan
 
 
-def columns(*features: list[float]) -> list[np.ndarray]:
+def columns(*features: Sequence[float] | np.ndarray) -> list[np.ndarray]:
     return [np.array(feature, np.float32) for feature in features]
 
 
@@ -39,14 +40,38 @@ def test_missing_values_become_the_median_of_the_others():
     assert X[0, 0] == X[1, 0]
 
 
-def test_far_values_are_clipped_at_ten_deviations():
-    feature = np.zeros(1000, np.float32)
-    feature[0], feature[1] = 1e30, -1.0
-    made = prepare([feature], [None], 1000)
-    X = made.matrix([feature], 1000)
-    assert X.max() == 10.0
-    assert made.matrix(columns([-1e38]), 1) == -10.0
-    assert prepare([feature], [None], 1000, clip=math.inf).matrix([feature], 1000).max() > 30.0
+LONG_TAIL = np.where(np.arange(1000) == 7, 1e30, np.random.default_rng(3).normal(size=1000))
+RARE = (np.arange(1000) < 3) * 1.0
+
+
+@pytest.mark.parametrize("feature", [LONG_TAIL, RARE, 1.0 - RARE], ids=["long tail", "rare 1", "rare 0"])
+def test_no_value_of_the_training_rows_is_cut_off_or_above_ten(feature):
+    made = prepare(columns(feature), [None], 1000)
+    X = made.matrix(columns(feature), 1000)[:, 0]
+    far = np.abs(feature - feature.mean()).max()
+    np.testing.assert_allclose(X, (feature.astype(np.float32) - feature.mean()) * 10.0 / far, rtol=0, atol=1e-6)
+    assert np.abs(X).max() == 10.0  # to the last bit: parties count on it
+    assert abs(X.mean()) < 2.0**-24
+
+
+def test_a_rare_number_is_prepared_as_a_rare_category():
+    number, category = (prepare(columns(RARE), [n], 1000).matrix(columns(RARE), 1000) for n in (None, 2))
+    np.testing.assert_array_equal(number[:, 0], category[:, 1])
+
+
+def test_rows_to_come_may_be_further_from_the_mean():
+    made = prepare(columns(RARE), [None], 1000)
+    per_one = 10.0 / 0.997
+    np.testing.assert_allclose(
+        made.matrix(columns([3.0, -2.0]), 2)[:, 0], [2.997 * per_one, -2.003 * per_one], rtol=1e-6
+    )
+
+
+def test_rows_of_weight_0_do_not_count():
+    feature, weight = np.append(RARE, 500.0), np.append(np.ones(1000), 0.0)
+    alone, beside = prepare(columns(RARE), [None], 1000), prepare(columns(feature), [None], 1001, weight=weight)
+    np.testing.assert_allclose(beside.scale, alone.scale, rtol=1e-12)
+    np.testing.assert_allclose(beside.mean, alone.mean, rtol=1e-12)
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, -3e30, 0.0])

@@ -26,10 +26,10 @@ QUASI_NEWTON = {"memory": 5, "period": 4, "learning_rate": 0.05}
 DESCENT = {"memory": 0, "period": 4, "learning_rate": 0.15}
 
 
-def prepared(features: np.ndarray, clip: float = 10.0) -> np.ndarray:
+def prepared(features: np.ndarray, largest: float = 10.0) -> np.ndarray:
     """Return prepared columns and one of ones."""
     columns = list(np.ascontiguousarray(features.T, np.float32))
-    made = prepare(columns, [None] * len(columns), len(features), clip)
+    made = prepare(columns, [None] * len(columns), len(features), largest)
     return np.column_stack([made.matrix(columns, len(features)), np.ones(len(features))])
 
 
@@ -248,12 +248,12 @@ def switch_safeguards_off(monkeypatch):
     monkeypatch.setattr(training, "LARGEST_RISE", math.inf)
 
 
-@pytest.mark.parametrize("clip", [10.0, math.inf])
+@pytest.mark.parametrize("largest", [10.0, math.inf])
 @pytest.mark.parametrize("learning_rate", [0.05, 0.15, 0.3])
-def test_safeguards_hold_training_that_diverges_without_them(monkeypatch, clip, learning_rate):
+def test_safeguards_hold_training_that_diverges_without_them(monkeypatch, largest, learning_rate):
     features, y = far_rows()
     options = {"batch_size": 100, "learning_rate": learning_rate, "tol": 0.0, "max_iter": 20}
-    X = prepared(features, clip)
+    X = prepared(features, largest)
 
     def loss():
         with np.errstate(over="ignore", invalid="ignore"):
@@ -275,7 +275,7 @@ def test_training_that_diverges_all_the_same_says_so():
 
 
 @pytest.mark.slow
-def test_safeguards_hold_on_give_me_some_credit_without_clipping(monkeypatch):
+def test_safeguards_hold_on_give_me_some_credit_divided_by_deviations_alone(monkeypatch):
     """The corrected formulas alone diverge there for learning rates of 0.15 and more."""
     folders = [folder for folder in (os.environ.get("TREATY_DATA"), REPOSITORY.parent / "shared" / "data") if folder]
     path = next((Path(f) / "credit1.parquet" for f in folders if (Path(f) / "credit1.parquet").exists()), None)
@@ -285,7 +285,7 @@ def test_safeguards_hold_on_give_me_some_credit_without_clipping(monkeypatch):
     label = "SeriousDlqin2yrs"
     names = [name for name in found.column_names if name not in ("id", label)]
     features = np.column_stack([found[name].to_numpy(zero_copy_only=False).astype(float) for name in names])
-    X, y = prepared(features, clip=math.inf), 2.0 * found[label].to_numpy() - 1.0
+    X, y = prepared(features, largest=math.inf), 2.0 * found[label].to_numpy() - 1.0
     options = {"batch_size": 1000, "learning_rate": 0.15, "max_iter": 6, "tol": 0.0}
     best = np.mean(TAYLOR.values(X @ np.linalg.lstsq(X / 2, y, rcond=None)[0], y))
     assert fit(X, y, **options).losses[-1] < best + 0.02

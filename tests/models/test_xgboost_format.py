@@ -18,6 +18,7 @@ CASES = {
     "binary-deep": {"max_depth": 6},
     "softmax": {"objective": "softmax", "n_classes": 3},
     "softmax-base-score": {"objective": "softmax", "n_classes": 4, "base_score": 0.1},
+    "softmax-estimated": {"objective": "softmax", "n_classes": 4, "base_score": None},
     "regression": {"objective": "squared_error"},
     "regression-base-score": {"objective": "squared_error", "base_score": -2.5},
     "base-score": {"base_score": 0.2},

@@ -7,9 +7,10 @@ import pytest
 
 from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
-from treaty.runs import checks
-from treaty.runs.job import load_job
-from treaty.runs.party import train_party, wait_of
+from treaty.runs.job import Align, load_job
+from treaty.runs.meeting import terms as compared
+from treaty.runs.meeting.connecting import wait_of
+from treaty.runs.party import train_party
 
 
 def differing(folder, *changes: tuple[str, str], system: str = "federboost-vertical"):
@@ -58,12 +59,12 @@ def test_all_differences_of_job_files_are_told_at_once(tmp_path, changes, words)
 
 def test_another_release_is_a_plain_sentence(tmp_path, monkeypatch):
     jobs = differing(tmp_path)
-    terms = checks.shared_terms
+    terms = compared.shared_terms
 
     def of_another(job, name, cast, verb):
         return terms(job, name, cast, verb) | ({"version of Treaty": "9.9"} if name == "b" else {})
 
-    monkeypatch.setattr("treaty.runs.party.shared_terms", of_another)
+    monkeypatch.setattr("treaty.runs.meeting.connecting.shared_terms", of_another)
     said = played(jobs)
     assert "version of Treaty = 0.1.0 at a, 9.9 at b" in said["a"]
     assert "install the same Treaty" in said["a"]
@@ -72,7 +73,7 @@ def test_another_release_is_a_plain_sentence(tmp_path, monkeypatch):
 def test_who_predicts_while_another_trains_is_told(tmp_path):
     job = write_job(tmp_path, "federboost-vertical")
     cast = job.cast()
-    trains, predicts = (checks.shared_terms(job, "a", cast, verb) for verb in ("train", "predict"))
+    trains, predicts = (compared.shared_terms(job, "a", cast, verb) for verb in ("train", "predict"))
     assert {name for name in trains if trains[name] != predicts.get(name, trains[name])} == {"command"}
 
 
@@ -80,10 +81,10 @@ def test_terms_of_many_parties_stay_within_bounds(tmp_path):
     job = write_job(tmp_path, "fedxgb")
     members = {f"user{k:05}": job.parties["user0"] for k in range(2000)}
     many = msgspec.structs.replace(job, parties=job.parties | members)
-    terms = checks.shared_terms(many, "a", many.cast(), "train")
-    assert max(map(len, terms.values())) <= checks.LONGEST_TERM
+    terms = compared.shared_terms(many, "a", many.cast(), "train")
+    assert max(map(len, terms.values())) <= compared.LONGEST_TERM
     fewer = msgspec.structs.replace(job, parties=dict(list(many.parties.items())[:-1]))
-    assert checks.shared_terms(fewer, "a", fewer.cast(), "train")["parties"] != terms["parties"]
+    assert compared.shared_terms(fewer, "a", fewer.cast(), "train")["parties"] != terms["parties"]
 
 
 @pytest.mark.parametrize(
@@ -120,3 +121,11 @@ def test_a_party_listens_elsewhere_than_the_others_reach_it(tmp_path):
     forwarded = msgspec.structs.replace(job.parties["b"], address="b.example.org:1", listen=inner)
     jobs = dict.fromkeys(job.parties, job) | {"b": msgspec.structs.replace(job, parties=job.parties | {"b": forwarded})}
     assert played(jobs) == {}
+
+
+def test_whether_ids_are_text_is_compared(tmp_path):
+    job = write_job(tmp_path, "federboost-vertical")
+    jobs = [msgspec.structs.replace(job, align=Align(text=text)) for text in (False, True)]
+    first, second = (compared.shared_terms(of, "a", of.cast(), "train") for of in jobs)
+    assert [name for name in first if first[name] != second[name]] == ["align"]
+    assert second["align"].endswith("text true")

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
+
 import pytest
 from rich.console import Console
 
+from pace import within
+from runs.small_jobs import SYSTEMS, write_job
 from treaty.runs import progress
+from treaty.runs.party import train_party
 from treaty.runs.progress import TrainingBar, steps_bar
 
 
@@ -44,3 +50,46 @@ def test_a_training_shows_its_alignment_too(terminal):
     shown = terminal.export_text()
     assert "secureboost" in shown
     assert "aligning" in shown
+
+
+def heard_in(job) -> tuple[dict[str, list[int]], dict[str, dict[str, list[tuple[int, int]]]]]:
+    """Train every party of a job in a thread; return the rounds that each showed, and its phases' steps by title."""
+    rounds: dict[str, list[int]] = defaultdict(list)
+    phases: dict[str, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+
+    def train(name: str) -> None:
+        with TrainingBar(name, 2, shown=False) as bar:
+
+            def progress(done, part):
+                rounds[name].append(done)
+                bar(done, part)
+
+            def phase(title, done, total):
+                phases[name][title].append((done, total))
+
+            train_party(job, name, progress, phase=phase)
+
+    threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in job.parties]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(within(200))
+    assert not any(thread.is_alive() for thread in threads), "a party hangs"
+    return rounds, phases
+
+
+@pytest.mark.parametrize("expose", ["model", *(pytest.param(x, marks=pytest.mark.slow) for x in ("paper", "nothing"))])
+def test_users_and_edge_servers_show_rounds_and_the_search_for_bins(tmp_path, caplog, monkeypatch, expose):
+    caplog.set_level("INFO", logger="treaty")
+    options, parties = SYSTEMS["fedxgb"]
+    chosen = {**options, "expose": expose, "allow_insecure": expose == "paper"}
+    monkeypatch.setitem(
+        SYSTEMS, "fedxgb", (chosen, {**parties, "paris": "edge", "user6": "", "user7": "", "user8": ""})
+    )
+    job = write_job(tmp_path, "fedxgb")
+    rounds, phases = heard_in(job)
+    for name in set(job.parties) - {"notary"}:
+        assert rounds[name] == [0, 1, 2], name
+        asked = [done for done, _ in phases[name]["searching for bins"]]
+        assert asked == sorted(set(asked)) != [], name
+        assert f"{name}: 2 of 2 rounds" in caplog.text

@@ -9,7 +9,6 @@ import pytest
 
 import treaty
 from flat import flat
-from marks import all_but_first_slow
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
@@ -76,9 +75,10 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", range(TREES))
+@pytest.mark.parametrize(
+    ("case", "tree"), [*(("binary", tree) for tree in range(TREES)), ("classes", 2), ("regression", 3)]
+)
 @pytest.mark.parametrize("stop", [stop_active, stop_passive], ids=["active", "passive"])
-@pytest.mark.parametrize("case", all_but_first_slow(*CASES))
 def test_a_fit_stopped_at_any_tree_at_either_side_goes_on_to_the_same_model(monkeypatch, tmp_path, case, stop, tree):
     task, options = CASES[case]
     X, y = real_table(task, rows=150)

@@ -14,6 +14,7 @@ from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Align, Job, Member
+from treaty.runs.progress import NOTED
 from treaty.runs.rows import Rows, labelled, open_rows, read_rows, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
@@ -51,7 +52,9 @@ def test_alignments_of_a_job_are_limited_without_a_log(tmp_path):
     members = {}
     for name in ("bank", "shop"):
         (tmp_path / name).mkdir()
-        pd.DataFrame({"id": np.arange(30), f"x of {name}": np.arange(30.0)}).to_csv(tmp_path / name / "t.csv")
+        pd.DataFrame({"id": np.arange(30), f"x of {name}": np.arange(30.0)}).to_csv(
+            tmp_path / name / "t.csv", index=False
+        )
         members[name] = Member(table=str(tmp_path / name / "t.csv"))
     job = Job(name="t", active="bank", label="y", parties=members, align=Align(on="id", max_runs=2))
 
@@ -184,19 +187,57 @@ def test_ids_may_be_of_any_text_and_classes_where_that_is_declared(tmp_path):
     assert labelled(rows, job, "shop", member.table, None, training=True)[1] == ["1", "2+"]
 
 
-def test_a_job_logs_common_ids_and_warns_of_few(tmp_path, caplog):
-    members = {}
+def test_a_job_shows_common_ids_and_warns_of_few(tmp_path, caplog):
+    members, shown = {}, []
     for name, ids in {"bank": range(300), "shop": range(280, 310)}.items():
         (tmp_path / name).mkdir()
         pd.DataFrame({"id": ids, f"x of {name}": 1.0}).to_csv(tmp_path / name / "t.csv", index=False)
         members[name] = Member(table=str(tmp_path / name / "t.csv"))
     job = Job(name="t", active="bank", label="y", parties=members, align=Align(on="id"))
     with caplog.at_level(logging.INFO):
-        roles = dict.fromkeys(members, lambda party: open_rows(party, job, members[party.name].table, None))
+        roles = dict.fromkeys(
+            members,
+            lambda party: open_rows(party, job, members[party.name].table, None, phase=lambda *at: shown.append(at)),
+        )
         play(roles, star("bank", members), job="t", protocol="secureboost", timeout=60)
-    assert "shop: 20 of its 30 ids are common to all parties (66.7%)" in caplog.text
+    noted = [record.getMessage() for record in caplog.records if record.levelno == NOTED]  # on every terminal
+    assert "shop: 20 of its 30 ids are common to all parties (66.7%)" in noted
+    assert any(said.startswith("bank: 20 of its 300 ids are common") for said in noted)
+    assert {title for title, _, _ in shown} == {f"aligning {count} ids in padded lists" for count in (30, 300)}
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 1
     assert warned[0].startswith(
         "bank: 20 of its 300 ids are common to all parties (6.7%). Where that is not expected, "
     )
+
+
+def test_padding_zeros_of_ids_are_kept_and_parties_that_lack_them_are_told(tmp_path, caplog):
+    """They were lost without a word: 00123 and 123 were one id, and predictions had neither zeros."""
+    numbers = np.arange(300)
+    padded, plain = [f"{number:05}" for number in numbers], list(map(str, numbers))
+
+    def aligned(of_bank, of_shop, *, text=False):
+        members = {}
+        for name, ids in {"bank": of_bank, "shop": of_shop}.items():
+            (tmp_path / name).mkdir(exist_ok=True)
+            frame = pd.DataFrame({"id": ids, f"x of {name}": 1.0})
+            path = tmp_path / name / ("t.csv" if isinstance(ids[0], str) else "t.parquet")
+            frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path)
+            members[name] = Member(table=str(path))
+        job = Job(name="t", active="bank", label="y", parties=members, align=Align(on="id", text=text))
+        roles = dict.fromkeys(members, lambda party: open_rows(party, job, members[party.name].table, None))
+        return play(roles, star("bank", members), job="t", protocol="secureboost", timeout=60).results
+
+    with caplog.at_level(logging.INFO):
+        assert sorted(aligned(padded, padded)["shop"].ids.to_pylist()) == padded
+        assert "bank: t.csv: ids in 'id': text, 300 of 5 characters" in caplog.text
+        with pytest.raises(
+            ConfigError,
+            match=r"got (text at bank and integer at shop|integer at shop and text at bank); bring back padding",
+        ):
+            aligned(padded, plain)
+        assert "shop: t.csv: ids in 'id': whole numbers, 200 of 3 digits, 90 of 2, 10 of 1" in caplog.text
+    assert len(aligned(plain, numbers)["bank"].order) == 300  # a file with types
+    assert len(aligned(plain, numbers, text=True)["bank"].order) == 300
+    with pytest.raises(DataError, match="the usual causes are padding zeros"):
+        aligned([f"1{id}" for id in padded], numbers, text=True)

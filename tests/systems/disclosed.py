@@ -147,6 +147,8 @@ OF_ALIGNMENT: list[dict[str, Any]] = [
     {"others": ["shop", "lab"], "result_to": "active"},
     {"others": ["shop", "lab"], "on_duplicate": "expand"},
     {"others": ["shop"], "on_duplicate": "expand", "result_to": "active"},
+    {"others": ["shop"], "psi": "kkrt"},
+    {"others": ["shop"], "psi": "ecdh"},
 ]
 
 

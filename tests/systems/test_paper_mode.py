@@ -79,12 +79,14 @@ def test_a_regression_in_paper_mode_has_the_papers_cipher_with_secure_keys(kind)
     assert (common.batch_size, common.period, common.tol) == (1000, 4, 1e-5)
 
 
-def test_bins_are_32_where_a_paper_names_none_and_in_safe_mode():
+def test_bins_are_as_many_as_cost_little_where_a_paper_names_none_and_in_safe_mode():
     for name in OPTIONS:
         kind = option_class(name)
         assert kind.paper_bins == {"FedXGBoostSMM": 20, "FederBoostVertical": 16, "FederBoostHorizontal": 24}.get(name)
-        assert BoostingOptions().checked(kind()).max_bin == 32
-    assert BoostingOptions().checked(treaty.SecureBoost(**PAPER)).max_bin == 32
+        free = {"Pooled": 255, "SecureBoost": 64, "FedXGBoostSMM": 64}
+        assert BoostingOptions().checked(kind()).max_bin == free.get(name, 32)
+        assert BoostingOptions(max_bin=16).checked(kind()).max_bin == 16
+    assert BoostingOptions().checked(treaty.SecureBoost(**PAPER)).max_bin == 64
 
 
 @pytest.mark.parametrize(
@@ -117,12 +119,13 @@ def test_fedxgbs_published_sums_are_refused_before_its_published_predictions():
 def test_secureboost_trains_as_published_and_says_so():
     X, y = real_table("binary", rows=120)
     tables = cut(X, 2)
-    model = flat(treaty.GBDTClassifier, "secureboost", **PAPER, **FIT).fit(tables, y)
+    fit = {**FIT, "max_bin": 32}
+    model = flat(treaty.GBDTClassifier, "secureboost", **PAPER, **fit).fit(tables, y)
     assert model.parts_["p0"].encryption == "paillier"
     assert any("512 bits" in line for line in model.disclosures_["p0"])
     assert any("answers were not re-randomised" in line for line in model.disclosures_["p0"])
-    assert_same_trees(model, flat(treaty.GBDTClassifier, mode="paper", **FIT).fit(tables, y))
-    safer = flat(treaty.GBDTClassifier, "secureboost", mode="paper", key_bits=2048, rerandomise=True, **FIT)
+    assert_same_trees(model, flat(treaty.GBDTClassifier, mode="paper", **fit).fit(tables, y))
+    safer = flat(treaty.GBDTClassifier, "secureboost", mode="paper", key_bits=2048, rerandomise=True, **fit)
     told = str(safer.fit(tables, y).disclosures_)
     assert "512 bits" not in told
     assert "re-randomised" not in told

@@ -11,7 +11,7 @@ import pytest
 import xgboost
 
 import treaty
-from marks import all_but_first_slow
+from marks import slow
 from runs.job_files import train_in_threads
 from tables import assert_same_trees, cut, with_categories, with_gaps
 from treaty.errors import ConfigError, DataError
@@ -41,9 +41,10 @@ def ranker(protocol="pooled", **options):
     return treaty.GBDTRanker(protocol, n_jobs=1, **{**OPTIONS, **options})
 
 
-@pytest.mark.parametrize("parties", all_but_first_slow(2, 3))
+@pytest.mark.parametrize(
+    ("system", "parties"), [("secureboost", 2), slow("secureboost", 3), *(slow(name, 2) for name in [*OF_SYSTEMS][1:])]
+)
 @pytest.mark.parametrize("objective", [None, "pairwise"])
-@pytest.mark.parametrize("system", all_but_first_slow(*OF_SYSTEMS))
 def test_trees_between_owners_of_columns_are_the_pooled_ones(system, objective, parties):
     X, y, qid = queries()
     tables = cut(with_categories(with_gaps(X)), parties)
@@ -92,7 +93,7 @@ def test_trees_and_metric_are_xgboosts(objective, depth):
     data = xgboost.DMatrix(X, y, qid=numbers)
     found: dict = {}
     parameters = {
-        "objective": f"rank:{objective}", "tree_method": "hist", "base_score": 0.5, "max_depth": depth, "max_bin": 32,
+        "objective": f"rank:{objective}", "tree_method": "hist", "max_depth": depth, "max_bin": 32,
         "min_child_weight": 0.3, "nthread": 1,
     }  # fmt: skip
     booster = xgboost.train(parameters, data, 6, evals=[(data, "train")], evals_result=found, verbose_eval=False)

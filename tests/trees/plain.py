@@ -101,7 +101,7 @@ class TrainingOutcome:
         return join_splits([part.splits for part in self.parts], [len(part.n_bins) for part in self.parts])
 
     def start(self, n_rows: int) -> NDArray[np.float64]:
-        return np.full((n_rows, self.objective.n_outputs), self.objective.base_margin)
+        return np.full((n_rows, self.objective.n_outputs), self.objective.base_margins)
 
     def walk(self, matrix: NDArray[np.float32], threads: int = 1) -> NDArray[np.float64]:
         margins = self.start(len(matrix))

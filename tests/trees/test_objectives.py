@@ -217,7 +217,7 @@ def test_sums_that_could_overflow_are_refused(name):
 )  # fmt: skip
 def test_base_margin_follows_base_score(name, base_score, margin):
     objective = make_objective(name, np.array([0.0, 1.0]), None, base_score=base_score)
-    assert objective.base_margin == pytest.approx(margin, abs=1e-15)
+    assert objective.base_margins == pytest.approx(margin, abs=1e-15)
 
 
 @pytest.mark.parametrize("base_score", [0.0, 1.0, -0.5, 2.0])

@@ -82,7 +82,7 @@ def _random_forest(seed, n_rows, n_features, n_outputs, n_rounds, depth, **optio
 def _explain(trees, features, left, n_features, n_outputs, threads=1):
     return contributions(
         trees, np.zeros(1, np.int64), np.packbits(left, axis=1), features, n_rows=left.shape[1],
-        n_features=n_features, n_outputs=n_outputs, base_margin=BASE_MARGIN, threads=threads,
+        n_features=n_features, n_outputs=n_outputs, base_margins=np.full(n_outputs, BASE_MARGIN), threads=threads,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from treaty.errors import ConfigError, TreatyError
 from treaty.runs.job import Job, load_job, seconds_of
 from treaty.runs.local_checks import Finding, check_own, peers_of, probe
-from treaty.runs.party import listening
+from treaty.runs.meeting.connecting import listening
 
 console = Console()
 AGAIN = 1.0  # seconds between two attempts to reach a peer

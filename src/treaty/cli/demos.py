@@ -28,7 +28,7 @@ from treaty.models.linear import label_holder, preparation_of
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
-from treaty.systems.pooled.options import Pooled
+from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import System, cast_of
 
 _ID, _LABEL = "treaty demo id", "treaty demo label"
@@ -136,6 +136,12 @@ def _options(system: System, given: dict[str, Any], parties: int | None) -> Syst
 # ---------------------------------------------------------------- scenarios
 
 
+def _pooled(options: SystemOptions, trees: int) -> GBDTClassifier:
+    """Return the model of one table to compare with: in as many bins as the system's."""
+    bins = BoostingOptions().checked(options).most_bins
+    return GBDTClassifier(n_estimators=trees, max_bin=bins)
+
+
 def _by_column(
     console: Console,
     options: SystemOptions,
@@ -151,7 +157,7 @@ def _by_column(
     train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
     rows_of = _tables_of(columns, cut)
     return Scenario(
-        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=GBDTClassifier(n_estimators=trees),
+        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=_pooled(options, trees),
         columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
         aligned=list(cut),
     )  # fmt: skip
@@ -190,7 +196,7 @@ def _by_row(
             f"  (more of those with small {columns.column_names[0]} at {names[0]}: no two have the same people)"
         )
     return Scenario(
-        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=GBDTClassifier(n_estimators=trees),
+        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=_pooled(options, trees),
         columns=columns, y=y, train=train, test=test, given=(own,), rows_of=lambda index: columns.take(index),
         alone={} if among_users else own, aligned=[],
     )  # fmt: skip
@@ -364,7 +370,8 @@ def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
     matrix = table.matrix()
     codes = np.unique(y, return_inverse=True)[1]
     booster = XGBClassifier(
-        n_estimators=scenario.model.n_estimators, max_depth=3, learning_rate=0.3, max_bin=32, tree_method="hist",
+        n_estimators=scenario.model.n_estimators, max_depth=3, learning_rate=0.3,
+        max_bin=scenario.pooled.max_bin, tree_method="hist",
         enable_categorical=True, feature_types=["float" if of is None else "c" for of in table.schema.categories],
     )  # fmt: skip
     booster.fit(matrix[train], codes[train])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,7 @@ from treaty.runs.party import (
     check_explainable,
     explain_party,
     find_part,
+    how_to_resume,
     owners_of_model,
     part_file,
     predict_party,
@@ -67,7 +70,7 @@ def train(
     described = _described(job)
     if party is None:
         check_training(described, resume=resume)
-        with log_of_all(verbose, log_file) as log:
+        with log_of_all(verbose, log_file, partial(_to_go_on, described, job, None)) as log:
             arguments = {name: log for name in described.parties}
             arguments[described.active] = [*log, *(["--resume"] if resume else [])]
             run_all(described, "train", progress=not verbose, arguments=arguments)
@@ -76,7 +79,7 @@ def train(
     _check_party(party, list(described.parties))
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
-    with logged(verbose, log_file):
+    with logged(verbose, log_file, party, partial(_to_go_on, described, job, party)):
         _train(described, party, resume=resume, bars=not verbose)
 
 
@@ -98,6 +101,16 @@ def _train(job: Job, party: str, *, resume: bool, bars: bool) -> None:
     _tell(f"{party}: wrote {', '.join(map(str, written_files(job, party, part)))}")
 
 
+def _to_go_on(job: Job, file: Path, party: str | None) -> str:
+    """Say how a training that was interrupted goes on, with the command; "" where it begins anew."""
+    how = how_to_resume(job, party or job.active)
+    if not how or str(file) == FROM_PARENT:  # all parties end with their parent, which says it
+        return ""
+    flags = [] if party is None else ["--as", party]
+    command = shlex.join(["treaty", "train", str(file), *flags, *(["--resume"] if party in (None, job.active) else [])])
+    return f"; to go on: {command}" if party is None else f"{how}; here: {command}"
+
+
 def _tell(text: str) -> None:
     """Print what a command has done; the log has it, too."""
     console.print(text, soft_wrap=True)
@@ -109,8 +122,11 @@ def _print_reports(job: Job) -> None:
     reports = load_reports(job)
     for name, report in reports.items():
         sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
-        took = f"{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
+        rows = f"{report.rows} of its {report.own_rows} rows, " if report.own_rows else ""
+        took = f"{rows}{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
         made = part_file(job.output, name) if report.has_part else "took part"
+        if report.columns:
+            console.print(f"{name}: {report.table()}", soft_wrap=True, highlight=False, markup=False)
         console.print(f"{name}: {made}  ({took})", soft_wrap=True)
     lead = reports[job.active]
     if lead.choice:
@@ -147,7 +163,7 @@ def predict(
     if party is not None:
         _check_party(party, list(described.parties))
     if party is not None:
-        with logged(verbose, log_file):
+        with logged(verbose, log_file, party):
             if described.by_row:
                 _predict_own_rows(described, party, path if output else _file_of(path, party), bars=not verbose)
             else:
@@ -251,7 +267,7 @@ def explain(
             run_all(described, "explain", arguments=arguments, relay=_tell)
         return
     _check_party(party, list(described.parties))
-    with logged(verbose, log_file):
+    with logged(verbose, log_file, party):
         check_writable([Path(described.output)])
         with phases_bar(party, shown=not verbose) as phase:
             found = explain_party(described, party, phase)

@@ -8,14 +8,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, TreatyError
+from treaty.runs.progress import NOTED
 
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose", help="Say what is done on standard error, in lines with their time (UTC).")
@@ -26,39 +28,96 @@ _NEVER = logging.CRITICAL + 1
 _FOLLOWED_EVERY = 0.2  # seconds
 
 
-@contextmanager
-def logged(verbose: bool, file: Path | None) -> Iterator[None]:
-    """Write what is done as lines with their time; an error that ends the command is in the file, too.
+BY_SIGNAL = {129: "told to end", 130: "interrupted", 143: "told to end"}  # exit codes after SIGHUP, SIGINT and SIGTERM
 
-    Raises ConfigError where the file cannot be written.
+
+class Ended(SystemExit):
+    """A signal has ended the command; `said` is its last line."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(code)
+        self.said = said
+
+
+def last_line(error: BaseException) -> str:
+    """Return what a command says last when an error ends it."""
+    if isinstance(error, Ended):
+        return f"treaty: {error.said}"
+    if isinstance(error, TreatyError):
+        return f"treaty: {error}"
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        return f"treaty: a file or the system failed: {error.strerror or error}{where}"
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def logged(
+    verbose: bool, file: Path | None, party: str = "", to_go_on: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
+    """Write what is done as lines with their time; the last line of a command that fails is in the file, too.
+
+    `to_go_on` says how a party that a signal has ended goes on later, "" where it does not.
+    Without `verbose` what is `NOTED` is printed as it is. Raises ConfigError where the file cannot be written.
     """
-    if not verbose and file is None:
-        yield
-        return
-    timed = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    timed.converter = time.gmtime
+    timed = _timed()
     shown = logging.StreamHandler()
     shown.setLevel(logging.INFO if verbose else logging.WARNING)
     if verbose:
         shown.setFormatter(timed)
     kept = None if file is None else _opened(file)
+    noted = None if verbose else _Noted(NOTED)
     package = logging.getLogger("treaty")
     package.setLevel(logging.INFO)
-    handlers = [handler for handler in (shown, kept) if handler is not None]
+    handlers = [handler for handler in (shown, noted, kept) if handler is not None]
     for handler in handlers:
         package.addHandler(handler)
     if kept is not None:
         kept.setFormatter(timed)
     try:
-        yield
-    except BaseException as error:
-        if kept is not None and not isinstance(error, (SystemExit, typer.Exit)):
-            kept.handle(logging.makeLogRecord({"msg": f"ended: {error or type(error).__name__}"}))
-        raise
+        with _ending(kept, party, to_go_on):
+            yield
     finally:
         for handler in handlers:
             package.removeHandler(handler)
             handler.close()
+
+
+@contextmanager
+def _ending(kept: logging.Handler | None, party: str, to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Have an error that ends a command say so in its log, too; a signal's with how to go on."""
+    try:
+        yield
+    except BaseException as error:
+        ended = _by_signal(error, party, to_go_on)
+        if kept is not None and not isinstance(ended, typer.Exit):
+            kept.handle(logging.makeLogRecord({"msg": last_line(ended)}))
+        if ended is error:
+            raise
+        raise ended from None
+
+
+def _by_signal(error: BaseException, party: str, to_go_on: Callable[[], str]) -> BaseException:
+    """Return an error, or in place of that which a signal has raised one that says how to go on."""
+    code = 130 if isinstance(error, KeyboardInterrupt) else error.code if isinstance(error, SystemExit) else None
+    if isinstance(error, Ended) or code not in BY_SIGNAL:
+        return error
+    return Ended(int(code), f"{BY_SIGNAL[int(code)]}{f' at {party}' if party else ''}{to_go_on()}")
+
+
+class _Noted(logging.Handler):
+    """Prints what is of the level `NOTED`, beside the bars of progress."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record's message."""
+        if record.levelno == NOTED:
+            Console().print(record.getMessage(), soft_wrap=True, highlight=False, markup=False)
+
+
+def _timed() -> logging.Formatter:
+    timed = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    timed.converter = time.gmtime
+    return timed
 
 
 class _LogFile(logging.FileHandler):
@@ -88,15 +147,22 @@ def _opened(file: Path) -> logging.Handler:
 
 
 @contextmanager
-def log_of_all(verbose: bool, file: Path | None) -> Iterator[list[str]]:
-    """Yield the arguments by which parties' processes write one log, whose lines are shown here with `verbose`."""
+def log_of_all(verbose: bool, file: Path | None, to_go_on: Callable[[], str] = lambda: "") -> Iterator[list[str]]:
+    """Yield the arguments by which parties' processes write one log, whose lines are shown here with `verbose`.
+
+    The command's own last line comes last; `to_go_on` as of `logged`.
+    """
     with ExitStack() as held:
         if verbose and file is None:
             file = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-"))) / "log"
+        kept = None if file is None else _opened(file)
+        if kept is not None:
+            kept.setFormatter(_timed())
+            held.callback(kept.close)
+        held.enter_context(_ending(kept, "", to_go_on))
         if file is None:
             yield []
             return
-        _opened(file).close()
         if verbose:
             log = held.enter_context(file.open(encoding="utf-8"))
             log.seek(0, os.SEEK_END)

@@ -18,6 +18,7 @@ from rich.console import Console
 import treaty
 from treaty.cli.check import check
 from treaty.cli.jobs import explain, predict, train
+from treaty.cli.logs import BY_SIGNAL, Ended, last_line
 from treaty.cli.show import show
 from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError, TreatyError
@@ -34,7 +35,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 console = Console()
-BY_SIGNAL = {129: "told to end", 130: "interrupted", 143: "told to end"}  # exit codes after SIGHUP, SIGINT and SIGTERM
 
 
 def _show_version(wanted: bool) -> None:
@@ -218,22 +218,19 @@ def main() -> NoReturn:
         with ended_by_signals():
             app(standalone_mode=True)
     except (ConfigError, DataError) as error:
-        print(f"treaty: {error}", file=sys.stderr)
+        print(last_line(error), file=sys.stderr)
         sys.exit(2)
-    except TreatyError as error:
-        print(f"treaty: {error}", file=sys.stderr)
+    except (TreatyError, OSError) as error:
+        print(last_line(error), file=sys.stderr)
         sys.exit(1)
     except SystemExit as ended:
         if ended.code in BY_SIGNAL:
             party = re.search(r" --as[ =](\S+)", " ".join(sys.argv))
-            print(f"treaty: {BY_SIGNAL[ended.code]}{f' at {party[1]}' if party else ''}", file=sys.stderr)
+            usual = Ended(int(ended.code), f"{BY_SIGNAL[int(ended.code)]}{f' at {party[1]}' if party else ''}")
+            print(last_line(ended if isinstance(ended, Ended) else usual), file=sys.stderr)
             # at once: a call of gRPC that was cut off half-way can keep the interpreter from ending
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(ended.code)
+            os._exit(int(ended.code))
         raise
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        print(f"treaty: a file or the system failed: {error.strerror or error}{where}", file=sys.stderr)
-        sys.exit(1)
     sys.exit(0)

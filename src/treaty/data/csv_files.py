@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ import pyarrow.csv
 
 _LARGEST_BLOCK = (1 << 31) - 1  # arrow counts the bytes of a block in int32
 _SMALLEST_BLOCK = 1 << 16
+_MARK = "\ufeff".encode()
+_OF_EXCEL = re.compile(r'"?sep=(.)"?,?\s*$', re.IGNORECASE)
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
 _BEGINNINGS = {
     b"PAR1": "a Parquet file: name it .parquet",
@@ -38,6 +41,8 @@ def parse_csv(content: bytes, text: Sequence[str]) -> Any:
     for beginning, what in _BEGINNINGS.items():
         if content.startswith(beginning):
             raise CsvProblem(f"expected comma-separated values, got {what}")
+    while content.startswith(_MARK):  # arrow takes one away, and some programs write two
+        content = content.removeprefix(_MARK)
     _refuse_other_separators(content)
     block = min(max(len(content) + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK)
     try:
@@ -76,7 +81,13 @@ def lines_of(content: bytes, rows: Sequence[int]) -> list[int]:
 
 def _refuse_other_separators(content: bytes) -> None:
     """Refuse a header that has one field with commas between, and several with another separator."""
-    header = content.lstrip(b"\xef\xbb\xbf\r\n").partition(b"\n")[0].decode("utf-8", errors="replace")
+    header = content.lstrip(b"\r\n").partition(b"\n")[0].decode("utf-8", errors="replace")
+    if of_excel := _OF_EXCEL.match(header):
+        other = "" if of_excel[1] == "," else ", and save the file with commas, and decimals with a point"
+        raise CsvProblem(
+            f"expected the columns' names in the first line, got sep={of_excel[1]}, which is for Excel alone: remove "
+            f"that line{other}"
+        )
     if "," in header:
         return
     for separator, called in _SEPARATORS.items():

@@ -35,6 +35,9 @@ from treaty.errors import ConfigError, DataError
 
 OnDuplicate = Literal["error", "first", "expand"]
 Normalisation = Literal["nfc", "strip", "lower"]
+Psi = Literal["auto", "ecdh", "kkrt"]
+"""How the ids that all parties hold are found (`treaty.systems.alignment`)."""
+
 NORMALISE: tuple[Normalisation, ...] = ("nfc", "strip")
 """How text is normalised by default."""
 

@@ -1,27 +1,36 @@
-"""Text that should be numbers: a blank, a decimal comma or a stray word makes a whole column of numbers text.
+"""Text that should be numbers or dates: a blank, a decimal comma or a stray word makes a whole column of them text.
 
-A column of text counts as categories where fewer than one in ten of its values look like numbers. Else it has to be
-declared, or its cells to be corrected: trees would otherwise take every number for a category of its own.
+A column of text counts as categories where few cells look like numbers. Else it has to be declared, or its cells to be
+corrected: trees would otherwise take every number for a category of its own. Few are less than half of the rows that
+have a value, and either less than a tenth of the different values, or less than `MANY` of these in less than a tenth
+of the rows. So a code that is a number may be among many names, however common it is; amounts that only few rows have
+are found by their being different. Dates follow the same rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-FEWEST = 0.1
-"""The share of values that look like numbers from which on a column of text is not taken for categories."""
+FEWEST, MOST, MANY = 0.1, 0.5, 10
 
 SHOWN = 3  # cells that a message shows
 _LONGEST = 24  # characters of a cell that a message shows
 
 _NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_CLOCK = r"([ T][0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?( ?[AaPp][Mm])?(Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+_DATES = (
+    r"[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}" + _CLOCK,
+    r"[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4}" + _CLOCK,
+    r"([0-9]{2}[/.][0-9]{2}[/.][0-9]{2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{2})" + _CLOCK,
+    r"[0-9]{1,2}[- ]?(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*[- ]?[0-9]{2,4}",
+)
 _WRITTEN_OTHERWISE = (
     r"[+-]?([0-9]+,[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?",  # decimal comma
     r"[+-]?[0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+([.,][0-9]+)?",  # thousands apart
@@ -34,44 +43,73 @@ _WRITTEN_OTHERWISE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strays:
-    """Cells of a column that are no numbers, where the column should have numbers.
+    """Cells of a column that are no numbers, or dates, where the column should have these.
 
-    `rows`, int64 in rising order, are where they stand and `first` what the first `SHOWN` of them hold.
+    `rows`, int64 in rising order, are where they stand and `first` what the first `SHOWN` of them hold. The column has
+    `n_others` cells as they should be, which are `of` that kind.
     """
 
     rows: NDArray[np.int64]
     first: list[str]
-    n_numbers: int
+    n_others: int
+    of: Literal["numbers", "dates"] = "numbers"
 
     def told(self, places: Sequence[int], place: str) -> str:
         """Say what is where: `places` are the lines, or rows, of the first ones, `place` is "line" or "row"."""
         cells = [f"{shortened(cell)} in {place} {at}" for cell, at in zip(self.first, places, strict=True)]
         more = len(self.rows) - len(cells)
         further = f" and {more} more" if more else ""
-        rows = "1 row" if self.n_numbers == 1 else f"{self.n_numbers} rows"
-        return f"numbers in {rows}, but {', '.join(cells)}{further}"
+        rows = "1 row" if self.n_others == 1 else f"{self.n_others} rows"
+        but = f", but {', '.join(cells)}{further}" if cells else ""
+        return f"{self.of} in {rows}{but}"
 
 
-def strays_of(strings: Any, *, fewest: float = FEWEST) -> Strays | None:
-    """Return what is no number in an arrow array of text, where at least a share `fewest` looks like numbers.
+def strays_of(strings: Any, *, must: bool = False) -> Strays | None:
+    """Return what is no number in an arrow array of text, where more than few cells look like numbers, or all `must`.
 
-    None where fewer do, and where all cells are numbers or missing; see `are_numbers`.
+    None where few do, and where all cells are numbers or missing; see `are_numbers`.
     """
+    cells, positions = _cells(strings)
+    number = _matches(cells, _NUMBER)
+    looks = number | _matches(cells, "|".join(f"({written})" for written in _WRITTEN_OTHERWISE))
+    rows = np.flatnonzero(~np.append(number, True)[positions])
+    if len(rows) == 0 or not (must or _more_than_few(looks, positions)):
+        return None
+    return Strays(rows, _first(strings, rows), int(np.count_nonzero(positions < len(cells))) - len(rows))
+
+
+def dates_of(strings: Any) -> Strays | None:
+    """Return what is no date in an arrow array of text, of which more than few are dates; None where few are."""
+    cells, positions = _cells(strings)
+    date = _matches(cells, "|".join(f"({written})" for written in _DATES))
+    if not _more_than_few(date, positions):
+        return None
+    rows = np.flatnonzero(~np.append(date, True)[positions])
+    n_dates = int(np.count_nonzero(positions < len(cells))) - len(rows)
+    return Strays(rows, _first(strings, rows), n_dates, "dates")
+
+
+def _cells(strings: Any) -> tuple[Any, NDArray[np.int64]]:
+    """Return the different cells without white space around them, and of each row which it has; missing is the last."""
     if isinstance(strings, pa.ChunkedArray):
         strings = strings.combine_chunks()
     encoded = strings.cast(pa.large_string()).dictionary_encode()
     cells = encoded.dictionary
-    trimmed = pc.utf8_trim_whitespace(cells)
-    number = _matches(trimmed, _NUMBER)
-    looks = number | _matches(trimmed, "|".join(f"({written})" for written in _WRITTEN_OTHERWISE))
     positions = encoded.indices.cast(pa.int64()).fill_null(len(cells)).to_numpy(zero_copy_only=False)
-    n_present = int(np.count_nonzero(positions < len(cells)))
-    n_looking = int(np.count_nonzero(np.append(looks, False)[positions]))
-    rows = np.flatnonzero(~np.append(number, True)[positions])
-    if len(rows) == 0 or n_looking < fewest * n_present:
-        return None
-    first = [cells[int(positions[row])].as_py() for row in rows[:SHOWN]]
-    return Strays(rows, first, n_present - len(rows))
+    return pc.utf8_trim_whitespace(cells), positions
+
+
+def _more_than_few(looks: NDArray[np.bool_], positions: NDArray[np.int64]) -> bool:
+    """Whether more than few cells look like it: `looks` is of different cells, `positions` which each row has."""
+    n_present = int(np.count_nonzero(positions < len(looks)))
+    n_rows, n_different = int(np.count_nonzero(np.append(looks, False)[positions])), int(np.count_nonzero(looks))
+    if n_rows == 0 or n_rows >= MOST * n_present:
+        return n_rows > 0
+    return n_different >= FEWEST * len(looks) and (n_different >= MANY or n_rows >= FEWEST * n_present)
+
+
+def _first(strings: Any, rows: NDArray[np.int64]) -> list[str]:
+    return [strings[int(row)].as_py() for row in rows[:SHOWN]]
 
 
 def are_numbers(strings: Any) -> bool:

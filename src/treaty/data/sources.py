@@ -26,13 +26,17 @@ from numpy.typing import ArrayLike, NDArray
 from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
 from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
-from treaty.data.number_text import FEWEST, SHOWN, are_numbers, strays_of
+from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 
 _CHECKED = b"treaty.schema"
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
 _LISTED = 20  # columns that a message names of those a file has
+_REMEDIES = {
+    "numbers": "correct these cells (an empty one is a missing value, decimals have a point)",
+    "dates": "make numbers of dates (days since a fixed one, say) or drop the column",
+}
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls its index in a Parquet file
 
 
@@ -65,6 +69,7 @@ def read_table(
     read = {".parquet": _read_parquet, ".arrow": _read_arrow}.get(ending)
     table = _read_csv(path, text, party) if read is None else read(path, party)
     names = table.column_names
+    _refuse_nameless([name for name in names if name not in drop] if columns is None else [], names, path, party)
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)} - at {path}")
@@ -253,9 +258,9 @@ def refuse_strays(
     """Refuse columns of numbers in which some cells are none, which made them text; the error names lines and cells.
 
     `table` has all rows of the file at `path`, in its order. Of `features` a column of text is one of categories where
-    few of its values look like numbers (`treaty.data.number_text`); those of `numeric` must be numbers. Refused are,
-    too, numbers that are stored as text, as files with types can have them. `remedy` says how a column is declared one
-    of categories.
+    few of its values look like numbers or dates (`treaty.data.number_text`); those of `numeric` must be numbers.
+    Refused are, too, numbers that are stored as text, as files with types can have them, and dates that are. `remedy`
+    says how a column is declared one of categories.
 
     Raises DataError, which other parties are told nothing of.
     """
@@ -263,11 +268,13 @@ def refuse_strays(
     for name in dict.fromkeys([*features, *numeric]):
         kind = table.schema.field(name).type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            strays = strays_of(table[name], fewest=0.0 if name in numeric else FEWEST)
+            strays = strays_of(table[name], must=name in numeric)
+            if strays is None and name not in numeric:
+                if are_numbers(table[name]):
+                    stored.append(name)
+                strays = dates_of(table[name])
             if strays is not None:
                 found[name] = strays
-            elif name not in numeric and are_numbers(table[name]):
-                stored.append(name)
     if stored:
         raise DataError(
             f"{party}: {quoted(stored)} {'is' if len(stored) == 1 else 'are'} stored as text, but every cell is a "
@@ -276,18 +283,33 @@ def refuse_strays(
     if not found:
         return
     told = []
-    is_csv = _ending(Path(path), party).startswith(".csv")
-    content = _content_of(Path(path), party) if is_csv else b""
+    content = _content_of(Path(path), party) if is_csv(path) else None
     for name, strays in found.items():
         places = rows = [int(row) for row in strays.rows[:SHOWN]]
-        if is_csv:
+        if content is not None:
             places = lines_of(content, rows)
-        told.append(f"column {name!r} has {strays.told(places, 'line' if is_csv else 'row')}")
+        told.append(f"column {name!r} has {strays.told(places, 'row' if content is None else 'line')}")
+    remedies = {strays.of: _REMEDIES[strays.of] for strays in found.values()}
     declare = f", or, if these are categories, {remedy}" if set(found) - set(numeric) else ""
-    raise DataError(
-        f"{party}: {'; '.join(told)}: correct these cells (an empty one is a missing value, decimals have a point)"
-        f"{declare} - at {path}"
-    )
+    raise DataError(f"{party}: {'; '.join(told)}: {' and '.join(remedies.values())}{declare} - at {path}")
+
+
+def _refuse_nameless(kept: Sequence[str], names: Sequence[str], path: Path, party: str) -> None:
+    """Refuse columns without a name, of which an index that pandas wrote would tell trees the order of rows."""
+    places = [place for place, name in enumerate(names, 1) if name in kept and not name.strip()]
+    if not places:
+        return
+    hint = ""
+    if is_csv(path):
+        of_pandas = "; pandas writes its index so, unless index=False" if places[0] == 1 else ""
+        hint = of_pandas or ("; does a comma end the header?" if places[-1] == len(names) else "")
+    listed = ", ".join(map(str, places[:_LISTED]))
+    raise DataError(f"{party}: expected a name for every column, got none for column {listed}{hint} - at {path}")
+
+
+def is_csv(path: str | Path) -> bool:
+    """Whether a file's ending says that it holds comma-separated values, packed or not."""
+    return Path(path).name.lower().endswith((".csv", ".csv.gz"))
 
 
 def _refuse_bytes(table: Any, path: Path, party: str) -> None:

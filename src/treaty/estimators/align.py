@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from treaty.compute import cores
-from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, read_ids
+from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, Psi, read_ids
 from treaty.data.run_log import MAX_RUNS, RunLog
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, DataError, warn_user
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive
@@ -28,6 +27,7 @@ def align(
     on: str | Mapping[str, str] = "id",
     *,
     active: str | None = None,
+    psi: Psi = "auto",
     result_to: ResultTo = "both",
     on_duplicate: OnDuplicate = "error",
     normalise: Sequence[Normalisation] = NORMALISE,
@@ -47,6 +47,10 @@ def align(
         The column of ids, at each party where they differ.
     active : str, optional
         The active party, by default the first.
+    psi : {"auto", "ecdh", "kkrt"}, default "auto"
+        How common ids are found. "ecdh": by commutative encryption. "kkrt": by an oblivious pseudorandom function, much
+        faster, with weaker guarantees against a party that departs from the protocol (``docs/alignment.md``). "auto":
+        "kkrt" where either list has more than some eight thousand ids.
     result_to : {"both", "active"}, default "both"
         "active": only the active party learns which of its ids all hold, and only its table comes back. Passive parties
         do not learn their rows then, so such a result counts and cannot be trained on.
@@ -111,17 +115,19 @@ def align(
 
     roles: dict[str, Role] = {
         name: lambda party, name=name: align_passive(  # type: ignore[misc]
-            party, ids(name), AlignmentOptions(result_to=result_to, log=logs[name], threads=threads)
+            party, ids(name), AlignmentOptions(psi=psi, result_to=result_to, log=logs[name], threads=threads)
         )
         for name in tables
     }
     with steps_bar("aligning", shown=progress is None) as bar:
-        options = AlignmentOptions(result_to=result_to, log=logs[active], threads=threads, progress=progress or bar)
+        options = AlignmentOptions(
+            psi=psi, result_to=result_to, log=logs[active], threads=threads, progress=progress or bar
+        )
         roles[active] = lambda party: align_active(party, ids(active), options)
         played = play(roles, star(active, tables), job="align", protocol="alignment").results
     told = tables if result_to == "both" else [active]
     for party in told:
-        tell_shared(party, played[party], lambda said: warnings.warn(said, UserWarning, stacklevel=4))
+        tell_shared(party, played[party], warn_user)
     return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in told}
 
 

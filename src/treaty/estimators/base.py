@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.inputs import (
     check_one_kind,
     check_row_labels,
@@ -36,9 +35,6 @@ from treaty.systems.system import LabelledRows, System, cast_of
 _SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".txt", ".model", ".part", ".onnx"}
 
 Tables = Any  # one table (any dataframe or array), or {party: table}
-
-
-_USERS_CODE = 4  # frames from here to who calls fit
 
 
 def one_column(y: Any) -> Any:
@@ -196,11 +192,10 @@ class TableEstimator(BaseEstimator):
             raise DataError("expected a mapping of party names (text) to tables")
         check_row_labels([*X.items(), *beside.items()])
         if reset and system.split == "none" and len(X) > 1 and self.parties is None:
-            warnings.warn(
+            warn_user(
                 f"protocol 'pooled' puts the tables of {', '.join(X)} side by side in one place; name a system that "
                 "keeps them apart, such as 'secureboost' for trees or 'quasi-newton' for a regression, unless that is "
-                "meant",
-                stacklevel=_USERS_CODE,
+                "meant"
             )
         if not reset:
             return known_tables(X, self.schemas_, self._owners(), self._why_needed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from sklearn.utils.validation import validate_data
 
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.base import Tables, one_column
 from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
 from treaty.estimators.inputs import are_labelled, check_one_kind, participants, rows_with_weight
@@ -33,6 +32,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.system import LabelledRows, System, cast_of
 from treaty.trees.boosting import Forest
+from treaty.trees.metrics import check_watched
 
 
 def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
@@ -191,10 +191,9 @@ class BoostedTrees(TrainedTrees):
         prepare = self._on_rows if settings[0].split == "rows" else self._on_columns
         run = prepare(settings, X, y, sample_weight, eval_set)
         if self.base_score is None and isinstance(self, RegressorMixin) and not run.options.estimates_base_score:
-            warnings.warn(
+            warn_user(
                 f"training starts from base_score=0.5, as {settings[0].name!r} does not estimate it under these "
-                "options: set base_score near the mean of the labels",
-                stacklevel=2,
+                "options: set base_score near the mean of the labels"
             )
         if run.common.early_stopping_rounds is not None and not run.eval_sets:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
@@ -221,7 +220,7 @@ class BoostedTrees(TrainedTrees):
         table = None if by_row else side_by_side({name: of.table for name, of in run.data.items()})
         reason = why_no_split(forest, run.common, rows, table, noise=run.options.adds_noise)
         if reason:
-            warnings.warn(reason, stacklevel=3)
+            warn_user(reason)
 
     def _on_columns(
         self, settings: tuple[System, Any, Any], X: Tables, y: Any, sample_weight: Any, eval_set: Any
@@ -243,7 +242,7 @@ class BoostedTrees(TrainedTrees):
         tables, target, weight = rows_with_weight(tables, target, weight)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
-        return replace(run, eval_sets=self._eval_sets(eval_set, active, classes))
+        return replace(run, eval_sets=self._eval_sets(eval_set, active, classes, settings[2].metrics))
 
     def _on_rows(self, settings: tuple[System, Any, Any], X: Any, y: Any, sample_weight: Any, eval_set: Any) -> Run:
         """Return the run of a training between participants that hold labelled rows of the same columns."""
@@ -281,7 +280,8 @@ class BoostedTrees(TrainedTrees):
             for (name, of), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
         }
         data |= {name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in cast.having(*system.shows_columns)}
-        evals = [({cast.active: of[ALONE]}, of_set) for of, of_set in self._eval_sets(eval_set, cast.active, classes)]
+        watched = self._eval_sets(eval_set, cast.active, classes, common.metrics)
+        evals = [({cast.active: of[ALONE]}, of_set) for of, of_set in watched]
         return Run(
             system=system, options=own, common=common, cast=cast, data=data, classes=classes, eval_sets=evals,
             n_jobs=self.n_jobs,
@@ -313,14 +313,15 @@ class BoostedTrees(TrainedTrees):
         self.parts_ = parts  # by an error later on: what there is predicts
 
     def _eval_sets(
-        self, eval_set: Any, active: str, classes: list[Any] | None
+        self, eval_set: Any, active: str, classes: list[Any] | None, metrics: Sequence[str]
     ) -> list[tuple[Mapping[str, Table], NDArray[np.float64]]]:
-        """Check eval sets against the training tables; return tables and labels of each."""
+        """Check eval sets against the training tables and the metrics; return tables and labels of each."""
         evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
         for X, y in pairs_of(eval_set):
             tables = self._tables(X, reset=False, **self._beside(y))
             _, target = self._target(self._column(y), active, next(iter(tables.values())).n_rows, classes)
             match_rows(tables, target)
+            check_watched(metrics, target, len(classes or ()))
             evals.append((tables, target))
         return evals
 

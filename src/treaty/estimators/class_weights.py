@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,9 @@ def weights_of_classes(
     if scale_pos_weight is not None:
         if len(classes) != 2:
             raise ConfigError(f"scale_pos_weight is of two classes, got {len(classes)}: take class_weight")
-        if isinstance(scale_pos_weight, bool) or not np.isfinite(scale_pos_weight) or not scale_pos_weight > 0:
-            raise ConfigError(f"expected scale_pos_weight above 0, got {scale_pos_weight!r}")
+        number = isinstance(scale_pos_weight, Real) and not isinstance(scale_pos_weight, bool)
+        if not number or not np.isfinite(scale_pos_weight) or not scale_pos_weight > 0:
+            raise ConfigError(f"expected a number scale_pos_weight above 0, got {scale_pos_weight!r}")
         of_rows = np.where(target == 1.0, float(scale_pos_weight), 1.0)
     else:
         try:
@@ -53,5 +55,8 @@ def weights_of_classes(
         except (ValueError, TypeError) as error:
             raise ConfigError(f"class_weight={class_weight!r}: {error}") from None
         if not np.all(np.isfinite(of_rows) & (of_rows > 0.0)):
-            raise ConfigError(f"expected weights above 0 for all classes, got class_weight={class_weight!r}")
+            raise ConfigError(
+                f"expected weights above 0 for all classes, got class_weight={class_weight!r}: rows of weight 0 are "
+                "left out at all parties, which would tell them labels; leave the class out of the tables instead"
+            )
     return of_rows if weight is None else of_rows * weight

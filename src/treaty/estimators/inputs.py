@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from treaty.data.labels import check_labels, check_weights
 from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_categories
 from treaty.data.sources import read_table as read_file
 from treaty.data.table import Schema, Table, to_table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, DataError, warn_user
 from treaty.systems.pooled.system import ALONE
 
 
@@ -53,8 +52,8 @@ def read_table(
     Raises
     ------
     DataError
-        The file is missing, malformed or has other columns; or a column has mostly numbers, or more than one in ten,
-        and cells that are none. The error names their lines.
+        The file is missing, malformed or has other columns; or a column has numbers, or dates, and some cells that
+        are none (``treaty.data.number_text`` has the rule). The error names their lines.
     """
     table = read_file(path, columns=columns, drop=drop, text=categorical)
     refuse_absent([name for name in categorical if name not in drop], "columns", table.column_names, path, "the table")
@@ -179,7 +178,7 @@ def are_labelled(X: Any) -> bool:
 
 def warn_unseen(said: str) -> None:
     """Warn of categories that training did not have."""
-    warnings.warn(said, UserWarning, stacklevel=2)
+    warn_user(said)
 
 
 def known_tables(

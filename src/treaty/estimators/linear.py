@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from treaty.data.labels import check_weights
 from treaty.data.table import match_rows
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import TableEstimator, Tables, one_column
 from treaty.estimators.class_weights import weights_of_classes
 from treaty.estimators.inputs import rows_with_weight
@@ -95,7 +95,7 @@ class LinearModel(TableEstimator):
         changed: dict[str, Any] = self._penalty(len(target) if weight is None else float(weight.sum()))
         changed |= {"family": "multiclass"} if len(classes or ()) > 2 else {}
         if changed:
-            settings = self._settings(**changed)
+            settings = self._settings(**changed, random_state=settings[2].random_state)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         trained = train(
             self._run_on_columns(settings, tables, active, target, weight, classes),
@@ -109,7 +109,7 @@ class LinearModel(TableEstimator):
         self._keep(trained.parts)
         unsettled = label_holder(trained.parts.values()).unsettled
         if unsettled:
-            warnings.warn(unsettled, ConvergenceWarning, stacklevel=3)
+            warn_user(unsettled, ConvergenceWarning)
 
     def _penalty(self, weighed: float) -> dict[str, float]:
         """Return `l2` where another parameter stands for it; `weighed` is the sum of rows' weights, 1 where none."""
@@ -157,7 +157,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     More than two classes are each set against the rest, on the whole table at every step.
 
     Columns are prepared inside the party that owns them: missing values become the median, categories a column each,
-    all are standardised and clipped at 10 standard deviations.
+    all are centred and divided by their standard deviation, or by a tenth of their farthest value where that is more.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         0 for a constant column.
     intercept_per_unit_ : float64 (1,)
         Log-odds of a row that is 0 in all columns as they came: with `coef_per_unit_` it gives the log-odds of rows
-        without missing values or values beyond 10 standard deviations.
+        without missing values.
     standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
         With `standard_errors`: of the weights, and at the active party of the intercept, which comes last.
     n_iter_ : int
@@ -341,9 +341,10 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     def _penalty(self, weighed: float) -> dict[str, float]:
         if self.C is None:
             return {}
-        if isinstance(self.C, str) or not self.C > 0.0 or self.l2 != 0.0:
+        if not isinstance(self.C, Real) or not self.C > 0.0 or self.l2 != 0.0:
             raise ConfigError(
-                f"expected C above 0, and then l2=0, as l2 is 1 / (C * sum of weights); got C={self.C!r}, l2={self.l2}"
+                "expected a number C above 0, and then l2=0, as l2 is 1 / (C * sum of weights); got "
+                f"C={self.C!r}, l2={self.l2}"
             )
         return {"l2": 1.0 / (float(self.C) * weighed)}
 

@@ -20,7 +20,10 @@ class Watch:
     """
 
     def __init__(self, model: Any, verbose: bool | int) -> None:
-        self._model, self._callbacks = model, list(getattr(model, "callbacks", None) or [])
+        given = getattr(model, "callbacks", None) or []
+        if not isinstance(given, list | tuple):
+            raise ConfigError(f"expected callbacks in a list, got {type(given).__name__}")
+        self._model, self._callbacks = model, list(given)
         if not isinstance(verbose, int | np.integer) or verbose < 0:
             raise ConfigError(
                 f"expected verbose to be a bool, or after how many rounds a line is shown, got {verbose!r}"

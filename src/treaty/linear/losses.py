@@ -13,7 +13,6 @@ Yang, Fan, Chen, Shi, Yang, "A Quasi-Newton Method Based Vertical Federated Lear
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import numpy as np
 from scipy.special import xlogy  # type: ignore[import-untyped]
 
 from treaty.compute import Floats
+from treaty.errors import warn_user
 
 TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
 TAYLOR_SHARE = 0.01
@@ -97,4 +97,4 @@ def warn_beyond_taylor(u: Floats) -> None:
     """Warn as `beyond_taylor` says."""
     said = beyond_taylor(u)
     if said is not None:
-        warnings.warn(said, stacklevel=3)
+        warn_user(said)

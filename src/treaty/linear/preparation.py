@@ -1,9 +1,10 @@
 """Columns prepared for a linear model: missing values filled, categories split into columns, all on one scale.
 
 A numeric column's missing values become its median. A categorical column becomes a column per category, 1 in its rows
-and 0 elsewhere; a missing or unknown category is 0 in all of them. Every column then loses its mean, is divided by its
-standard deviation and clipped at 10 of them; one that is constant becomes 0, so that its weight stays 0. All numbers
-are those of the training rows, which the owner keeps to itself.
+and 0 elsewhere; a missing or unknown category is 0 in all of them. Every column then loses its mean and is divided by
+its standard deviation, or by a tenth of its farthest value where that is more: no value of the training rows is then
+above 10, and none has to be cut off, whether it is of a rare category or of a long tail. A column that is constant
+becomes 0, so that its weight stays 0. All numbers are those of the training rows, which the owner keeps to itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import Floats
 
-CLIP = 10.0  # standard deviations; without it, single rows of Give Me Some Credit make training diverge
+LARGEST = 10.0  # value of a training row; with more, single rows of Give Me Some Credit make training diverge
 COLUMN_FRACTION = 24
 
 
@@ -27,8 +28,7 @@ class Preparation:
     n_categories: tuple[int | None, ...]  # of each feature; None for a numeric one
     median: Floats  # (n_features,) replaces missing values; 0 for categorical features
     mean: Floats  # (n_columns,) of the columns, in the features' order
-    scale: Floats  # (n_columns,) standard deviation, of a rare category more; 0 for a constant column
-    clip: float = CLIP  # in standard deviations; infinite for none
+    scale: Floats  # (n_columns,) standard deviation, more where values are far from the mean; 0 for a constant column
 
     @property
     def n_columns(self) -> int:
@@ -45,7 +45,6 @@ class Preparation:
         columns = _spread(features, self.n_categories, self.median, n_rows)
         columns -= self.mean
         columns *= np.divide(1.0, self.scale, out=np.zeros_like(self.scale), where=self.scale > 0.0)
-        np.clip(columns, -self.clip, self.clip, out=columns)
         return np.rint(columns * 2.0**COLUMN_FRACTION) * 2.0**-COLUMN_FRACTION
 
     def names(self, features: Sequence[str], categories: Sequence[Sequence[object] | None]) -> list[str]:
@@ -61,12 +60,13 @@ def prepare(
     features: Sequence[NDArray[np.float32]],
     n_categories: Sequence[int | None],
     n_rows: int,
-    clip: float = CLIP,
+    largest: float = LARGEST,
     weight: Floats | None = None,
 ) -> Preparation:
     """Learn from the training rows how to prepare columns; `n_categories` has None for numeric features.
 
-    With weights medians, means and standard deviations are those of as many rows as each weighs.
+    No value is further from the mean than `largest` times the scale. With weights medians, means and standard
+    deviations are those of as many rows as each weighs.
     """
     known = tuple(n_categories)
     median = np.zeros(len(features))
@@ -84,10 +84,11 @@ def prepare(
         scale = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=weight))
         constant = np.ptp(columns, axis=0) == 0.0
         mean, scale = np.where(constant, columns[0], mean), np.where(constant, 0.0, scale)
-    # a rare category, or a rare lack of one, is further than `clip` from the mean: clipped, it would not be centred
-    of_category = np.array([n is not None for n in known for _ in range(1 if n is None else n)], bool)
-    scale = np.where(of_category & (scale > 0.0), np.maximum(scale, np.maximum(mean, 1.0 - mean) / clip), scale)
-    return Preparation(known, median, mean, scale, clip)
+    if n_rows:
+        counted = columns if weight is None else columns[weight > 0.0]
+        farthest = np.maximum(counted.max(axis=0) - mean, mean - counted.min(axis=0))
+        scale = np.where(scale > 0.0, np.maximum(scale, farthest / largest), 0.0)
+    return Preparation(known, median, mean, scale)
 
 
 def _median(values: Floats, weight: Floats | None) -> float:

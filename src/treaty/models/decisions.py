@@ -55,7 +55,7 @@ def renumber(tree: Tree, used: Sequence[NDArray[np.int32]]) -> Tree:
 
 def margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> NDArray[np.float64]:
     """Return margins, float64 (n_rows, n_outputs)."""
-    total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margin)
+    total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margins)
     margins_from_bits(decisions.trees, decisions.base, decisions.packed, total, threads)
     return total
 
@@ -67,7 +67,7 @@ def leaves(decisions: RowDecisions, threads: int = 1) -> NDArray[np.int32]:
 
 def staged_margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> Iterator[NDArray[np.float64]]:
     """Yield margins, float64 (n_rows, n_outputs), after each round; the last are those of `margins`, bit for bit."""
-    total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margin)
+    total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margins)
     for start in range(0, len(decisions.trees), objective.n_outputs):
         trees = decisions.trees[start : start + objective.n_outputs]
         margins_from_bits(trees, decisions.base, decisions.packed, total, threads)

@@ -217,6 +217,6 @@ def explain_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
         n_rows=tables[0].n_rows,
         n_features=sum(len(part.schema.names) for part in parts),
         n_outputs=forest.objective.n_outputs,
-        base_margin=forest.objective.base_margin,
+        base_margins=forest.objective.base_margins,
         threads=threads,
     )

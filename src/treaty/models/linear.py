@@ -24,7 +24,7 @@ from treaty.linear.calibration import Calibration
 from treaty.linear.losses import beyond_taylor, probabilities
 from treaty.linear.preparation import Preparation, prepare
 
-FORMAT = Format("linear-part", 3)
+FORMAT = Format("linear-part", 4)
 
 
 class LinearPart(msgspec.Struct, kw_only=True):
@@ -162,7 +162,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     def per_unit(self) -> NDArray[np.float64]:
         """Return what a unit of each column as it came adds to a margin, float64 (n_columns,); 0 for a constant one.
 
-        As long as no value is missing, or clipped at 10 standard deviations.
+        As long as no value is missing.
         """
         scale = self.preparation.scale
         return np.divide(self.coef, scale, out=np.zeros_like(self.coef), where=scale > 0.0)

@@ -223,7 +223,7 @@ def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     forest = forest_of(parts)
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     matrix = tables[0].matrix() if len(tables) == 1 else np.concatenate([t.matrix() for t in tables], axis=1)
-    margins = np.full((len(matrix), forest.objective.n_outputs), forest.objective.base_margin)
+    margins = np.full((len(matrix), forest.objective.n_outputs), forest.objective.base_margins)
     margins_from_values(forest.trees, splits, matrix, margins, threads)
     return margins
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
 from treaty.trees.ensemble import JoinedSplits, Tree
+from treaty.trees.losses.fixed_point import Softmax
 from treaty.trees.objectives import Objective
 
 _HIGHEST = float(np.finfo(np.float32).max)  # stands for "every present value goes left": JSON has no infinity
@@ -28,8 +30,9 @@ def to_booster(
     `splits`, `feature_names` and `categories` (None for numeric columns) are of the joined table. The booster knows
     categories by their codes alone: columns must come with the categories of training, in that order
     (``pandas.Categorical(values, categories=...)``); ``json.loads(booster.attr("categories"))`` has them by column.
-    XGBoost sends codes it has never seen left, so predictions may differ on those alone. Raises ConfigError if XGBoost
-    is not installed, or a column name has a character that XGBoost forbids.
+    Margins that classes start from are in the leaves of the first round's trees. XGBoost sends codes it has never seen
+    left, so predictions may differ on those alone. Raises ConfigError if XGBoost is not installed, or a column name has
+    a character that XGBoost forbids.
     """
     try:
         import xgboost
@@ -52,7 +55,10 @@ def to_booster(
                     "gbtree_model_param": {"num_trees": str(len(trees)), "num_parallel_tree": "1"},
                     "tree_info": [i % objective.n_outputs for i in range(len(trees))],
                     "iteration_indptr": list(range(0, len(trees) + 1, objective.n_outputs)),
-                    "trees": [_tree(number, tree, splits, n_features) for number, tree in enumerate(trees)],
+                    "trees": [
+                        _tree(number, tree, splits, n_features)
+                        for number, tree in enumerate(_with_class_scores(trees, objective))
+                    ],
                 },
             },
             "learner_model_param": {
@@ -72,6 +78,13 @@ def to_booster(
     # XGBoost does not decode \u escapes
     booster.load_model(bytearray(json.dumps(model, ensure_ascii=False).encode()))
     return booster
+
+
+def _with_class_scores(trees: Sequence[Tree], objective: Objective) -> list[Tree]:
+    """Add the margins that classes start from to the first round's leaves: XGBoost before 3.1 has one for all."""
+    scores = objective.class_scores if isinstance(objective, Softmax) else ()
+    first = [replace(tree, value=tree.value + score) for tree, score in zip(trees, scores, strict=False)]
+    return [*first, *trees[len(first) :]]
 
 
 def _tree(number: int, tree: Tree, splits: JoinedSplits, n_features: int) -> dict[str, Any]:

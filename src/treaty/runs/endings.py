@@ -60,6 +60,12 @@ def check_writable(folders: Iterable[Path]) -> None:
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".treaty-") as trial:
                 trial.write(bytes(1 << 12))
                 trial.flush()
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(
+                f"cannot write in {folder}: a file has that name, or that of a folder above; move it, or name "
+                "another folder",
+                public="its files cannot be written; it has the details",
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"cannot write in {folder}: {error.strerror}; make room, change its permissions or name another folder",

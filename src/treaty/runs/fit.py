@@ -133,6 +133,8 @@ class _Progress:
 
     def __call__(self, done: int, part: Any) -> None:
         """Take what a party has after so many rounds."""
+        if part is None:  # neither a model nor losses
+            return
         if not isinstance(part, ModelPart):  # losses of a regression
             self.begun.append(time.perf_counter())
             self.bar(done, part)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate
+from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
 from treaty.messaging.credit import INBOX_LIMIT
 from treaty.systems import SYSTEMS, find_system
@@ -104,8 +104,11 @@ class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         What is done to ids that are text before they are compared.
     on_duplicate : {"error", "first", "expand"}
         Of an id in several rows: refuse, keep the first, or every combination of the parties' rows.
+    psi : {"auto", "ecdh", "kkrt"}
+        How common ids are found; the same at all parties. "auto" takes KKRT for long lists, ECDH for others.
     text : bool
-        Whether ids in a CSV file are text even where they look like numbers: 00123 keeps its zeros.
+        Whether whole numbers count as text. Ids of a CSV file are text anyway where a number would lose something of
+        one of them, the zeros of 00123 say; with this those of other files are text as well.
     log : str or None
         Folder of this party's run log; all parties keep one or none does. None: runs are counted in `store` alone.
     max_runs : int
@@ -115,6 +118,7 @@ class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     on: str = "id"
     normalise: tuple[Normalisation, ...] = NORMALISE
     on_duplicate: OnDuplicate = "error"
+    psi: Psi = "auto"
     text: bool = False
     log: str | None = None
     max_runs: Annotated[int, msgspec.Meta(ge=1)] = 20

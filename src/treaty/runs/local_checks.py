@@ -61,8 +61,13 @@ def check_cheaply(job: Job, name: str) -> None:
     _room(job, name)
     _ledgers(job, name)
     for path in _tables(job, name).values():
-        if not Path(path).is_file():
-            raise DataError(f"{name}: expected a file at {path}, got none")
+        check_file(name, path)
+
+
+def check_file(name: str, path: str) -> None:
+    """Raise DataError where a party's table is no file."""
+    if not Path(path).is_file():
+        raise DataError(f"{name}: expected a file at {path}, got {'a folder' if Path(path).is_dir() else 'none'}")
 
 
 def probe(job: Job, name: str, peer: str) -> Finding:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +15,16 @@ from numpy.typing import NDArray
 from treaty.compute import cores
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
-from treaty.messaging.certificates import load_certificate, load_identity
-from treaty.messaging.grpc_channel import GrpcChannel, Peer
-from treaty.messaging.party import Party, run_role
+from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, marked
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
-from treaty.runs.checks import check_training, shared_terms
+from treaty.runs.checks import check_training
 from treaty.runs.endings import put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
-from treaty.runs.local_checks import check_cheaply
+from treaty.runs.local_checks import check_cheaply, check_file
+from treaty.runs.meeting.connecting import connected
 from treaty.runs.reading import (
     TrainingTables,
     among_owners,
@@ -48,14 +46,11 @@ from treaty.systems.system import (
     Program,
     Progress,
     Seat,
-    Service,
     Vouching,
 )
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
 PATIENCE = 60.0  # most seconds that users of a crowd get for an answer, where their connection may not be away longer
 
 
@@ -86,9 +81,7 @@ def train_party(
     cast = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
     kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
 
-    unready = _first_error(lambda: check_cheaply(job, name))
-    if unready is not None:
-        logger.warning("%s: %s; waiting for the others, to tell them", name, str(unready).removeprefix(f"{name}: "))
+    unready = _unready(name, lambda: check_cheaply(job, name))
     keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
 
     def role(party: Party) -> Any:
@@ -121,15 +114,16 @@ def train_party(
         if unkept is not None:
             logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
         if isinstance(error, PeerLost | PeerTimeout | PeerAborted):
-            error.args = (f"{error}{_how_to_resume(job, kept)}",)
+            error.args = (f"{error}{how_to_resume(job, name)}",)
         raise
     keeper.done()
     order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
     return part
 
 
-def _how_to_resume(job: Job, checkpoint: Path) -> str:
-    """Say how a training goes on that has ended early; "" where there is nothing to go on from."""
+def how_to_resume(job: Job, name: str) -> str:
+    """Say how a training goes on that has ended early; "" where a party has nothing to go on from."""
+    checkpoint = checkpoint_file(job.checkpoints or job.output, name)
     if "resume" in job.system.cannot or not checkpoint.exists():
         return ""
     return f"; {checkpoint} has what was finished: start all parties again, {job.active} with --resume, to go on"
@@ -220,6 +214,14 @@ def written_files(job: Job, name: str, part: Any) -> list[Path]:
     own, report, weights = _files_of_training(job, name)
     has_weights = isinstance(part, LinearPart) and part.errors is not None
     return [*([own] if part is not None else []), report, *([weights] if has_weights else [])]
+
+
+def _unready(name: str, check: Callable[[], None]) -> ConfigError | DataError | None:
+    """Return what keeps a party from taking part, said before it connects: it does, so that the others learn of it."""
+    error = _first_error(check)
+    if error is not None:
+        logger.warning("%s: %s; waiting for the others, to tell them", name, str(error).removeprefix(f"{name}: "))
+    return error
 
 
 def _first_error(attempt: Callable[[], None]) -> ConfigError | DataError | None:
@@ -351,12 +353,19 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any
     cast, (own, common), threads = _predicting(job), job.settings(), cores(job.n_jobs)
     path = to_predict(job, name)
     programs: Mapping[str, Program] = {"predict": job.system.predict, "explain": job.system.explain}[verb]
-    aligning = None if phase is None else partial(phase, "aligning")
+
+    def check() -> None:
+        find_part(job, name)
+        check_file(name, path)
+
+    unready = _unready(name, check)
 
     def role(party: Party) -> tuple[Any, Any]:
-        part = find_part(job, name)  # once connected, so that the others learn of a bad one
+        if unready is not None:
+            raise unready
+        part = find_part(job, name)
         with among_owners(party, cast):
-            rows = open_rows(party, job, path, part.schema, threads=threads, progress=aligning)
+            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, part=part,
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,
@@ -383,106 +392,6 @@ def to_predict(job: Job, name: str) -> str:
 def patience_of(job: Job) -> float:
     """Return the seconds after which a silent user of a crowd counts as lost."""
     return min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10)
-
-
-def connected(
-    job: Job,
-    name: str,
-    cast: Cast,
-    verb: str,
-    role: Callable[[Party], Result],
-    *,
-    phase: Phase | None = None,
-    service: Service | None = None,
-) -> Result:
-    """Connect to the peers that the links of the system, or of its service, name; run the role; leave in order.
-
-    Parameters
-    ----------
-    verb : {"train", "predict", "explain"}
-        What all parties must have been started to do.
-    phase : callable or None
-        Told who is being waited for.
-    """
-    played = job.system if service is None else service
-    own = job.settings()[0]
-    peers = played.links(cast, own)[name]
-    channel = _channel(job, name, peers, played.vouched(cast, name), shared_terms(job, name, cast, verb))
-    may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
-    try:
-        # who is connected waits for messages while others may still wait for connections
-        party = Party(
-            name, job.name, job.system.name, channel, peers, timeout=max(job.timeout, 2.0 * (job.wait or 0.0))
-        )
-        waited = _Waiting(job, party, phase)
-
-        def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
-            try:
-                channel.connect(timeout=wait_of(job), may_lose=may_be_absent, waiting=waited)
-            except PeerLost:
-                party.heed()  # a peer that stopped the job said why before it went
-                raise
-            waited(())
-            return role(party)
-
-        return run_role(party, connect_and_play)
-    finally:
-        channel.close()
-
-
-def wait_of(job: Job) -> float:
-    """Return the seconds for which parties wait for each other to start."""
-    # half of the timeout, or the others give up first
-    return job.wait or min(CONNECT_TIMEOUT, job.timeout / 2)
-
-
-def listening(job: Job, name: str) -> GrpcChannel:
-    """Return a party's end as in a training, which listens and dials nobody."""
-    cast = job.cast()
-    peers = job.system.links(cast, job.settings()[0])[name]
-    return _channel(job, name, peers, job.system.vouched(cast, name), {})
-
-
-def _channel(
-    job: Job, name: str, peers: Sequence[str], vouched: Sequence[str], terms: Mapping[str, str]
-) -> GrpcChannel:
-    """Return the party's end, which listens; ConfigError where the job lacks an address, key or certificate."""
-    me = job.parties[name]
-    needed = [(who, "address") for who in (name, *peers)] + [(name, "key")]
-    needed += [(who, "certificate") for who in dict.fromkeys((name, *peers, *vouched))]
-    missing = [f"parties.{who}.{what}" for who, what in needed if getattr(job.parties[who], what) is None]
-    if missing or me.key is None or me.certificate is None or me.address is None:
-        raise ConfigError(f"to run as {name} alone the job must name {', '.join(missing)}")
-    pinned = {
-        peer: Peer(str(job.parties[peer].address), load_certificate(str(job.parties[peer].certificate)))
-        for peer in peers
-    }
-    identity = load_identity(me.key, me.certificate, name)
-    return GrpcChannel(
-        name, me.listen or me.address, key=identity.key, certificate=identity.certificate, peers=pinned,
-        reconnect=job.reconnect, inbox_limit=job.inbox_limit << 20, terms=terms,
-    )  # fmt: skip
-
-
-class _Waiting:
-    """Notes for whom a party waits until all are connected, and says so now and then."""
-
-    def __init__(self, job: Job, party: Party, phase: Phase | None) -> None:
-        self._job, self._party, self._phase = job, party, phase
-        self._last = time.monotonic()
-
-    def __call__(self, missing: Collection[str]) -> None:
-        now = time.monotonic()
-        for peer in missing:
-            self._party.waited[peer] += now - self._last
-        self._last = now
-        if self._phase is None:
-            return
-        first = [f"{peer} at {self._job.parties[peer].address}" for peer in list(missing)[:3]]
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        title = f"waiting for {', '.join(first)}{more}" if missing else "connected"
-        total = len(self._party.peers)
-        self._phase(title, total - len(missing), total)
 
 
 def part_file(folder: str | Path, name: str) -> Path:

@@ -27,6 +27,9 @@ from treaty.systems.system import Phase
 
 logger = logging.getLogger(__name__)
 
+NOTED = logging.INFO + 5
+"""The level of what a command prints even without ``-v``: what it found in tables, before the work begins."""
+
 LINES_APART = 10.0  # seconds, at least, between two lines of the log about the steps of one phase
 
 
@@ -76,7 +79,8 @@ def _progress(*columns: ProgressColumn, shown: bool) -> Progress:
 class TrainingBar:
     """Context manager showing rounds done, time left and eval sets' losses on standard error, and a log line of each.
 
-    Call it with the number of finished rounds and the part so far, as roles do with their `progress` argument.
+    Call it with the number of finished rounds and the part so far, if there is one, as roles do with their `progress`
+    argument.
     """
 
     def __init__(self, title: str, rounds: int, *, shown: bool = True) -> None:
@@ -98,11 +102,11 @@ class TrainingBar:
         self._progress.stop()
 
     def __call__(self, done: int, part: Any) -> None:
-        """Show the state after `done` rounds, or epochs: `part` is a model part, or the list of all epochs' losses."""
-        loss = ""
-        if not isinstance(part, ModelPart):
+        """Show the state after `done` rounds, or epochs: `part` is a model part, None, or all epochs' losses."""
+        loss, of_epochs = "", isinstance(part, list)
+        if of_epochs:
             loss = f"loss {part[-1]:.5f}" if part else ""
-        elif part.forest is not None:
+        elif isinstance(part, ModelPart) and part.forest is not None:
             loss = "  ".join(
                 f"{name} {metric} {values[-1]:.5f}"
                 for name, of in part.forest.history.items()
@@ -110,5 +114,5 @@ class TrainingBar:
                 if values
             )
         self._progress.update(self._task, completed=done, loss=loss)
-        unit = "rounds" if isinstance(part, ModelPart) else "epochs"
+        unit = "epochs" if of_epochs else "rounds"
         logger.info("%s: %d of %d %s%s", self._title, done, self._rounds, unit, loss and f", {loss}")

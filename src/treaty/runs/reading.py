@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +47,10 @@ def read_by_column(
     began = time.perf_counter()
     name, system, (own, _) = party.name, job.system, job.settings()
     member, path = job.parties[name], str(job.parties[name].table)
-    aligning = None if phase is None else partial(phase, "aligning")
     with among_owners(party, cast):
         rows = open_rows(
             party, job, path, None, threads=threads, kept=None if "resume" in system.cannot else order_file(job, name),
-            again=resume, in_order=system.orders_by_id, progress=aligning,
+            again=resume, in_order=system.orders_by_id, phase=phase,
         )  # fmt: skip
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
     data, classes = labelled(rows, job, name, path, None, training=True)
@@ -71,7 +69,7 @@ def read_by_column(
     evals = []
     for number, of_set in enumerate(member.eval_tables):
         with among_owners(party, cast):
-            watched = open_rows(party, job, of_set, data.table.schema, threads=threads, progress=aligning)
+            watched = open_rows(party, job, of_set, data.table.schema, threads=threads, phase=phase)
         evals.append(replace(labelled(watched, job, name, of_set, classes, training=False)[0], name=f"eval_{number}"))
     n_rows = None if job.align is None else int(rows.whole.num_rows)
     return TrainingTables(data, classes, evals, rows.order, rows.digest, n_rows, seconds)

@@ -18,6 +18,7 @@ from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
 from treaty.runs.job import Job
 from treaty.runs.reading import TrainingTables
+from treaty.runs.rows import counted
 from treaty.runs.threads import traffic_of
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import given
@@ -53,6 +54,11 @@ class Report(msgspec.Struct, kw_only=True):
     unsettled: str = ""  # at the active party of a regression, that training ended before the loss was steady
     has_part: bool = True
 
+    def table(self) -> str:
+        """Say what was trained on here, in one line."""
+        categorical = [name for name, kind in self.columns.items() if kind != "numeric"]
+        return counted(self.own_rows or self.rows or 0, len(self.columns) - len(categorical), categorical)
+
 
 def write_report(
     path: Path, job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, seconds: dict[str, float],
@@ -66,7 +72,7 @@ def write_report(
     learned = job.system.disclosures(cast, own, common, part)
     if job.align is not None:
         others = [other for other in cast.owners if other != job.active]
-        before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate)
+        before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate, psi=job.align.psi)
         learned = {who: before.get(who, []) + learned[who] for who in learned}
     noted: dict[str, Any] = {
         field: getattr(part, field, "") for field in ("encryption", "choice", "spent", "unsettled")

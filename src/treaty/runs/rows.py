@@ -18,6 +18,7 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from treaty.data.columns import quoted
+from treaty.data.id_text import typed_ids, widths
 from treaty.data.ids import by_id, canonical_ids, read_ids
 from treaty.data.labels import check_labels, check_weights
 from treaty.data.run_log import RunLog
@@ -25,6 +26,7 @@ from treaty.data.sources import (
     as_text,
     checked_columns,
     file_without,
+    is_csv,
     numbers,
     read_table,
     refuse_absent,
@@ -37,13 +39,15 @@ from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column, store_of
-from treaty.systems.alignment.roles import AlignmentOptions, Progress, align_active, align_passive
+from treaty.runs.progress import NOTED
+from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
 from treaty.systems.alignment.shares import tell_shared
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
-from treaty.systems.system import LabelledRows
+from treaty.systems.system import LabelledRows, Phase
 
 FORMAT = Format("rows", 2)
+LISTED = 5  # columns of categories that a line about a table names
 
 
 class RowOrder(Message):
@@ -92,7 +96,7 @@ def open_rows(
     kept: Path | None = None,
     again: bool = False,
     in_order: bool = False,
-    progress: Progress | None = None,
+    phase: Phase | None = None,
 ) -> Rows:
     """Read a party's file; where the job says so, align its rows with the other parties' first.
 
@@ -106,7 +110,7 @@ def open_rows(
         return Rows(arrow, checked, arrow)
     whole, order, ids, digest, canonical = arrow, None, None, None, None
     if column is not None:
-        order = _common_rows(party, job, path, arrow[column], threads, kept, again, progress)
+        order = _common_rows(party, job, path, arrow[column], threads, kept, again, phase)
         if in_order and job.align is not None:
             place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
             order = order[place]
@@ -136,9 +140,7 @@ def read_alone(job: Job, name: str, path: str, *, training: bool) -> tuple[Rows,
 def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> tuple[Any, Table | None]:
     """Read a party's file of a job split by column; return its columns, or those that were checked when written."""
     member, column = job.parties[name], None if job.align is None else id_column(job, name)
-    text = [] if schema is None else text_columns(schema)
-    if column is not None and job.align is not None and job.align.text:
-        text = [*text, column]
+    text = [*([] if schema is None else text_columns(schema)), *([] if column is None else [column])]
     text = [*text, *(of for of in member.categorical if of not in text)]
     arrow = read_table(
         path, drop=[other for other in member.drop if other != column], drop_all=_says_columns(member, path),
@@ -152,6 +154,10 @@ def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> tupl
         raise DataError(
             f"{name}: expected a column {column!r} of ids, {file_without([column], arrow.column_names)} - at {path}"
         )
+    if column is not None and job.align is not None:
+        arrow = _with_ids(arrow, column, name, path, text=job.align.text)
+    if schema is None:
+        _note_columns(arrow, job, name, path, column)
     return arrow, None
 
 
@@ -170,6 +176,8 @@ def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, t
     if checked is not None:
         return Rows(arrow, checked, arrow)
     arrow = _kinds_checked(arrow, job, name, path, schema)
+    if schema is None:
+        _note_columns(arrow, job, name, path)
     for column in known:
         if column not in arrow.column_names:
             logger.warning("%s: column %r is missing in all rows, for %s lacks it", name, column, path)
@@ -191,7 +199,7 @@ def _kinds_checked(
     arrow = as_text(arrow, member.categorical)
     for of in set(member.categorical) & set(arrow.column_names):
         kind = arrow.schema.field(of).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):
+        if not (_is_text(kind) or pa.types.is_dictionary(kind)):
             raise DataError(
                 f"{name}: expected text, numbers or truth values as categories in {of!r}, got {kind} - at {path}"
             )
@@ -254,6 +262,43 @@ def describe(schema: Schema, n_rows: int) -> str:
     return "; ".join([f"{n_rows} rows", *parts])
 
 
+def counted(n_rows: int, n_numeric: int, categorical: Sequence[str]) -> str:
+    """Say in one line how many rows and columns of each kind a table has, and which hold categories."""
+    kinds = [f"{n_numeric:,} numeric"] if n_numeric else []
+    kinds += [f"{len(categorical):,} categorical"] if categorical else []
+    more = f" and {len(categorical) - LISTED} more" if len(categorical) > LISTED else ""
+    which = f" ({', '.join(categorical[:LISTED])}{more})" if categorical else ""
+    columns = "column" if n_numeric + len(categorical) == 1 else "columns"
+    return f"{n_rows:,} rows, {', '.join(kinds) or 'no'} {columns}{which}"
+
+
+def _note_columns(arrow: Any, job: Job, name: str, path: str, column: str | None = None) -> None:
+    """Say what a party's columns, but that of ids, are taken for, and which of them have no value."""
+    without = (column, *labels_of(job, name))
+    features = [of for of in job.parties[name].columns or arrow.column_names if of not in without]
+    there = {of: arrow[of] for of in features if of in arrow.column_names}
+    categorical = [of for of, values in there.items() if _is_text(values.type) or pa.types.is_dictionary(values.type)]
+    found = counted(arrow.num_rows, len(there) - len(categorical), categorical)
+    logger.log(NOTED, "%s: %s: %s", name, Path(path).name, found)
+    if empty := [of for of, values in there.items() if values.null_count == arrow.num_rows]:
+        logger.warning("%s: %s has no value in any row of %s and cannot help", name, quoted(empty), Path(path).name)
+
+
+def _with_ids(arrow: Any, column: str, name: str, path: str, *, text: bool) -> Any:
+    """Return a table whose ids, text where the file is CSV, are of a kind that keeps what the file says; note which."""
+    ids = arrow[column]
+    if text:
+        ids = ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids
+    elif is_csv(path):
+        ids = typed_ids(ids)
+    logger.log(NOTED, "%s: %s: ids in %r: %s", name, Path(path).name, column, widths(ids))
+    return arrow.set_column(arrow.column_names.index(column), column, ids)
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def labels_of(job: Job, name: str) -> list[str]:
     """Return a party's columns that are no features: label, weight and groups, at whoever has labels."""
     if name != job.active and not job.by_row:
@@ -269,7 +314,7 @@ def _common_rows(
     threads: int,
     kept: Path | None,
     again: bool,
-    progress: Progress | None,
+    phase: Phase | None,
 ) -> NDArray[np.int64]:
     """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one.
 
@@ -301,12 +346,12 @@ def _common_rows(
     counted = (store_of(job, party.name) or Path(path).parent) / f"{party.name}.runs"
     file = Path(settings.log) / f"{party.name}.jsonl" if settings.log else counted
     options = AlignmentOptions(
-        log=RunLog(file, max_runs=settings.max_runs), commits=settings.log is not None, threads=threads,
-        progress=progress,
+        psi=settings.psi, log=RunLog(file, max_runs=settings.max_runs), commits=settings.log is not None,
+        threads=threads, progress=None if phase is None else partial(phase, f"aligning {len(ids)} ids in padded lists"),
     )  # fmt: skip
     align = align_active if party.name == job.active else align_passive
     aligned = align(party, ids, options)
-    tell_shared(party.name, aligned, logger.warning)
+    tell_shared(party.name, aligned, logger.warning, partial(logger.log, NOTED))
     rows = aligned.rows
     if kept is not None:
         write_file(kept, KeptRows(order.number, digest, rows), FORMAT, party.name)

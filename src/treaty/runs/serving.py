@@ -18,7 +18,8 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, store_of
-from treaty.runs.party import apart, connected, find_part, patience_of, places_to_predict, to_predict
+from treaty.runs.meeting.connecting import connected
+from treaty.runs.party import apart, find_part, patience_of, places_to_predict, to_predict
 from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import read_rows
 from treaty.runs.threads import Role, play

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from treaty.crypto.psi import hashing, ristretto
+from treaty.crypto.psi import cuckoo, hashing, ristretto
+from treaty.crypto.transfer import oprf
 from treaty.data.ids import read_ids
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
@@ -46,6 +47,15 @@ def _compile_alignment() -> None:
     OwnList(ids, b"compile", 1).blinded(slice(0, 1))
     hashing.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
     ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
+    receiver = oprf.Receiver()
+    sender = oprf.Sender(receiver.offer)
+    receiver.accept(sender.points)
+    inputs = np.zeros((oprf.STEP, 2), np.uint64)
+    cuckoo.places(inputs[:1], cuckoo.bins_for(1, 1))
+    cuckoo.placed(inputs[:1], cuckoo.bins_for(1, 1))
+    codes = oprf.codes(bytes(32), inputs)
+    rows = sender.extend(receiver.extend(codes, 0)[0])
+    sender.values(rows, 0, np.zeros(len(codes), np.int64), codes)
 
 
 def _fewest(system: System, options: SystemOptions) -> tuple[list[str], Cast]:

@@ -58,6 +58,9 @@ class SystemOptions:
     paper_bins: ClassVar[int | None] = None
     """The paper's number of bins, which `max_bin` is in paper mode unless given; None where it names none."""
 
+    default_bins: ClassVar[int] = 32
+    """What `max_bin` is unless it is given, and unless paper mode has a number of its own."""
+
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
 

@@ -12,7 +12,7 @@ import numpy as np
 from treaty.compute import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees, SplitFinder, grow_tree
-from treaty.trees.metrics import evaluate, higher_is_better
+from treaty.trees.metrics import check_watched, evaluate, higher_is_better
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
@@ -154,7 +154,7 @@ def boost(
     objective, n_rows, n_outputs = forest.objective, len(y), forest.objective.n_outputs
     objective.check_sums(n_rows)
     rng = np.random.default_rng(plan.random_state)
-    margins = np.full((n_outputs, n_rows), objective.base_margin)
+    margins = np.full((n_outputs, n_rows), objective.base_margins[:, None])
     if resume is not None:
         margins[:] = resume.margins
         rng.bit_generator.state = json.loads(resume.random_state)
@@ -204,8 +204,9 @@ def run_rounds(
     """
     metrics = metrics or [forest.objective.metric]
     n_outputs = forest.objective.n_outputs
-    eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margin) for e in eval_sets]
+    eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margins) for e in eval_sets]
     for e, e_margins in zip(eval_sets, eval_margins, strict=True):
+        check_watched(metrics, e.y, max(2, n_outputs))
         if forest.trees:
             e.add_trees(forest.trees, e_margins)
         forest.history.setdefault(e.name, {name: [] for name in metrics})

@@ -1,4 +1,8 @@
-"""Metrics of eval sets by XGBoost's names, beside a loss's own; scikit-learn computes them, where labels are."""
+"""Metrics of eval sets by XGBoost's names, beside a loss's own; scikit-learn computes them, where labels are.
+
+Of rankings `losses.ranking` has them. Some names have a number: "error@0.3", the error where a row counts as of the
+second class above 0.3, and "ndcg@5" and "map@5", of the five rows that come first in a group.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,15 @@ import numpy as np
 
 from treaty.compute import Floats
 from treaty.errors import ConfigError, DataError
-from treaty.trees.objectives import Objective
+from treaty.trees.losses.ranking import mean_average_precision, mean_ndcg
+from treaty.trees.objectives import OWN_METRICS, Objective
 
-_OF_TWO = ("logloss", "auc", "aucpr", "error")
+_OF_TWO = ("logloss", "auc", "aucpr", "error", "error@t")
 _OF_SEVERAL = ("mlogloss", "merror", "auc")
 _OF_NUMBERS = ("rmse", "mae", "mape", "rmsle")
-_HIGHER_IS_BETTER = ("auc", "aucpr")
-NAMES = tuple(dict.fromkeys((*_OF_TWO, *_OF_SEVERAL, *_OF_NUMBERS)))
+_OF_GROUPS = ("ndcg", "ndcg@k", "map", "map@k")
+_NAMES = tuple(dict.fromkeys((*_OF_TWO, *_OF_SEVERAL, *_OF_NUMBERS, *_OF_GROUPS)))
+_HIGHER_IS_BETTER = ("auc", "aucpr", "ndcg", "map")
 
 
 def metric_names(given: str | None) -> list[str]:
@@ -23,42 +29,88 @@ def metric_names(given: str | None) -> list[str]:
     return [] if given is None else [name.strip() for name in given.split(",")]
 
 
-def check_metrics(names: Sequence[str], objective: Objective) -> None:
-    """Raise ConfigError for a metric that labels of this loss do not have."""
-    fitting = {"classes": _OF_TWO if objective.n_outputs == 1 else _OF_SEVERAL, "numbers": _OF_NUMBERS, "groups": ()}
-    known = list(dict.fromkeys((objective.metric, *fitting[objective.takes])))
+def check_names(names: Sequence[str]) -> None:
+    """Raise ConfigError for a name of no metric, whatever the labels are, and for one that is given twice."""
     for name in names:
-        if name not in known:
-            raise ConfigError(f"expected eval_metric of {', '.join(known)} for these labels, got {name!r}")
+        if _form(name) not in _NAMES and name not in OWN_METRICS:
+            raise ConfigError(
+                f"expected eval_metric of {', '.join(_NAMES)}, with a share t and a number of rows k, or an "
+                f"objective's own ({', '.join(sorted(OWN_METRICS.difference(_NAMES)))}), got {name!r}"
+            )
     if len(set(names)) < len(names):
         raise ConfigError(f"expected every eval_metric once, got {', '.join(names)}")
 
 
+def check_metrics(names: Sequence[str], objective: Objective) -> None:
+    """Raise ConfigError for a metric that labels of this loss do not have."""
+    fitting = {
+        "classes": _OF_TWO if objective.n_outputs == 1 else _OF_SEVERAL,
+        "numbers": _OF_NUMBERS,
+        "groups": _OF_GROUPS,
+    }
+    known = list(dict.fromkeys((objective.metric, *fitting[objective.takes])))
+    for name in names:
+        if name != objective.metric and _form(name) not in known:
+            raise ConfigError(f"expected eval_metric of {', '.join(known)} for these labels, got {name!r}")
+
+
+def check_watched(names: Sequence[str], y: Floats, n_classes: int) -> None:
+    """Raise DataError for labels of an eval set that a metric cannot be computed of; `n_classes` is 0 where none are.
+
+    `y` is as for `evaluate`, and `names` have been checked.
+    """
+    for name in names:
+        base = name.partition("@")[0]
+        if base in ("auc", "aucpr") and len(np.unique(y)) < n_classes:
+            raise DataError(f"eval_metric={name!r} needs rows of every class in the eval set, got {len(np.unique(y))}")
+        if base == "rmsle" and np.any(y <= -1.0):
+            raise DataError(
+                f"eval_metric={name!r} expects labels above -1, as it takes logarithms of 1 + label, got "
+                f"{np.count_nonzero(y <= -1.0)} others of {len(y)} in the eval set: take 'rmse' or 'mae'"
+            )
+        if base == "map" and y.ndim == 2 and np.any(y[:, 0] > 1.0):
+            raise DataError(
+                f"eval_metric={name!r} expects relevance of 0 or 1, got {np.count_nonzero(y[:, 0] > 1.0)} others of "
+                f"{len(y)} in the eval set: take 'ndcg'"
+            )
+
+
 def higher_is_better(name: str, objective: Objective) -> bool:
     """Whether larger values of a metric are better."""
-    return objective.higher_is_better if name == objective.metric else name in _HIGHER_IS_BETTER
+    if name == objective.metric:
+        return objective.higher_is_better
+    return name.partition("@")[0] in _HIGHER_IS_BETTER
 
 
 def evaluate(name: str, objective: Objective, margins: Floats, y: Floats, weight: Floats | None) -> float:
-    """Return a metric of rows, given their margins (n_rows, n_outputs) and labels; `name` has been checked.
+    """Return a metric of rows, given their margins (n_rows, n_outputs) and labels, which go with `name`.
 
     "aucpr" is the average precision, "auc" of several classes the mean of each against the rest, by their share.
     """
     if name == objective.metric:
         return objective.loss(margins, y, weight)
+    base, _, number = name.partition("@")
+    if objective.takes == "groups":
+        of_groups = mean_ndcg if base == "ndcg" else mean_average_precision
+        return of_groups(margins[:, 0], y, weight, int(number) if number else len(y))
     from sklearn import metrics  # imported late: a party's process does without it
 
     predicted = objective.predictions(margins)
     if objective.n_outputs == 1:
         predicted = predicted[:, 0]
     by_weight: dict[str, Any] = {"sample_weight": weight}
-    if name in _HIGHER_IS_BETTER and len(np.unique(y)) < max(2, objective.n_outputs):
-        raise DataError(f"eval_metric={name!r} needs rows of every class in the eval set, got {len(np.unique(y))}")
     if name == "auc" and objective.n_outputs > 1:
         by_weight |= {"multi_class": "ovr", "average": "weighted"}
-    if name in ("error", "merror"):
-        chosen = predicted > 0.5 if name == "error" else np.argmax(predicted, axis=1)
+    if base in ("error", "merror"):
+        chosen = predicted > float(number or 0.5) if base == "error" else np.argmax(predicted, axis=1)
         return 1.0 - float(metrics.accuracy_score(y, chosen.astype(np.float64), **by_weight))
+    if name == "rmsle" and np.any(predicted <= -1.0):
+        raise DataError(
+            f"eval_metric='rmsle' takes logarithms of 1 + prediction, and {np.count_nonzero(predicted <= -1.0)} of "
+            f"{len(y)} rows of the eval set are predicted as -1 or less: take 'rmse' or 'mae', or objective='poisson' "
+            "or 'tweedie', whose predictions are above 0",
+            public="its eval metric does not fit its predictions; it has the details",
+        )
     functions = {
         "auc": metrics.roc_auc_score,
         "aucpr": metrics.average_precision_score,
@@ -68,3 +120,20 @@ def evaluate(name: str, objective: Objective, margins: Floats, y: Floats, weight
         "rmsle": metrics.root_mean_squared_log_error,
     }
     return float(functions[name](y, predicted, **by_weight))
+
+
+def _form(name: str) -> str:
+    """Return a name with t or k in place of its number, if that is one that it can have; else the name."""
+    base, _, number = name.partition("@")
+    if base == "error" and _is_share(number):
+        return "error@t"
+    if base in ("ndcg", "map") and number.isdecimal() and int(number) > 0:
+        return f"{base}@k"
+    return name
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False

@@ -5,15 +5,13 @@ A new loss is one class there and its name in the union `Objective`; a saved for
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any, get_args
-
-from msgspec.structs import replace
 
 from treaty.compute import Floats
 from treaty.errors import ConfigError
 from treaty.trees.losses.custom import Custom
-from treaty.trees.losses.fixed_point import Logistic, Softmax
+from treaty.trees.losses.fixed_point import Logistic, Softmax, bound_of_weights
 from treaty.trees.losses.numbers import Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
 from treaty.trees.losses.ranking import Ndcg, Pairwise
 
@@ -43,30 +41,30 @@ def make_objective(
     *,
     n_classes: int = 2,
     base_score: float | None = 0.5,
+    start: Sequence[float] | None = None,
     fractional_bits: int = 16,
     epsilon: float | None = None,
     **own: Any,
 ) -> Objective:
     """Return the loss of this name for these labels, with its public bounds; raise ConfigError as `check` does.
 
-    A `base_score` of None is estimated from the labels. `epsilon` is that of the randomised response which `y` went
-    through (`treaty.privacy.label_rr`), if it did. Of `own`, further fields by name, a loss takes those that it has.
-    The name may be ``package.module:CLASS``, see `treaty.trees.losses.custom`.
+    A `base_score` of None is estimated from the labels, unless a `start` is given. `epsilon` is that of the randomised
+    response which `y` went through (`treaty.privacy.label_rr`), if it did. Of `own`, further fields by name, a loss
+    takes those that it has. The name may be ``package.module:CLASS``, see `treaty.trees.losses.custom`.
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)
     loss = kind(
         n_outputs=kind.outputs(n_classes),
         base_score=0.5 if base_score is None else base_score,
         fractional_bits=fractional_bits,
-        # the bound is public: a power of two tells less than the largest weight itself
-        weight_bound=1.0 if weight is None or not len(weight) else 2.0 ** math.ceil(math.log2(float(weight.max()))),
+        weight_bound=bound_of_weights(weight),
         epsilon=epsilon,
         **{field: value for field, value in {**own, "objective": name}.items() if field in kind.__struct_fields__},
     )
     if isinstance(loss, Custom):
         loss = loss.named()
-    if base_score is None and len(y):
-        loss = replace(loss, base_score=loss.first_score(y, weight))
+    if start is not None or (base_score is None and len(y)):
+        loss = loss.starting(loss.estimated_start(y, weight) if start is None else start)
     loss.check()
     if weight is not None:
         loss.check_weights(y, weight)

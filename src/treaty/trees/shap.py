@@ -38,15 +38,15 @@ def contributions(
     n_rows: int,
     n_features: int,
     n_outputs: int,
-    base_margin: float,
+    base_margins: Floats,
     threads: int = 1,
 ) -> Floats:
     """Return what each feature adds to each row's margin, float64 (n_outputs, n_rows, n_features + 1).
 
-    `packed` and `base` are as in `ensemble.margins_from_bits`; `features`, int32 (n_records,), is the feature below
-    `n_features` that each line of `packed` splits on, in any numbering. The last column is the bias, the mean margin
-    by the trees' weights; the columns of a row add up to its margin (to 1e-12 of the leaves' sizes). The result is a
-    view whose rows lie side by side in memory.
+    `packed` and `base` are as in `ensemble.margins_from_bits`, `base_margins`, (n_outputs,), are those of the loss;
+    `features`, int32 (n_records,), is the feature below `n_features` that each line of `packed` splits on, in any
+    numbering. The last column is the bias, the mean margin by the trees' weights; the columns of a row add up to its
+    margin (to 1e-12 of the leaves' sizes). The result is a view whose rows lie side by side in memory.
 
     A child's share of its parent is that of `node_weights`: the cover's, as in XGBoost, but at most 1 (noisy sums may
     exceed it). XGBoost adds in float32; this is float64.
@@ -55,7 +55,7 @@ def contributions(
     n_batches = -(-n_rows // ROWS)
     phi = np.zeros((n_outputs, n_features + 1, n_batches * ROWS))
     numbers = np.arange(len(trees)) % n_outputs
-    phi[:, -1] = base_margin + np.bincount(numbers, plan.expected, n_outputs)[:, None]
+    phi[:, -1] = (base_margins + np.bincount(numbers, plan.expected, n_outputs))[:, None]
     share(lambda first, last: attribute_rows(packed, plan, first, last, phi), n_batches, threads, least=4)
     return phi[:, :, :n_rows].transpose(0, 2, 1)
 

@@ -54,7 +54,7 @@ class RowShard:
         objective: Objective,
         threads: int = 1,
     ) -> None:
-        self.margins = np.full((objective.n_outputs, len(y)), objective.base_margin)
+        self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.clipped = 0
         self._codes, self._offsets = np.ascontiguousarray(codes), offsets
         self._columns = np.ascontiguousarray(codes.T)

@@ -92,7 +92,7 @@ class SlotShard:
     def __init__(
         self, codes: NDArray[np.uint8], y: Floats, weight: Floats | None, objective: Objective, cells: Cells
     ) -> None:
-        self.margins = np.full((objective.n_outputs, len(y)), objective.base_margin)
+        self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.slots = np.zeros((objective.n_outputs, len(y)), np.int64)
         self.clipped = 0
         self._codes, self._columns = np.ascontiguousarray(codes), np.ascontiguousarray(codes.T)

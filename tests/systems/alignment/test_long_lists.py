@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.psi import hashing, ristretto
-from treaty.data.ids import read_ids
+from treaty.data.ids import Psi, read_ids
 from treaty.data.large import Scratch
 from treaty.data.run_log import RunLog
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
-from treaty.systems.alignment import blinded_lists
+from treaty.systems.alignment import blinded_lists, oblivious_values
 from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import committed
 from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
@@ -130,6 +130,18 @@ def test_files_change_neither_messages_nor_results(case: tuple[Columns, dict[str
     assert held.results["a"].rows.tolist() != sorted(held.results["a"].rows)
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_kkrt_from_files_gives_the_rows_of_ecdh(case: tuple[Columns, dict[str, Any]]) -> None:
+    columns, options = case
+    found = []
+    for psi, in_memory in (("ecdh", HELD), ("kkrt", FEW)):
+        results = run(columns, in_memory, psi=psi, **options).results
+        told = [result.rows.tolist() for result in (results[name] for name in columns) if len(result.rows)]
+        found.append((sorted(zip(*told, strict=True)), results["a"].n_common, results["a"].pairwise))
+    assert found[0] == found[1]
+    assert len(found[0][0]) >= 16
+
+
 def test_padded_lists_in_files_are_aligned() -> None:
     columns = {"a": [f"id {k}" for k in range(70)], "b": [f"id {k}" for k in range(140, 30, -1)]}
     results = run(columns, FEW).results
@@ -190,7 +202,7 @@ def free_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ristretto, "from_uniform", lambda uniform, threads=1: np.ascontiguousarray(uniform[:, :32]))
 
 
-def peak(count: int, in_memory: int) -> int:
+def peak(count: int, in_memory: int, psi: Psi = "ecdh") -> int:
     """Peak of what both parties allocate, in bytes; half of the ids are common. The columns are not counted."""
     columns = {
         name: pa.array(np.random.default_rng(first).permutation(count) + first)
@@ -198,7 +210,7 @@ def peak(count: int, in_memory: int) -> int:
     }
 
     def role(align: Callable[..., Alignment], name: str) -> Callable[[Party], Alignment]:
-        options = AlignmentOptions(batch=1024, in_memory=in_memory)
+        options = AlignmentOptions(psi=psi, batch=1024, in_memory=in_memory)
         return lambda party: align(party, read_ids(columns[name], in_memory=in_memory), options)
 
     tracemalloc.start()
@@ -221,3 +233,16 @@ def test_memory_grows_by_the_result_alone() -> None:
     # Bytes per id of one party: 8 for each of its rows in the result, half of them, at both parties.
     assert stored < 16
     assert held > 160  # without files: what the limit above would notice
+
+
+def test_memory_of_kkrt_grows_by_the_table_and_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oblivious_values, "BINS", 1 << 10)
+    monkeypatch.setattr(oblivious_values, "VALUES", 1 << 10)
+    peak(1 << 10, 1 << 8, "kkrt")  # what is loaded once
+    few, many = 1 << 15, 1 << 17  # both more messages than are on the way
+    stored, held = (
+        (peak(many, limit, "kkrt") - peak(few, limit, "kkrt")) / (many - few) for limit in (1 << 13, 1 << 20)
+    )
+    # Bytes per id: 16 of a digest and 5 to 6 of bins, at the active party; at both 8 for each row in the result.
+    assert stored < 40
+    assert held > 160

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from systems.alignment.playing import BATCH, joined, plain_join, run
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import Ids, read_ids
 from treaty.data.large import Scratch, records
@@ -22,7 +23,7 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
-from treaty.systems.alignment import blinded_lists, common_order
+from treaty.systems.alignment import blinded_lists, common_order, points
 from treaty.systems.alignment import roles as alignment
 from treaty.systems.alignment.blinded_lists import OwnList, bucket
 from treaty.systems.alignment.common_order import Challenge, OrderDigest, SealOpening
@@ -30,9 +31,8 @@ from treaty.systems.alignment.joined_rows import Copies, JoinLayout
 from treaty.systems.alignment.matches import PAIR, in_both
 from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
 
-SMALLEST, BATCH = 32, 16
+SMALLEST = 32
 OPTIONS = AlignmentOptions(batch=BATCH)
-Columns = dict[str, list[Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,41 +42,6 @@ def _small_lists() -> Iterator[None]:
         patch.setattr(blinded_lists, "SMALLEST", SMALLEST)
         patch.setattr(alignment, "SMALLEST", SMALLEST)
         yield
-
-
-def run(columns: Columns, *, logs: Path | None = None, max_runs: int = 20, **options: Any) -> RunRecord:
-    """Align; the first party is the active one. Options `read_*` go to reading the ids."""
-    lead = next(iter(columns))
-    reading = {name: options.pop(name) for name in ("normalise", "on_duplicate") if name in options}
-    per_party = options.pop("per_party", {})
-
-    def role(name: str) -> Callable[[Party], Alignment]:
-        log = None if logs is None else RunLog(logs / f"{name}.jsonl", max_runs=max_runs)
-        own = {"batch": BATCH, "log": log, **options, **per_party.get(name, {})}
-        align = align_active if name == lead else align_passive
-        return lambda party: align(party, read_ids(columns[name], party=name, **reading), AlignmentOptions(**own))
-
-    return play(
-        {name: role(name) for name in columns}, star(lead, columns),
-        job="test", protocol="alignment", timeout=20, record_content=True,
-    )  # fmt: skip
-
-
-def joined(columns: Columns, **options: Any) -> list[tuple[Any, ...]]:
-    """Rows of the joined table as tuples of row numbers, in the common order."""
-    results = run(columns, **options).results
-    return list(zip(*(results[name].rows.tolist() for name in columns), strict=True))
-
-
-def plain_join(columns: Columns, key: Callable[[Any], Any] = lambda value: value) -> list[tuple[int, ...]]:
-    rows: list[tuple[Any, tuple[int, ...]]] = [
-        (key(value), (row,)) for row, value in enumerate(next(iter(columns.values()))) if value is not None
-    ]
-    for column in list(columns.values())[1:]:
-        rows = [
-            (value, (*before, row)) for value, before in rows for row, other in enumerate(column) if key(other) == value
-        ]
-    return sorted(row for _, row in rows)
 
 
 # ---------------------------------------------------------------- the result
@@ -238,9 +203,9 @@ def array(values: Any, dtype: Any = np.uint8) -> Array:
 
 def points_with(bad: bytes, kind: type[Any]) -> Callable[[Any], Message]:
     def change(message: Any) -> Message:
-        points = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32).copy()
-        points[5] = np.frombuffer(bad, np.uint8)
-        return kind(array(points))  # type: ignore[no-any-return]
+        changed = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32).copy()
+        changed[5] = np.frombuffer(bad, np.uint8)
+        return kind(array(changed))  # type: ignore[no-any-return]
 
     return change
 
@@ -256,7 +221,7 @@ BAD_POINTS = {
 @pytest.mark.parametrize("bad", BAD_POINTS.values(), ids=BAD_POINTS)
 @pytest.mark.parametrize(
     ("who", "kind"),
-    [("a", alignment.BlindedPoints), ("b", alignment.BlindedPoints), ("b", alignment.RaisedPoints)],
+    [("a", points.BlindedPoints), ("b", points.BlindedPoints), ("b", points.RaisedPoints)],
     ids=str,
 )
 def test_points_that_could_leak_a_key_are_refused(
@@ -270,11 +235,11 @@ def test_points_that_could_leak_a_key_are_refused(
 
 def test_same_point_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def repeat(message: Any) -> Message:
-        points = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32).copy()
-        points[1:] = points[0]
-        return alignment.BlindedPoints(array(points))
+        repeated = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32).copy()
+        repeated[1:] = repeated[0]
+        return points.BlindedPoints(array(repeated))
 
-    crooked(monkeypatch, "b", alignment.BlindedPoints, repeat)
+    crooked(monkeypatch, "b", points.BlindedPoints, repeat)
     with pytest.raises(PeerProtocolError, match="a list of different points"):
         run({"a": [1, 2], "b": [1, 3]})
 
@@ -291,7 +256,7 @@ CHANGES: dict[str, tuple[str, type[Message], Callable[[Any], Message], str]] = {
         "a", alignment.ListSummary, lambda m: alignment.ListSummary(m.kind, m.size, m.commitment), "expected a salt",
     ),
     "short batch": (
-        "b", alignment.BlindedPoints, lambda m: alignment.BlindedPoints(array(np.zeros((3, 32)))),
+        "b", points.BlindedPoints, lambda m: points.BlindedPoints(array(np.zeros((3, 32)))),
         "BlindedPoints.points",
     ),
     "place out of range": (
@@ -328,6 +293,15 @@ def test_malformed_messages_are_the_senders_fault(
     assert caught.value.peer == who
 
 
+def exchanged(party: Party, ids: Ids) -> tuple[OwnList, Any, np.ndarray, np.ndarray]:
+    """Go through steps 1 to 4 as an active party; return its list, what it met, and both lists double-encrypted."""
+    scratch = Scratch()
+    met = alignment._introduce(party, ids, bytes(32), OPTIONS, scratch)
+    own = OwnList(ids, met.domain, 1, scratch)
+    mine, theirs = points.exchange(party, ["b"], own, met.sizes, BATCH, scratch, lambda count: None)
+    return own, met, mine["b"][:], theirs["b"][:]
+
+
 def test_abort_does_not_tell_how_many_ids_there_are() -> None:
     """The active party sends what must be refused and reads what it is told."""
     told: list[str] = []
@@ -335,8 +309,7 @@ def test_abort_does_not_tell_how_many_ids_there_are() -> None:
     def probe(places: int) -> None:
         def cheat(party: Party) -> None:
             ids = read_ids([1, 2])
-            lists = alignment._introduce(party, ids, bytes(32), OPTIONS, Scratch())
-            alignment._exchange(party, lists, OPTIONS, Scratch())
+            exchanged(party, ids)
             values = np.zeros((places, 16))
             party.send("b", alignment.Matches(array(np.arange(places), np.int32), array(values)))
             party.send("b", KEY)
@@ -364,13 +337,13 @@ def test_match_of_a_random_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         made.append(message)
         return message  # type: ignore[no-any-return]
 
-    def raised_again(own: OwnList, points: Array, part: slice, peer: str) -> np.ndarray:
-        raised = plain(own, points, part, peer)
+    def raised_again(own: OwnList, received: Array, part: slice, peer: str) -> np.ndarray:
+        raised = plain(own, received, part, peer)
         return np.roll(raised, 1, axis=0) if peer == "a" else raised
 
     plain = OwnList.raised
     monkeypatch.setattr(OwnList, "raised", raised_again)
-    crooked(monkeypatch, "b", alignment.RaisedPoints, remember)
+    crooked(monkeypatch, "b", points.RaisedPoints, remember)
     with pytest.raises(PeerProtocolError, match="no match of a random point"):
         run({"a": list(range(4)), "b": list(range(4))})
     assert made
@@ -420,9 +393,9 @@ def test_same_ids_look_different_in_every_run_and_at_every_party() -> None:
         for transcript in run(columns).transcripts.values():
             for entry in transcript.entries:
                 if entry.direction == "sent" and entry.step in ("BlindedPoints", "RaisedPoints"):
-                    kind = getattr(alignment, entry.step)
-                    points = decode_body(entry.content or b"", kind, peer="x").points
-                    lists.append({points.data[k : k + 32].tobytes() for k in range(0, points.data.nbytes, 32)})
+                    kind = getattr(points, entry.step)
+                    sent = decode_body(entry.content or b"", kind, peer="x").points
+                    lists.append({sent.data[k : k + 32].tobytes() for k in range(0, sent.data.nbytes, 32)})
     assert sum(map(len, lists)) == len(set().union(*lists)) == 2 * 3 * SMALLEST
 
 
@@ -432,12 +405,12 @@ def test_shuffling_step_3_breaks_matching_and_is_noticed(monkeypatch: pytest.Mon
     rng = np.random.default_rng(0)
 
     def shuffle(message: Any) -> Message:
-        points = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32)
-        return alignment.RaisedPoints(array(rng.permutation(points)))
+        ordered = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32)
+        return points.RaisedPoints(array(rng.permutation(ordered)))
 
     columns = {"a": list(range(1024)), "b": list(range(512, 1536))}  # lists without padding, which would betray it
     assert set(run(columns, result_to="active").results["a"].rows) == set(range(512, 1024))
-    crooked(monkeypatch, "b", alignment.RaisedPoints, shuffle)
+    crooked(monkeypatch, "b", points.RaisedPoints, shuffle)
     counted = run(columns, result_to="active").results["a"]
     assert counted.n_common == 512  # as many match, but other ones
     assert 200 < len(set(counted.rows) - set(range(512, 1024))) < 312
@@ -460,13 +433,11 @@ class Cheat:
 
     def __call__(self, party: Party) -> None:
         ids, b_ids = read_ids(SHARED), read_ids(B_IDS)
-        lists = alignment._introduce(party, ids, bytes(32), OPTIONS, Scratch())
-        mine, theirs = (every["b"][:] for every in alignment._exchange(party, lists, OPTIONS, Scratch()))
-        own = lists.own
+        own, met, mine, theirs = exchanged(party, ids)
         at, found = in_both(mine["value"], theirs["value"], "b")
         number, place = mine["number"][at].astype(np.int64), theirs["place"][found]
         unmatched = np.setdiff1d(np.arange(own.size), at)[:1]
-        free = np.setdiff1d(np.arange(lists.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
+        free = np.setdiff1d(np.arange(met.sizes["b"]), place)[:1]  # b's list is full: its one unmatched id is here
         key = secrets.token_bytes(32)
 
         def arranged(key: bytes, shift: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 import treaty
 from flat import flat, own_and_common
-from marks import all_but_first_slow
+from marks import slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.data.table import to_table
@@ -148,8 +148,7 @@ def check_fit(seen, rows, task="binary", *, must_split=True, **options):
 # ---------------------------------------------------------------- the pooled grower's model
 
 
-@pytest.mark.parametrize("active", all_but_first_slow("east", None, "aggregator"))
-@pytest.mark.parametrize("participants", all_but_first_slow(3, 5))
+@pytest.mark.parametrize(("participants", "active"), [(3, "east"), slow(5, None), slow(3, "aggregator")])
 @pytest.mark.parametrize("task", TASKS)
 def test_trees_equal_the_pooled_growers_at_every_participant(seen, task, participants, active):
     X, y = real_table(task)
@@ -555,10 +554,16 @@ def stop_member(monkeypatch, round_):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("round_", range(TREES))
+@pytest.mark.parametrize(
+    ("active", "task", "round_"),
+    [
+        *(("south", "binary", round_) for round_ in range(TREES)),
+        ("south", "multiclass", 2),
+        ("south", "regression", 1),
+        ("aggregator", "binary", 2),
+    ],
+)
 @pytest.mark.parametrize("stop", [stop_leader, stop_member], ids=["leader", "participant"])
-@pytest.mark.parametrize("task", all_but_first_slow(*TASKS))
-@pytest.mark.parametrize("active", ["south", "aggregator"])
 def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, active, task, stop, round_):
     X, y = real_table(task, rows=150)
     rows = share_out(with_gaps(with_categories(X)), y)

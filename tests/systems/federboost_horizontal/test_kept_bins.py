@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import re
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from marks import all_but_first_slow
 from systems.federboost_horizontal.playing import cast_of, dealt, member, options_of, seat_of
 from tables import real_table, with_categories, with_gaps
 from treaty import GBDTClassifier, GBDTRegressor
+from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.files import read_file
 from treaty.models.checkpoints import noise_folder
@@ -136,6 +138,19 @@ def test_every_option_counts_that_is_not_known_to_be_free_of_bins():
         "base_score", "delta", "dropout", "epsilon_total", "huber_slope", "max_bin", "min_child_samples",
         "mode", "objective", "quantile_alpha", "random_state", "tweedie_variance_power",
     }  # fmt: skip
+
+
+def test_rows_are_the_same_whether_all_classes_are_known_or_their_own_alone():
+    """In threads a participant is told all classes, a file of its own has those of its rows."""
+
+    def digest(y: list[float], classes: list[str]) -> bytes:
+        data = SimpleNamespace(table=to_table(np.ones((4, 1))), y=np.array(y), weight=None)
+        return kept_bins._rows_of(SimpleNamespace(data=data, classes=classes))
+
+    among_all = digest([0.0, 2.0, 2.0, 0.0], ["a", "b", "c"])
+    assert among_all == digest([0.0, 1.0, 1.0, 0.0], ["a", "c"])
+    assert among_all != digest([0.0, 1.0, 1.0, 0.0], ["a", "b"])
+    assert among_all != digest([0.0, 2.0, 2.0, 2.0], ["a", "b", "c"])
 
 
 @pytest.fixture

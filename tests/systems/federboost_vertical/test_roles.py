@@ -259,7 +259,7 @@ def test_splits_are_recorded_in_terms_of_true_values_and_decided_by_them(varied)
     forest, parts = played.results["p0"].forest, [played.results[name] for name in tables]
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     matrix = np.concatenate([table.matrix() for table in tables.values()], axis=1)
-    margins = np.full((len(y), 1), forest.objective.base_margin)
+    margins = np.full((len(y), 1), forest.objective.base_margins)
     margins_from_values(forest.trees, splits, matrix, margins)
     loss = forest.objective.loss(margins, y, None)
     assert forest.history["again"][forest.objective.metric][-1] == loss

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from marks import all_but_first_slow
 from systems.fedxgb.domain import play_domain
 from systems.fedxgb.playing import (
     STAGES,
@@ -59,8 +58,7 @@ def assert_went_on_without(crowded, parts, gone, *, since=1):
 
 
 @pytest.mark.slow
-@BOTH
-@pytest.mark.parametrize("stage", all_but_first_slow(*STAGES))
+@pytest.mark.parametrize(("stage", "shown"), [*((stage, SHOWN) for stage in STAGES), ("call", {}), ("prediction", {})])
 def test_sums_go_on_without_a_user_that_dies(crowd, stage, shown):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **shown)
@@ -388,8 +386,9 @@ def test_other_options_at_a_user_are_told_from_the_servers(crowd):
 
 
 @pytest.mark.slow
-@BOTH
-@pytest.mark.parametrize("kind", ["Task", "RowSummary", "Sum", "RoundStart"])
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("Task", SHOWN), ("RowSummary", SHOWN), ("Sum", SHOWN), ("Sum", {}), ("RoundStart", {})]
+)
 def test_edge_server_that_dies_ends_the_job_for_all(crowd, kind, shown):
     parts, classes, layout = crowd
     options = options_of(n_estimators=3, **shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 import sys
@@ -94,6 +95,7 @@ def write_job(
     return path
 
 
+@functools.cache
 def fitted(**options: object) -> treaty.GBDTClassifier:
     """Return the estimator's model of the same rows."""
     given = {name: (table.drop(columns="y"), table["y"]) for name, table in rows_of_each().items()}
@@ -311,9 +313,9 @@ def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "kind"), [("tokyo", "SurvivorReport"), ("owner", "Splits")])
 def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_killed(victim, kind, tmp_path):
-    path = write_job(tmp_path, trees=40)
+    path = write_job(tmp_path, trees=20)
     assert play_and_kill(path, victim, kind, 60)
-    assert 1 <= load_checkpoint(tmp_path / "model" / "owner.checkpoint").rounds < 40
+    assert 1 <= load_checkpoint(tmp_path / "model" / "owner.checkpoint").rounds < 20
     kept = {path.name.rpartition("-")[0] for path in (tmp_path / "model").iterdir()}
     assert kept >= {"berlin", "tokyo", *USERS}
     threads, said = play(path, resume=True)
@@ -321,7 +323,7 @@ def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_
         thread.join(within(60))
     assert said == {}
     trees = find_part(load_job(path), "owner").forest.trees
-    assert trees == fitted(n_estimators=40, edges=2).parts_["pooled"].forest.trees
+    assert trees == fitted(n_estimators=20, edges=2).parts_["pooled"].forest.trees
     assert not list((tmp_path / "model").glob("*.checkpoint"))
     assert not [*(tmp_path / "model").glob("*.cohorts"), *(tmp_path / "model").glob("*.digest")]
 

@@ -71,7 +71,7 @@ def grown_pooled(
     )
     rules = options.common.rules(objective)
     finder = RoundedFinder([source], whole.table.n_rows, rules)
-    margins = np.full((objective.n_outputs, len(whole.y)), objective.base_margin)
+    margins = np.full((objective.n_outputs, len(whole.y)), objective.base_margins[:, None])
     trees = []
     for number in range(1, options.common.n_estimators + 1):
         grad, hess, _ = objective.gradients(margins.T, whole.y, whole.weight, 1)

@@ -66,7 +66,9 @@ def test_predictions_without_the_dealer_are_those_of_pooled_training(trained):
     predicted = pd.read_csv(job.parent / "model" / "predictions.csv")
     rows = predicted["id"].str.removeprefix("person ").astype(int)
     own = {name: table.drop(columns="y", errors="ignore").iloc[rows] for name, table in tables.items()}
-    pooled = treaty.GBDTClassifier(n_estimators=2, min_child_samples=5).fit(own, tables["bank"]["y"].iloc[rows])
+    pooled = treaty.GBDTClassifier(n_estimators=2, min_child_samples=5, max_bin=64).fit(
+        own, tables["bank"]["y"].iloc[rows]
+    )
     np.testing.assert_array_equal(predicted["probability_1"], pooled.predict_proba(own)[:, 1])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import treaty
-from marks import all_but_first_slow
+from marks import slow
 from systems.logistic.playing import PAPER, linear_tables, play_logistic, weights_of
 from tables import cut_for_active, real_table
 from treaty.errors import ConfigError
@@ -60,8 +60,9 @@ def same(found, expected, tables) -> None:
     assert found.results["p0"].calibration == expected.results["p0"].calibration
 
 
-@pytest.mark.parametrize("form", all_but_first_slow(*FORMS))
-@pytest.mark.parametrize("behind", all_but_first_slow("p0", "p1", None))
+@pytest.mark.parametrize(
+    ("form", "behind"), [("lattice", "p0"), slow("lattice", "p1"), *(slow(form, None) for form in FORMS)]
+)
 def test_a_resumed_training_ends_as_an_undisturbed_one(form, behind, tmp_path):
     """Also where one party was cut off before it wrote its last epoch."""
     tables, y = linear_tables(2, rows=260)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from marks import all_but_first_slow
+from marks import all_but_first_slow, slow
 from systems.logistic.playing import (
     LEAD,
     PAPER,
@@ -60,14 +60,17 @@ def same_weights(tables, y, **changes):
     return played, fitted
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("parties", all_but_first_slow(3, 2))
+@pytest.mark.parametrize(
+    ("form", "parties"), [*((form, 3) for form in FORMS), *(slow(form, 2) for form in ("lattice-two", "ou", "ou-two"))]
+)
 def test_weights_are_those_of_the_pooled_optimiser(form, parties):
     same_weights(*linear_tables(parties, rows=260), **SMALL, **FORMS[form])
 
 
-@pytest.mark.parametrize("size", all_but_first_slow(240, 100))
-@pytest.mark.parametrize("form", all_but_first_slow("lattice", "ou", "ou-two", "ou-paper"))
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [("lattice", 240), *(slow(form, 100) for form in ("lattice", "ou", "ou-two", "ou-paper")), slow("ou-two", 240)],
+)
 def test_hessian_products_are_over_as_many_rows_as_asked_for(form, size):
     """Two batches, or part of one."""
     tables, y = linear_tables(2, rows=260)
@@ -88,7 +91,7 @@ def test_five_parties_train_by_gradient_descent(form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["lattice", "ou-two", "paillier", "paillier-paper"])
+@pytest.mark.parametrize("form", ["ou-two", "paillier", "paillier-paper"])
 def test_two_parties_train_by_gradient_descent(form):
     same_weights(*linear_tables(2, rows=260), protocol="sgd", max_iter=2, **FORMS[form])
 
@@ -435,8 +438,10 @@ def test_a_training_that_diverges_says_so():
 WEIGHT = np.random.default_rng(3).choice([0.5, 1.0, 4.0], 260)
 
 
-@pytest.mark.parametrize("form", all_but_first_slow("lattice", "ou", "ou-two", "paillier-two"))
-@pytest.mark.parametrize("parties", all_but_first_slow(3, 2))
+@pytest.mark.parametrize(
+    ("form", "parties"),
+    [("lattice", 3), *(slow(form, 3) for form in ("ou", "ou-two", "paillier-two")), slow("ou-two", 2)],
+)
 def test_weighted_rows_give_the_weights_of_the_pooled_optimiser(form, parties):
     tables, y = linear_tables(parties, rows=260)
     played, fitted = same_weights(tables, y, **SMALL, **FORMS[form], weight=WEIGHT, show_weights=True)

@@ -186,7 +186,7 @@ class ActiveParty:
 
         monkeypatch.setattr(encrypted_columns.EncryptedGradients, "start_tree", sending)
         monkeypatch.setattr(encrypted_columns.PassiveColumns, "sums", watching)
-        play_training(tables, y, n_estimators=1)
+        play_training(tables, y, n_estimators=1, max_bin=32)
         self.tables = tables
 
 

@@ -87,7 +87,7 @@ def test_differing_options_are_named_at_every_party():
         play_training(tables, y, replace=roles)
     assert set(SEEN) == {"p0", "p1", "p2"}
     for error in SEEN.values():
-        assert all(word in str(error) for word in ("max_bin", "16", "32", "p0", "p2")), error
+        assert all(word in str(error) for word in ("max_bin", "16", "64", "p0", "p2")), error
 
 
 def test_differing_row_counts_are_named_at_every_party():

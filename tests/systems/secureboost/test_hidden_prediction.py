@@ -64,7 +64,7 @@ def pooled(parts, tables):
     forest = parts["p0"].forest
     splits = join_splits([parts[name].splits for name in tables], [len(table.columns) for table in tables.values()])
     matrix = np.concatenate([table.matrix() for table in tables.values()], axis=1)
-    n_outputs, base = forest.objective.n_outputs, forest.objective.base_margin
+    n_outputs, base = forest.objective.n_outputs, forest.objective.base_margins
     plain = np.full((len(matrix), n_outputs), base)
     margins_from_values(forest.trees, splits, matrix, plain)
     largest = max(np.abs(tree.value).max() for tree in forest.trees)

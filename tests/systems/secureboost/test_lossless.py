@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import treaty
-from marks import all_but_first_slow
+from marks import all_but_first_slow, slow
 from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.crypto.sums import lattice_sums
@@ -33,16 +33,17 @@ def assert_lossless(federated, pooled, tables: dict) -> None:
     np.testing.assert_array_equal(getattr(federated, predict)(tables), getattr(pooled, predict)(tables))
 
 
-@pytest.mark.parametrize("parties", all_but_first_slow(3, 2, 5))
-@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+CHANGES = {"categories": with_categories, "missing": with_gaps, "plain": lambda X: X}
+
+
 @pytest.mark.parametrize(
-    "change",
-    all_but_first_slow(with_categories, with_gaps, lambda X: X),
-    ids=["categories", "missing", "plain"],
+    ("parties", "change"),
+    [(3, "categories"), slow(3, "missing"), slow(3, "plain"), slow(2, "missing"), slow(5, "categories")],
 )
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 def test_trees_and_predictions_equal_the_pooled_growers(parties, task, change):
     X, y = real_table(task)
-    tables = cut(change(X), parties)
+    tables = cut(CHANGES[change](X), parties)
     federated, pooled = fit_both(task, tables, y)
     assert len(federated.parts_) == parties
     assert_lossless(federated, pooled, tables)

@@ -23,7 +23,7 @@ from treaty.runs.job import load_job
 from treaty.runs.processes import free_ports
 
 TESTS = Path(__file__).parents[2]
-OPTIONS = {"n_estimators": 3, "min_child_samples": 5, "n_jobs": 1}
+OPTIONS = {"n_estimators": 3, "min_child_samples": 5, "max_bin": 32, "n_jobs": 1}
 
 
 @pytest.fixture(autouse=True)

@@ -68,7 +68,7 @@ def test_a_model_without_trees_explains_by_its_bias():
     parts[0].forest.trees.clear()
     played = explain(parts, tables)
     assert not np.any(played.results["party1"])
-    np.testing.assert_allclose(played.results["party0"].margins, parts[0].forest.objective.base_margin)
+    np.testing.assert_allclose(played.results["party0"].margins, parts[0].forest.objective.base_margins[0])
 
 
 def test_own_values_of_all_parties_equal_those_of_xgboost_on_the_joined_model():

@@ -57,7 +57,7 @@ def test_a_party_that_lost_everything_leaves_the_base_score():
     parts, tables = grow(frames, y, "multiclass", n_estimators=2)
     for part in parts.values():
         shorten(part, 0)
-    assert np.all(predicted(parts, tables) == parts["p0"].forest.objective.base_margin)
+    assert np.all(predicted(parts, tables) == parts["p0"].forest.objective.base_margins)
 
 
 def test_parts_of_different_models_are_refused():
@@ -75,7 +75,7 @@ def test_an_owner_decides_only_records_it_has():
     forest = parts["p0"].forest
     for tree in forest.trees:
         tree.record[tree.source == 1] += len(parts["p1"].splits)  # a tampered tree
-    assert np.all(predicted(parts, tables) == forest.objective.base_margin)
+    assert np.all(predicted(parts, tables) == forest.objective.base_margins)
 
 
 def joined(parts, tables):
@@ -94,7 +94,7 @@ def test_margins_leaves_and_stages_of_one_round_equal_those_from_values(task):
     stages = list(staged_margins(decided, forest.objective))
     assert len(stages) == 5
     for rounds, stage in enumerate(stages, start=1):
-        expected = np.full((len(y), n_outputs), forest.objective.base_margin)
+        expected = np.full((len(y), n_outputs), forest.objective.base_margins)
         margins_from_values(forest.trees[: rounds * n_outputs], splits, matrix, expected)
         np.testing.assert_array_equal(stage, expected)
     np.testing.assert_array_equal(margins(decided, forest.objective), stages[-1])
@@ -126,7 +126,7 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
 
     def add(party, step):
         add_trees = decisions.decided_by_all(party, parts["p0"], tables["p0"], 0, 1)
-        total = np.full((len(y), 3), forest.objective.base_margin)
+        total = np.full((len(y), 3), forest.objective.base_margins)
         for first in range(0, len(forest.trees), step):
             add_trees(forest.trees[first : first + step], total)
         for peer in party.peers:
@@ -143,7 +143,7 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
         for step in (3, 6, len(forest.trees))
     ]
     splits, matrix = joined(parts, tables)
-    expected = np.full((len(y), 3), forest.objective.base_margin)
+    expected = np.full((len(y), 3), forest.objective.base_margins)
     margins_from_values(forest.trees, splits, matrix, expected)
     for total in found:
         np.testing.assert_array_equal(total, expected)
@@ -155,7 +155,7 @@ def test_no_trees_leave_the_base_margin_and_no_leaves():
     forest = parts["p0"].forest
     del forest.trees[:]
     decided = collected(parts, tables).results["p0"]
-    assert np.all(margins(decided, forest.objective) == forest.objective.base_margin)
+    assert np.all(margins(decided, forest.objective) == forest.objective.base_margins)
     assert leaves(decided).shape == (len(y), 0)
     assert not list(staged_margins(decided, forest.objective))
 

@@ -33,7 +33,8 @@ def opened_by(monkeypatch: pytest.MonkeyPatch, system: Any, **options: Any) -> l
     X, y = real_table("binary")
     with monkeypatch.context() as patch:
         patch.setattr(encrypted, "SumsFinder", watching)
-        GBDTClassifier(system, n_jobs=1, random_state=0, **options).fit({"a": X.iloc[:, :6], "b": X.iloc[:, 6:]}, y)
+        model = GBDTClassifier(system, n_jobs=1, random_state=0, max_bin=32, **options)
+        model.fit({"a": X.iloc[:, :6], "b": X.iloc[:, 6:]}, y)
     return nodes
 
 

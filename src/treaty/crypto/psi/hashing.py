@@ -51,6 +51,15 @@ def digests(
     return out.view("<u8").astype(np.uint64, copy=False)
 
 
+def row_digests(rows: NDArray[np.uint64], words: int, threads: int = 1) -> NDArray[np.uint64]:
+    """Hash rows, uint64 (n, w), with BLAKE2b (RFC 7693) to so many words each, uint64 (n, words)."""
+    data = np.ascontiguousarray(rows, "<u8").view(np.uint8)
+    out = np.empty((len(rows), 8 * words), np.uint8)
+    function = sodium.address("crypto_generichash")
+    share(lambda a, b: sodium.hash_rows(function, data, out, a, b), len(rows), threads, _LEAST)
+    return out.view("<u8").astype(np.uint64, copy=False)
+
+
 def commit(leaves: NDArray[np.uint64], key: bytes) -> NDArray[np.uint8]:
     """Commit to a set of members with these `digests`, (n, 2): a Merkle tree's nodes over them, uint8 (NODES, 32).
 

@@ -16,6 +16,7 @@ from treaty.compute import share
 from treaty.crypto.psi import sodium
 from treaty.errors import CryptoError
 
+GENERATOR = np.frombuffer(bytes.fromhex("e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76"), np.uint8)
 ORDER = 2**252 + 27742317777372353535851937790883648493
 POINT = sodium.POINT
 _LEAST = 64  # points worth a thread of their own
@@ -33,11 +34,17 @@ def multiply(points: NDArray[np.uint8], scalar: NDArray[np.uint8], threads: int 
     The scalar is little-endian, in [1, ORDER); running time does not depend on it. Points are checked, wherever they
     come from: CryptoError counts those that are the identity or no canonical encoding of a point of the group.
     """
-    points = _rows(points, POINT)
-    out = np.empty_like(points)
-    function = sodium.address("crypto_scalarmult_ristretto255")
-    _refuse(lambda a, b: sodium.multiply_each(function, points, scalar, out, a, b), len(points), threads)
-    return out
+    return _combined("crypto_scalarmult_ristretto255", scalar[None], points, threads)
+
+
+def multiples(point: NDArray[np.uint8], scalars: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
+    """Multiply one point, uint8 (32,), by every scalar, (n, 32); scalars and errors as of `multiply`."""
+    return _combined("crypto_scalarmult_ristretto255", scalars, point[None], threads)
+
+
+def shifted(points: NDArray[np.uint8], point: NDArray[np.uint8], *, back: bool = False) -> NDArray[np.uint8]:
+    """Add one point, uint8 (32,), to every point, (n, 32), or subtract it (`back`); CryptoError where one is none."""
+    return _combined(f"crypto_core_ristretto255_{'sub' if back else 'add'}", points, point[None], 1)
 
 
 def validate(points: NDArray[np.uint8], threads: int = 1) -> None:
@@ -56,6 +63,16 @@ def from_uniform(uniform: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uin
     out = np.empty((len(uniform), POINT), np.uint8)
     function = sodium.address("crypto_core_ristretto255_from_hash")
     share(lambda start, stop: sodium.map_each(function, uniform, out, start, stop), len(uniform), threads, _LEAST)
+    return out
+
+
+def _combined(name: str, left: NDArray[np.uint8], right: NDArray[np.uint8], threads: int) -> NDArray[np.uint8]:
+    """Apply a function of two elements row by row; one of the arrays may have a single row for all of the other."""
+    left, right = _rows(left, POINT), _rows(right, POINT)  # scalars have as many bytes
+    total = min(len(left), len(right)) and max(len(left), len(right))
+    out = np.empty((total, POINT), np.uint8)
+    function = sodium.address(name)
+    _refuse(lambda a, b: sodium.combine_each(function, left, right, out, a, b), total, threads)
     return out
 
 

@@ -61,14 +61,18 @@ def _call(typing_context: Any, function: Any, arguments: Any) -> Any:
 
 
 @kernel
-def multiply_each(
-    function: int, points: NDArray[np.uint8], scalar: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
+def combine_each(
+    function: int, left: NDArray[np.uint8], right: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> int:
-    """Multiply points [start, stop) by one scalar; return how many were invalid, or the identity."""
+    """Combine rows [start, stop) of two arrays, (n, 32) or one for all, (1, 32); return how many were refused.
+
+    A product refuses invalid points and those that it makes the identity; a sum or difference refuses invalid ones.
+    """
+    of_left, of_right = 32 * (len(left) > 1), 32 * (len(right) > 1)
     refused = 0
     for row in range(start, stop):
-        at = 32 * row
-        if _call(function, (out.ctypes.data + at, scalar.ctypes.data, points.ctypes.data + at)) != 0:
+        one, other = left.ctypes.data + of_left * row, right.ctypes.data + of_right * row
+        if _call(function, (out.ctypes.data + 32 * row, one, other)) != 0:
             refused += 1
     return refused
 
@@ -129,3 +133,11 @@ def digest_each(
         begin = offsets[rows[k]]
         length = offsets[rows[k] + 1] - begin
         _call(function, (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, len(key)))
+
+
+@kernel
+def hash_rows(function: int, rows: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int) -> None:
+    """Hash rows [start, stop), (n, w), with BLAKE2b without a key to rows of `out`, (n, bytes)."""
+    for row in range(start, stop):
+        at = rows.ctypes.data + rows.shape[1] * row
+        _call(function, (out.ctypes.data + out.shape[1] * row, out.shape[1], at, rows.shape[1], 0, 0))

@@ -94,7 +94,7 @@ class OwnList:
     def raised(self, points: Array, part: slice, peer: str) -> NDArray[np.uint8]:
         """Return a peer's points raised to the own key, uint8 (n, 32)."""
         received = points_of(points, part, peer, "BlindedPoints")
-        return valid(peer, "BlindedPoints", lambda: ristretto.multiply(received, self._key, self.threads))
+        return valid(peer, "BlindedPoints.points", lambda: ristretto.multiply(received, self._key, self.threads))
 
 
 def points_of(points: Array, part: slice, peer: str, what: str) -> NDArray[np.uint8]:
@@ -108,7 +108,7 @@ def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
     try:
         return work()
     except CryptoError as error:
-        raise PeerProtocolError(peer, f"{error} - at {what}.points from {peer}") from None
+        raise PeerProtocolError(peer, f"{error} - at {what} from {peer}") from None
 
 
 def array_of(data: bytes) -> Array:

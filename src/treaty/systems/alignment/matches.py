@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +11,20 @@ from numpy.typing import NDArray
 from treaty.compute import Integers
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import PeerProtocolError
-from treaty.systems.alignment.blinded_lists import OwnList
 
 VALUE = np.dtype([("value", np.uint64, (2,))])  # what is kept of a double-encrypted point
 MINE = np.dtype([*VALUE.descr, ("number", np.int32)])  # with the number of the own id
 THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])  # with the place in the list of the party whose id it is
 PAIR = np.dtype([*THEIRS.descr, ("number", np.int32)])
+
+
+class Listed(Protocol):
+    """A party's ids and padding in a secret order."""
+
+    size: int
+
+    def numbers(self, part: slice) -> Integers:
+        """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
 
 
 def in_both(left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str) -> tuple[Integers, Integers]:
@@ -62,17 +71,13 @@ def held_by_all(pairs: dict[str, SortedRecords], n_ids: int, scratch: Scratch) -
     return kept
 
 
-def confirmed(
-    told: SortedRecords, own: OwnList, made: SortedRecords, size: int, n_ids: int, active: str, scratch: Scratch
-) -> SortedRecords:
+def confirmed(told: SortedRecords, own: Listed, n_ids: int, active: str, scratch: Scratch) -> SortedRecords:
     """Return the own ids that the active party says are common, of type `PAIR`, by number.
 
-    `told` are places in the own list with values (`THEIRS`, by place); `made` the `size` values of step 3 (`VALUE`, by
-    value), all the values there can be. Raises PeerProtocolError where a place is told twice or is padding, or a value
-    was not made in step 3.
+    `told` are places in the own list with values (`THEIRS`, by place). Raises PeerProtocolError where a place is told
+    twice or is padding.
     """
     pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
-    values = scratch.sorted(VALUE, "value", WORDS, size)
     twice = padding = False
     for part in told.parts():
         if len(part):
@@ -80,19 +85,26 @@ def confirmed(
             number = own.numbers(slice(int(place[0]), int(place[-1]) + 1))[place - place[0]]
             twice |= bool(np.any(place[1:] == place[:-1]))
             padding |= bool(np.any(number >= n_ids))
-            number = np.minimum(number, n_ids - 1)
-            pairs.add(records(PAIR, value=part["value"], place=place, number=number))
-            values.add(records(VALUE, value=part["value"]))
+            pairs.add(records(PAIR, value=part["value"], place=place, number=np.minimum(number, n_ids - 1)))
     if twice:
         raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
     if padding:
         raise PeerProtocolError(active, f"expected no match of a random point - at Matches.places from {active}")
+    return pairs
+
+
+def check_made(told: SortedRecords, made: SortedRecords, size: int, active: str, scratch: Scratch) -> None:
+    """Check that the values told, of type `THEIRS`, are among the `size` made in step 3, of type `VALUE` and by value.
+
+    Raises PeerProtocolError where one was not made then, or is told twice.
+    """
+    values = scratch.sorted(VALUE, "value", WORDS, size)
+    for part in told.parts():
+        values.add(records(VALUE, value=part["value"]))
     known = sum(
         len(in_both(left["value"], right["value"], active)[0])
         for left, right in zip(values.parts(), made.parts(), strict=True)
     )
+    values.close()
     if known < len(told):
         raise PeerProtocolError(active, f"expected values made in step 3, got others - at Matches.values from {active}")
-    for done in (told, values, made, own):
-        done.close()
-    return pairs

@@ -1,5 +1,7 @@
 """Alignment: private set intersection by commutative encryption over ristretto255 (ECDH-PSI).
 
+Long lists take steps 2 to 5 another way: `alignment.oblivious_values`.
+
 Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an elliptic
 curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe, 2004.
 
@@ -42,14 +44,15 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
 
-from treaty.compute import Integers, pieces
-from treaty.crypto.psi import ristretto
-from treaty.data.ids import RULES, Ids, OnDuplicate
-from treaty.data.large import IN_MEMORY, WORDS, Scratch, SortedRecords, records
+from treaty.compute import Integers
+from treaty.crypto.psi import cuckoo
+from treaty.data.ids import RULES, Ids, OnDuplicate, Psi
+from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.agreement import agree
@@ -64,14 +67,13 @@ from treaty.systems.alignment.blinded_lists import (
     bytes_of,
     committed,
     from_bytes,
-    points_of,
     to_bytes,
-    valid,
-    values_of,
 )
 from treaty.systems.alignment.common_order import prove, ranked, verify
 from treaty.systems.alignment.joined_rows import arrange, arranged, joined
-from treaty.systems.alignment.matches import MINE, PAIR, THEIRS, VALUE, confirmed, held_by_all, matched
+from treaty.systems.alignment.matches import PAIR, THEIRS, check_made, confirmed, held_by_all
+from treaty.systems.alignment.oblivious_values import SecretOrder, answer_values, confirm, find_by_values
+from treaty.systems.alignment.points import answer_points, find_by_points
 
 ResultTo = Literal["both", "active"]
 Progress = Callable[[int, int], None]
@@ -79,6 +81,9 @@ Progress = Callable[[int, int], None]
 
 BATCH = 1 << 14
 """Points per message: half a megabyte, about a second's work."""
+
+LONG = 1 << 13
+"""From this bucket on of either list "auto" takes KKRT, whose base transfers take as long as some 2000 ids' points."""
 
 CAUSES = (
     "the usual causes are padding zeros that one party's file lost, upper and lower case, hashes of another form or "
@@ -95,18 +100,6 @@ class ListSummary(Message):
     size: int
     commitment: Array
     salt: Array | None = None
-
-
-class BlindedPoints(Message):
-    """Points uint8 (n, 32): own ids under the own key, and padding. Tell nothing without the key."""
-
-    points: Array
-
-
-class RaisedPoints(Message):
-    """The receiver's points, raised to the sender's key as well, in the order they came."""
-
-    points: Array
 
 
 class Matches(Message):
@@ -149,15 +142,17 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignmentOptions:
-    """How to align; `result_to`, `batch` and whether ids are committed to must be the same at all parties.
+    """How to align; `psi`, `result_to`, `batch` and whether ids are committed to must be the same at all parties.
 
-    `result_to` is who learns which ids all hold; under "active" nobody else learns even how many, or that there are
-    none. `batch` is points per message. `log` is where runs are noted, whose number it limits; None: they are neither
-    counted nor limited. With `commits` the log holds commitments to the ids as well, else it counts alone. `progress`
-    is called with points done and points in all. Lists longer than `in_memory` lie in temporary files
-    (`treaty.data.large`).
+    `psi` is how common ids are found: `Psi` "ecdh" is this module's table, "kkrt" `alignment.oblivious_values`, and
+    "auto" takes the second for long lists, the first for others. `result_to` is who learns which ids all hold; under
+    "active" nobody else learns even how many, or that there are none. `batch` is points per message. `log` is where
+    runs are noted, whose number it limits; None: they are neither counted nor limited. With `commits` the log holds
+    commitments to the ids as well, else it counts alone. `progress` is called with points done and points in all.
+    Lists longer than `in_memory` lie in temporary files (`treaty.data.large`).
     """
 
+    psi: Psi = "auto"
     result_to: ResultTo = "both"
     batch: int = BATCH
     log: RunLog | None = None
@@ -169,12 +164,14 @@ class AlignmentOptions:
 
 _DEFAULTS = AlignmentOptions()
 
+_KKRT = {"auto": "by long lists (KKRT): ", "kkrt": "by KKRT: "}
+
 
 @dataclass(frozen=True, slots=True)
-class _Lists:
-    """The outcome of step 1: the own blinded list; `sizes` and `changed` of the peers' as in `Alignment`."""
+class _Met:
+    """The outcome of step 1: the domain of H; `sizes` and `changed` of the peers' lists as in `Alignment`."""
 
-    own: OwnList
+    domain: bytes
     sizes: dict[str, int]
     changed: dict[str, int | None]
 
@@ -192,10 +189,8 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
     """
     both, batch, threads = options.result_to == "both", options.batch, options.threads
     with Scratch(options.in_memory) as scratch:
-        lists = _introduce(party, ids, secrets.token_bytes(32), options, scratch)
-        mine, theirs = _exchange(party, lists, options, scratch)
-        lists.own.close()
-        pairs = {peer: matched(mine[peer], theirs[peer], len(ids), peer, scratch) for peer in party.peers}  # step 5
+        met = _introduce(party, ids, secrets.token_bytes(32), options, scratch)
+        pairs = _find(party, ids, met, options, scratch)
         pairwise = {peer: len(matches) for peer, matches in pairs.items()}
         pairs = held_by_all(pairs, len(ids), scratch)
         n_common = len(pairs[party.peers[0]])
@@ -205,7 +200,7 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
         if n_common == 0:
             if not both:
                 party.close()  # otherwise peers would be told of the error below
-                _note_end(party, lists, options, 0)
+                _note_end(party, ids, met, options, 0)
             shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
             raise DataError(
                 f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); {CAUSES}",
@@ -214,60 +209,30 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
         key = secrets.token_bytes(32)
         common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
         for number, peer in enumerate(party.peers if both else ()):
-            _send_matches(party, peer, pairs[peer], lists.sizes[peer], key, batch, scratch)
+            _send_matches(party, peer, pairs[peer], met.sizes[peer], key, batch, scratch)
             if number:  # the same ids, with values under this peer's key
                 common.close()
                 common = ranked(ids, pairs[peer], key, threads, scratch)
             prove(party, peer, ids, pairs[peer], common, threads, scratch)
             pairs[peer].close()
         rows = _common_rows(ids, common, lambda own: arrange(party, own, batch) if both else (own, np.ones_like(own)))
-        _note_end(party, lists, options, n_common)
-    return _learned(ids, lists, rows, n_common, pairwise)
+        _note_end(party, ids, met, options, n_common)
+    return _learned(ids, met, rows, n_common, pairwise)
 
 
-def _exchange(
-    party: Party, lists: _Lists, options: AlignmentOptions, scratch: Scratch
-) -> tuple[dict[str, SortedRecords], dict[str, SortedRecords]]:
-    """Go through steps 2 to 4 with all peers at once; return, by peer, the own and its list double-encrypted.
-
-    The next batch is sent before answers to the last are awaited, so that both sides compute at the same time.
-    """
-    own, sizes = lists.own, lists.sizes
-    mine, theirs = (
-        {peer: scratch.sorted(kind, "value", WORDS, max(own.size, size)) for peer, size in sizes.items()}
-        for kind in (MINE, THEIRS)
-    )
-    parts = pieces(own.size, options.batch)
-    their_parts = {peer: pieces(size, options.batch) for peer, size in sizes.items()}
-    done, total = 0, own.size + sum(sizes.values())
-
-    def advance(points: int) -> None:
-        nonlocal done
-        done += points
-        if options.progress is not None:
-            options.progress(done, total)
-
-    def send(number: int) -> None:
-        if number < len(parts):
-            blinded = BlindedPoints(Array.of(own.blinded(parts[number])))
-            for peer in party.peers:
-                party.send(peer, blinded)
-            advance(parts[number].stop - parts[number].start)
-
-    send(0)
-    for number in range(max(len(parts), *map(len, their_parts.values()))):
-        send(number + 1)
-        for peer in party.peers:
-            if number < len(parts):
-                raised = points_of(party.receive(peer, RaisedPoints).points, parts[number], peer, "RaisedPoints")
-                valid(peer, "RaisedPoints", lambda raised=raised: ristretto.validate(raised, own.threads))  # type: ignore[misc]
-                mine[peer].add(records(MINE, value=values_of(raised), number=own.numbers(parts[number])))
-            if number < len(their_parts[peer]):
-                part = their_parts[peer][number]
-                raised = own.raised(party.receive(peer, BlindedPoints).points, part, peer)
-                theirs[peer].add(records(THEIRS, value=values_of(raised), place=np.arange(part.start, part.stop)))
-                advance(part.stop - part.start)
-    return mine, theirs
+def _find(party: Party, ids: Ids, met: _Met, options: AlignmentOptions, scratch: Scratch) -> dict[str, SortedRecords]:
+    """Go through steps 2 to 5; return, by peer, the ids that it has, too, of type `PAIR`, by number."""
+    size, sizes = bucket(len(ids)), met.sizes
+    by_kkrt = [peer for peer in party.peers if _takes_kkrt(options.psi, size, sizes[peer])]
+    by_ecdh = [peer for peer in party.peers if peer not in by_kkrt]
+    advance = _progress(options, size * (bool(by_kkrt) + bool(by_ecdh)) + sum(sizes.values()))
+    pairs: dict[str, SortedRecords] = {}
+    if by_ecdh:
+        own = OwnList(ids, met.domain, options.threads, scratch)
+        pairs = find_by_points(party, by_ecdh, own, sizes, len(ids), options.batch, scratch, advance)
+    if by_kkrt:
+        pairs |= find_by_values(party, by_kkrt, ids, sizes, options.threads, scratch, advance)
+    return {peer: pairs[peer] for peer in party.peers}
 
 
 def _send_matches(
@@ -290,79 +255,109 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
     """Align with the active party, `party.peers[0]`; result and errors as of `align_active`."""
     (active,) = party.peers
     with Scratch(options.in_memory) as scratch:
-        lists = _introduce(party, ids, None, options, scratch)
-        own, size = lists.own, lists.sizes[active]
-        made = scratch.sorted(VALUE, "value", WORDS, size)
-        parts, own_parts = pieces(size, options.batch), pieces(own.size, options.batch)
-        done = 0
-        for number in range(max(len(parts), len(own_parts))):
-            if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
-                raised = own.raised(party.receive(active, BlindedPoints).points, parts[number], active)
-                party.send(active, RaisedPoints(Array.of(raised)))
-                made.add(records(VALUE, value=values_of(raised)))
-                done += len(raised)
-            if number < len(own_parts):  # step 4
-                blinded = own.blinded(own_parts[number])
-                party.send(active, BlindedPoints(Array.of(blinded)))
-                done += len(blinded)
-            if options.progress is not None:
-                options.progress(done, size + own.size)
+        met = _introduce(party, ids, None, options, scratch)
+        size = met.sizes[active]
+        advance = _progress(options, bucket(len(ids)) + size)
+        own: OwnList | SecretOrder
+        if _takes_kkrt(options.psi, size, bucket(len(ids))):
+            own = order = answer_values(party, active, ids, size, options.threads, scratch, advance)
+            check = partial(confirm, own=order, active=active)
+        else:
+            own = OwnList(ids, met.domain, options.threads, scratch)
+            made = answer_points(party, active, own, size, options.batch, scratch, advance)
+            check = partial(check_made, made=made, size=size, active=active, scratch=scratch)
         if options.result_to == "active":
             party.receive(active, AlignmentEnd)
-            _note_end(party, lists, options, None)
-            return _learned(ids, lists, np.zeros(0, np.int64), None)
-        pairs, key = _receive_matches(party, active, own, made, size, len(ids), scratch)
+            _note_end(party, ids, met, options, None)
+            return _learned(ids, met, np.zeros(0, np.int64), None)
+        pairs, key = _receive_matches(party, active, own, check, len(ids), scratch)
         common = ranked(ids, pairs, key, options.threads, scratch)
         verify(party, active, ids, pairs, common, options.threads, scratch)
         rows = _common_rows(ids, common, lambda own: arranged(party, active, own, options.batch))
-        _note_end(party, lists, options, len(common))
-    return _learned(ids, lists, rows, len(common))
+        _note_end(party, ids, met, options, len(common))
+    return _learned(ids, met, rows, len(common))
 
 
 def _receive_matches(
-    party: Party, active: str, own: OwnList, made: SortedRecords, size: int, n_ids: int, scratch: Scratch
+    party: Party,
+    active: str,
+    own: OwnList | SecretOrder,
+    check: Callable[[SortedRecords], None],
+    n_ids: int,
+    scratch: Scratch,
 ) -> tuple[SortedRecords, bytes]:
-    """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order."""
+    """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order; `check` is for values."""
     told = scratch.sorted(THEIRS, "place", own.size, own.size)
     outside = False
-    while not isinstance(answer := party.receive(active, Matches, OrderKey), OrderKey):
-        assert isinstance(answer, Matches)
-        place = view(answer.places, np.int32, (None,), peer=active, what="Matches.places")
+    while not isinstance(message := party.receive(active, Matches, OrderKey), OrderKey):
+        assert isinstance(message, Matches)
+        place = view(message.places, np.int32, (None,), peer=active, what="Matches.places")
         if len(place) == 0 or len(told) + len(place) > own.size:
             raise PeerProtocolError(active, f"expected 1 to {own.size} places - at Matches.places from {active}")
         outside |= bool(np.any(place < 0) or np.any(place >= own.size))
-        values = from_bytes(view(answer.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
+        values = from_bytes(view(message.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
         told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
-    key = bytes_of(answer.key, active, "OrderKey.key")
+    key = bytes_of(message.key, active, "OrderKey.key")
     if len(told) == 0:
         raise PeerProtocolError(active, f"expected common ids before OrderKey, got none - from {active}")
     if outside:
         raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
-    return confirmed(told, own, made, size, n_ids, active, scratch), key
+    pairs = confirmed(told, own, n_ids, active, scratch)
+    check(told)
+    told.close()
+    own.close()
+    return pairs, key
 
 
 # ---------------------------------------------------------------- both
 
 
-def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOptions, scratch: Scratch) -> _Lists:
+def _takes_kkrt(psi: Psi, active: int, passive: int) -> bool:
+    """Tell, by the buckets of an active party's list and a passive one's, how the two find their common ids."""
+    long = max(active, passive) >= LONG and active <= cuckoo.MOST
+    return psi == "kkrt" or (psi == "auto" and long)
+
+
+def _progress(options: AlignmentOptions, total: int) -> Callable[[int], None]:
+    """Return what counts ids and padding done, and tells `options.progress`."""
+    done = 0
+
+    def advance(ids: int) -> None:
+        nonlocal done
+        done += ids
+        if options.progress is not None:
+            options.progress(done, total)
+
+    return advance
+
+
+def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOptions, scratch: Scratch) -> _Met:
     """Step 1: agree on options, exchange summaries of the lists, and log the run before any id is used.
 
     `salt` is the active party's, None at a passive one.
     """
-    result_to, batch, log = options.result_to, options.batch, options.log
+    result_to, batch, log, leads = options.result_to, options.batch, options.log, salt is not None
     if result_to not in get_args(ResultTo):
         raise ConfigError(f"expected result_to of {', '.join(get_args(ResultTo))}, got {result_to!r}")
+    if options.psi not in get_args(Psi):
+        raise ConfigError(f"expected psi of {', '.join(get_args(Psi))}, got {options.psi!r}")
     if batch < 1:
         raise ConfigError(f"expected batch of at least 1, got {batch}")
     if len(ids) > LARGEST:
         raise DataError(
             f"{party.name}: expected at most {LARGEST} ids, got {len(ids)}", public="its table is too large"
         )
+    if options.psi == "kkrt" and leads and len(ids) > cuckoo.MOST:
+        raise DataError(
+            f'{party.name}: expected at most {cuckoo.MOST} ids of the active party with psi "kkrt", got {len(ids)}; '
+            'take "auto" or "ecdh"',
+            public='its table is too large for psi "kkrt"',
+        )
     agree(
         party,
         {
             "rules of equal ids": RULES, "normalise": list(ids.normalise), "on_duplicate": ids.on_duplicate,
-            "result_to": result_to, "batch": batch, "run log": options.commits and log is not None,
+            "psi": options.psi, "result_to": result_to, "batch": batch, "run log": options.commits and log is not None,
         },
     )  # fmt: skip
     commitment = np.zeros((0, 32), np.uint8)
@@ -379,12 +374,14 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         if not SMALLEST <= size <= LARGEST or bucket(size) != size:
             expected = f"expected a bucket of at least {SMALLEST}, got {size}"
             raise PeerProtocolError(peer, f"{expected} - at ListSummary from {peer}")
+        if options.psi == "kkrt" and not leads and size > cuckoo.MOST:
+            raise PeerProtocolError(peer, f"expected at most {cuckoo.MOST}, got {size} - at ListSummary from {peer}")
         theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="ListSummary.commitment")
         if answer.kind != ids.kind:
             raise ConfigError(
                 f"expected ids of one kind everywhere, got {ids.kind} at {party.name} and {clean(answer.kind, 20)} at "
-                f"{peer}; convert the column of one of them, or, in a job, say text = true under [align] where a CSV "
-                "file has the numbers"
+                f"{peer}; bring back padding zeros that one file has lost, convert the column of one of them, or, in a "
+                "job, say text = true under [align]"
             )
         if salt is None:
             if answer.salt is None:
@@ -395,8 +392,7 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     if log is not None:
         for peer in party.peers:
             changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
-    domain = _DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest()
-    return _Lists(OwnList(ids, domain, options.threads, scratch), sizes, changed)
+    return _Met(_DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest(), sizes, changed)
 
 
 def _common_rows(ids: Ids, common: SortedRecords, lay_out: Callable[[Integers], tuple[Integers, Integers]]) -> Integers:
@@ -407,31 +403,45 @@ def _common_rows(ids: Ids, common: SortedRecords, lay_out: Callable[[Integers], 
     return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
 
 
-def _note_end(party: Party, lists: _Lists, options: AlignmentOptions, n_common: int | None) -> None:
+def _note_end(party: Party, ids: Ids, met: _Met, options: AlignmentOptions, n_common: int | None) -> None:
     """Note in the log, if there is one, that the run is over, and how many common ids this party learned of."""
     if options.log is not None:
-        for peer, size in lists.sizes.items():
-            options.log.finish(party.job, peer, lists.own.size, size, n_common)
+        for peer, size in met.sizes.items():
+            options.log.finish(party.job, peer, bucket(len(ids)), size, n_common)
 
 
 def _learned(
-    ids: Ids, lists: _Lists, rows: Integers, n_common: int | None, pairwise: dict[str, int] | None = None
+    ids: Ids, met: _Met, rows: Integers, n_common: int | None, pairwise: dict[str, int] | None = None
 ) -> Alignment:
-    return Alignment(rows, n_common, len(ids), ids.n_null, ids.n_repeated, lists.sizes, pairwise or {}, lists.changed)
+    return Alignment(rows, n_common, len(ids), ids.n_null, ids.n_repeated, met.sizes, pairwise or {}, met.changed)
 
 
 def disclosures(
-    active: str, others: Sequence[str], result_to: ResultTo = "both", on_duplicate: OnDuplicate = "error"
+    active: str,
+    others: Sequence[str],
+    result_to: ResultTo = "both",
+    on_duplicate: OnDuplicate = "error",
+    psi: Psi = "auto",
 ) -> dict[str, list[str]]:
     """Say in words what each party learned beyond its own ids, by party; `active` is the active one."""
     sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
     log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
     learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
+    if psi != "ecdh":
+        learned[active].append(
+            f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could test any ids against the "
+            f"lists of {', '.join(others)}, also after the run"
+        )
     for name in others:
         found = (
             f"which of its own ids all parties hold (that {active} shares further ones with others it does not learn)"
         )
         learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), log]
+        if psi != "ecdh" and result_to == "both":
+            learned[name].append(
+                f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn of {active}'s "
+                "other ids from which of its own are said to be common"
+            )
     if on_duplicate == "expand" and result_to == "both":
         learned[active].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
         for place, name in enumerate(others):

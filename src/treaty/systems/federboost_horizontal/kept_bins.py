@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from treaty.errors import PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
@@ -134,9 +135,18 @@ def _read(seat: Seat) -> list[KeptBins]:
 
 
 def _rows_of(seat: Seat) -> bytes:
-    """Digest own rows, labels and weights, which bound gradients, and classes; of a leader without rows, nothing."""
+    """Digest own rows, labels and weights, which bound gradients; of a leader without rows, nothing.
+
+    Labels count as the classes that own rows are of: in threads those of all parties are known, a file has its own.
+    """
     data = seat.data
-    return b"" if data is None else fingerprint([(data.table, (data.y, data.weight))], seat.classes or ())
+    if data is None:
+        return b""
+    y, classes = data.y, seat.classes or ()
+    if classes:
+        present, number = np.unique(y, return_inverse=True)
+        y, classes = number.astype(np.float64), [classes[int(k)] for k in present]
+    return fingerprint([(data.table, (y, data.weight))], classes)
 
 
 def _setting_of(seat: Seat) -> bytes:

@@ -51,7 +51,7 @@ from treaty.systems.fedxgb.sums.edge import DomainSums
 from treaty.systems.fedxgb.sums.server import Sum, SurvivorReport, Users
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
-from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
+from treaty.systems.horizontal.quantiles import CommonBins, ProbeRequest, note_search, unpack_bins
 from treaty.systems.horizontal.rows import schema_of
 from treaty.systems.system import Seat
 
@@ -99,10 +99,17 @@ def edge(seat: Seat) -> None:
     rows: Rows = None
     order = Order(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
     limits = ServerLimits(server, seat.common.n_estimators, seat.common.max_depth)
+    progress = seat.progress or (lambda done, part: None)
+    progress(0, None)
     while order.state != "over":
         told = party.receive(server, *order.allowed, follow=True)
         order.take(told)
+        before = limits.finished
         limits.take(told)
+        if limits.finished > before:
+            progress(limits.finished, None)
+        elif isinstance(told, ProbeRequest):
+            note_search(seat.phase, limits.probes)
         match told:
             case Sum():
                 limits.sums.take(told.number)

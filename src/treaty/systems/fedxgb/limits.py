@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Message
-from treaty.systems.fedxgb.messages import RoundStart, Splits
+from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
 from treaty.systems.fedxgb.paper.routing import ShownSplits
-from treaty.systems.fedxgb.secpred.routing import SplitShares, Turn
+from treaty.systems.fedxgb.secpred.routing import LeafShares, SplitShares, Turn
 from treaty.systems.fedxgb.sums.user import ATTEMPTS
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
 
@@ -44,7 +44,7 @@ class ServerLimits:
 
     def __init__(self, server: str, n_estimators: int, max_depth: int) -> None:
         self._server, self._n_estimators, self._max_depth = server, n_estimators, max_depth
-        self.rounds = self._void = self._probes = 0
+        self.rounds = self.finished = self._void = self.probes = 0
         self._levels = -1  # of the round; -1 before the first
         self.sums = SumLimit(server)
 
@@ -54,8 +54,8 @@ class ServerLimits:
             case Count():
                 self.sums.due()
             case ProbeRequest():
-                self._probes += 1
-                self._check(self._probes <= MOST_ROUNDS, f"{MOST_ROUNDS} requests for probes at most")
+                self.probes += 1
+                self._check(self.probes <= MOST_ROUNDS, f"{MOST_ROUNDS} requests for probes at most")
                 self.sums.due()
             case RoundStart():
                 again, self._levels = self._levels == 0, 0
@@ -67,6 +67,8 @@ class ServerLimits:
                 self._levels += 1
                 self._check(self._levels <= self._max_depth, f"{self._max_depth} levels in a tree at most")
                 self.sums.due(one=self._levels < self._max_depth)
+            case Values() | LeafShares() | Turn(leaves=True):
+                self.finished = self.rounds
 
     def _check(self, fine: bool, expected: str) -> None:
         if not fine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from treaty.systems.horizontal.quantiles import (
     CommonBins,
     Count,
     Opening,
+    ProbeRequest,
     choose_bins,
+    note_search,
     told_by_search,
     unpack_bins,
 )
@@ -49,8 +52,14 @@ def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
     opened = crowd.total(opening.length)
     n_rows, objective = opening.rows(opened), opening.bounded(opened, objective)
     objective.check_sums(n_rows)
+    asked = count(1)
+
+    def ask(probes: ProbeRequest) -> None:
+        note_search(seat.phase, next(asked))
+        crowd.tell(probes)
+
     bins, smallest = choose_bins(
-        lambda own, length: crowd.total(length), crowd.tell, opening, opened, schema, common.max_bin,
+        lambda own, length: crowd.total(length), ask, opening, opened, schema, common.max_bin,
         own=None, least_rows=common.fewest_rows, most_rounds=MOST_ROUNDS, threads=seat.threads,
     )  # fmt: skip
     fewest = int(smallest[smallest > 0].min(initial=n_rows))

@@ -42,11 +42,12 @@ from treaty.systems.horizontal.quantiles import (
     ProbeRequest,
     agreed_objective,
     answer_probes,
+    note_search,
     unpack_bins,
 )
 from treaty.systems.horizontal.rows import common_rows, own_seed, printed_rows, schema_of
 from treaty.systems.pooled.training import objective_for
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, Phase, Seat
 from treaty.trees.boosting import draw
 from treaty.trees.objectives import Objective
 from treaty.trees.slots import Cells, SlotShard
@@ -94,13 +95,18 @@ def user(seat: Seat) -> NDArray[np.float64]:
     sums = sums_as(party, edge, credentials, credentials.seed_with(seat.cast.active, task.server), seat.absence)
     sums.heard.hear(task)
     instructions = _Instructions(party, edge, sums, Order(user_order(options), "begun"))
-    agreed = _answer_search(instructions, rows, objective, common.max_bin)
+    agreed = _answer_search(instructions, rows, objective, common.max_bin, seat.phase)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
     follower = _Follower(seat, rows, objective, agreed, summary, seed)
     instructions.vector = follower.vector
+    progress = seat.progress or (lambda done, part: None)
+    progress(0, None)
     while not isinstance(told := instructions.next(), TrainingEnd):
+        before = follower.finished
         follower.take(told)
+        if follower.finished > before:
+            progress(follower.finished, None)
         if isinstance(told, RoundStart):
             _answer_start(party, edge, sums, fits=follower.fits)
             if seat.keeper is not None and follower.rounds == ROUNDS:
@@ -168,13 +174,16 @@ class _Instructions:
             return None
 
 
-def _answer_search(instructions: _Instructions, rows: LabelledRows, objective: Objective, max_bin: int) -> CommonBins:
+def _answer_search(
+    instructions: _Instructions, rows: LabelledRows, objective: Objective, max_bin: int, phase: Phase | None
+) -> CommonBins:
     """Contribute to the search for bins; return the ones agreed on."""
     opening, edge = Opening(rows.table.schema, bounds=True), instructions.edge
     instructions.next()  # Count
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], 1)
     instructions.vector = lambda: opening.of(rows.table, objective)
-    for _ in range(MOST_ROUNDS + 1):
+    for asked in range(MOST_ROUNDS + 1):
+        note_search(phase, asked)
         told = instructions.next()
         if isinstance(told, CommonBins):
             return told
@@ -231,6 +240,7 @@ class _Follower:
         self.shard = SlotShard(codes, rows.y, rows.weight, common, cells)
         self._seed = own_seed(self._common.random_state, self._party.name)
         self._n_features, self.rounds, self._void, self._depth = len(schema.names), 0, 0, 0
+        self.finished = 0  # rounds whose leaf values the rows have
         self._way: ComparedRows | SharedRows | None = None  # down trees that users do not know
         layout, edges = layout_of(bins, may_miss), seat.cast.having("edge")
         if options.exposes == "paper":
@@ -264,11 +274,11 @@ class _Follower:
             case SideShares(), SharedRows() as way:
                 self._route(way.left({self._edge: told}, trees))
             case ValueShares(), SharedRows() as way:
-                self.shard.finish(way.values({self._edge: told}, trees))
+                self._add(way.values({self._edge: told}, trees))
             case Turn(leaves=False), SharedRows() as way:
                 self._route(way.left({}, trees))
             case Turn(), SharedRows() as way:
-                self.shard.finish(way.values({}, trees))
+                self._add(way.values({}, trees))
 
     def _start(self, told: RoundStart) -> None:
         shard, common = self.shard, self._common
@@ -313,7 +323,12 @@ class _Follower:
         values = view(told.values, np.float64, shape, peer=self._edge, what="Values.values")
         if not np.all(np.abs(values) < MOST_VALUE):
             raise self._wrong("finite leaf values")
-        self.shard.finish(np.take_along_axis(values, self.shard.slots, axis=1))
+        self._add(np.take_along_axis(values, self.shard.slots, axis=1))
+
+    def _add(self, values: NDArray[np.float64]) -> None:
+        """Add each row's leaf values, float64 (n_outputs, n_rows), which end a round."""
+        self.shard.finish(values)
+        self.finished = self.rounds
 
     def _wrong(self, expected: str) -> PeerProtocolError:
         return PeerProtocolError(self._edge, f"expected {expected} - from {self._edge}")

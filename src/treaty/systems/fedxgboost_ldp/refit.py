@@ -19,7 +19,7 @@ def refit_leaves(
     `leaves`, int32 (n_rows, n_trees), is the leaf each row ends in; `rules` are in the objective's fixed point.
     """
     objective = forest.objective
-    margins = np.full((len(y), objective.n_outputs), objective.base_margin)
+    margins = np.full((len(y), objective.n_outputs), objective.base_margins)
     for first in range(0, len(forest.trees), objective.n_outputs):
         grads, hesses, _ = objective.gradients(margins, y, weight, threads)
         for output, (grad, hess) in enumerate(zip(grads, hesses, strict=True)):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from treaty.errors import ConfigError
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
-from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
+from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction
 
 PAPER_LEAKS = (
     "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "
@@ -57,6 +57,7 @@ class FedXGBoostSMM(SystemOptions):
     """
 
     system: ClassVar[str] = "fedxgboost-smm"
+    default_bins: ClassVar[int] = CIPHER_BINS
     paper_bins: ClassVar[int | None] = 20
     may_change: ClassVar[frozenset[str]] = frozenset(
         {"backend", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}

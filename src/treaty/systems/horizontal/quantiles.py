@@ -23,6 +23,7 @@ from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sor
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.systems.system import Phase
 from treaty.trees.objectives import Objective
 
 MOST_ROUNDS = 34  # of the quantile search
@@ -155,6 +156,12 @@ def choose_bins(
         category_bins[f], has_other[f], n_bins[f] = category_bins_of(counts, max_bin)
     bins = Bins(schema, tuple(cuts), tuple(category_bins), tuple(has_other), n_bins)
     return bins, search.smallest_interval()
+
+
+def note_search(phase: Phase | None, rounds: int) -> None:
+    """Tell a seat's `phase` how many rounds of the search for bins there were; it may end after fewer than the most."""
+    if phase is not None:
+        phase("searching for bins", rounds, MOST_ROUNDS)
 
 
 def most_probes(max_bin: int) -> int:

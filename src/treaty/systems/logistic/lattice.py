@@ -36,7 +36,7 @@ from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.errors import PeerProtocolError
-from treaty.linear.preparation import CLIP, COLUMN_FRACTION
+from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.models.checkpoints import hints_folder
 from treaty.systems.logistic.batches import joint_seed
@@ -45,7 +45,7 @@ from treaty.systems.logistic.setup import OwnData, Setting
 from treaty.systems.system import Seat
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 
-WEIGHT_BOUND = int(CLIP) << COLUMN_FRACTION
+WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
 
 LABEL, INTERCEPT = "\0label", "\0intercept"
 """Names, in the active party's ledger, of its two further columns; no feature has such a name."""

@@ -37,7 +37,7 @@ from treaty.systems.sizes import ColumnSize, RowSize
 from treaty.systems.system import Seat
 
 WEIGHT_BITS = COLUMN_FRACTION + 5
-"""Bits of a column's signed entries: prepared columns are clipped at 10."""
+"""Bits of a column's signed entries: prepared columns of training rows are at most 10 in size."""
 
 MARGIN_BITS = 10
 """A party's part of a margin, times the row's weight, lies below 2^10; a larger one ends training as diverged."""

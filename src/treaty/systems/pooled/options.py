@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
-from treaty.trees.metrics import NAMES, metric_names
-from treaty.trees.objectives import OWN_METRICS, Objective, loss_class
+from treaty.trees.metrics import check_names, metric_names
+from treaty.trees.objectives import Objective, loss_class
 from treaty.trees.splits import SplitRules
 
 _OF_OBJECTIVES = {  # options of one objective alone: which, and the value that None stands for
@@ -69,16 +70,14 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             if getattr(self, name) is not None and self.objective != objective:
                 raise ConfigError(f"{name} goes with objective={objective!r}, got objective={self.objective!r}")
         loss_class(self.objective)  # refuses an unknown one
-        unknown = [name for name in self.metrics if name not in NAMES and name not in OWN_METRICS]
-        if unknown:
-            raise ConfigError(f"expected eval_metric of {', '.join(NAMES)}, or a loss's own, got {unknown[0]!r}")
+        check_names(self.metrics)
         if self.goss and self.subsample < 1.0:
             raise ConfigError("goss draws the rows of each tree itself; leave subsample at 1")
         if self.goss and self.top_rate + self.other_rate > 1.0:
             raise ConfigError(f"expected top_rate + other_rate of at most 1, got {self.top_rate} + {self.other_rate}")
         paper = own.mode == "paper"
         fewest = self.min_child_samples or (1 if paper else 20)
-        bins = self.max_bin or (own.paper_bins if paper else None) or 32
+        bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
         return msgspec.structs.replace(self, min_child_samples=fewest, max_bin=bins)
 
     @property
@@ -171,6 +170,7 @@ class Pooled(SystemOptions):
     """
 
     system: ClassVar[str] = "pooled"
+    default_bins: ClassVar[int] = MOST_BINS  # they cost nobody anything
     solver: Literal["quasi-newton", "sgd"] | None = None
     loss: Literal["taylor", "logistic"] | None = None
 

@@ -35,15 +35,21 @@ from treaty.trees.objectives import Objective, loss_class, make_objective
 
 
 def objective_for(
-    data: LabelledRows, classes: list[Category] | None, options: SystemOptions, common: BoostingOptions
+    data: LabelledRows,
+    classes: list[Category] | None,
+    options: SystemOptions,
+    common: BoostingOptions,
+    start: Sequence[float] | None = None,
 ) -> Objective:
     """Choose the loss: the objective that is named without classes, logistic for two, softmax for more.
 
-    Where a `base_score` of None must not be estimated, as rows are split or gradients carry noise, it is 0.5.
+    Where a `base_score` of None must not be estimated, as gradients carry noise, it is 0.5; where others hold rows,
+    too, `start` is what was estimated from all of them.
     """
     if common.base_score is None and not options.estimates_base_score:
         common = msgspec.structs.replace(common, base_score=0.5)
-    return loss_of(data.y, data.weight, None if classes is None else len(classes), options.label_epsilon, common)
+    n_classes = None if classes is None else len(classes)
+    return loss_of(data.y, data.weight, n_classes, options.label_epsilon, common, start)
 
 
 def loss_of(
@@ -52,6 +58,7 @@ def loss_of(
     n_classes: int | None,
     epsilon: float | None,
     common: BoostingOptions,
+    start: Sequence[float] | None = None,
 ) -> Objective:
     """Choose the loss for labels of so many classes (None: a regression), randomised with `epsilon` if at all."""
     if n_classes is not None and common.objective is not None:
@@ -65,6 +72,7 @@ def loss_of(
         weight,
         n_classes=n_classes or 0,
         base_score=common.base_score,
+        start=start,
         fractional_bits=common.fractional_bits,
         epsilon=epsilon,
         **common.of_loss,

@@ -186,7 +186,7 @@ def hidden_active(seat: Seat) -> NDArray[np.float64]:
 
     n_outputs, exponent = forest.objective.n_outputs, fixed_point(trees)
     groups = pieces(n_outputs, fields_of(key.public)) if trees else []  # of outputs whose sums share plaintexts
-    margins = np.full((table.n_rows, n_outputs), forest.objective.base_margin)
+    margins = np.full((table.n_rows, n_outputs), forest.objective.base_margins)
     for number, group in enumerate(groups):
         some = [tree for first in range(0, len(trees), n_outputs) for tree in trees[first : first + n_outputs][group]]
         terms = make_terms(some, own, used[own], exponent)

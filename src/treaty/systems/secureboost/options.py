@@ -9,7 +9,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
-from treaty.systems.vertical.cipher_options import CipherOptions, check_lattice_fraction
+from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction
 
 PAPER_KEY_BITS = 512
 
@@ -61,6 +61,7 @@ class SecureBoost(SystemOptions):
     """
 
     system: ClassVar[str] = "secureboost"
+    default_bins: ClassVar[int] = CIPHER_BINS
     may_change: ClassVar[frozenset[str]] = frozenset(
         {"encryption", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
     )

@@ -7,6 +7,10 @@ from treaty.errors import ConfigError
 MOST_LATTICE_FRACTION = 20
 """Most `fractional_bits` under the lattice map."""
 
+CIPHER_BINS = 64
+"""`max_bin` where sums of bins are encrypted: twice as many double what is sent or computed for a column, and show more
+of its rows (`benchmarks/bins.py`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CipherOptions:

@@ -108,7 +108,7 @@ def explain_active(seat: Seat) -> ActiveContributions:
         n_rows=found.n_rows,
         n_features=n_features,
         n_outputs=forest.objective.n_outputs,
-        base_margin=forest.objective.base_margin,
+        base_margins=forest.objective.base_margins,
         threads=seat.threads,
     )
     others = {peer: values[:, :, first[peer] : last[peer]] for peer in party.peers}

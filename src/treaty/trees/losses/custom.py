@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError
-from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, mean_label, power_of_two
+from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
 
 Link = Literal["identity", "log", "logistic"]
 
@@ -84,11 +85,11 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
         if (self.link == "log" and b <= 0.0) or (self.link == "logistic" and not 0.0 < b < 1.0):
             raise ConfigError(f"expected a base_score that the link {self.link!r} of {self.objective} gives, got {b}")
 
-    def first_score(self, y: Floats, weight: Floats | None) -> float:
+    def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
         """See `FixedPointLoss`: the mean, where the link gives it."""
-        mean = mean_label(y, weight)
+        (mean,) = super().start_of(totals, label_unit)
         given = self.link == "identity" or (mean > 0.0 if self.link == "log" else 0.0 < mean < 1.0)
-        return mean if given else self.base_score
+        return (mean if given else self.base_score,)
 
     def bounded(self, y: Floats) -> Self:
         """See `FixedPointLoss`."""
@@ -118,12 +119,12 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
         return {"name": name, **super().xgboost_parameters}
 
     @property
-    def base_margin(self) -> float:
+    def base_margins(self) -> Floats:
         """See `FixedPointLoss`."""
         b = self.base_score
         if self.link == "identity":
-            return b
-        return math.log(b) if self.link == "log" else math.log(b / (1.0 - b))
+            return np.array([b])
+        return np.array([math.log(b) if self.link == "log" else math.log(b / (1.0 - b))])
 
     def predictions(self, margins: Floats) -> Floats:
         """See `FixedPointLoss`."""

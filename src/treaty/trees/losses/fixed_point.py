@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -13,7 +14,8 @@ from treaty.compute import Floats, Integers, kernel, share
 from treaty.errors import ConfigError
 
 BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
-_LEAST_SHARE = 2.0**-20  # of a class, that its log-odds are finite; XGBoost has 1e-6
+_LEAST_SHARE = 1e-6  # of a class, that its log-odds are finite; XGBoost's
+_TALLY_BITS = 40  # of a row's part in the sums that say where training starts: a float32 has 24
 LEAST_EPSILON = 2.0**-20  # below it labels are coin tosses, and debiasing them only costs bits of the fixed point
 
 
@@ -28,11 +30,23 @@ def power_of_two(size: float) -> float:
     return 2.0 ** math.ceil(math.log2(size)) if size > 0.0 else 1.0
 
 
-def mean_label(y: Floats, weight: Floats | None) -> float:
-    """Return the weighted mean, rounded to float32 where it fits, as boosters of XGBoost keep it."""
-    mean = float(np.average(y, weights=weight))
-    rounded = float(np.float32(mean)) if abs(mean) < float(np.finfo(np.float32).max) else mean
-    return rounded if rounded != 0.0 else mean
+def to_float32(number: float) -> float:
+    """Return a number rounded to float32 where it fits, as boosters of XGBoost keep it."""
+    rounded = float(np.float32(number)) if abs(number) < float(np.finfo(np.float32).max) else number
+    return rounded if rounded != 0.0 else number
+
+
+class TallyUnits(NamedTuple):
+    """Fixed point of the sums that say where training starts: units of labels and weights, bits of a row's part."""
+
+    label: float = 1.0
+    weight: float = 1.0
+    bits: int = 0
+
+    @classmethod
+    def of(cls, n_rows: int, label: float, weight: float) -> Self:
+        """Return units in which sums over `n_rows` fit 62 bits, for powers of two no less than any label and weight."""
+        return cls(label, weight, min(_TALLY_BITS, 61 - n_rows.bit_length()))
 
 
 class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
@@ -81,9 +95,38 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         if self.epsilon is not None and not LEAST_EPSILON <= self.epsilon < math.inf:
             raise ConfigError(f"expected a finite epsilon of at least {LEAST_EPSILON:.1e}, got {self.epsilon}")
 
-    def first_score(self, y: Floats, weight: Floats | None) -> float:
-        """Return the `base_score` that these labels call for where none is given."""
-        return self.base_score
+    def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
+        """Return the `start` that labels, which are all in one place, call for."""
+        units = TallyUnits.of(len(y), self.label_bound(y), bound_of_weights(weight))
+        return self.start_of(self.tallies(y, weight, units).tolist(), units.label)
+
+    def label_bound(self, y: Floats) -> float:
+        """Return a power of two that no label's absolute value exceeds; of classes 1."""
+        return power_of_two(float(np.max(np.abs(y), initial=0.0)))
+
+    def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
+        """Return what rows add to the sums that `start_of` takes, int64: of weights, and of weighted labels.
+
+        Each row's part is rounded, so that it does not matter who holds which rows.
+        """
+        each = np.full(len(y), 2.0**units.bits) if weight is None else weight * (2.0**units.bits / units.weight)
+        parts = np.rint(each), np.rint(each * (y / units.label))
+        return np.array([part.astype(np.int64).sum() for part in parts])
+
+    def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
+        """Return the `start` that `tallies` of all rows call for: the mean, unless a loss has another."""
+        return (to_float32(label_unit * (totals[1] / totals[0])) if totals[0] > 0 else self.base_score,)
+
+    @property
+    def start(self) -> tuple[float, ...]:
+        """Where training starts: `base_score`, or a margin of each class."""
+        return (self.base_score,)
+
+    def starting(self, start: Sequence[float]) -> Self:
+        """Return the loss with this `start`; ConfigError where it has another number of them, or none that fits."""
+        if len(start) != len(self.start) or not np.all(np.isfinite(start)):
+            raise ConfigError(f"expected {len(self.start)} finite numbers that training starts from, got {start}")
+        return replace(self, base_score=start[0])
 
     def clip_of(self, y: Floats) -> float:
         """Return `grad_clip` for these labels."""
@@ -114,9 +157,9 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         return {"reg_loss_param": {"scale_pos_weight": "1"}}
 
     @property
-    def base_margin(self) -> float:
-        """The margin every row starts from."""
-        return self.base_score
+    def base_margins(self) -> Floats:
+        """The margins every row starts from, float64 (n_outputs,)."""
+        return np.array(self.start)
 
     @property
     def n_classes(self) -> int:
@@ -243,10 +286,18 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
         if not 0.0 < self.base_score < 1.0:
             raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {self.base_score}")
 
-    def first_score(self, y: Floats, weight: Floats | None) -> float:
+    def label_bound(self, y: Floats) -> float:
+        """See `FixedPointLoss`."""
+        return 1.0
+
+    def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
+        """See `FixedPointLoss`: each class's weight."""
+        return _class_weights(y, weight, units, 2)
+
+    def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
         """See `FixedPointLoss`: the share of class 1, of randomised labels what it was before, on average."""
-        s, t = self.debiasing
-        return min(max(mean_label(s * y - t, weight), _LEAST_SHARE), 1.0 - _LEAST_SHARE)
+        share = float(_shares(totals, self.debiasing)[1])
+        return (to_float32(min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)),)
 
     @property
     def largest_hess(self) -> float:
@@ -254,9 +305,9 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
         return 0.25
 
     @property
-    def base_margin(self) -> float:
+    def base_margins(self) -> Floats:
         """See `FixedPointLoss`."""
-        return math.log(self.base_score / (1.0 - self.base_score))
+        return np.array([math.log(self.base_score / (1.0 - self.base_score))])
 
     def predictions(self, margins: Floats) -> Floats:
         """See `FixedPointLoss`."""
@@ -274,7 +325,12 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
 
 
 class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
-    """Log-loss of several classes: grad = p - 1[y = k], hess = 2 p (1 - p), XGBoost's upper bound of the diagonal."""
+    """Log-loss of several classes: grad = p - 1[y = k], hess = 2 p (1 - p), XGBoost's upper bound of the diagonal.
+
+    `class_scores` are the margins that classes start from where these were estimated; else all have `base_score`.
+    """
+
+    class_scores: tuple[float, ...] = ()
 
     takes: ClassVar[Takes] = "classes"
     metric: ClassVar[str] = "mlogloss"
@@ -284,6 +340,28 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
     def outputs(cls, n_classes: int) -> int:
         """See `FixedPointLoss`."""
         return n_classes
+
+    def label_bound(self, y: Floats) -> float:
+        """See `FixedPointLoss`."""
+        return 1.0
+
+    def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
+        """See `FixedPointLoss`: each class's weight."""
+        return _class_weights(y, weight, units, self.n_outputs)
+
+    def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
+        """See `FixedPointLoss`: logarithms of classes' shares, less their mean, as XGBoost has them."""
+        scores = np.log(_shares(totals, self.debiasing) + _LEAST_SHARE)
+        return tuple(to_float32(score) for score in (scores - scores.mean()).tolist())
+
+    @property
+    def start(self) -> tuple[float, ...]:
+        """See `FixedPointLoss`."""
+        return self.class_scores or (self.base_score,) * self.n_outputs
+
+    def starting(self, start: Sequence[float]) -> Self:
+        """See `FixedPointLoss`."""
+        return replace(super().starting(start), base_score=0.0, class_scores=tuple(start))
 
     @property
     def largest_hess(self) -> float:
@@ -320,6 +398,25 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
         grad[:] = np.rint(g * scales[:, None]).T
         hess[:] = np.rint(2.0 * p * (1.0 - p) * scales[:, None]).T
         return 0
+
+
+def bound_of_weights(weight: Floats | None) -> float:
+    """Return a power of two that no sample weight exceeds; a bound is public, and tells less than the largest one."""
+    return 1.0 if weight is None or not len(weight) else 2.0 ** math.ceil(math.log2(float(weight.max())))
+
+
+def _class_weights(y: Floats, weight: Floats | None, units: TallyUnits, n_classes: int) -> Integers:
+    """Return the sum of the weights of each class's rows."""
+    each = np.full(len(y), 1.0) if weight is None else weight / units.weight
+    rounded = np.rint(each * 2.0**units.bits).astype(np.int64)
+    return np.array([rounded[y == k].sum() for k in range(n_classes)])
+
+
+def _shares(totals: Sequence[int], debiasing: tuple[float, float]) -> Floats:
+    """Return each class's share, of randomised labels what it was before, on average; none is below 0."""
+    (s, t), whole = debiasing, sum(totals)
+    shares = [total / whole if whole > 0 else 1.0 / len(totals) for total in totals]
+    return np.maximum(s * np.array(shares) - t, 0.0)
 
 
 def _odds(margins: Floats) -> Floats:

@@ -8,6 +8,7 @@ call for, and the rows that this changed are counted.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError, DataError
-from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, mean_label, power_of_two
+from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
 
 LEAST_STEPS = 16
 """Steps of the fixed point that the hessian of a row at `base_score` must have: its rounding is then within 3 %."""
@@ -29,10 +30,6 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
     takes: ClassVar[Takes] = "numbers"
     metric: ClassVar[str] = "rmse"
     xgboost_name: ClassVar[str] = "reg:squarederror"
-
-    def first_score(self, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`: the mean."""
-        return mean_label(y, weight)
 
     def clip_of(self, y: Floats) -> float:
         """See `FixedPointLoss`."""
@@ -82,16 +79,17 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
                 f"{self.base_score}"
             )
 
-    def first_score(self, y: Floats, weight: Floats | None) -> float:
+    def start_of(self, totals: Sequence[int], label_unit: float) -> tuple[float, ...]:
         """See `FixedPointLoss`: the mean; where all labels are 0, what XGBoost starts from without an estimate."""
-        return mean_label(y, weight) or self.base_score
+        (mean,) = super().start_of(totals, label_unit)
+        return (mean if mean > 0.0 else self.base_score,)
 
     def bounded(self, y: Floats) -> Self:
         """See `FixedPointLoss`: its steps, which fit the largest labels, must not be too coarse for `base_score`."""
         loss = super().bounded(y)
         fine_bits = _FINE_BITS - max(0, math.ceil(math.log2(loss.largest_hess)))  # that hessians fit 62 bits
         fine = replace(loss, fractional_bits=fine_bits, weight_bound=1.0)
-        _, hess, _ = fine.gradients(np.full((1, 1), self.base_margin), np.zeros(1), None)
+        _, hess, _ = fine.gradients(np.full((1, 1), self.base_margins), np.zeros(1), None)
         lacking = math.ceil(fine_bits - self.fractional_bits + math.log2(LEAST_STEPS / max(int(hess[0, 0]), 1)))
         if lacking > 0:
             raise ConfigError(
@@ -108,9 +106,9 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
         return self.grad_clip
 
     @property
-    def base_margin(self) -> float:
+    def base_margins(self) -> Floats:
         """See `FixedPointLoss`."""
-        return math.log(self.base_score)
+        return np.array([math.log(self.base_score)])
 
     def predictions(self, margins: Floats) -> Floats:
         """See `FixedPointLoss`."""
@@ -226,9 +224,9 @@ class PseudoHuber(FixedPointLoss, frozen=True, tag="huber"):
     xgboost_name: ClassVar[str] = "reg:pseudohubererror"
     hess_tells_labels: ClassVar[bool] = True
 
-    def first_score(self, y: Floats, weight: Floats | None) -> float:
+    def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
         """See `FixedPointLoss`: the median. XGBoost's Newton step from 0 lands far outside labels far from 0."""
-        return float(Quantile().leaf_values(y, weight, np.array([0, len(y)]))[0])
+        return Quantile().estimated_start(y, weight)
 
     def clip_of(self, y: Floats) -> float:
         """See `FixedPointLoss`."""
@@ -276,9 +274,9 @@ class Quantile(FixedPointLoss, frozen=True, tag="quantile"):
     xgboost_name: ClassVar[str] = "reg:quantileerror"
     refreshes_leaves: ClassVar[bool] = True
 
-    def first_score(self, y: Floats, weight: Floats | None) -> float:
+    def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
         """See `FixedPointLoss`: the quantile."""
-        return float(self.leaf_values(y, weight, np.array([0, len(y)]))[0])
+        return (float(self.leaf_values(y, weight, np.array([0, len(y)]))[0]),)
 
     @property
     def largest_hess(self) -> float:

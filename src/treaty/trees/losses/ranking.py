@@ -61,6 +61,10 @@ class LambdaMart(FixedPointLoss, frozen=True):
                 public="its sample weights differ within groups",
             )
 
+    def estimated_start(self, y: Floats, weight: Floats | None) -> tuple[float, ...]:
+        """See `FixedPointLoss`: 0, for a score counts beside those of its group alone; gradients of a pair cancel."""
+        return (0.0,)
+
     def clip_of(self, y: Floats) -> float:
         """See `FixedPointLoss`: a row's lambdas add up to log2(1 + s) / 2 at most, and s to n^2 / 0.01 in n rows."""
         largest = int(np.unique(y[:, 1], return_counts=True)[1].max(initial=1))
@@ -87,14 +91,7 @@ class LambdaMart(FixedPointLoss, frozen=True):
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
         """See `FixedPointLoss`."""
-        if not len(y):
-            return float("nan")
-        gains, (starts, ranked), (_, ideal) = np.exp2(y[:, 0]) - 1.0, ranks(y[:, 1], margins[:, 0]), ranks(*y.T[::-1])
-        place = np.arange(len(y)) - np.repeat(starts[:-1], np.diff(starts))
-        discount = np.where(place < PAIRED, 1.0 / np.log2(place + 2.0), 0.0)
-        reached, best = (np.add.reduceat(gains[order] * discount, starts[:-1]) for order in (ranked, ideal))
-        ndcg = np.divide(reached, best, out=np.ones_like(best), where=best > 0.0)
-        return float(np.average(ndcg, weights=None if weight is None else weight[ranked][starts[:-1]]))
+        return mean_ndcg(margins[:, 0], y, weight, PAIRED)
 
     def gradients(
         self, margins: Floats, y: Floats, weight: Floats | None, threads: int = 1
@@ -138,6 +135,45 @@ def ranks(group: Floats, score: Floats) -> tuple[Integers, Integers]:
     """
     order, starts = np.lexsort((-score, group)), _groups(group)[1]
     return starts, order
+
+
+def mean_ndcg(scores: Floats, y: Floats, weight: Floats | None, most: int) -> float:
+    """Return the mean NDCG of groups by the first `most` rows of each; 1 for a group without relevance."""
+    if not len(y):
+        return float("nan")
+    gains, (starts, ranked), (_, ideal) = np.exp2(y[:, 0]) - 1.0, ranks(y[:, 1], scores), ranks(*y.T[::-1])
+    place = _places(starts)
+    discount = np.where(place < most, 1.0 / np.log2(place + 2.0), 0.0)
+    reached, best = (np.add.reduceat(gains[order] * discount, starts[:-1]) for order in (ranked, ideal))
+    ndcg = np.divide(reached, best, out=np.ones_like(best), where=best > 0.0)
+    return _mean_of_groups(ndcg, weight, ranked, starts)
+
+
+def mean_average_precision(scores: Floats, y: Floats, weight: Floats | None, most: int) -> float:
+    """Return the mean of groups' average precision by the first `most` rows, as XGBoost; 1 where none is relevant.
+
+    Relevance is 0 or 1. A group's precisions at its relevant rows are divided by as many of these as there could be.
+    """
+    if not len(y):
+        return float("nan")
+    starts, ranked = ranks(y[:, 1], scores)
+    relevant, place = y[ranked, 0], _places(starts)
+    so_far = np.cumsum(relevant)
+    before = (so_far - relevant)[starts[:-1]]
+    precision = (so_far - np.repeat(before, np.diff(starts))) / (place + 1.0)
+    reached = np.add.reduceat(np.where(place < most, precision * relevant, 0.0), starts[:-1])
+    best = np.minimum(np.add.reduceat(relevant, starts[:-1]), most)
+    return _mean_of_groups(np.divide(reached, best, out=np.ones_like(best), where=best > 0.0), weight, ranked, starts)
+
+
+def _places(starts: Integers) -> Integers:
+    """Return the place of each row in its group, from 0, of rows in the order of `ranks`."""
+    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+
+
+def _mean_of_groups(values: Floats, weight: Floats | None, ranked: Integers, starts: Integers) -> float:
+    """Return the mean over groups, each with the weight of its rows."""
+    return float(np.average(values, weights=None if weight is None else weight[ranked][starts[:-1]]))
 
 
 def _groups(group: Floats) -> tuple[Integers, Integers]:

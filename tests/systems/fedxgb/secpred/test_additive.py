@@ -175,7 +175,7 @@ def test_everybody_receives_only_what_the_text_says(prediction):
         opened = open_integers(np.stack([numbers(told[edge].shares) for edge in ("edge0", "edge1")]))
         assert opened.shape == (3, table.n_rows)  # sums over trees, one number a row and output
         assert np.array_equal(
-            opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margin, played.results[name].margins
+            opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margins, played.results[name].margins
         )
 
 

@@ -245,7 +245,7 @@ def test_everybody_receives_only_what_the_text_says():
         ])  # fmt: skip
         opened = open_integers(setting_of(layout(part), 3), shares)  # sums over trees, one number a row and output
         assert np.array_equal(
-            opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margin, played.results[name].margins
+            opened.T / 2.0**VALUE_BITS + part.forest.objective.base_margins, played.results[name].margins
         )
 
 

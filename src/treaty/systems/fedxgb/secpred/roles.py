@@ -421,7 +421,7 @@ def user(
                 f"{edge} goes on without {party.name}: expected its rows at all edge servers, equally many, before "
                 "they stop waiting for users",
             )
-    return RowPredictions(terms.objective.base_margin + shared.values({}, n_outputs).T, terms.objective, terms.classes)
+    return RowPredictions(terms.objective.base_margins + shared.values({}, n_outputs).T, terms.objective, terms.classes)
 
 
 def check_edges(comparison: Comparison, edges: int) -> None:

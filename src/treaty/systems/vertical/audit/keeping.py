@@ -102,7 +102,7 @@ def from_the_start(training: Training, common: BoostingOptions, n_rows: int) -> 
     if training.resume is not None:
         return training
     objective, rng = training.forest.objective, np.random.default_rng(common.random_state)
-    margins = np.full((objective.n_outputs, n_rows), objective.base_margin)
+    margins = np.full((objective.n_outputs, n_rows), objective.base_margins[:, None])
     return replace(training, resume=RoundState(0, margins, json.dumps(rng.bit_generator.state)))
 
 

@@ -192,7 +192,7 @@ class _RunAudit:
         shape = self._loss.n_outputs, n_rows
         margins = view(active.margins, np.float64, shape, peer=active.party, what="margins")
         if active.rounds == 0:
-            fits = bool((margins == self._loss.base_margin).all())
+            fits = bool((margins == self._loss.base_margins[:, None]).all())
         else:
             earlier = passed.get(active.rounds)
             if earlier is None:

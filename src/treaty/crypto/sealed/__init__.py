@@ -1,0 +1,1 @@
+"""Two parties compute on numbers that neither knows: products, comparisons and the largest fraction, from transfers."""

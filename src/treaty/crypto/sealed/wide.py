@@ -1,0 +1,121 @@
+"""Whole numbers of several words, modulo 2^(64 words): uint64 (..., words), lowest word first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import kernel
+
+Wide = NDArray[np.uint64]
+Bits = NDArray[np.uint8]
+
+
+def wide(numbers: NDArray[np.integer], words: int) -> Wide:
+    """Return whole numbers of 64 bits as wide ones, signed ones by their two's complement."""
+    out = np.zeros((*numbers.shape, words), np.uint64)
+    out[..., 0] = numbers.astype(np.uint64)
+    if numbers.dtype.kind == "i":
+        out[..., 1:] = np.where(numbers < 0, ~np.uint64(0), np.uint64(0))[..., None]
+    return out
+
+
+def from_ints(numbers: Sequence[int], words: int) -> Wide:
+    """Return Python integers as wide ones, (n, words)."""
+    raw = b"".join((x % (1 << 64 * words)).to_bytes(8 * words, "little") for x in numbers)
+    return np.frombuffer(raw, "<u8").astype(np.uint64).reshape(-1, words)
+
+
+def add(a: Wide, b: Wide) -> Wide:
+    """Return a + b."""
+    shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
+    out, carry = np.empty(shape, np.uint64), np.zeros(shape[:-1], np.uint64)
+    for word in range(out.shape[-1]):
+        total = a[..., word] + b[..., word]
+        with_carry = total + carry
+        carry = ((total < b[..., word]) | (with_carry < total)).astype(np.uint64)
+        out[..., word] = with_carry
+    return out
+
+
+def negative(a: Wide) -> Wide:
+    """Return -a."""
+    one = np.zeros(a.shape[-1], np.uint64)
+    one[0] = 1
+    return add(~a, one)
+
+
+def subtract(a: Wide, b: Wide) -> Wide:
+    """Return a - b."""
+    return add(a, negative(b))
+
+
+def times(a: Wide, b: Wide) -> Wide:
+    """Return a b."""
+    a, b = np.broadcast_arrays(a, b)
+    out = np.zeros(a.shape, np.uint64)
+    digits = 2 * a.shape[-1]
+    _times(_halves(a).reshape(-1, digits), _halves(b).reshape(-1, digits), out.view(np.uint32).reshape(-1, digits))
+    return out
+
+
+def _halves(a: Wide) -> NDArray[np.uint32]:
+    return np.ascontiguousarray(a).view(np.uint32)
+
+
+@kernel
+def _times(a: NDArray[np.uint32], b: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for n in range(a.shape[0]):
+        for i in range(a.shape[1]):
+            carry, digit = np.uint64(0), np.uint64(a[n, i])
+            for j in range(a.shape[1] - i):
+                total = digit * np.uint64(b[n, j]) + np.uint64(out[n, i + j]) + carry
+                out[n, i + j] = total & low
+                carry = total >> half
+
+
+def shifted(a: Wide, bits: int) -> Wide:
+    """Return a 2^bits."""
+    out = np.zeros_like(a)
+    words, rest = divmod(bits, 64)
+    for word in range(words, a.shape[-1]):
+        out[..., word] = a[..., word - words] << np.uint64(rest)
+        if rest and word > words:
+            out[..., word] |= a[..., word - words - 1] >> np.uint64(64 - rest)
+    return out
+
+
+def cut(a: Wide, bits: int) -> Wide:
+    """Return a modulo 2^bits."""
+    out = a.copy()
+    for word in range(a.shape[-1]):
+        kept = min(max(bits - 64 * word, 0), 64)
+        out[..., word] &= np.uint64((1 << kept) - 1)
+    return out
+
+
+def bit(a: Wide, number: int) -> Bits:
+    """Return one bit of each number."""
+    return ((a[..., number // 64] >> np.uint64(number % 64)) & np.uint64(1)).astype(np.uint8)
+
+
+def bits_of(a: Wide, count: int) -> Bits:
+    """Return the lowest bits of each number, (..., count)."""
+    raw = np.ascontiguousarray(a.astype("<u8", copy=False)).view(np.uint8)
+    return np.unpackbits(raw, axis=-1, count=count, bitorder="little")
+
+
+def only(bits: Bits, a: Wide) -> Wide:
+    """Return a where the bit is 1, else 0, without a branch."""
+    return a & (np.uint64(0) - bits.astype(np.uint64))[..., None]
+
+
+def signed(bits: Bits, a: Wide) -> Wide:
+    """Return -a where the bit is 1, else a, without a branch."""
+    flip = (np.uint64(0) - bits.astype(np.uint64))[..., None]
+    one = np.zeros((*bits.shape, a.shape[-1]), np.uint64)
+    one[..., 0] = bits
+    return add(a ^ flip, one)

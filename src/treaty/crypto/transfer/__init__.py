@@ -1,0 +1,1 @@
+"""Oblivious transfer: base transfers on a curve, and as many more as wanted from symmetric ciphers alone."""

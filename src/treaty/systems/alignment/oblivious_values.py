@@ -1,0 +1,318 @@
+"""Alignment by an oblivious pseudorandom function (KKRT, `treaty.crypto.transfer.oprf`): steps 2 to 5 of long lists.
+
+In place of points, the active party puts its ids into the bins of a cuckoo table and gets, obliviously, the value of
+each bin's own function at its id. A passive party takes the function of every id of its own at that id's three bins.
+
+====  ===============  =================  ===================================================  =========================
+step  message          from -> to         content                                              protection
+====  ===============  =================  ===================================================  =========================
+2     `OprfOffer`      active -> passive  key of ids' digests, offer of 512 base transfers     CDH
+      `OprfChoices`    passive -> active  answers to the offer                                 none needed: uniform
+3     `MaskedCodes`    active -> passive  of each bin a code word of its id, or a random one   the base transfers' keys
+4     `OprfValues`     passive -> active  of each id and of padding three values, sorted: 96   the function's keys
+                                          bits to compare, 96 that hide the id's place in a
+                                          secret order and a token
+-     `OprfUsed`       both               that a message of step 3 or 4 has been used: `AHEAD`     TLS
+                                          at most are on the way
+5     -                active             compares; where values are equal, opens the rest
+====  ===============  =================  ===================================================  =========================
+
+The token stands for the double-encrypted value of steps 6 and 7. It is the same for all three values of an id, so that
+`Matches` does not tell by which of the three the active party found it, which depends on its other ids.
+
+Failures, each of 2^-41 at most for the largest lists: other ids' values agree in 96 bits (2^25 times 3 * 2^28 pairs),
+ids do not fit into the table (`cuckoo`; then another key is drawn, before anything is sent), code words are too close
+(`oprf`), different ids have one digest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import Int32s, Integers, pieces
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.psi import cuckoo, hashing
+from treaty.crypto.transfer import aes, oprf
+from treaty.data.ids import Ids
+from treaty.data.large import WORDS, Scratch, SortedRecords, records
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.alignment.blinded_lists import array_of, bucket, bytes_of, valid
+from treaty.systems.alignment.matches import PAIR
+
+BINS = 1 << 15
+"""Bins per message, 2 MB."""
+
+VALUES = 1 << 15
+"""Values per message, 786 kB."""
+
+AHEAD = 8
+"""Messages of steps 3 and 4 that are sent before the first of them is used: more would lie in the receiver's memory."""
+
+_TRIES = 8  # tables; one fails with a probability of 2^-40
+_LOW = np.uint64((1 << 32) - 1)
+
+_LISTED = np.dtype([("drawn", np.uint64), ("number", np.int32), ("digest", np.uint64, (2,))])
+_ASKED = np.dtype([("bin", np.int32), ("digest", np.uint64, (2,)), ("place", np.int32)])
+_TAGGED = np.dtype([("tag", np.uint64), ("rest", np.uint64, (2,))])  # a value, by what is compared first
+_OWN = np.dtype([*_TAGGED.descr, ("number", np.int32)])
+
+Words = NDArray[np.uint64]
+Advance = Callable[[int], None]
+"""Told how many ids more are done."""
+
+
+class OprfOffer(Message):
+    """Key of ids' digests, uint8 (32,); offer of base transfers, (32,). Tell nothing."""
+
+    key: Array
+    point: Array
+
+
+class OprfChoices(Message):
+    """Answers to the offer, uint8 (512, 32). Tell nothing."""
+
+    points: Array
+
+
+class MaskedCodes(Message):
+    """Masked code words of some bins' ids, uint64 (n, 8). Tell nothing."""
+
+    rows: Array
+
+
+class OprfValues(Message):
+    """Values of the sender's ids, uint64 (n, 3), sorted. Tell which the receiver has too, and their places."""
+
+    values: Array
+
+
+class OprfUsed(Message):
+    """The sender has used one more message of bins or values. Tells nothing."""
+
+
+# ---------------------------------------------------------------- active party
+
+
+def find_by_values(
+    party: Party,
+    peers: Sequence[str],
+    ids: Ids,
+    sizes: dict[str, int],
+    threads: int,
+    scratch: Scratch,
+    advance: Advance,
+) -> dict[str, SortedRecords]:
+    """Go through steps 2 to 5 with some peers; return the ids that each of them has too, of type `PAIR`, by number.
+
+    `sizes` are buckets of the peers' lists. Raises PeerProtocolError where a peer sends what is no point, values that
+    are not sorted, or one id twice.
+    """
+    key, digests, table = _table(ids, threads, scratch)
+    ends = {peer: oprf.Receiver() for peer in peers}
+    for peer, end in ends.items():
+        party.send(peer, OprfOffer(array_of(key), Array.of(end.offer)))
+    for peer, end in ends.items():
+        answer = party.receive(peer, OprfChoices)
+        points = view(answer.points, np.uint8, (oprf.WIDTH, 32), peer=peer, what="OprfChoices.points")
+        valid(peer, "OprfChoices.points", lambda end=end, points=points: end.accept(points))  # type: ignore[misc]
+    own = {peer: scratch.sorted(_OWN, "tag", WORDS, len(ids)) for peer in peers}
+    stream, size, done = Keystream(), bucket(len(ids)), 0
+    for sent, part in enumerate(pieces(len(table), BINS)):
+        number = table[part]
+        full = number >= 0
+        codes = oprf.codes(key, digests[np.maximum(number, 0)])
+        codes[~full] = stream.bits(oprf.WIDTH, int(np.count_nonzero(~full)))
+        for peer, end in ends.items():
+            if sent >= AHEAD:
+                party.receive(peer, OprfUsed)
+            message, values = end.extend(codes, part.start, threads)
+            party.send(peer, MaskedCodes(Array.of(message)))
+            mine = values[full]
+            own[peer].add(records(_OWN, tag=mine[:, 0], rest=mine[:, 1:], number=number[full]))
+        advance(size * part.stop // len(table) - done)
+        done = size * part.stop // len(table)
+    for peer in peers:
+        for _ in pieces(min(len(table), AHEAD * BINS), BINS):
+            party.receive(peer, OprfUsed)
+    del digests, table
+    return {peer: _found(party, peer, own[peer], sizes[peer], len(ids), scratch, advance) for peer in peers}
+
+
+def _table(ids: Ids, threads: int, scratch: Scratch) -> tuple[bytes, Words, Int32s]:
+    """Return a key, the digests of all ids under it, uint64 (n, 2), and the number of the id in each bin, or -1."""
+    for _ in range(_TRIES):
+        key = secrets.token_bytes(32)
+        digests = np.empty((len(ids), 2), np.uint64)
+        for part in pieces(len(ids), scratch.part):
+            digests[part] = _digests(ids, part, key, threads)
+        table = cuckoo.placed(digests, _bins(bucket(len(ids))))
+        if table is not None:
+            return key, digests, table
+    raise CryptoError(f"expected that {len(ids)} different ids fit into a cuckoo table, got {_TRIES} failures")
+
+
+def _found(
+    party: Party, peer: str, own: SortedRecords, size: int, n_ids: int, scratch: Scratch, advance: Advance
+) -> SortedRecords:
+    """Step 5: compare the own values with a peer's as they come, both sorted."""
+    pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
+    waiting, held, last = own.parts(), np.empty(0, _OWN), np.uint64(0)
+    for part in pieces(cuckoo.TABLES * size, VALUES):
+        shape = (part.stop - part.start, oprf.VALUE)
+        theirs = view(party.receive(peer, OprfValues).values, np.uint64, shape, peer=peer, what="OprfValues.values")
+        tags = theirs[:, 0]
+        if tags[0] < last or np.any(tags[1:] < tags[:-1]):
+            raise PeerProtocolError(peer, f"expected sorted values - at OprfValues.values from {peer}")
+        last = tags[-1]
+        while not len(held) or held["tag"][-1] <= last:
+            following = next(waiting, None)
+            if following is None:
+                break
+            held = np.concatenate([held, following])
+        pairs.add(_matching(held, theirs, size, peer))
+        held = held[np.searchsorted(held["tag"], last) :]
+        party.send(peer, OprfUsed())
+        advance(part.stop // cuckoo.TABLES - part.start // cuckoo.TABLES)
+    own.close()
+    for found in pairs.parts():
+        if np.any(found["number"][1:] == found["number"][:-1]):
+            raise PeerProtocolError(peer, f"expected values of different ids, got those of one twice - from {peer}")
+    return pairs
+
+
+def _matching(own: NDArray[np.void], theirs: Words, size: int, peer: str) -> NDArray[np.void]:
+    """Return the ids of own values, `_OWN`, that are among a peer's, uint64 (n, 3), both sorted, as `PAIR`."""
+    tags = own["tag"].copy()
+    first, after = np.searchsorted(tags, theirs[:, 0]), np.searchsorted(tags, theirs[:, 0], "right")
+    some = np.flatnonzero(after > first)
+    out = [np.empty(0, PAIR)]
+    for more in range(int((after - first).max(initial=0))):  # one, but where 64 bits agree by chance
+        some = some[first[some] + more < after[some]]
+        mine, other = own[first[some] + more], theirs[some]
+        rest = mine["rest"] ^ other[:, 1:]
+        equal = (rest[:, 0] & _LOW) == 0
+        place, token = rest[equal, 0] >> np.uint64(32), rest[equal, 1]
+        if np.any(place >= size):
+            raise PeerProtocolError(peer, f"expected places below {size} - at OprfValues.values from {peer}")
+        value = np.column_stack([token, place])
+        out.append(records(PAIR, number=mine["number"][equal], place=place.astype(np.int32), value=value))
+    return np.concatenate(out)
+
+
+# ---------------------------------------------------------------- passive party
+
+
+class SecretOrder:
+    """A passive party's ids and padding up to the bucket, in a secret order, with a token of each place."""
+
+    def __init__(self, ids: Ids, key: bytes, threads: int, scratch: Scratch) -> None:
+        self.size = bucket(len(ids))
+        self._tokens = secrets.token_bytes(16)
+        self._list = scratch.sorted(_LISTED, "drawn", WORDS, self.size)
+        stream = Keystream()
+        for part in pieces(self.size, scratch.part):
+            number = np.arange(part.start, part.stop)
+            digest = stream.bits(128, len(number))
+            real = slice(part.start, min(part.stop, len(ids)))
+            if real.start < real.stop:
+                digest[: real.stop - real.start] = _digests(ids, real, key, threads)
+            drawn = stream.bits(64, len(number))[:, 0]
+            self._list.add(records(_LISTED, drawn=drawn, number=number, digest=digest))
+
+    def numbers(self, part: slice) -> Integers:
+        """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
+        return self._list[part]["number"].astype(np.int64)
+
+    def digests(self, part: slice) -> Words:
+        """Return the digests of the ids at some places, uint64 (n, 2)."""
+        return self._list[part]["digest"]
+
+    def values(self, places: Int32s) -> Words:
+        """Return what shows that an id is common, uint64 (n, 2): the token of its place, and the place."""
+        numbered = np.column_stack([places.astype(np.uint64), np.zeros(len(places), np.uint64)])
+        return np.column_stack([aes.permuted(self._tokens, numbered)[:, 0], numbered[:, 0]])
+
+    def close(self) -> None:
+        """Free the list's memory or file."""
+        self._list.close()
+
+
+def answer_values(
+    party: Party, active: str, ids: Ids, size: int, threads: int, scratch: Scratch, advance: Advance
+) -> SecretOrder:
+    """Go through steps 2 to 4 with the active party, whose list's bucket is `size`; return the own list.
+
+    Raises PeerProtocolError where it sends what is no point, or another number of bins.
+    """
+    offer = party.receive(active, OprfOffer)
+    key = bytes_of(offer.key, active, "OprfOffer.key")
+    point = view(offer.point, np.uint8, (32,), peer=active, what="OprfOffer.point")
+    end = valid(active, "OprfOffer.point", lambda: oprf.Sender(point))
+    party.send(active, OprfChoices(Array.of(end.points)))
+    own = SecretOrder(ids, key, threads, scratch)
+    asked, counts = _asked(own, _bins(size), scratch)
+    edges = np.append(0, np.cumsum(counts))
+    made, done = scratch.sorted(_TAGGED, "tag", WORDS, cuckoo.TABLES * own.size), 0
+    for number, part in enumerate(pieces(_bins(size), BINS)):
+        shape = (part.stop - part.start, oprf.WORDS)
+        sent = view(party.receive(active, MaskedCodes).rows, np.uint64, shape, peer=active, what="MaskedCodes.rows")
+        rows = end.extend(sent, threads)
+        for start in range(int(edges[number]), int(edges[number + 1]), VALUES):
+            some = asked[start : min(start + VALUES, int(edges[number + 1]))]
+            codes = oprf.codes(key, some["digest"])
+            values = end.values(rows, part.start, some["bin"].astype(np.int64), codes, threads)
+            token, place = own.values(some["place"]).T
+            values[:, 1] ^= place << np.uint64(32)
+            values[:, 2] ^= token
+            made.add(records(_TAGGED, tag=values[:, 0], rest=values[:, 1:]))
+        party.send(active, OprfUsed())
+        advance(size * part.stop // _bins(size) - done)
+        done = size * part.stop // _bins(size)
+    asked.close()
+    for number, (part, tagged) in enumerate(zip(pieces(len(made), VALUES), made.pieces(VALUES), strict=True)):
+        if number >= AHEAD:
+            party.receive(active, OprfUsed)
+        party.send(active, OprfValues(Array.of(np.column_stack([tagged["tag"], tagged["rest"]]))))
+        advance(part.stop // cuckoo.TABLES - part.start // cuckoo.TABLES)
+    for _ in pieces(min(len(made), AHEAD * VALUES), VALUES):
+        party.receive(active, OprfUsed)
+    made.close()
+    return own
+
+
+def _asked(own: SecretOrder, bins: int, scratch: Scratch) -> tuple[SortedRecords, Integers]:
+    """Return each place's digest at its three bins, `_ASKED` by bin, and how many fall to each message of bins."""
+    asked = scratch.sorted(_ASKED, "bin", bins, cuckoo.TABLES * own.size)
+    counts = np.zeros(-(-bins // BINS), np.int64)
+    for part in pieces(own.size, scratch.part):
+        digest, place = own.digests(part), np.arange(part.start, part.stop)
+        for bin in cuckoo.places(digest, bins).T:
+            counts += np.bincount(bin // BINS, minlength=len(counts))
+            asked.add(records(_ASKED, bin=bin, digest=digest, place=place))
+    return asked, counts
+
+
+def confirm(told: SortedRecords, own: SecretOrder, active: str) -> None:
+    """Check that the active party knows the tokens of the places it tells, of type `THEIRS`, as it does by step 5."""
+    for part in told.parts():
+        if np.any(part["value"] != own.values(part["place"])):
+            raise PeerProtocolError(active, f"expected tokens of step 4, got others - at Matches.values from {active}")
+
+
+# ---------------------------------------------------------------- both
+
+
+def _bins(size: int) -> int:
+    return cuckoo.bins_for(size, oprf.STEP)
+
+
+def _digests(ids: Ids, part: slice, key: bytes, threads: int) -> Words:
+    """Return the digests of consecutive ids, uint64 (n, 2)."""
+    data, offsets = ids.strings(part.start, part.stop)
+    return hashing.digests(data, offsets, np.arange(part.stop - part.start), key, threads)

@@ -1,0 +1,254 @@
+"""Transfers against their definitions: who has what, and that the other key, bit or row is not there."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty.crypto.psi import ristretto
+from treaty.crypto.transfer import aes, base, bits, extension
+from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender
+from treaty.errors import CryptoError
+
+FOLDS = (1, 2, 4, 8)
+
+
+def words(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << 64, (count, 2), dtype=np.uint64)
+
+
+def unpacked(packed: np.ndarray, count: int) -> np.ndarray:
+    return np.unpackbits(packed.view(np.uint8), bitorder="little")[:count].astype(bool)
+
+
+# ---------------------------------------------------------------- points
+
+
+def test_multiples_of_one_point_are_those_of_many() -> None:
+    scalars = np.stack([ristretto.random_scalar() for _ in range(5)])
+    found = ristretto.multiples(ristretto.GENERATOR, scalars)
+    expected = [ristretto.multiply(ristretto.GENERATOR[None], scalar)[0] for scalar in scalars]
+    assert np.array_equal(found, expected)
+
+
+def test_shifting_there_and_back() -> None:
+    points = ristretto.from_uniform(np.random.default_rng(0).integers(0, 256, (4, 64), dtype=np.uint8))
+    there = ristretto.shifted(points, ristretto.GENERATOR)
+    assert not np.array_equal(there, points)
+    assert np.array_equal(ristretto.shifted(there, ristretto.GENERATOR, back=True), points)
+    two = ristretto.multiples(ristretto.GENERATOR, np.eye(1, 32, dtype=np.uint8) * 2)
+    assert np.array_equal(ristretto.shifted(ristretto.GENERATOR[None], ristretto.GENERATOR), two)
+
+
+# ---------------------------------------------------------------- base transfers
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=9))
+def test_receiver_has_the_chosen_key_of_each_pair(choices: list[bool]) -> None:
+    secret, offered = base.offer()
+    keys, points = base.choose(offered, np.array(choices))
+    pairs = base.pairs(secret, offered, points)
+    number = np.arange(len(choices))
+    assert np.array_equal(keys, pairs[number, np.array(choices, int)])
+    assert len({key.tobytes() for key in pairs.reshape(-1, 16)}) == 2 * len(choices)
+
+
+def test_keys_are_hashes_of_the_shared_points() -> None:
+    secret, offered = base.offer()
+    _, points = base.choose(offered, np.array([False, True]))
+    pairs = base.pairs(secret, offered, points)
+    shared = ristretto.multiply(points, secret)
+    text = b"treaty base transfer\0" + offered.tobytes() + bytes([1, 0, 0, 0]) + points[1].tobytes()
+    assert pairs[1, 0].tobytes() == hashlib.sha256(text + shared[1].tobytes()).digest()[:16]
+    other = ristretto.multiply(ristretto.shifted(points, offered, back=True)[1:], secret)
+    assert pairs[1, 1].tobytes() == hashlib.sha256(text + other[0].tobytes()).digest()[:16]
+
+
+@pytest.mark.parametrize("bad", [bytes(32), bytes([0xEC, *[0xFF] * 30, 0x7F])], ids=["identity", "no point"])
+def test_points_that_are_none_are_refused(bad: bytes) -> None:
+    wrong = np.frombuffer(bad, np.uint8)
+    with pytest.raises(CryptoError, match="expected points of ristretto255"):
+        base.choose(wrong, np.array([True]))
+    secret, offered = base.offer()
+    with pytest.raises(CryptoError, match="expected points of ristretto255"):
+        base.pairs(secret, offered, np.stack([offered, wrong]))
+
+
+# ---------------------------------------------------------------- hash and kernels
+
+
+def test_hash_is_the_one_of_the_paper() -> None:
+    rows = words(5000)
+    found = aes.hashed(rows, 7, 2)
+
+    def pi(block: bytes) -> bytes:
+        key = hashlib.sha256(b"treaty transfer: fixed key").digest()[:16]
+        return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)
+
+    for row in (0, 1, 4095, 4096, 4999):
+        inner = int.from_bytes(pi(rows[row].tobytes()), "little")
+        for block in (0, 1):
+            tweaked = inner ^ (7 + row) ^ (block << 64)
+            outer = int.from_bytes(pi(tweaked.to_bytes(16, "little")), "little") ^ inner
+            assert found[row, 2 * block : 2 * block + 2].tobytes() == outer.to_bytes(16, "little")
+
+
+def test_streams_go_on_where_they_were() -> None:
+    seeds = [bytes([k]) * 16 for k in range(3)]
+    whole = aes.next_words([aes.stream(seed) for seed in seeds], 40)
+    streams = [aes.stream(seed) for seed in seeds]
+    assert np.array_equal(np.hstack([aes.next_words(streams, 16), aes.next_words(streams, 24)]), whole)
+    plain = Cipher(algorithms.AES(seeds[2]), modes.CTR(bytes(16))).encryptor().update(bytes(320))
+    assert whole[2].tobytes() == plain
+
+
+@pytest.mark.parametrize(("groups", "blocks"), [(1, 1), (2, 3), (8, 2)])
+def test_transposing_is_numpys(groups: int, blocks: int) -> None:
+    planes = np.random.default_rng(1).integers(0, 1 << 64, (64 * groups, 8 * blocks), dtype=np.uint64)
+    rows = np.empty((512 * blocks, groups), np.uint64)
+    bits.transpose(planes, rows, 0, blocks)
+    table = np.unpackbits(planes.view(np.uint8), axis=1, bitorder="little").T
+    assert np.array_equal(np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little"), table)
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_folding_sums_leaves_by_the_bits_of_their_numbers(fold: int) -> None:
+    leaves = np.random.default_rng(1).integers(0, 1 << 64, (1 << fold, 16), dtype=np.uint64)
+    planes = np.empty((fold, 16), np.uint64)
+    summed = leaves.copy()
+    bits.fold(summed, planes)
+    number = np.arange(1 << fold)
+    for j in range(fold):
+        assert np.array_equal(planes[j], np.bitwise_xor.reduce(leaves[number >> j & 1 == 1]))
+    assert np.array_equal(summed[0], np.bitwise_xor.reduce(leaves))
+
+
+# ---------------------------------------------------------------- extension
+
+
+def ends(fold: int) -> tuple[Receiver, Sender]:
+    receiver = Receiver(fold)
+    sender = Sender(receiver.offer, fold)
+    sender.prepare(receiver.prepare(sender.points))
+    return receiver, sender
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_rows_differ_by_delta_where_the_bit_is_one(fold: int) -> None:
+    receiver, sender = ends(fold)
+    for count in (STEP, 3 * STEP, (1 << 16) + STEP):  # the streams go on
+        message, chosen, t = receiver.extend(count)
+        assert message.shape == (KAPPA // fold - 1, count // 64)
+        q = sender.extend(count, message)
+        choices = unpacked(chosen, count)
+        assert np.array_equal(q, t ^ (choices[:, None] * sender.delta))
+        assert 0.4 < choices.mean() < 0.6
+        assert len(np.unique(t[:, 0])) == count
+
+
+def test_rows_and_bits_are_new_in_every_piece_and_every_session() -> None:
+    seen = []
+    for _ in range(2):
+        receiver, sender = ends(4)
+        for _ in range(2):
+            message, chosen, t = receiver.extend(STEP)
+            q = sender.extend(STEP, message)
+            seen += [chosen[:, None], t, q, sender.delta[None] ^ q]
+    values = np.concatenate([part.reshape(-1) for part in seen])
+    shared = len(values) - len(np.unique(values))  # where the bit is 0, q is t; where 1, q less delta is
+    assert shared == 4 * 2 * STEP
+
+
+def test_senders_message_says_nothing_of_the_bits_without_delta() -> None:
+    """Each column of the message is masked by a stream of which the sender lacks one leaf: bits look fair to it."""
+    receiver, _ = ends(4)
+    message, chosen, _ = receiver.extend(1 << 14)
+    agree = [np.mean(unpacked(column ^ chosen, 1 << 14)) for column in message]
+    assert np.all(np.abs(np.array(agree) - 0.5) < 6 * 0.5 / 2**7)
+
+
+@pytest.mark.parametrize("count", [1, 64, STEP + 1, -STEP])
+def test_numbers_of_transfers_that_do_not_fit_are_refused(count: int) -> None:
+    receiver, _ = ends(1)
+    with pytest.raises(CryptoError, match="expected a multiple of 512 transfers"):
+        receiver.extend(count)
+
+
+def test_message_of_another_length_is_refused() -> None:
+    receiver, sender = ends(2)
+    message, _, _ = receiver.extend(STEP)
+    with pytest.raises(CryptoError, match="expected columns"):
+        sender.extend(2 * STEP, message)
+
+
+# ---------------------------------------------------------------- what is made of rows
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Delta, q, packed bits and t of 1024 transfers."""
+    receiver, sender = ends(4)
+    message, chosen, t = receiver.extend(2 * STEP)
+    return sender.delta, sender.extend(2 * STEP, message), chosen, t
+
+
+def test_random_pairs(made: tuple[np.ndarray, ...]) -> None:
+    delta, q, chosen, t = made
+    pair = np.stack(extension.random_pairs(q, delta, 5, 3))
+    choices, number = unpacked(chosen, len(t)), np.arange(len(t))
+    assert np.array_equal(aes.hashed(t, 5, 3), pair[choices.astype(int), number])
+    assert len(np.unique(pair)) == pair.size
+    assert abs(np.bitwise_count(pair).mean() - 32) < 0.2
+
+
+def test_chosen_bits(made: tuple[np.ndarray, ...]) -> None:
+    delta, q, chosen, t = made
+    wanted = np.random.default_rng(2).integers(0, 1 << 64, len(chosen), dtype=np.uint64)
+    moved = extension.chosen(q, delta, chosen ^ wanted)
+    assert np.array_equal(moved, t ^ (unpacked(wanted, len(t))[:, None] * delta))
+
+
+def test_chosen_bits_of_a_number_of_transfers_that_fills_no_word(made: tuple[np.ndarray, ...]) -> None:
+    delta, q, chosen, t = made
+    moved = extension.chosen(q[:70], delta, chosen[:2])
+    assert np.array_equal(moved, t[:70])
+
+
+@settings(max_examples=20, deadline=None)
+@given(offset=st.integers(0, 2**64 - 1), count=st.integers(1, 200), first=st.integers(0, 2**40))
+def test_correlated_shares_differ_by_the_offset(
+    made: tuple[np.ndarray, ...], offset: int, count: int, first: int
+) -> None:
+    delta, q, chosen, t = made
+    offsets = np.full(count, offset, np.uint64) + np.arange(count, dtype=np.uint64)
+    own, message = extension.correlated(q[:count], delta, first, offsets)
+    other = extension.correlated_share(t[:count], chosen, first, message)
+    assert np.array_equal(other - own, np.where(unpacked(chosen, count), offsets, np.uint64(0)))
+
+
+def test_messages_of_one_of_many(made: tuple[np.ndarray, ...]) -> None:
+    delta, q, chosen, t = made
+    for count in (1, 2, 4, 8):
+        messages = extension.messages_of(extension.joined(q, count), delta, 3, count, 2)
+        choices = unpacked(chosen, len(t)).reshape(-1, count) @ (1 << np.arange(count))
+        assert np.array_equal(aes.hashed(extension.joined(t, count), 3, 2), messages[choices, np.arange(len(choices))])
+        assert len(np.unique(messages)) == messages.size
+
+
+def test_joined_rows_are_products_in_the_field() -> None:
+    rows = words(4)
+
+    def times_x(value: int) -> int:
+        value <<= 1
+        return value ^ (1 << 128 | 0x87) if value >> 128 else value
+
+    expected, power = 0, [int.from_bytes(row.tobytes(), "little") for row in rows]
+    for value in reversed(power):
+        expected = times_x(expected) ^ value
+    assert extension.joined(rows, 4)[0].tobytes() == expected.to_bytes(16, "little")
