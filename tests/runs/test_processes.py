@@ -140,7 +140,7 @@ def test_an_estimator_over_grpc_equals_the_pooled_one():
     X = with_gaps(with_categories(X))
     tables = cut(X, 2)
     weight = np.random.default_rng(0).random(len(y)) + 0.5
-    options = {"n_estimators": 2, "min_child_samples": 3}
+    options = {"n_estimators": 2, "min_child_samples": 3, "max_bin": 32}
     watched = [(tables, y)]
     pooled = treaty.GBDTClassifier(**options).fit(tables, y, sample_weight=weight, eval_set=watched)
     federated = flat(treaty.GBDTClassifier, transport="grpc", **options, **FAST_KEY).fit(
