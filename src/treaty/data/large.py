@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from treaty.errors import ConfigError
 
-IN_MEMORY = 1 << 20
-"""Records that are kept in memory; longer lists lie in files. Work is done on an eighth of that at a time."""
+IN_MEMORY = 1 << 18
+"""Records that are kept in memory; longer lists lie in files. Work is done on half of that at a time."""
 
 WORDS = 1 << 64
 """The span of a key of words, which are compared as such and should be hashes."""
@@ -27,7 +27,7 @@ WORDS = 1 << 64
 
 def part_of(in_memory: int) -> int:
     """Return the number of records to work on at a time."""
-    return max(1, in_memory // 8)
+    return max(1, in_memory // 2)
 
 
 def records(dtype: np.dtype[Any], **columns: Any) -> NDArray[Any]:
@@ -119,9 +119,10 @@ class SortedRecords:
         self._waiting = []
         key = block[self._key]
         high = (key[:, 0] if key.ndim == 2 else key).astype(np.uint64) >> np.uint64(self._shift)
-        part = (high * np.uint64(self._parts) // np.uint64(self._span)).astype(np.int64)
-        counts = np.bincount(part, minlength=self._parts)
-        block = block[np.argsort(part, kind="stable")]
+        part = high * np.uint64(self._parts) // np.uint64(self._span)
+        counts = np.bincount(part.astype(np.int64), minlength=self._parts)
+        short = part.astype(np.uint16 if self._parts < 1 << 16 else np.int64)  # numpy sorts 16 bits by radix
+        block = np.take(block, np.argsort(short, kind="stable"))  # ten times as fast as an index, for records
         self._edges.append(np.append(0, np.cumsum(counts)).astype(np.int32))
         self._counts += counts
         if self._file is None:
@@ -142,8 +143,18 @@ class SortedRecords:
                 read_all(self._file, (before + start) * self.dtype.itemsize, into)
             done += stop - start
             before += int(edges[-1])
-        key = out[self._key]
-        return out[np.lexsort((key[:, 1], key[:, 0])) if key.ndim == 2 else np.argsort(key, kind="stable")]
+        return np.take(out, _stable_order(out[self._key]))
+
+
+def _stable_order(key: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where the rows of a key go, equal ones as they came."""
+    if key.dtype == np.uint64:  # a hash: a sort that need not be stable takes a fifth of the time, if no two are equal
+        first = np.ascontiguousarray(key[:, 0] if key.ndim == 2 else key)
+        order = np.argsort(first)
+        in_order = first[order]
+        if np.all(in_order[1:] > in_order[:-1]):
+            return order
+    return np.lexsort((key[:, 1], key[:, 0])) if key.ndim == 2 else np.argsort(key, kind="stable")
 
 
 class Scratch:
