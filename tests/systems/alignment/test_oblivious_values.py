@@ -100,7 +100,10 @@ def test_results_logs_and_progress_are_those_of_ecdh(tmp_path: Path) -> None:
             assert calls[-1][0] == calls[-1][1]
         entries = [RunLog(tmp_path / psi / f"{name}.jsonl").entries() for name in columns]
         found[psi] = (
-            [(r.n_common, r.n_ids, r.n_null, r.n_repeated, r.sizes, r.pairwise, r.changed) for r in results.values()],
+            [
+                (r.n_common, r.n_ids, r.n_null, r.n_repeated, r.sizes, r.pairwise, r.changed)
+                for r in (results[name] for name in columns)
+            ],
             [[(e.event, e.peer, e.common, e.changed) for e in of] for of in entries],
             [calls[-1] for calls in seen.values()],
         )
