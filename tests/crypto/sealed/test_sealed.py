@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares
-from treaty.crypto.sealed.best import Known, Widths, best_of_shared
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
+from treaty.crypto.sealed.best import Entry, Known, best_of_shared
 from treaty.crypto.sealed.comparison import negatives
 from treaty.crypto.sealed.steps import Steps
+from treaty.crypto.sealed.sums import Places, Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
-from treaty.crypto.sealed.wide import from_ints
-
-WIDTHS = Widths(16, 30, 34)
+from treaty.crypto.sums.lattice_sums import lattice_fields, split_fields
+from treaty.crypto.wide import from_ints, prefix_sums
 
 
 def play(one: Steps[Any], other: Steps[Any]) -> tuple[Any, Any]:
@@ -77,8 +80,55 @@ def test_selection_and_conjunction(ends: tuple[Transfers, Transfers]) -> None:
     vs, bits = shared(values, 128), np.random.default_rng(0).integers(0, 2, (2, 30), dtype=np.uint8)
     found = play(*(selected(ends[k], bits[k], vs[k][:, None]) for k in (0, 1)))
     assert opened(found, 128) == [v * int(b) for v, b in zip(values, bits[0] ^ bits[1], strict=True)]
-    one, other = play(*(both_of(ends[k], bits[k, :29], k) for k in (0, 1)))
-    assert (one + other).tolist() == (bits[0] & bits[1])[:29].tolist()
+    found = play(*(both_of(ends[k], bits[k, :29], 2, k) for k in (0, 1)))
+    assert opened(found, 128) == (bits[0] & bits[1])[:29].tolist()
+
+
+@pytest.mark.parametrize("words", [1, 2])
+def test_products_with_numbers_that_one_party_knows(ends: tuple[Transfers, Transfers], words: int) -> None:
+    known = [0, 1, -1, (1 << 39) - 1, 1 - (1 << 39), *(random.randrange(1 - (1 << 39), 1 << 39) for _ in range(9))]
+    y = [[random.randrange(1 << 64 * words) for _ in range(3)] for _ in known]
+    ys = [share.reshape(len(known), 3, words) for share in shared([a for row in y for a in row], 64 * words, words)]
+    given = [known, [0] * len(known)]
+    found = play(*(times_known(ends[k], given[k], 40, ys[k], k) for k in (0, 1)))
+    assert opened(found, 64 * words) == [
+        x * a % (1 << 64 * words) for x, row in zip(known, y, strict=True) for a in row
+    ]
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20), st.integers(0, 1 << 18), st.data())
+def test_shares_of_fields_are_those_of_whole_numbers(
+    ends: tuple[Transfers, Transfers], n: int, grad_bound: int, hess_bound: int, data: Any
+) -> None:
+    bounds = SumsBounds(n, grad_bound, hess_bound)
+    fields, bits = lattice_fields(bounds, sealed=True)
+    places = [field.shift for field in fields] + [bits]
+    near = [0, 1, n - 1, n]
+    count = [data.draw(st.sampled_from(near) | st.integers(0, n)) for _ in range(6)]
+    hess = [data.draw(st.sampled_from([0, c * hess_bound]) | st.integers(0, c * hess_bound)) for c in count]
+    grad = [data.draw(st.integers(-c * grad_bound, c * grad_bound)) for c in count]
+    messages = [c + (h << places[1]) + (g << places[2]) for g, h, c in zip(grad, hess, count, strict=True)]
+    # masks at random, and such that lower fields just wrap around, or just do not
+    masks = [data.draw(st.sampled_from([0, m, m + 1, m - 1, -m]) | st.integers(0, 1 << bits)) for m in messages]
+    added = (1 << places[1]) + (1 << bits - 2)
+    parts = [
+        split_fields(from_ints([x % (1 << bits) for x in side], 3).view(np.uint16), places)
+        for side in (
+            [m + r for m, r in zip(messages, masks, strict=True)],
+            [added - r for r in masks],
+        )
+    ]
+    widths = Places(bits - places[2], places[2] - places[1], places[1])
+    found = play(*(integer_shares(ends[k], parts[k], widths, k) for k in (0, 1)))
+    expected = [x % (1 << 128) for row in zip(grad, hess, count, strict=True) for x in row]
+    assert opened(found, 128) == expected
+
+
+def test_prefix_sums_carry_from_word_to_word() -> None:
+    numbers = [random.randrange(1 << 128) for _ in range(40)]
+    found = prefix_sums(from_ints(numbers, 2).reshape(2, 20, 2))
+    expected = [sum(row[: k + 1]) % (1 << 128) for row in (numbers[:20], numbers[20:]) for k in range(20)]
+    assert found.reshape(-1, 2).tolist() == from_ints(expected, 2).tolist()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -86,31 +136,40 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
     rng, ridge = np.random.default_rng(seed), 3
     nodes, candidates = int(rng.integers(1, 5)), int(rng.integers(1, 20))
     tied, last, group = bool(seed % 2), bool(seed // 2 % 2), int(rng.integers(2, 6))
-    whole = rng.integers(50, 100, nodes) if tied else rng.integers(1 << 27, 1 << 29, nodes)
-    hess = np.stack([rng.integers(0, t - 2 * ridge + 1, candidates) for t in whole])
-    size = 9 if tied else 1 << 32
-    u = rng.integers(1 - size, size, (nodes, candidates))
-    count = rng.integers(0, 1 << 15, (nodes, candidates))
-    low = np.full(nodes, 5)
-    limits = np.stack([low, np.maximum(whole - 2 * ridge - 4, low)])
-    counts = np.tile([[20], [(1 << 15) - 20]], nodes)
-    known = Known(
-        ridge, np.zeros(nodes, np.int64), whole, limits, counts, [(0, 1)] * nodes, [(1, 3)] * nodes if last else []
-    )
+    bounds = SumsBounds(100, 4, 3) if tied else SumsBounds(50_000, 1 << 16, 1 << 14)
+    n = bounds.n_rows
+    count = rng.integers(0, n + 1, (nodes, candidates))
+    hess = rng.integers(0, count * bounds.hess_bound + 1)
+    grad = rng.integers(-count * bounds.grad_bound, count * bounds.grad_bound + 1)
+    rest = rng.integers(0, n - count.max(axis=1) + 1)
+    totals = np.stack([
+        [rng.integers(-bounds.grad_bound * n, bounds.grad_bound * n + 1) for _ in range(nodes)],
+        hess.max(axis=1) + rng.integers(0, rest * bounds.hess_bound + 1),
+        count.max(axis=1) + rest,
+    ], axis=1)  # fmt: skip
+    least = np.full(nodes, 2), np.full(nodes, 20)
+    limits = [np.stack([low, np.maximum(totals[:, k] - low + 1, low)]) for k, low in zip((1, 2), least, strict=True)]
+    first = Entry([(int(rng.integers(0, 9)), int(rng.integers(1, 9))) for _ in range(nodes)], [5] * nodes)
+    own = Entry([(int(rng.integers(0, 1 << 20)), 7) for _ in range(nodes)], [6] * nodes)
+    known = Known(totals, ridge, *limits, 9, [first], [own] if last else [])
     expected = []
     for b in range(nodes):
-        best, top, below = -1, *known.first[b]
+        whole = int(totals[b, 1]) + 2 * ridge
+        best, top, below = (0, 5), *first.fractions[b]
         for j in range(candidates):
-            if limits[0, b] <= hess[b, j] < limits[1, b] and counts[0, b] <= count[b, j] < counts[1, b]:
-                a = int(hess[b, j]) + ridge
-                new = int(u[b, j]) ** 2, a * (int(whole[b]) - a)
-                if new[0] * below > top * new[1]:
-                    best, (top, below) = j, new
-        expected.append(-1 if last and below > 3 * top else best)
-    masks = rng.integers(0, 1 << 62, (3, nodes, candidates), dtype=np.uint64)
-    plain = np.stack([u, hess, count]).astype(np.uint64)
-    _, found = play(
-        best_of_shared(ends[0], *masks, known, WIDTHS, 0, group),
-        best_of_shared(ends[1], *(plain - masks), Known.nothing(nodes, last=last), WIDTHS, 1, group),
-    )
-    assert found.tolist() == expected
+            fits = all(limits[k][0, b] <= x[b, j] < limits[k][1, b] for k, x in ((0, hess), (1, count)))
+            a = int(hess[b, j]) + ridge
+            new = (whole * int(grad[b, j]) - int(totals[b, 0]) * a) ** 2, a * (whole - a)
+            if fits and new[0] * below > top * new[1]:
+                best, (top, below) = (j, 9), new
+        if last and own.fractions[b][0] * below > top * own.fractions[b][1]:
+            best, (top, below) = (0, 6), own.fractions[b]
+        expected.append((top, below, *best))
+    plain = [int(x) % (1 << 128) for x in np.stack([grad, hess, count], axis=-1).reshape(-1)]
+    sums = [share.reshape(nodes, candidates, 3, 2) for share in shared(plain, 128)]
+    widths = Widths.of(bounds, ridge)
+    given = [known, Known.nothing(nodes, 1, int(last))]
+    found = play(*(best_of_shared(ends[k], sums[k], given[k], widths, k, group) for k in (0, 1)))
+    entries = zip(*(opened([x[:, part] for x in found], bits) for part, bits in enumerate(
+        [widths.top, widths.below, 64, 64])), strict=True)  # fmt: skip
+    assert list(entries) == expected

@@ -36,6 +36,7 @@ from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters
 from treaty.crypto.lattice.sampling import errors, flood, public_ring_elements, ternary
 from treaty.crypto.lattice.transform import Residues, Tables, tables
+from treaty.crypto.wide import add, cut, from_ints, times
 from treaty.errors import CryptoError
 
 Digits = NDArray[np.uint16]
@@ -237,13 +238,13 @@ class LinearMapServer:
         )
 
     def answer(
-        self, words: Residues, own: Residues, features: NDArray[np.int64], added: Sequence[Sequence[int]] | None = None
+        self, words: Residues, own: Residues, features: NDArray[np.int64], added: NDArray[np.uint64] | None = None
     ) -> Digits:
         """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 
-        Returns uint16 (vectors, rows of these columns, D). `added` (vectors, rows) are masks added to the products
-        modulo 2^message_bits: the client opens their sums; for their rounding the parameters' slack must be larger by
-        one. CryptoError if a word is not below its prime.
+        Returns uint16 (vectors, rows of these columns, D). `added`, uint64 (vectors, rows, words), are masks below
+        2^message_bits, lowest word first, added to the products modulo 2^message_bits: the client opens their sums; for
+        their rounding the parameters' slack must be larger by one. CryptoError if a word is not below its prime.
         """
         parameters, matrix = self.parameters, self.matrix
         if (own >= self._primes[:, np.newaxis]).any():
@@ -269,11 +270,20 @@ class LinearMapServer:
             out[v] = digits.view(np.uint16).T
         return out
 
-    def _scaled(self, numbers: Sequence[int]) -> NDArray[np.int64]:
-        """round(q x / 2^message_bits) modulo each prime, int64 (numbers, primes)."""
-        q, bits = self.parameters.modulus, self.parameters.message_bits
-        scaled = [q * x + (1 << bits - 1) >> bits for x in numbers]
-        return np.array([[x % p for p in self.parameters.primes] for x in scaled], np.int64).reshape(len(scaled), -1)
+    def _scaled(self, numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """round(q x / 2^bits) modulo each prime, int64 (numbers, primes), of numbers x, uint64 (numbers, words).
+
+        With y = q x + 2^(bits - 1) it is (y - (y mod 2^bits)) / 2^bits, and q x is 0 modulo each prime.
+        """
+        bits = self.parameters.message_bits
+        q, half = from_ints([self.parameters.modulus, 1 << bits - 1], numbers.shape[-1])
+        digits = cut(add(times(numbers, q), half), bits).astype("<u8", copy=False).view("<u2").astype(np.int64)
+        out = np.empty((len(numbers), len(self.parameters.primes)), np.int64)
+        for k, p in enumerate(self.parameters.primes):
+            weights = np.array([pow(2, DIGIT_BITS * d, p) for d in range(digits.shape[-1])], np.int64)
+            rest = (pow(2, bits - 1, p) - digits @ weights) % p
+            out[:, k] = rest * pow(pow(2, bits, p), -1, p) % p
+        return out
 
     def _products(self, planes: Residues, features: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """<u_S, b> modulo each prime, int64 (rows, primes)."""

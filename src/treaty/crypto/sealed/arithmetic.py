@@ -13,18 +13,22 @@ transfers in each direction and two steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import kernel, pieces
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Transfers, Words
-from treaty.crypto.sealed.wide import (
+from treaty.crypto.transfer.aes import hashed
+from treaty.crypto.wide import (
     Wide,
     add,
     bit,
     bits_of,
     cut,
+    from_ints,
     negative,
     only,
     shifted,
@@ -32,9 +36,8 @@ from treaty.crypto.sealed.wide import (
     subtract,
     times,
 )
-from treaty.crypto.transfer.aes import hashed
 
-_AT_ONCE = 1 << 14  # transfers whose pads are in memory
+_AT_ONCE = 1 << 16  # blocks of 16 bytes of pads in memory
 
 
 def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, bits: int) -> Steps[Wide]:
@@ -85,18 +88,36 @@ def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
     return add(add(only(of_all, values), sent), cross)
 
 
-def both_of(transfers: Transfers, bits: Bits, role: int) -> Steps[Words]:
-    """Return additive shares modulo 2^64, (n,), of the conjunction of one party's bit, (n,), and the other's."""
+def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wide]:
+    """Return additive shares, (n, words), of the conjunction of one party's bit, (n,), and the other's."""
     half = len(bits) // 2  # of one half each party is the receiver
     mine, theirs = (bits[:half], bits[half:]) if role == 0 else (bits[half:], bits[:half])
     longest = len(bits) - half
     first, q, t = yield from transfers.choose(_padded(mine, longest))
-    offered = _padded(theirs, longest).astype(np.uint64)[:, None, None]
+    offered = np.zeros((longest, 1, words), np.uint64)
+    offered[: len(theirs), 0, 0] = theirs
     sent, message = _send(q, transfers.delta, first, offered, np.zeros(longest, np.uint8), 1)
     (came,) = take((yield [message]), (np.uint64, message.shape))
-    cross = _receive(t, first, _padded(mine, longest)[:, None], came, offered.shape)[:, 0, 0]
-    received, given = cross[: len(mine)], sent[: len(theirs), 0, 0]
+    cross = _receive(t, first, _padded(mine, longest)[:, None], came, offered.shape)[:, 0]
+    received, given = cross[: len(mine)], sent[: len(theirs), 0]
     return np.concatenate([received, given] if role == 0 else [given, received])
+
+
+def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, role: int) -> Steps[Wide]:
+    """Return shares modulo 2^(64 words) of x y_v from shares of y, (n, v, words), and x, (n,), that role 0 knows.
+
+    `known` are the x, |x| < 2^(bits - 1); role 1 gives zeros.
+    """
+    n, v, words = y.shape
+    first, q, t = yield from transfers.choose(bits_of(from_ints(known, -(-bits // 64)), bits).reshape(-1))
+    if role == 1:
+        sent, message = _send(q, transfers.delta, first, y, np.ones(n, np.uint8), bits)
+        take((yield [message]))
+        return sent
+    (came,) = take((yield []), (np.uint64, (n * bits, v * words)))
+    own = bits_of(from_ints(known, -(-bits // 64)), bits)
+    cross = _receive(t, first, own, came, y.shape)
+    return add(times(from_ints(known, words)[:, None], y), cross)
 
 
 def _padded(bits: Bits, length: int) -> Bits:
@@ -118,7 +139,7 @@ def _send(q: Words, delta: Words, first: int, y: Wide, minus: Bits, bits: int) -
     share, message = np.zeros(y.shape, np.uint64), np.empty((n * bits, v * words), np.uint64)
     last = signed(np.broadcast_to(minus[:, None], y.shape[:2]), y)
     blocks = -(-v * words // 2)
-    for part in pieces(n, max(1, _AT_ONCE // bits)):
+    for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
         rows = slice(part.start * bits, part.stop * bits)
         at = first + rows.start
         pads = hashed(q[rows], at, blocks), hashed(q[rows] ^ delta, at, blocks)
@@ -130,7 +151,7 @@ def _receive(t: Words, first: int, own: Bits, message: Words, shape: tuple[int, 
     """Return the receiver's shares, (n, v, words), for its bits, (n, bits)."""
     n, v, words = shape
     bits, out, blocks = own.shape[1], np.zeros((n, v, words), np.uint64), -(-v * words // 2)
-    for part in pieces(n, max(1, _AT_ONCE // bits)):
+    for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
         rows = slice(part.start * bits, part.stop * bits)
         _add_up(hashed(t[rows], first + rows.start, blocks), own[part], np.ascontiguousarray(message[rows]), out[part])
     return out

@@ -1,144 +1,153 @@
-"""The largest of shared fractions U^2 / (a (T - a)), of which only the place is opened, and only to one party.
+"""The best split of each node among candidates whose sums are shared, without opening a sum, a gain or a loser.
 
-The *knower* (role 0) knows T and what a fraction must pass; the *chooser* (role 1) learns which of its candidates won,
-or that none did. Both hold shares of every candidate's U, sum of hess and number of rows.
+With G and H of a node, a = H_L + ridge, T = H + 2 ridge and V = T G_L - G a, the gain of a candidate is, but for
+factors and terms that all candidates of the node have in common, V^2 / (a (T - a)) (`trees.exact`): the largest such
+fraction is the best split, exactly. The *knower* (role 0, the active party) knows G, H and what a candidate must pass;
+the *owner* (role 1) has the columns. Both hold shares of every candidate's sums.
 
-1. Squares, products a (T - a), and comparisons of hess and rows with the least and most that a child may have. The
-   numerator of a candidate that may not be chosen becomes 0.
+1. V is a linear function of G_L and a whose factors the knower has. Squares, products a (T - a), and comparisons of
+   hess and rows with the least and most that a child may have; the numerator of a candidate that may not be chosen
+   becomes 0.
 2. A tournament: of each group, all pairs are compared by their cross products, exactly, and the winner is selected. The
    first of equal fractions wins.
-3. The winner's number is opened to the chooser.
 
-Wide groups take fewer steps and more work. Honest but curious parties; nothing fails by chance.
+The result stays shared. Wide groups take fewer steps and more work. Honest but curious parties; nothing fails by
+chance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.sealed.arithmetic import products, selected, squares
+from treaty.crypto.sealed.arithmetic import products, selected, squares, times_known
 from treaty.crypto.sealed.comparison import conjunctions, negatives
-from treaty.crypto.sealed.steps import Steps, take, together
+from treaty.crypto.sealed.steps import Steps, together
+from treaty.crypto.sealed.sums import WORDS, Widths
 from treaty.crypto.sealed.transfers import Bits, Transfers
-from treaty.crypto.sealed.wide import Wide, add, cut, from_ints, subtract, wide
+from treaty.crypto.wide import Wide, add, cut, from_ints, negative, resized, subtract, wide
 
-Shares = NDArray[np.uint64]
+TOP, BELOW, NUMBER, OWNER = range(4)
+"""What an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner."""
 
 
 @dataclass(frozen=True, slots=True)
-class Widths:
-    """Bits of shares: |U| < 2^(grad - 2), 0 < a <= T < 2^(hess - 1), rows below 2^(count - 1)."""
+class Entry:
+    """An entry of every node that the knower knows: fractions, and the number of the owner that each stands for."""
 
-    count: int
-    hess: int
-    grad: int
-
-    @property
-    def top(self) -> int:
-        """Bits of a guarded numerator."""
-        return 2 * self.grad - 3
-
-    @property
-    def below(self) -> int:
-        """Bits of a guarded denominator."""
-        return 2 * self.hess - 3
-
-    @property
-    def difference(self) -> int:
-        """Bits of the difference of two cross products."""
-        return self.top + self.below - 1
-
-    @property
-    def words(self) -> int:
-        """Words that hold it."""
-        return -(-self.difference // 64)
+    fractions: Sequence[tuple[int, int]]
+    owners: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the knower adds of n nodes: L, T (n,), the range of a left child's hess and rows, and fractions to pass.
+    """What the knower adds of n nodes.
 
-    `constants`, int64 (n,), come off every U of a node. `hess` and `count`, int64 (2, n), are the least and one more
-    than the most, not below the least. `first` are fractions that a candidate must pass, `last` those that must pass
-    all candidates, or none (len 0). At the chooser all are zeros.
+    `totals`, int64 (n, 3), are sums of grad, hess and rows. `hess` and `count`, int64 (2, n), are the least that a left
+    child may have and one more than the most, which is not below the least. `owner` is the number of the candidates'
+    owner. `before` and `after` are entries before and after the candidates, of n fractions each; at the owner they are
+    as many, and empty.
     """
 
+    totals: NDArray[np.int64]
     ridge: int
-    constants: NDArray[np.int64]
-    whole: NDArray[np.int64]
     hess: NDArray[np.int64]
     count: NDArray[np.int64]
-    first: Sequence[tuple[int, int]]
-    last: Sequence[tuple[int, int]]
+    owner: int
+    before: list[Entry] = field(default_factory=list)
+    after: list[Entry] = field(default_factory=list)
 
     @classmethod
-    def nothing(cls, nodes: int, *, last: bool) -> Known:
-        """Return what the chooser adds."""
-        zeros, none = np.zeros((2, nodes), np.int64), [(0, 0)] * nodes
-        return cls(0, zeros[0], zeros[0], zeros, zeros, none, none if last else [])
+    def nothing(cls, nodes: int, before: int, after: int) -> Known:
+        """Return what the owner adds."""
+        none = Entry([(0, 0)] * nodes, [0] * nodes)
+        zeros = np.zeros((2, nodes), np.int64)
+        return cls(np.zeros((nodes, 3), np.int64), 0, zeros, zeros, 0, [none] * before, [none] * after)
 
 
 def best_of_shared(
-    transfers: Transfers, u: Shares, hess: Shares, count: Shares, known: Known, widths: Widths, role: int, group: int
-) -> Steps[NDArray[np.int64]]:
-    """Return at the chooser the number of each node's best candidate (n,), -1 for none of them; nothing else elsewhere.
+    transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, group: int
+) -> Steps[Wide]:
+    """Return shares of each node's best entry, (n, 4, words), from sums of candidates, (n, candidates, 3, 2).
 
-    Shares are (n, candidates), modulo 2^64 or any multiple of their widths' moduli.
+    An entry `before` that loses to no candidate wins, and so does one of equal fractions that comes first.
     """
-    nodes, candidates = u.shape
-    u = u - known.constants.astype(np.uint64)[:, None]
+    nodes, candidates = sums.shape[:2]
     words, all_of = widths.words, (nodes, candidates)
-    a = cut(wide((hess + np.uint64(known.ridge)).reshape(-1), words), widths.hess)
-    whole = np.broadcast_to(known.whole[:, None], all_of).reshape(-1)
+    v = yield from _numerators(transfers, sums, known, widths, role)
+    a = _left_hess(sums, known).reshape(-1, WORDS)
+    whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], all_of).reshape(-1)
+    a = cut(resized(a, words), widths.hess)
     rest = cut(subtract(wide(whole, words), a), widths.hess)
     top, below, fit_hess, fit_count = yield from together(
-        squares(transfers, cut(wide(u.reshape(-1), words), widths.grad), widths.grad, widths.top, role),
+        squares(transfers, resized(v, words), widths.grad, widths.top, role),
         products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
-        _within(transfers, hess, known.hess, widths.hess, role),
-        _within(transfers, count, known.count, widths.count, role),
+        _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
+        _within(transfers, sums[:, :, 2], known.count, widths.count, role),
     )
     (fit,) = yield from conjunctions(transfers, fit_hess, fit_count[None], role)
     top = cut((yield from selected(transfers, fit, top[:, None])), widths.top)
-    values = np.zeros((nodes, 1 + candidates + bool(known.last), 3, words), np.uint64)
-    values[:, 1 : 1 + candidates, 0] = top.reshape(nodes, candidates, words)
-    values[:, 1 : 1 + candidates, 1] = below.reshape(nodes, candidates, words)
-    for place, fractions in ((0, known.first), (-1, known.last)):
-        for part in (0, 1) if fractions else ():
-            values[:, place, part] = from_ints([fraction[part] for fraction in fractions], words)
+    values = np.zeros((nodes, candidates, 4, words), np.uint64)
+    values[:, :, TOP], values[:, :, BELOW] = top.reshape(*all_of, words), below.reshape(*all_of, words)
     if role == 0:
-        values[:, :, 2, 0] = np.arange(values.shape[1])
+        values[:, :, NUMBER, 0], values[:, :, OWNER, 0] = np.arange(candidates), known.owner
+    before, after = ([entry_of(entry, words) for entry in entries] for entries in (known.before, known.after))
+    return (yield from winner_of(transfers, np.concatenate([*before, values, *after], axis=1), widths, role, group))
+
+
+def entry_of(entry: Entry, words: int) -> Wide:
+    """Return the knower's shares of an entry that it knows, (n, 1, 4, words); the owner's are zeros."""
+    values = np.zeros((len(entry.owners), 1, 4, words), np.uint64)
+    for part in (TOP, BELOW):
+        values[:, 0, part] = from_ints([fraction[part] for fraction in entry.fractions], words)
+    values[:, 0, OWNER, 0] = np.array(entry.owners, np.uint64)
+    return values
+
+
+def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, group: int) -> Steps[Wide]:
+    """Return shares of each node's largest entry, (n, 4, words), from entries (n, entries, 4, words)."""
+    nodes = len(values)
     while values.shape[1] > 1:
         size, groups, byes = _groups(values.shape[1], group)
         missing = size * groups + byes - values.shape[1]
         if missing:  # 0 / 1 beats nothing that comes before
-            padding = np.zeros((nodes, missing, 3, words), np.uint64)
-            padding[:, :, 1, 0] = 1 - role
+            padding = np.zeros((nodes, missing, *values.shape[2:]), np.uint64)
+            padding[:, :, BELOW, 0] = 1 - role
             values = np.concatenate([values, padding], axis=1)
-        playing = np.ascontiguousarray(values[:, : size * groups]).reshape(nodes * groups, size, 3, words)
-        won = (yield from _winners(transfers, playing, widths, role)).reshape(nodes, groups, 3, words)
+        playing = np.ascontiguousarray(values[:, : size * groups]).reshape(nodes * groups, size, *values.shape[2:])
+        won = (yield from _winners(transfers, playing, widths, role)).reshape(nodes, groups, *values.shape[2:])
         values = np.concatenate([won, values[:, size * groups :]], axis=1)
-    number = values[:, 0, 2, 0].astype(np.uint32)
-    if role == 0:
-        take((yield [number]))
-        return np.zeros(0, np.int64)
-    (came,) = take((yield []), (np.uint32, number.shape))
-    opened = (number + came).astype(np.int64) - 1
-    return np.where(opened < candidates, opened, -1)
+    return values[:, 0]
 
 
-def _within(transfers: Transfers, shares: Shares, limits: NDArray[np.int64], bits: int, role: int) -> Steps[Bits]:
+def _left_hess(sums: Wide, known: Known) -> Wide:
+    """Return shares of a, (n, candidates, 2)."""
+    return add(sums[:, :, 1], from_ints([known.ridge], WORDS))
+
+
+def _numerators(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
+    """Return shares of V modulo 2^grad, (n * candidates, words of it)."""
+    nodes, words = len(sums), -(-widths.grad // 64)
+    factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
+    numbers = resized(np.concatenate([sums[:, :, 0], negative(_left_hess(sums, known))]), words)
+    bits = max(widths.hess, widths.node_grad)
+    parts = yield from times_known(transfers, factors, bits, numbers, role)
+    return cut(add(parts[:nodes], parts[nodes:]), widths.grad).reshape(-1, words)
+
+
+def _within(transfers: Transfers, shares: Wide, limits: NDArray[np.int64], bits: int, role: int) -> Steps[Bits]:
     """Return shares of whether numbers (n, candidates) are at least `limits[0]` and below `limits[1]`, (n,) each.
 
     Whoever is below the first is below the second, too, so that exclusive or serves for the difference.
     """
-    apart = shares[None] - limits.astype(np.uint64)[:, :, None]
-    found = yield from negatives(transfers, cut(apart.reshape(-1, 1), bits), bits, role)
-    return found[: shares.size] ^ found[shares.size :]
+    apart = subtract(shares[None], wide(limits, WORDS)[:, :, None])
+    found = yield from negatives(transfers, cut(apart.reshape(-1, WORDS), bits), bits, role)
+    half = len(found) // 2
+    return found[:half] ^ found[half:]
 
 
 def _groups(count: int, group: int) -> tuple[int, int, int]:
@@ -149,14 +158,11 @@ def _groups(count: int, group: int) -> tuple[int, int, int]:
 
 
 def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> Steps[Wide]:
-    """Return the winner of each group: shares of numerator, denominator and number, (n, 3, words).
-
-    `values` are (n, size, 3, words).
-    """
-    n, size, _, words = values.shape
+    """Return shares of the winner of each group, (n, 4, words), from `values`, (n, size, 4, words)."""
+    n, size, parts, words = values.shape
     others = np.array([[j for j in range(size) if j != i] for i in range(size)])
-    tops = np.ascontiguousarray(values[:, :, 0][:, others]).reshape(n * size, size - 1, words)
-    below = np.ascontiguousarray(values[:, :, 1]).reshape(n * size, words)
+    tops = np.ascontiguousarray(values[:, :, TOP][:, others]).reshape(n * size, size - 1, words)
+    below = np.ascontiguousarray(values[:, :, BELOW]).reshape(n * size, words)
     cross = yield from products(transfers, below, tops, widths.below, widths.top, widths.difference)
     cross = cross.reshape(n, size, size - 1, words)  # [i, j]: the denominator of i, the numerator of others[i, j]
     pairs = list(combinations(range(size), 2))
@@ -171,10 +177,10 @@ def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> S
         half = len(won) // 2
         (found,) = yield from conjunctions(transfers, won[:half].ravel(), won[half : 2 * half].reshape(1, -1), role)
         won = np.concatenate([found.reshape(half, size - 1, n), won[2 * half :]])
-    more = subtract(values[:, 1:], values[:, :1]).swapaxes(0, 1).reshape(-1, 3, words)
-    chosen = (yield from selected(transfers, won[0].ravel(), more)).reshape(size - 1, n, 3, words)
+    more = subtract(values[:, 1:], values[:, :1]).swapaxes(0, 1).reshape(-1, parts, words)
+    chosen = (yield from selected(transfers, won[0].ravel(), more)).reshape(size - 1, n, parts, words)
     out = values[:, 0]
     for part in chosen:
         out = add(out, part)
-    out[:, 0], out[:, 1] = cut(out[:, 0], widths.top), cut(out[:, 1], widths.below)
+    out[:, TOP], out[:, BELOW] = cut(out[:, TOP], widths.top), cut(out[:, BELOW], widths.below)
     return out

@@ -12,9 +12,9 @@ import numpy as np
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Transfers, packed, triples, unpacked
-from treaty.crypto.sealed.wide import Wide, bit, bits_of
 from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.extension import joined, messages_of
+from treaty.crypto.wide import Wide, bit, bits_of
 
 _DIGIT = 4
 

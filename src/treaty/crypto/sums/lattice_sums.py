@@ -30,13 +30,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
-from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer
+from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
+from treaty.crypto.wide import cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
@@ -47,19 +49,22 @@ BINDING_BYTES = 32
 VERSION = 1
 
 
-def lattice_fields(bounds: SumsBounds) -> tuple[list[Field], int]:
-    """Return the places of count, hessian and gradient in a message, and its length."""
-    hess_at = bounds.n_rows.bit_length()
-    grad_at = hess_at + (bounds.n_rows * bounds.hess_bound).bit_length()
+def lattice_fields(bounds: SumsBounds, sealed: bool = False) -> tuple[list[Field], int]:
+    """Return the places of count, hessian and gradient in a message, and its length.
+
+    Sealed sums are opened under masks: their fields have a bit more, and room for 1 more hess, see `sealed_shares`.
+    """
+    hess_at = bounds.n_rows.bit_length() + sealed
+    grad_at = hess_at + (bounds.n_rows * bounds.hess_bound + sealed).bit_length() + sealed
     fields = [Field(0, 1), Field(hess_at, bounds.hess_bound), Field(grad_at, bounds.grad_bound, signed=True)]
     return fields, grad_at + (2 * bounds.n_rows * bounds.grad_bound).bit_length() + 1
 
 
-def sums_parameters(bounds: SumsBounds) -> Parameters:
+def sums_parameters(bounds: SumsBounds, sealed: bool = False) -> Parameters:
     """Return the parameters for bin sums within these bounds; CryptoError if they are too large for the lattice map."""
-    fields, bits = lattice_fields(bounds)
+    fields, bits = lattice_fields(bounds, sealed)
     n = bounds.n_rows
-    slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1
+    slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1 + sealed
     parameters = choose(bits, weight=n, slack=slack, squares=n)
     check_fields(fields, parameters)
     return parameters
@@ -74,13 +79,17 @@ def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedi
 
 
 class LatticeSumsClient(WholeTableClient):
-    """The active party's end; the store keeps hints, perhaps for later jobs."""
+    """The active party's end; the store keeps hints, perhaps for later jobs.
 
-    def __init__(self, bounds: SumsBounds, store: HintStore, *, threads: int = 1) -> None:
+    Where sums are `sealed`, it opens shares of them alone.
+    """
+
+    def __init__(self, bounds: SumsBounds, store: HintStore, *, threads: int = 1, sealed: bool = False) -> None:
         super().__init__(bounds)
         self._store, self._threads = store, threads
-        self._parameters = sums_parameters(bounds)
-        self._fields, _ = lattice_fields(bounds)
+        self._parameters = sums_parameters(bounds, sealed)
+        self._fields, bits = lattice_fields(bounds, sealed)
+        self._places = [field.shift for field in self._fields] + [bits]
         self._kept: Mapping[str, bytes] = {}
         self._unfinished: dict[str, tuple[NewHint, int]] = {}
         self._hints: dict[str, NDArray[np.int16]] = {}
@@ -167,46 +176,73 @@ class LatticeSumsClient(WholeTableClient):
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
         """Open a server's answer to the oldest query it has not answered; see `SumsClient.open`."""
-        if peer not in self._hints or not self._asked[peer]:
-            raise CryptoError(f"expected a hint and a query before an answer of {peer}")
-        keys, offsets = self._asked[peer].popleft(), self._offsets[peer]
-        if totals.shape != (len(keys), 3):
-            raise CryptoError(f"expected totals of shape {(len(keys), 3)}, got {totals.shape}")
-        rows, starts = self._sampled_slots(peer, features)
-        what = f"the answer of {peer}"
-        shape = (len(keys), len(rows), self._parameters.digits)
-        check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
-        if answer[0].tobytes() != self._bindings[peer]:
-            raise CryptoError(f"the answer belongs to another table or hint than this job's - in {what}")
-        sums = np.zeros((len(keys), int(offsets[-1]), 3), np.int64)
+        opened, rows, starts = self._opened(peer, answer, features)
+        if totals.shape != (len(opened), 3):
+            raise CryptoError(f"expected totals of shape {(len(opened), 3)}, got {totals.shape}")
+        sums = np.zeros((len(opened), int(self._offsets[peer][-1]), 3), np.int64)
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
-        opened = self._map.open(self._hints[peer], rows, keys, answer[1])
-        places = [field.shift for field in self._fields] + [self._parameters.message_bits]
-        for column, field in zip((2, 1, 0), range(3), strict=True):
-            values = take_bits(opened, places[field], places[field + 1] - places[field])
-            sums[:, rows, column] = values
-        top = np.int64(1) << (places[3] - places[2] - 1)
+        sums[:, rows] = split_fields(opened, self._places).astype(np.int64)
+        top = np.int64(1) << (self._places[3] - self._places[2] - 1)
         sums[..., 0] = (sums[..., 0] ^ top) - top  # signed
         # do not report which bin is wrong, nor ask again: either would reveal something of the secret
         if not self._adds_up(sums[:, rows], starts, totals):
             self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
-            raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
+            raise CryptoError(
+                f"the bins of a feature do not add up to their node, the job cannot go on - in the answer of {peer}"
+            )
         return sums
 
+    def open_shares(self, peer: str, answer: Payload, features: NDArray[np.int32] | None = None) -> NDArray[np.uint64]:
+        """Open a server's answer to the oldest query it has not answered, where sums are sealed.
 
-def take_bits(words: Digits, bit: int, width: int) -> NDArray[np.int64]:
-    """Read the field of at most 63 bits at `bit` of little-endian numbers in 16-bit words, the last axis."""
+        Returns this end's shares of the sampled columns' slots, uint64 (nodes, slots, 3), see `sealed_shares`.
+        """
+        return split_fields(self._opened(peer, answer, features)[0], self._places)
+
+    def _opened(
+        self, peer: str, answer: Payload, features: NDArray[np.int32] | None
+    ) -> tuple[Digits, NDArray[np.int64], NDArray[np.int64]]:
+        """Open the answer to the oldest query: messages of the sampled slots, uint16 (nodes, slots, words).
+
+        Also returned are the slots' numbers, and where each column begins among them.
+        """
+        if peer not in self._hints or not self._asked[peer]:
+            raise CryptoError(f"expected a hint and a query before an answer of {peer}")
+        keys, what = self._asked[peer].popleft(), f"the answer of {peer}"
+        rows, starts = self._sampled_slots(peer, features)
+        shape = (len(keys), len(rows), self._parameters.digits)
+        check_payload(answer, what, (np.uint8, (BINDING_BYTES,)), (np.uint16, shape))
+        if answer[0].tobytes() != self._bindings[peer]:
+            raise CryptoError(f"the answer belongs to another table or hint than this job's - in {what}")
+        if not len(rows):
+            return np.zeros((len(keys), 0, 1), np.uint16), rows, starts
+        return self._map.open(self._hints[peer], rows, keys, answer[1]), rows, starts
+
+
+def split_fields(messages: Digits, places: Sequence[int]) -> NDArray[np.uint64]:
+    """Split messages, little-endian in 16-bit words (..., words), into grad, hess and count, uint64 (..., 3).
+
+    `places` are the bits at which count, hess and grad begin, and the length of all; each has 64 bits at most.
+    """
+    parts = [_take_bits(messages, first, last - first) for first, last in pairwise(places)]
+    return np.stack(parts[::-1], axis=-1)
+
+
+def _take_bits(words: Digits, bit: int, width: int) -> NDArray[np.uint64]:
     first, shift = divmod(bit, DIGIT_BITS)
     value = np.zeros(words.shape[:-1], np.uint64)
     for k, word in enumerate(range(first, min(words.shape[-1], -(-(bit + width) // DIGIT_BITS)))):
         part = words[..., word].astype(np.uint64)
         value |= part >> np.uint64(shift) if k == 0 else part << np.uint64(DIGIT_BITS * k - shift)
-    return (value & np.uint64((1 << width) - 1)).astype(np.int64)
+    return value & np.uint64((1 << width) - 1)
 
 
 class LatticeSumsServer(WholeTableServer):
-    """A passive party's end; leaks enter the store's ledger under the features' names, which nobody is told."""
+    """A passive party's end; leaks enter the store's ledger under the features' names, which nobody is told.
+
+    Where sums are `sealed`, it adds masks to them, and keeps its own shares in `shares` until they are fetched.
+    """
 
     def __init__(
         self,
@@ -217,10 +253,12 @@ class LatticeSumsServer(WholeTableServer):
         store: HintStore,
         *,
         threads: int = 1,
+        sealed: bool = False,
     ) -> None:
         super().__init__(bounds, codes, offsets)
         self._store, self._threads = store, threads
-        self._parameters = sums_parameters(bounds)
+        self._parameters = sums_parameters(bounds, sealed)
+        self._sealed = sealed
         leaks = leak_of(self._parameters, bounds, self._bins)
         leaks_by_name = dict(zip(names, leaks.tolist(), strict=True))
         self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
@@ -286,7 +324,23 @@ class LatticeSumsServer(WholeTableServer):
         self.nodes_of(query)
         words, own = query
         self._reservation.use(len(words))  # also for a query that comes again: what two floods tell of it adds up
-        return [np.frombuffer(self.binding, np.uint8), self._map.answer(words, own, features)]
+        return [np.frombuffer(self.binding, np.uint8), self._map.answer(words, own, features, self._masks(len(words)))]
+
+    def _masks(self, vectors: int) -> NDArray[np.uint64] | None:
+        """Draw masks of sealed sums, uniform over all messages, and note this end's shares; None where sums are open.
+
+        A share is the mask's negative and the numbers that `sealed_shares` adds to hess and grad.
+        """
+        if not self._sealed:
+            return None
+        bits, slots = self._parameters.message_bits, len(slots_of(self._offsets, self._growing()))
+        masks = Keystream().bits(bits, vectors * slots)
+        fields, _ = lattice_fields(self._bounds, sealed=True)
+        hess_at, grad_at = fields[1].shift, fields[2].shift
+        added = from_ints([(1 << hess_at) + (1 << bits - 2)], masks.shape[-1])
+        share = cut(subtract(added, masks), bits).astype("<u8", copy=False).view("<u2")
+        self.shares = split_fields(share.reshape(vectors, slots, -1), [0, hess_at, grad_at, bits])
+        return masks.reshape(vectors, slots, -1)
 
     def close(self) -> None:
         """Give back what was reserved and not used."""

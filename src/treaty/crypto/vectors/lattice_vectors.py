@@ -29,6 +29,7 @@ from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.payload import Payload, check_payload
+from treaty.crypto.wide import from_ints
 from treaty.errors import CryptoError
 
 Integers = NDArray[np.int64]
@@ -146,7 +147,7 @@ class VectorServer:
         self._reservation.use(1)
         masks = [secrets.randbits(bits) for _ in range(self._columns[0])]
         features = np.arange(self._columns[0], dtype=np.int64)
-        made = self._map.answer(query[0], query[1], features, [masks])
+        made = self._map.answer(query[0], query[1], features, from_ints(masks, -(-bits // 64))[None])
         return [made], [-mask % (1 << bits) for mask in masks]
 
     def close(self) -> None:

@@ -22,6 +22,14 @@ def wide(numbers: NDArray[np.integer], words: int) -> Wide:
     return out
 
 
+def resized(a: Wide, words: int) -> Wide:
+    """Return numbers with more words, of zeros, or fewer: modulo 2^(64 words)."""
+    out = np.zeros((*a.shape[:-1], words), np.uint64)
+    kept = min(words, a.shape[-1])
+    out[..., :kept] = a[..., :kept]
+    return out
+
+
 def from_ints(numbers: Sequence[int], words: int) -> Wide:
     """Return Python integers as wide ones, (n, words)."""
     raw = b"".join((x % (1 << 64 * words)).to_bytes(8 * words, "little") for x in numbers)
@@ -38,6 +46,17 @@ def add(a: Wide, b: Wide) -> Wide:
         carry = ((total < b[..., word]) | (with_carry < total)).astype(np.uint64)
         out[..., word] = with_carry
     return out
+
+
+def prefix_sums(a: Wide) -> Wide:
+    """Return sums of the first 1, 2, ... numbers along the last axis but one, of at most 2^32 numbers."""
+    parts = np.cumsum(_halves(a).astype(np.uint64), axis=-2)
+    out, carry = np.empty(parts.shape, np.uint32), np.zeros(parts.shape[:-1], np.uint64)
+    for half in range(parts.shape[-1]):
+        total = parts[..., half] + carry
+        out[..., half] = total.astype(np.uint32)
+        carry = total >> np.uint64(32)
+    return out.view(np.uint64)
 
 
 def negative(a: Wide) -> Wide:
