@@ -51,6 +51,8 @@ CASES: dict[str, list[Case]] = {
         Case({"encryption": "paillier"}),
         Case({"encryption": "lattice"}),
         Case({"encryption": "lattice", "reveal": "node"}),
+        Case({"sums": "sealed"}),
+        Case({"sums": "sealed", "reveal": "node", "purity_guard": 0.2}, TWO),
         Case(),
         Case(part={"encryption": "lattice"}),
         Case(part={"encryption": "ou", "exact_sums": {"shop": 0.034, "lab": 0.0}}),
@@ -70,6 +72,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "fedxgboost-smm": [
         Case(),
+        Case({"reveal": "argmax"}),
         Case({"reveal": "node"}),
         Case({"backend": "ou"}),
         Case({"backend": "dealer"}, DEALT),

@@ -73,8 +73,8 @@ def subtract(a: Wide, b: Wide) -> Wide:
 
 def times(a: Wide, b: Wide) -> Wide:
     """Return a b."""
-    a, b = np.broadcast_arrays(a, b)
-    out = np.zeros(a.shape, np.uint64)
+    shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
+    a, b, out = np.broadcast_to(a, shape).copy(), np.broadcast_to(b, shape).copy(), np.zeros(shape, np.uint64)
     digits = 2 * a.shape[-1]
     _times(_halves(a).reshape(-1, digits), _halves(b).reshape(-1, digits), out.view(np.uint32).reshape(-1, digits))
     return out

@@ -71,6 +71,7 @@ class BoostedTrees(TrainedTrees):
         max_bin: int | None = None,
         objective: str | type | None = None,
         max_delta_step: float | None = None,
+        max_cat_to_onehot: int | None = None,
         tweedie_variance_power: float | None = None,
         huber_slope: float | None = None,
         quantile_alpha: float | None = None,
@@ -105,6 +106,7 @@ class BoostedTrees(TrainedTrees):
         self.max_bin = max_bin
         self.objective = objective
         self.max_delta_step = max_delta_step
+        self.max_cat_to_onehot = max_cat_to_onehot
         self.tweedie_variance_power = tweedie_variance_power
         self.huber_slope = huber_slope
         self.quantile_alpha = quantile_alpha

@@ -69,6 +69,9 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     max_delta_step : float or None, default None
         Most that a leaf weight may be, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
         ``objective="poisson"``, else 0.
+    max_cat_to_onehot : int or None, default None
+        A column of fewer categories than this is split one category against the rest, as in XGBoost; others by sets of
+        categories. None is no column, and under sealed sums every one.
     tweedie_variance_power : float or None, default None
         With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
     huber_slope : float or None, default None

@@ -182,19 +182,23 @@ class SumsFinder:
 
     def best_splits(self, level: Level) -> Splits:
         """See `SplitFinder`: ask every source, complete the siblings, scan all with the same kernel."""
-        shown = np.array([node not in self._hidden for node in level.nodes.tolist()], np.bool_)
-        all_along = shown.all() and self._shown_before.all()  # else `parent_index` counts nodes others have not seen
-        for_others = level if all_along else level.only(shown, self._shown_before)
-        self._shown_before = shown
-        asked = {k: level if k == self._own else for_others for k in self._sources}
-        asked = {k: part for k, part in asked.items() if len(part.nodes)}
+        shown, asked = self._parts_of(level)
         for k in sorted(asked, key=lambda k: isinstance(self._sources[k], ColumnSource)):
             self._sources[k].ask_sums(asked[k], self._rows)  # local columns last: summed while the other parties work
         found = []
         for k, part in asked.items():
             splits = self._scan(k, part)
             found.append(splits if part is level else splits.spread(shown))
-        return best_of(found) if found else Splits.none(len(level.nodes))
+        return best_of(found, level.totals, self._rules) if found else Splits.none(len(level.nodes))
+
+    def _parts_of(self, level: Level) -> tuple[Flags, dict[int, Level]]:
+        """Return which nodes of a level others may see, bool (n_nodes,), and what each source is asked about."""
+        shown = np.array([node not in self._hidden for node in level.nodes.tolist()], np.bool_)
+        all_along = shown.all() and self._shown_before.all()  # else `parent_index` counts nodes others have not seen
+        for_others = level if all_along else level.only(shown, self._shown_before)
+        self._shown_before = shown
+        asked = {k: level if k == self._own else for_others for k in self._sources}
+        return shown, {k: part for k, part in asked.items() if len(part.nodes)}
 
     def _scan(self, k: int, level: Level) -> Splits:
         """Complete the sums of one source and find each node's best split among its columns.

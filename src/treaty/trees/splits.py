@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
+from treaty.trees.exact import DIGITS, bound, digits_of, fraction, passes, write_fraction
 
 MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this, with labels that are not small
+# A gain is off by a few parts in 2^53 of its terms, each of which is at most the gain and the parent's term.
+_SLACK = 2.0**-46
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +24,8 @@ class SplitRules:
 
     One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next five fields are XGBoost's; a
     split needs a gain (without the factor 1/2) above `min_gain` and at least `min_split_loss`, and `min_child_samples`
-    sampled rows in each child. With a `max_delta_step` above 0, leaf weights before the learning rate are at most that
+    sampled rows in each child. A column of fewer than `onehot_below` categories is split one of them against the rest.
+    With a `max_delta_step` above 0, leaf weights before the learning rate are at most that
     far from 0, and gains are those of such weights. `hess_floor` is for sums of hess that carry noise or are left out
     (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are exact, and a
     gain's term with H <= 0 is 0.
@@ -38,6 +43,39 @@ class SplitRules:
     learning_rate: float = 0.3
     hess_floor: float = 0.0
     min_gain: float = MIN_GAIN
+    onehot_below: int = 0
+
+    @property
+    def ridge(self) -> int:
+        """`reg_lambda` in units of hess."""
+        return round(self.reg_lambda / self.hess_unit)
+
+    @property
+    def exact(self) -> bool:
+        """Whether gains are compared exactly (`trees.exact`): they are fractions of sums, and children have hess."""
+        plain = self.reg_alpha == 0.0 and self.max_delta_step == 0.0 and self.hess_floor == 0.0
+        return plain and self.ridge > 0 and self.min_child_weight > 0.0
+
+    @property
+    def gain_lambda(self) -> float:
+        """`reg_lambda` as gains have it: in whole units of hess where they are compared exactly."""
+        return self.ridge * self.hess_unit if self.exact else self.reg_lambda
+
+    @property
+    def least_hess(self) -> int:
+        """`min_child_weight` in units of hess, rounded up."""
+        return math.ceil(self.min_child_weight / self.hess_unit)
+
+    @property
+    def threshold(self) -> float:
+        """What a gain has to be above."""
+        least = math.nextafter(self.min_split_loss, 0.0) if self.min_split_loss > 0.0 else 0.0
+        return max(self.min_gain, least, 0.0)
+
+    @property
+    def threshold_in_units(self) -> float:
+        """`threshold` in units of squared grad over hess."""
+        return self.threshold * self.hess_unit / (self.grad_unit * self.grad_unit)
 
     def leaf_weight(self, totals: Integers) -> Floats:
         """Return -G / (H + reg_lambda) (XGBoost Eq. 5) for node totals (n, 3), 0 where H is too small."""
@@ -58,11 +96,15 @@ class SplitRules:
         """Return the gains (XGBoost Eq. 7 without the factor 1/2) of nodes (n, 3) whose left children are `left`."""
         return self._term(left) + self._term(totals - left) - self._term(totals)
 
+    def slack(self, gain: Floats, totals: Integers) -> Floats:
+        """Return how far gains (n,) of nodes (n, 3) may be off."""
+        return _SLACK * (gain + 2.0 * self._term(totals) + self.threshold)
+
     def _term(self, totals: Integers) -> Floats:
         grad, hess = np.abs(totals[:, 0] * self.grad_unit), totals[:, 1] * self.hess_unit
         grad = np.maximum(grad - self.reg_alpha, 0.0)
         counts = (hess > 0.0) | (self.hess_floor > 0.0)
-        whole = np.maximum(hess + self.reg_lambda, self.hess_floor)
+        whole = np.maximum(hess + self.gain_lambda, self.hess_floor)
         terms = np.zeros(len(grad))
         np.divide(grad * grad, whole, out=terms, where=counts)
         if self.max_delta_step:
@@ -178,14 +220,19 @@ def scan(
     found = Splits.none(n_nodes, source)
     units = np.array([rules.grad_unit, rules.hess_unit])
     limits = np.array([
-        rules.reg_lambda, rules.reg_alpha, rules.min_split_loss, rules.min_child_weight, rules.min_child_samples,
-        rules.hess_floor, rules.step, rules.min_gain,
+        rules.gain_lambda, rules.reg_alpha, rules.threshold, rules.min_child_weight, rules.min_child_samples,
+        rules.hess_floor, rules.step, rules.onehot_below,
     ])  # fmt: skip
+    bounds = [bound(of, rules.ridge, rules.threshold_in_units) if rules.exact else (0, 0) for of in totals]
+    to_pass = digits_of([top for top, _ in bounds], DIGITS), digits_of([below for _, below in bounds], 4)
+    exact = np.int64(rules.ridge if rules.exact else 0)
 
     written = found.gain, found.feature, found.left_bins, found.left_totals
 
     def work(first: int, last: int) -> None:
-        scan_splits(sums, totals, features, offsets, categorical, units, limits, first, last, written)
+        scan_splits(
+            sums, totals, features, offsets, categorical, units, limits, (exact, *to_pass), first, last, written
+        )  # fmt: skip
 
     share(work, n_nodes, threads, least=max(1, (1 << 15) // max(1, sums.shape[1])))
     return found
@@ -212,11 +259,28 @@ def end_to_end(parts: Sequence[Splits]) -> Splits:
     return Splits(*(np.concatenate([getattr(part, name) for part in parts]) for name in Splits.__slots__))
 
 
-def best_of(candidates: Sequence[Splits]) -> Splits:
-    """Return for each node the candidate with the highest gain; the earlier source wins a tie."""
+def best_of(candidates: Sequence[Splits], totals: Integers | None = None, rules: SplitRules | None = None) -> Splits:
+    """Return for each node the candidate with the highest gain; the earlier source wins a tie.
+
+    With the nodes' totals, (n_nodes, 3), and rules under which gains are exact, so is the comparison.
+    """
     if len(candidates) == 1:
         return candidates[0]
-    winner = np.argmax(np.stack([c.gain for c in candidates]), axis=0)  # the first of equal ones
+    gains = np.stack([c.gain for c in candidates])
+    winner = np.argmax(gains, axis=0)  # the first of equal ones
+    if totals is not None and rules is not None and rules.exact:
+        best = gains.max(axis=0)
+        near = (gains > 0.0) & (gains >= best - rules.slack(best, totals))
+        for node in np.flatnonzero(near.sum(axis=0) > 1):
+            of = [
+                (k, fraction(totals[node], candidates[k].left_totals[node], rules.ridge))
+                for k in np.flatnonzero(near[:, node]).tolist()
+            ]
+            first, (top, below) = of[0]
+            for k, (other_top, other_below) in of[1:]:
+                if other_top * below > top * other_below:
+                    first, top, below = k, other_top, other_below
+            winner[node] = first
     nodes = np.arange(len(winner))
     return Splits(*(
         np.stack([getattr(c, name) for c in candidates])[winner, nodes] for name in Splits.__slots__
@@ -236,34 +300,39 @@ def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: 
 @kernel
 def scan_splits(
     sums: Any, totals: Any, features: Any, offsets: Any, categorical: Any, units: Any, limits: Any,
-    first: int, last: int, found: tuple[Any, Any, Any, Any],
+    exact: tuple[Any, Any, Any], first: int, last: int, found: tuple[Any, Any, Any, Any],
 ) -> None:  # fmt: skip
     """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
 
     `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
-    `limits` are reg_lambda, reg_alpha, min_split_loss, min_child_weight, min_child_samples, hess_floor, step and
-    min_gain (`SplitRules`).
+    `limits` are reg_lambda, reg_alpha, threshold, min_child_weight, min_child_samples, hess_floor, step and
+    onehot_below (`SplitRules`). `exact` are the ridge (0: gains are compared as floats) and, in digits, the numerators
+    and denominators that splits of each node have to pass (`trees.exact`).
     Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
     with the missing bin, and the left children's sums (n_nodes, 3).
 
     Ties: lower feature, then missing right before missing left, then the lowest cut among the former and the highest
     among the latter. A category set is a prefix of the categories sorted by G / (H + reg_lambda), ties by bin
-    (Fisher 1958); bins without a row in the node go right.
+    (Fisher 1958), and bins without a row in the node go right; or one category, in the order of bins.
     """
     gains, best_features, left_bins, left_sums = found
     grad_unit, hess_unit = units[0], units[1]
-    reg_lambda, reg_alpha, min_split_loss, min_child_weight = limits[0], limits[1], limits[2], limits[3]
-    min_child_samples, floor, step, min_gain = np.int64(limits[4]), limits[5], limits[6], limits[7]
+    reg_lambda, reg_alpha, threshold, min_child_weight = limits[0], limits[1], limits[2], limits[3]
+    min_child_samples, floor, step, onehot_below = np.int64(limits[4]), limits[5], limits[6], limits[7]
+    ridge, bound_top, bound_below = exact
     least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
     order = np.empty(256, np.int64)
     ratio = np.empty(256, np.float64)
     prefix = np.empty((256, 3), np.int64)
     candidate = np.empty(256, np.float64)
+    top, best_top = np.zeros(DIGITS, np.uint64), np.zeros(DIGITS, np.uint64)
+    below, best_below = np.zeros(4, np.uint64), np.zeros(4, np.uint64)
     for node in range(first, last):
         total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
         parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor, step)
-        best_gain = 0.0
+        best_gain = threshold
         best_feature = -1
+        best_grad, best_hess = np.int64(0), np.int64(0)
         best_size = 0  # how many sorted bins go left
         best_missing_left = False
         for position in range(features.shape[0]):
@@ -272,11 +341,15 @@ def scan_splits(
             bins = offsets[feature + 1] - offset - 1
             slots = sums[node, offset : offset + bins + 1]
             used = bins
-            if categorical[feature]:
+            single = categorical[feature] and bins < onehot_below
+            in_order = categorical[feature] and not single
+            if in_order:
                 used = _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
             grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
             for k in range(used):
-                slot = slots[order[k]] if categorical[feature] else slots[k]
+                slot = slots[order[k]] if in_order else slots[k]
+                if single:
+                    grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
                 grad += slot[0]
                 hess += slot[1]
                 count += slot[2]
@@ -309,10 +382,8 @@ def scan_splits(
                         & (right_hess >= min_child_weight)
                         & (prefix[k, 2] >= min_child_samples)
                         & (total_count - prefix[k, 2] >= min_child_samples)
-                        & (gain > min_gain)
-                        & (gain >= min_split_loss)
                     )
-                    candidate[k] = gain if allowed else 0.0
+                    candidate[k] = gain if allowed else -np.inf
                 if step < np.inf:  # in a loop of its own, as branches keep the one above out of vector registers
                     for k in range(used):
                         left_grad, left_hess = prefix[k, 0] * grad_unit, prefix[k, 1] * hess_unit
@@ -326,21 +397,29 @@ def scan_splits(
                             & (right_hess >= min_child_weight)
                             & (prefix[k, 2] >= min_child_samples)
                             & (total_count - prefix[k, 2] >= min_child_samples)
-                            & (gain > min_gain)
-                            & (gain >= min_split_loss)
                         )
-                        candidate[k] = gain if allowed else 0.0
-                if side == 0:
-                    for k in range(used):
-                        if candidate[k] > best_gain:
-                            best_gain, best_feature = candidate[k], feature
-                            best_size, best_missing_left = k + 1, False
-                else:
-                    for k in range(used - 1, -1, -1):
-                        if candidate[k] > best_gain:
-                            best_gain, best_feature = candidate[k], feature
-                            best_size, best_missing_left = k + 1, True
-        gains[node] = best_gain
+                        candidate[k] = gain if allowed else -np.inf
+                slack = _SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
+                for place in range(used):
+                    k = place if side == 0 else used - 1 - place
+                    if not candidate[k] > best_gain - slack:
+                        continue
+                    if candidate[k] <= best_gain + slack and ridge > 0:
+                        if best_feature >= 0 and prefix[k, 0] == best_grad and prefix[k, 1] == best_hess:
+                            continue
+                        write_fraction(prefix[k, 0], prefix[k, 1], totals[node], ridge, top, below)
+                        if best_feature >= 0:
+                            write_fraction(best_grad, best_hess, totals[node], ridge, best_top, best_below)
+                        else:
+                            best_top[:] = bound_top[node]
+                            best_below[:] = bound_below[node]
+                        if not passes(top, below, best_top, best_below):
+                            continue
+                    best_gain, best_feature = candidate[k], feature
+                    best_grad, best_hess = prefix[k, 0], prefix[k, 1]
+                    best_size, best_missing_left = k + 1, side == 1
+                    slack = _SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
+        gains[node] = best_gain if best_feature >= 0 else 0.0
         best_features[node] = best_feature
         left_bins[node, :] = False
         left_sums[node, :] = 0
@@ -348,10 +427,12 @@ def scan_splits(
             offset = offsets[best_feature]
             bins = offsets[best_feature + 1] - offset - 1
             slots = sums[node, offset : offset + bins + 1]
-            if categorical[best_feature]:
+            single = categorical[best_feature] and bins < onehot_below
+            in_order = categorical[best_feature] and not single
+            if in_order:
                 _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
-            for k in range(best_size):
-                left_bins[node, order[k] if categorical[best_feature] else k] = True
+            for k in range(best_size - 1 if single else 0, best_size):
+                left_bins[node, order[k] if in_order else k] = True
             left_bins[node, bins] = best_missing_left
             for k in range(bins + 1):
                 if left_bins[node, k]:

@@ -61,6 +61,11 @@ class Known:
     before: list[Entry] = field(default_factory=list)
     after: list[Entry] = field(default_factory=list)
 
+    def only(self, part: slice) -> Known:
+        """Return what concerns some of the nodes."""
+        kept = ([Entry(e.fractions[part], e.owners[part]) for e in entries] for entries in (self.before, self.after))
+        return Known(self.totals[part], self.ridge, self.hess[:, part], self.count[:, part], self.owner, *kept)
+
     @classmethod
     def nothing(cls, nodes: int, before: int, after: int) -> Known:
         """Return what the owner adds."""
@@ -182,5 +187,11 @@ def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> S
     out = values[:, 0]
     for part in chosen:
         out = add(out, part)
+    return fitted(out, widths)
+
+
+def fitted(entries: Wide, widths: Widths) -> Wide:
+    """Return entries, (n, 4, words), whose shares of fractions are cut to their widths."""
+    out = entries.copy()
     out[:, TOP], out[:, BELOW] = cut(out[:, TOP], widths.top), cut(out[:, BELOW], widths.below)
     return out

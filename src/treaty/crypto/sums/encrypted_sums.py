@@ -126,16 +126,18 @@ def make_client(
     insecure_test_key_bits: int | None = None,
     store: HintStore | None = None,
     blind: bool = False,
+    sealed: bool = False,
 ) -> SumsClient:
     """Make the active party's end for "lattice", "ou" or "paillier", with a fresh key that serves this job only.
 
     `key_bits` is 2048, 3072 (default) or 4096; `insecure_test_key_bits` replaces it, such as by the papers' 512, in
     tests and reproductions only. `store` keeps hints of the lattice map, by default for this job. `blind` encrypts all
-    rows once per node, so that servers see no rows of nodes; the lattice map always does. ConfigError for another
-    cipher; CryptoError if the key size is not accepted or the sums do not fit a plaintext.
+    rows once per node, so that servers see no rows of nodes; the lattice map always does. With `sealed` the lattice
+    map's client opens shares of sums. ConfigError for another cipher; CryptoError if the key size is not accepted or
+    the sums do not fit a plaintext.
     """
     if encryption == "lattice":
-        return LatticeSumsClient(bounds, store or HintStore(None), threads=threads)
+        return LatticeSumsClient(bounds, store or HintStore(None), threads=threads, sealed=sealed)
     key: AdditivePrivateKey
     if encryption == "ou":
         bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
@@ -162,6 +164,7 @@ def make_server(
     names: Sequence[str] | None = None,
     store: HintStore | None = None,
     blind: bool = False,
+    sealed: bool = False,
 ) -> SumsServer:
     """Make a passive party's end for the client's `setup` and the party's bin codes.
 
@@ -169,14 +172,16 @@ def make_server(
     missing values. Keys of `insecure_test_key_bits` or more are accepted in tests and reproductions only. `rerandomise`
     hides from the key's owner which of its ciphertexts an answer is made of; False is the papers' form, in which the
     owner can tell: only for a job in paper mode, which every party has allowed. `names` of the features are for the
-    ledger of the lattice map in `store`, which does not leave the party and by default lasts for this job. `blind` as
-    in `make_client`. ConfigError for an unknown cipher, CryptoError for an unusable key or table.
+    ledger of the lattice map in `store`, which does not leave the party and by default lasts for this job. `blind` and
+    `sealed` as in `make_client`. ConfigError for an unknown cipher, CryptoError for an unusable key or table.
     """
     if encryption == "lattice":
         check_payload(setup, "the set-up", (np.int64, (3,)))
         bounds = SumsBounds(*(int(x) for x in setup[0]))
         names = [str(k) for k in range(codes.shape[1])] if names is None else names
-        return LatticeSumsServer(bounds, codes, offsets, names, store or HintStore(None), threads=threads)
+        return LatticeSumsServer(
+            bounds, codes, offsets, names, store or HintStore(None), threads=threads, sealed=sealed
+        )
     if encryption not in ("ou", "paillier"):
         raise _unknown(encryption)
     check_payload(setup, "the set-up", (np.uint64, (None, None)), (np.int64, (None,)))

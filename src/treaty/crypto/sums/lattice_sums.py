@@ -263,6 +263,17 @@ class LatticeSumsServer(WholeTableServer):
         leaks_by_name = dict(zip(names, leaks.tolist(), strict=True))
         self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
 
+    @property
+    def bounds(self) -> SumsBounds:
+        """The job's bounds, as the active party stated them."""
+        return self._bounds
+
+    @property
+    def have_missing(self) -> NDArray[np.bool_]:
+        """Which columns have missing values, bool (features,)."""
+        found: NDArray[np.bool_] = (self._columns == (self._bins - 1)[:, None]).any(axis=1)
+        return found
+
     def holds(self, binding: bytes) -> bool:
         """Tell whether a kept hint was made of this very table."""
         try:
@@ -339,8 +350,8 @@ class LatticeSumsServer(WholeTableServer):
         hess_at, grad_at = fields[1].shift, fields[2].shift
         added = from_ints([(1 << hess_at) + (1 << bits - 2)], masks.shape[-1])
         share = cut(subtract(added, masks), bits).astype("<u8", copy=False).view("<u2")
-        self.shares = split_fields(share.reshape(vectors, slots, -1), [0, hess_at, grad_at, bits])
-        return masks.reshape(vectors, slots, -1)
+        self.shares = split_fields(share.reshape(vectors, slots, share.shape[-1]), [0, hess_at, grad_at, bits])
+        return masks.reshape(vectors, slots, masks.shape[-1])
 
     def close(self) -> None:
         """Give back what was reserved and not used."""

@@ -37,8 +37,8 @@ FORMAT = Format("common-bins", 2)
 
 FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight",
-    "max_delta_step", "subsample", "colsample_bytree", "goss", "top_rate", "other_rate", "fractional_bits",
-    "early_stopping_rounds", "eval_metric", "allow_insecure",
+    "max_delta_step", "max_cat_to_onehot", "subsample", "colsample_bytree", "goss", "top_rate", "other_rate",
+    "fractional_bits", "early_stopping_rounds", "eval_metric", "allow_insecure",
 })  # fmt: skip
 """Options that bins do not depend on; every other one counts, also those that are added later."""
 

@@ -8,7 +8,12 @@ from typing import Any, ClassVar, Literal
 from treaty.errors import ConfigError
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
-from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction
+from treaty.systems.vertical.cipher_options import (
+    CIPHER_BINS,
+    CipherOptions,
+    check_lattice_fraction,
+    check_sealed,
+)
 
 PAPER_LEAKS = (
     "fedxgboost-smm as published shows each party the other's data, as measured on its own messages: in version 2 "
@@ -32,8 +37,10 @@ class FedXGBoostSMM(SystemOptions):
         In safe mode, how the exact matrix product is computed. "lattice", which None is too, needs no third party; with
         "dealer" a third party without data hands out random matrices, by far the fastest once every bin of every row
         was sent under a mask, 8 bytes each; "ou" encrypts every row afresh for every node.
-    reveal : {"column", "node"} or None, default None
-        As for `SecureBoost`.
+    reveal : {"column", "node", "argmax"} or None, default None
+        "column" (None) and "node" as for `SecureBoost`. With "argmax", in safe mode on the lattice map, the active
+        party learns no sums, only which splits are best; passive parties say of all rows which go left. It is
+        ``SecureBoost(sums="sealed")``, and needs what that needs.
     key_bits : {2048, 3072} or None, default None
         With ``backend="ou"``: size of the modulus; None is 3072.
     insecure_test_key_bits : int or None, default None
@@ -63,7 +70,7 @@ class FedXGBoostSMM(SystemOptions):
         {"backend", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
     )
     backend: Literal["lattice", "dealer", "ou"] | None = None
-    reveal: Literal["column", "node"] | None = None
+    reveal: Literal["column", "node", "argmax"] | None = None
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
     version: Literal[1, 2] | None = None
@@ -82,11 +89,17 @@ class FedXGBoostSMM(SystemOptions):
         """What these options say of how sums are hidden in safe mode."""
         return CipherOptions(
             cipher=self.cipher,
-            reveal=self.reveal,
+            reveal=None if self.reveal == "argmax" else self.reveal,
             key_bits=self.key_bits,
             insecure_test_key_bits=self.insecure_test_key_bits,
             blind=True,
+            sealed=self.reveal == "argmax",
         )
+
+    @property
+    def splits_single_categories(self) -> bool:
+        """Whether categories are split one against the rest: sealed sums cannot be sorted."""
+        return self.reveal == "argmax"
 
     @property
     def has_dealer(self) -> bool:
@@ -124,6 +137,8 @@ class FedXGBoostSMM(SystemOptions):
                 'key_bits and insecure_test_key_bits are of backend="ou" alone; the others have no such key'
             )
         check_test_key(self)
+        if self.reveal == "argmax":
+            check_sealed(self.cipher, common, 'reveal="argmax"')
         if self.cipher == "lattice":
             check_lattice_fraction(common.fractional_bits, 'take backend="dealer" or "ou"')
 

@@ -43,6 +43,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     other_rate: Share = 0.1
     objective: str | None = None
     max_delta_step: Annotated[float, msgspec.Meta(ge=0, le=20)] | None = None
+    max_cat_to_onehot: AtLeastOne | None = None
     tweedie_variance_power: Annotated[float, msgspec.Meta(gt=1, lt=2)] | None = None
     huber_slope: Positive | None = None
     quantile_alpha: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
@@ -78,7 +79,8 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         paper = own.mode == "paper"
         fewest = self.min_child_samples or (1 if paper else 20)
         bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
-        return msgspec.structs.replace(self, min_child_samples=fewest, max_bin=bins)
+        single = self.max_cat_to_onehot or (MOST_BINS + 1 if own.splits_single_categories else None)
+        return msgspec.structs.replace(self, min_child_samples=fewest, max_bin=bins, max_cat_to_onehot=single)
 
     @property
     def loss_class(self) -> type[Objective]:
@@ -150,6 +152,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             min_child_samples=self.fewest_rows,
             max_depth=self.max_depth,
             learning_rate=self.learning_rate,
+            onehot_below=self.max_cat_to_onehot or 0,
         )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
-from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction
+from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction, check_sealed
 
 PAPER_KEY_BITS = 512
 
@@ -31,6 +31,11 @@ class SecureBoost(SystemOptions):
         "paillier" is the paper's cipher, many times slower, which None is in paper mode. "auto", which None is in safe
         mode, chooses one of the first two by the job's size and the speed of links: name "lattice" where passive
         parties must not see rows of nodes in any case.
+    sums : {"open", "sealed"} or None, default None
+        What the active party learns of passive parties' columns in training. "open", which None is too: the sums of
+        every bin of every node. "sealed": nothing but which splits are best and which rows they send left; needs the
+        lattice map, reg_lambda and min_child_weight above 0, no reg_alpha and no max_delta_step, and takes some tenths
+        of a second longer for each tree (docs/sealed.md).
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" (None) the party says of all rows
         which go left, and learns nothing of the node; with "node" it is told the node's rows and decides only these.
@@ -66,6 +71,7 @@ class SecureBoost(SystemOptions):
         {"encryption", "reveal", "key_bits", "insecure_test_key_bits", "allow_exact_sums"}
     )
     encryption: Literal["auto", "lattice", "ou", "paillier"] | None = None
+    sums: Literal["open", "sealed"] | None = None
     reveal: Literal["column", "node"] | None = None
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
@@ -85,10 +91,17 @@ class SecureBoost(SystemOptions):
         """
         if self.encryption not in (None, "auto"):
             return str(self.encryption)
+        if self.sums == "sealed":
+            return "lattice"
         if self.mode == "paper" and self.encryption is None and self.reveal is None:
             return "paillier"
         keyed = self.key_bits or self.insecure_test_key_bits or self.rerandomise is not None
         return "ou" if keyed else "auto" if self.reveal is None else "lattice"
+
+    @property
+    def splits_single_categories(self) -> bool:
+        """Whether categories are split one against the rest: sealed sums cannot be sorted."""
+        return self.sums == "sealed"
 
     @property
     def short_key_bits(self) -> int | None:
@@ -111,6 +124,7 @@ class SecureBoost(SystemOptions):
             key_bits=self.key_bits,
             insecure_test_key_bits=self.short_key_bits,
             rerandomise=self.rerandomises,
+            sealed=self.sums == "sealed",
         )
 
     @property
@@ -138,6 +152,8 @@ class SecureBoost(SystemOptions):
                 f'reveal="column" needs encryption="lattice"; {self.cipher!r}, which a named key chooses too, shows '
                 "rows of nodes"
             )
+        if self.sums == "sealed":
+            check_sealed(self.cipher, common, 'sums="sealed"')
         if self.encryption == "lattice":
             check_lattice_fraction(common.fractional_bits, 'take encryption="ou"')
         if self.encryption == "lattice" and self.rerandomise is not None:

@@ -1,7 +1,9 @@
 """Options of the cipher of sums, for all systems whose active party gets encrypted sums."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
 
 MOST_LATTICE_FRACTION = 20
@@ -18,7 +20,8 @@ class CipherOptions:
 
     `cipher` is "lattice", "ou" or "paillier"; "auto", which leaves the choice to the active party; or "dealer", under
     which shares hide the sums. With `blind`, all rows are encrypted for each node under every cipher, so that passive
-    parties do not see which rows are in it.
+    parties do not see which rows are in it. With `sealed`, under the lattice map, nobody opens sums, and the active
+    party learns the best splits alone.
     """
 
     cipher: str
@@ -27,6 +30,7 @@ class CipherOptions:
     insecure_test_key_bits: int | None = None
     rerandomise: bool = True
     blind: bool = False
+    sealed: bool = False
 
     @property
     def may_hint(self) -> bool:
@@ -49,3 +53,23 @@ def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
             f"expected fractional_bits of at most {MOST_LATTICE_FRACTION} under the lattice map, "
             f"got {fractional_bits}; {remedy}"
         )
+
+
+def check_sealed(cipher: str, common: Any, option: str) -> None:
+    """Refuse sealed sums, chosen by `option`, under another cipher or with gains that are no fractions of sums."""
+    if cipher != "lattice":
+        raise ConfigError(f"{option} needs the lattice map, got {cipher!r}: leave out the other cipher and its keys")
+    check_lattice_fraction(common.fractional_bits, f"leave {option} out")
+    least = 2.0**-common.fractional_bits
+    for name, fits, needed in (
+        ("max_cat_to_onehot", common.max_cat_to_onehot is None or common.max_cat_to_onehot > MOST_BINS, "left out"),
+        ("reg_alpha", common.reg_alpha == 0.0, "0"),
+        ("max_delta_step", common.delta_step == 0.0, "0"),
+        ("reg_lambda", common.reg_lambda >= least, f"at least {least:g}, a step of the fixed point"),
+        ("min_child_weight", common.min_child_weight > 0.0, "above 0"),
+    ):
+        if not fits:
+            raise ConfigError(
+                f"{option} compares gains as fractions of whole numbers and needs {name} to be {needed}, got "
+                f"{getattr(common, name)}; or take open sums"
+            )

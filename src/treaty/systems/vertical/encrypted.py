@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
-from treaty.messaging.messages import Arrays, Message
+from treaty.messaging.messages import Arrays, Message, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder
 from treaty.models.trees import ModelPart
@@ -94,6 +95,9 @@ from treaty.systems.vertical.exact_sums import check_share, expected_share
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
+from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
+from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonNodes
+from treaty.systems.vertical.sealed.passive import SealedOwner
 from treaty.trees.columns import MayShow, SumsFinder
 
 MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
@@ -151,10 +155,12 @@ def train_active(
             check_active_size(seat, seat.audit, forest)
         others, gradients = _columns_of_others(seat, options, training, first_tree, store, client_of, number)
         sources = [others.get(name, own) for name in seat.cast.owners]
-        finder = (SumsFinder if seat.audit is None else KeepingFinder)(
+        finder = (SealedFinder if options.sealed else SumsFinder if seat.audit is None else KeepingFinder)(
             sources, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
             alone_trees=alone_trees, may_show=may_show, first_tree=len(forest.trees),
         )  # fmt: skip
+        if isinstance(finder, SealedFinder) and isinstance(gradients, SealedGradients):
+            finder.gradients = gradients
         with ExitStack() as held:
             if seat.audit is not None and isinstance(finder, KeepingFinder):
                 training = from_the_start(training, common, n_rows)
@@ -184,9 +190,9 @@ def _columns_of_others(
     """
     party, common, n_rows, part = seat.party, seat.common, seat.rows.table.n_rows, training.part
     objective = training.forest.objective
-    others = {peer: PassiveColumns(party, peer, n_rows) for peer in party.peers}
+    others = {peer: (SealedPeer if options.sealed else PassiveColumns)(party, peer, n_rows) for peer in party.peers}
     for peer, columns in others.items():
-        part.exact_sums[peer] = 1.0 if columns.known is None else columns.known
+        part.exact_sums[peer] = 0.0 if options.sealed else 1.0 if columns.known is None else columns.known
         check_share(seat, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
     bounds = sums_bounds(n_rows, objective, common)
@@ -203,7 +209,7 @@ def _columns_of_others(
         client = make_client(
             choice.cipher, bounds, threads=seat.threads, key_bits=options.key_bits,
             insecure_test_key_bits=options.insecure_test_key_bits, store=store,
-            blind=options.hides_nodes(choice.cipher),
+            blind=options.hides_nodes(choice.cipher), sealed=options.sealed,
         )  # fmt: skip
     payload = pack(client.setup())
     for peer in party.peers:
@@ -211,7 +217,10 @@ def _columns_of_others(
     if isinstance(client, LatticeSumsClient):
         agree_on_seed(party, client, layouts)
     take_hints(client, list(others.values()), party, seat.steps("hints"))
-    gradients = EncryptedGradients(party, client, n_rows, first_tree)
+    sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
+    if sealed:
+        make_ends(party, sealed, bounds, common.rules(objective))
+    gradients = (SealedGradients if sealed else EncryptedGradients)(party, client, n_rows, first_tree)
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
     return others, gradients
@@ -230,7 +239,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
     party, table, common = seat.party, seat.rows.table, seat.common
     (active,) = party.peers
     bins, codes = bin_own_columns(seat)
-    share = expected_share(codes, common, seat.trees_a_round, varied=seat.varied)
+    share = 0.0 if options.sealed else expected_share(codes, common, seat.trees_a_round, varied=seat.varied)
     check_share(seat, party.name, share)  # before anything is sent
     show_layout(seat, bins, share)
     setup = _set_up(party, active, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
@@ -244,7 +253,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             setup.encryption, payload, codes, bins.offsets, threads=seat.threads,
             insecure_test_key_bits=options.insecure_test_key_bits, rerandomise=options.rerandomise,
             names=table.schema.names, store=store,
-            blind=options.hides_nodes(setup.encryption),
+            blind=options.hides_nodes(setup.encryption), sealed=options.sealed,
         )  # fmt: skip
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     limits = TreeLimits(active, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
@@ -288,15 +297,26 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             record = keep_passive(seat, seat.audit, setup, options.hides_nodes(setup.encryption), seed)
             held.callback(record.file.close)
         send_hint(party, server.hint(seat.steps("hints")))
-        return follower.follow(
-            Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"),
-            {
-                TreeStart: start_tree,
-                TreeEnd: end_tree,
-                SumsRequest: answer_sums,
-                SplitRequest: answer_split,
-            },
-        )
+        handlers: dict[type[Message], Callable[[Any], Message | None]] = {TreeStart: start_tree, TreeEnd: end_tree}
+        if not isinstance(server, LatticeSumsServer) or not options.sealed:
+            handlers |= {SumsRequest: answer_sums, SplitRequest: answer_split}
+            return follower.follow(Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"), handlers)
+        sealed = SealedOwner(seat, server, bins.offsets)
+
+        def start_sealed(start: TreeStart) -> None:
+            start_tree(start)
+            sealed.start_tree(view(start.columns, np.int32, (None,), peer=active, what="TreeStart.columns"))
+
+        def find_sealed(request: SealedSumsRequest) -> None:
+            party.send(active, answer_sums(request))
+            sealed.find(request, server.shares)
+
+        handlers |= {
+            TreeStart: start_sealed,
+            SealedSumsRequest: find_sealed,
+            WonNodes: lambda won: answer_split(sealed.won(won)),
+        }
+        return follower.follow(Order(tree_table(TreeStart, SealedSumsRequest, WonNodes), "between trees"), handlers)
 
 
 def _set_up(party: Party, active: str, cipher: str, left: float) -> Setup:

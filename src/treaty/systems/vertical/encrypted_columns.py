@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
-from treaty.crypto.payload import SumsBounds
+from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Arrays, Message, view
@@ -144,7 +144,7 @@ class EncryptedGradients:
         self.client = client
         self.notes: Notes | None = None
         self._next_tree = first_tree
-        self._party = party
+        self.party = party
         self._told = 0
         self._n_rows = n_rows
         self._tree: Int64 | None = None
@@ -175,34 +175,37 @@ class EncryptedGradients:
         told = None if rows is None or blind else Array.of(rows)
         self._send(peer, TreeStart(told, Array.of(columns), self.commitment, self._ciphertexts))
         self._told += 1
-        if self._told == len(self._party.peers):
+        if self._told == len(self.party.peers):
             self._told = 0
-            self._party.round += 1
+            self.party.round += 1
 
     def ask(self, level: Level, partition: RowPartition) -> None:
         """Ask all peers for the sums of a level's nodes, once; of many nodes in pieces, two on their way at most."""
         if self._level is level:
             return
         self._level = level
-        self._sums: dict[str, list[Int64]] = {peer: [] for peer in self._party.peers}
+        self._sums: dict[str, list[NDArray[Any]]] = {peer: [] for peer in self.party.peers}
         self._pieces = pieces(len(level.asked), self.client.nodes_at_a_time)
         for number, piece in enumerate(self._pieces):
             if number > 1:
-                for peer in self._party.peers:
+                for peer in self.party.peers:
                     self._take(peer)
             members, starts = partition.rows(level.asked[piece], sampled=True)
             positions = members if self._position is None else self._position[members]
             query = self.client.query(positions, starts.astype(np.int32))
-            request = SumsRequest(pack(query), number + 1 == len(self._pieces))
-            for peer in self._party.peers:
-                self._send(peer, request)
+            for peer in self.party.peers:
+                self._send(peer, self._request(peer, query, piece, last=number + 1 == len(self._pieces)))
+
+    def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
+        """Return the question for a piece of the level's nodes."""
+        return SumsRequest(pack(query), last)
 
     def _send(self, peer: str, message: Message) -> None:
         if self.notes is not None:
             self.notes.note(peer, message)
-        self._party.send(peer, message)
+        self.party.send(peer, message)
 
-    def sums(self, peer: str) -> Int64:
+    def sums(self, peer: str) -> NDArray[Any]:
         """Return what a peer answered: int64 (nodes, slots, 3)."""
         while len(self._sums[peer]) < len(self._pieces):
             self._take(peer)
@@ -211,10 +214,13 @@ class EncryptedGradients:
 
     def _take(self, peer: str) -> None:
         assert self._level is not None
-        answer = self._party.receive(peer, Sums)
+        answer = self.party.receive(peer, Sums)
         totals = self._level.asked_totals[self._pieces[len(self._sums[peer])]]
-        opened = self.client.open(peer, unpack(answer.payload, peer, "Sums"), totals, self._columns[peer])
-        self._sums[peer].append(opened)
+        self._sums[peer].append(self._open(peer, unpack(answer.payload, peer, "Sums"), totals))
+
+    def _open(self, peer: str, answer: Payload, totals: Int64) -> NDArray[Any]:
+        """Return the sums of a piece of the level's nodes."""
+        return self.client.open(peer, answer, totals, self._columns[peer])
 
 
 class PassiveColumns:

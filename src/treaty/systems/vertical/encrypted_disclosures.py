@@ -20,19 +20,31 @@ def learned_from_sums(
     """
     blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
+    of_columns = "of every column of the others (by number, not name): how many bins it has"
+    if options.sealed:
+        of_columns += (
+            ", and whether it has missing values; at every node whose split is best, but no sum, number of rows or "
+            "gain of a bin, nor which column or cut it is, nor anything of splits that are not chosen"
+        )
+    else:
+        fullest = ", which of them is fullest" if cipher in ("ou", "paillier") else ""
+        of_columns += (
+            f"{fullest}, and at every node the sum of gradients, sum of hessians and number of rows in each bin"
+        )
     learned = {
         cast.active: [
-            "of every column of the others (by number, not name): how many bins it has"
-            + (", which of them is fullest" if cipher in ("ou", "paillier") else "")
-            + ", and at every node the sum of gradients, sum of hessians and number of rows in each bin",
+            of_columns,
             f"of every split another party won: which of {whose} training rows go left"
             f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
             "every such split; several splits of one column order the rows by it",
             "the shape of all trees and all leaf weights",
-            "the bins of single rows of the others, for certain, as far as exact sums give them away: "
-            + _estimates({} if part is None else part.exact_sums),
         ]
     }
+    if not options.sealed:
+        learned[cast.active].append(
+            "the bins of single rows of the others, for certain, as far as exact sums give them away: "
+            + _estimates({} if part is None else part.exact_sums)
+        )
     together = (
         f"each node {cast.active} asked it about" if not blind else "each node that one of its own columns splits"
     )
@@ -49,9 +61,15 @@ def learned_from_sums(
             if columns
             else rows + kept_from,
             "which of its own columns and bins were chosen, at how many nodes",
-            f"the number of trees and levels{', how many nodes were asked about' if blind else ''}, and each tree's "
+            f"the number of trees and levels{', how many nodes were asked about' if blind else ''}"
+            f"{', which two of them have the same parent' if options.sealed else ''}, and each tree's "
             f"sample of {'' if blind else 'rows and of '}its own columns",
         ]
+        if options.sealed and len(cast.having("passive")) > 1:
+            learned[name].append(
+                f"together with {cast.active}, who must not help it: how good the best split of the parties before it "
+                "is at every node, as a fraction"
+            )
         if part is not None and part.forest is not None and part.forest.objective.weight_bound > 1.0:
             most = f"{part.forest.objective.weight_bound:g}"
             learned[name].append(f"that the largest weight of a row is above half of {most} and at most {most}")

@@ -1,0 +1,343 @@
+"""The active party's end of sealed sums: a split finder that learns which splits are best, and no passive party's sum.
+
+Level by level, for all passive parties that have columns in the tree, in the job's order:
+
+1. Masked sums of the nodes asked about; siblings follow from the parents' shares.
+2. With each, at the same time, a tournament among its candidates. In the first one's the active party's bound takes
+   part, which a split has to pass, and its own best split where own columns come first.
+3. The winner so far is compared with the next passive party's, and so on; where own columns come later, the own best
+   split takes part after the columns before them.
+4. The active party learns whose split each node has; the owner learns which, and says which rows go left. Sums of
+   the children, and gains, follow from rows and own gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.compute import Flags, Int32s, Integers
+from treaty.crypto.payload import Payload, SumsBounds
+from treaty.crypto.sealed.best import NUMBER, OWNER, Entry, Known, entry_of, fitted, winner_of
+from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.sealed.transfers import open_transfers
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient
+from treaty.crypto.wide import Wide, add
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack, unpack
+from treaty.systems.vertical.sealed.candidates import Candidates
+from treaty.systems.vertical.sealed.level import (
+    End,
+    LevelResult,
+    MovedShares,
+    OwnerShares,
+    SealedColumns,
+    SealedStep,
+    SealedSumsRequest,
+    SealedTerms,
+    WonNodes,
+    echoes,
+    find_best,
+    places_of,
+    take_steps,
+)
+from treaty.trees.columns import SumsFinder
+from treaty.trees.exact import bound, fraction
+from treaty.trees.splits import Level, SplitRules, Splits
+
+_GROUPS, _WIDEST = ((1e-3, 2), (50e-3, 4)), 8
+_NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
+"""Numbers of owners: nobody's split is good enough, the active party's is best, or that of passive party k - 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The nodes of a level as both ends count them, first those asked about, then their siblings.
+
+    `nodes` are their numbers in the tree; `totals` are (nodes, 3); `wanted` is the place of each among the level's
+    nodes, -1 where a node is not to be split. `parents`, int32 (asked,), are places in the last level's order.
+    """
+
+    nodes: Int32s
+    totals: Integers
+    wanted: Int32s
+    parents: Int32s
+
+    @classmethod
+    def of(cls, level: Level, last: Order | None) -> Order:
+        """Return the order of a level; `last` is the last level's, None at the root."""
+        place = {int(node): k for k, node in enumerate(level.nodes)}
+        if last is None:
+            wanted = np.array([place[int(node)] for node in level.asked], np.int32)
+            return cls(level.asked, level.asked_totals, wanted, np.full(len(level.asked), -1, np.int32))
+        sibling = np.flatnonzero(level.parent_index >= 0)
+        of_asked = np.empty(len(level.asked), np.intp)
+        of_asked[level.asked_index[sibling]] = sibling
+        asked = np.array([place.get(int(node), -1) for node in level.asked], np.int32)
+        before = {int(place): k for k, place in enumerate(last.wanted) if place >= 0}
+        parents = np.array([before[int(level.parent_index[k])] for k in of_asked], np.int32)
+        return cls(
+            np.concatenate([level.asked, level.nodes[of_asked]]),
+            np.concatenate([level.asked_totals, level.totals[of_asked]]),
+            np.concatenate([asked, of_asked.astype(np.int32)]),
+            parents,
+        )
+
+
+class SealedGradients(EncryptedGradients):
+    """Queries to all passive parties, whose answers open to shares of sums.
+
+    `order` is that of the level's nodes, `chain` are the passive parties with columns in the tree; `own_place` is how
+    many of these come before the active party's columns.
+    """
+
+    client: LatticeSumsClient
+    order: Order
+    chain: Sequence[str]
+    own_place: int
+
+    def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
+        """Return the question for a piece of the level's nodes."""
+        before, after, own_after = "", "", False
+        if peer in self.chain:
+            at = self.chain.index(peer)
+            before = self.chain[at - 1] if at else ""
+            after = self.chain[at + 1] if at + 1 < len(self.chain) else ""
+            own_after = at + 1 == self.own_place
+        return SealedSumsRequest(pack(query), last, Array.of(self.order.parents[piece]), before, after, own_after)
+
+    def _open(self, peer: str, answer: Payload, totals: Integers) -> NDArray[Any]:
+        """Return own shares of the sums of a piece of the level's nodes."""
+        return self.client.open_shares(peer, answer, self._columns[peer])
+
+
+class SealedPeer(PassiveColumns):
+    """The columns of a passive party, whose sums nobody opens.
+
+    Which rows go left is fetched when a level's splits are found, and kept until the grower asks for it.
+    """
+
+    end: End
+    missing: Flags
+    candidates: Candidates
+
+    def introduce(self) -> bytes:
+        """Take which columns have missing values; return the party's key for moving shares."""
+        told = self._party.receive(self.peer, SealedColumns)
+        shape = (len(self.categorical),)
+        self.missing = view(told.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()
+        return told.key
+
+    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
+        """See `SumsSource`."""
+        super().start_tree(grad, hess, rows, columns)
+        self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns)
+        self.slots: Wide | None = None
+
+    def ask_won(
+        self, nodes: Int32s, places: Int32s, numbers: NDArray[np.uint64], rows: Int32s, starts: Integers
+    ) -> None:
+        """Tell the party which nodes it won, by shares of its numbers, and those nodes' rows unless it decides all.
+
+        Nodes are named by their places, ascending: in the tree's order they would tell which siblings are left ones.
+        """
+        self._asked, self._order = (rows, starts), np.argsort(nodes)
+        of_row = None if self.by_column else Array.of(number_nodes(rows, starts, self._n_rows))
+        self._party.send(self.peer, WonNodes(Array.of(places), Array.of(numbers), of_row))
+
+    def fetch_left(self) -> Flags:
+        """Return which rows of the nodes won go left, bool (n_rows,)."""
+        self._fetched, left = super().left()
+        self._going = np.zeros(self._n_rows, np.bool_)
+        self._going[self._asked[0]] = left
+        return self._going
+
+    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
+        """See `SumsSource`: it was asked, about the same nodes."""
+        self._answered = self._fetched[self._order], self._going[rows]
+
+    def left(self) -> tuple[Int32s, Flags]:
+        """See `SumsSource`."""
+        return self._answered
+
+
+def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules) -> None:
+    """Introduce passive parties to each other, choose the tournament's width, and make transfers with each."""
+    keys = {name: peer.introduce() for name, peer in peers.items()}
+    group = group_for(max(_round_trip(party, name) for name in peers))
+    for name in peers:
+        others = {other: key for other, key in keys.items() if other != name}
+        party.send(name, SealedTerms(rules.ridge, group, others))
+    made = take_steps(party, {name: open_transfers() for name in peers})
+    for name, peer in peers.items():
+        peer.end = End(0, made[name], places_of(bounds), Widths.of(bounds, rules.ridge), group)
+
+
+def _round_trip(party: Party, peer: str) -> float:
+    """Return the seconds of an empty step with a peer, the shortest of some."""
+    steps, took = echoes(), list[float]()
+    given: list[NDArray[Any]] | None = None
+    while True:
+        started = time.perf_counter()
+        try:
+            sent = next(steps) if given is None else steps.send(given)
+        except StopIteration:
+            return min(took)
+        party.send(peer, SealedStep(pack(sent)))
+        given = unpack(party.receive(peer, SealedStep).payload, peer, "SealedStep")
+        took.append(time.perf_counter() - started)
+
+
+def group_for(seconds: float) -> int:
+    """Return how many candidates are compared at once on a link whose empty steps take so long.
+
+    More take fewer steps, and more work and bytes: `benchmarks/sealed_sums.py --links`.
+    """
+    return next((group for most, group in _GROUPS if seconds < most), _WIDEST)
+
+
+class SealedFinder(SumsFinder):
+    """The split finder whose sources, but for the own one, are `SealedPeer`s; see the module's docstring."""
+
+    gradients: SealedGradients
+
+    def begin_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
+        """See `SumsFinder`."""
+        super().begin_tree(grad, hess, rows, columns)
+        self._derivatives = grad, hess
+        self._order: Order | None = None
+        self._peers = {k: source for k, source in self._sources.items() if isinstance(source, SealedPeer)}
+        self._chain = [k for k, peer in self._peers.items() if len(peer.candidates)]
+        if self._peers:
+            self.gradients.chain = [self._peers[k].peer for k in self._chain]
+            self.gradients.own_place = sum(k < self._own_source for k in self._chain)
+
+    @property
+    def _own_source(self) -> int:
+        assert self._own is not None
+        return self._own
+
+    def best_splits(self, level: Level) -> Splits:
+        """See `SplitFinder`."""
+        shown, asked = self._parts_of(level)
+        own = asked.pop(self._own_source, None)
+        for_others = next(iter(asked.values()), None) if self._chain else None
+        if for_others is not None:
+            self._order = self.gradients.order = Order.of(for_others, self._order)
+            self.gradients.ask(for_others, self._rows)
+        found = Splits.none(len(level.nodes), self._own_source)
+        if own is not None:
+            self._sources[self._own_source].ask_sums(own, self._rows)
+            found = self._scan(self._own_source, own)
+        if for_others is not None:
+            self._settle(np.flatnonzero(shown), level, found)
+        return found
+
+    def _settle(self, shown: NDArray[np.intp], level: Level, found: Splits) -> None:
+        """Put passive parties' splits in the place of own ones that are worse, in place.
+
+        `shown` are the nodes, among the level's, that passive parties are asked about.
+        """
+        owners, numbers = self._tournament(shown, found)
+        place, order = np.full(len(level.nodes), -1, np.int32), self._order
+        assert order is not None
+        wanted = order.wanted >= 0
+        place[shown[order.wanted[wanted]]] = np.flatnonzero(wanted)
+        winner = np.where(place >= 0, owners[place], _OWN)
+        found.gain[winner == _NOBODY], found.feature[winner == _NOBODY] = 0.0, -1
+        won_by = {k: np.flatnonzero(winner == k + _FIRST_PEER) for k in self._chain}
+        won_by = {k: won[np.argsort(place[won])] for k, won in won_by.items() if len(won)}
+        for k, won in won_by.items():
+            asked = self._rows.rows(level.nodes[won], sampled=False)
+            self._peers[k].ask_won(level.nodes[won], place[won], numbers[k][place[won]], *asked)
+        for k, won in won_by.items():
+            totals = level.totals[won]
+            of_left = self._left_totals(level.nodes[won], self._peers[k].fetch_left())
+            self._check(self._peers[k].peer, of_left, totals)
+            found.source[won], found.feature[won], found.left_bins[won] = k, 0, False
+            found.left_totals[won], found.gain[won] = of_left, self._rules.gain(totals, of_left)
+
+    def _left_totals(self, nodes: Int32s, left: Flags) -> Integers:
+        """Return sums of grad, hess and rows over the sampled rows of nodes that go left, (n, 3)."""
+        rows, starts = self._rows.rows(nodes, sampled=True)
+        going = left[rows]
+        each = np.stack([*(np.where(going, values[rows], 0) for values in self._derivatives), going], axis=1)
+        return np.add.reduceat(each, starts[:-1], axis=0)
+
+    def _check(self, peer: str, left: Integers, totals: Integers) -> None:
+        """Refuse splits that have not been among the candidates."""
+        least = np.array([self._rules.least_hess, self._rules.min_child_samples])
+        if np.any(left[:, 1:] < least) or np.any((totals - left)[:, 1:] < least):
+            raise PeerProtocolError(
+                peer, f"expected splits with enough rows and weight in each child - at which rows go left, from {peer}"
+            )
+
+    def _tournament(self, shown: NDArray[np.intp], own: Splits) -> tuple[Integers, dict[int, NDArray[np.uint64]]]:
+        """Return whose split is best at each node of the level's order, and own shares of candidates' numbers."""
+        order, names = self._order, {k: self._peers[k].peer for k in self._chain}
+        assert order is not None
+        bounds, ours = self._own_entries(order, shown, own)
+        parts: dict[int, Wide] = {k: self.gradients.sums(peer.peer) for k, peer in self._peers.items()}
+        ends, first, last = {}, self._chain[0], self._chain[-1]
+        for k in self._chain:
+            peer, before, after = self._peers[k], [], []
+            if k == first:
+                before = [ours if k > self._own_source else bounds]
+                after = [ours] * (self.gradients.own_place == 1)
+            known = Known(order.totals, self._rules.ridge, *self._limits(order), k + _FIRST_PEER, before, after)
+            ends[peer.peer] = find_best(peer.end, parts[k], order.parents, peer.slots, peer.candidates, known)
+        found: dict[str, LevelResult] = take_steps(self.gradients.party, ends)
+        best = {k: found[name].best for k, name in names.items()}
+        for k, name in names.items():
+            self._peers[k].slots = found[name].slots
+        numbers = {k: shares[:, NUMBER, 0] for k, shares in best.items()}
+        so_far = best[first]
+        for place, (k, after_k) in enumerate(zip(self._chain, self._chain[1:], strict=False)):
+            so_far = self._moved(self._peers[k], so_far)
+            entries = [so_far, best[after_k]]
+            if self.gradients.own_place == place + 2:
+                entries.append(entry_of(ours, so_far.shape[-1])[:, 0])
+            end = self._peers[after_k].end
+            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.group)
+            so_far = take_steps(self.gradients.party, {names[after_k]: steps})[names[after_k]]
+        return self._opened_owners(names[last], so_far[:, OWNER, 0]), numbers
+
+    def _own_entries(self, order: Order, shown: NDArray[np.intp], own: Splits) -> tuple[Entry, Entry]:
+        """Return what a split has to pass at each node, and own best splits, or the former where there are none."""
+        rules, bounds, ours, owners = self._rules, [], [], []
+        for wanted, totals in zip(order.wanted, order.totals, strict=True):
+            bounds.append(bound(totals, rules.ridge, rules.threshold_in_units))
+            node = -1 if wanted < 0 else int(shown[wanted])
+            has = node >= 0 and own.feature[node] >= 0
+            ours.append(fraction(totals, own.left_totals[node], rules.ridge) if has else bounds[-1])
+            owners.append(_OWN if has else _NOBODY)
+        return Entry(bounds, [_NOBODY] * len(bounds)), Entry(ours, owners)
+
+    def _limits(self, order: Order) -> tuple[Integers, Integers]:
+        """Return the least hess and rows of a left child, and one more than the most, int64 (2, nodes) each."""
+        limits = []
+        for part, least in ((1, self._rules.least_hess), (2, self._rules.min_child_samples)):
+            most = np.where(order.wanted >= 0, order.totals[:, part] - least + 1, least)
+            limits.append(np.stack([np.full(len(most), least), np.maximum(most, least)]))
+        return limits[0], limits[1]
+
+    def _moved(self, peer: SealedPeer, shares: Wide) -> Wide:
+        """Return own shares of the best so far, whose other half passes from one passive party to the next."""
+        party, name = self.gradients.party, peer.peer
+        came = party.receive(name, MovedShares).shares
+        moved = view(came, np.uint64, shares.shape, peer=name, what="MovedShares.shares")
+        return fitted(add(shares, moved), peer.end.widths)
+
+    def _opened_owners(self, peer: str, shares: NDArray[np.uint64]) -> Integers:
+        came = self.gradients.party.receive(peer, OwnerShares).shares
+        owners = (shares + view(came, np.uint64, shares.shape, peer=peer, what="OwnerShares.shares")).astype(np.int64)
+        if not np.isin(owners, [_NOBODY, _OWN, *(k + _FIRST_PEER for k in self._chain)]).all():
+            raise PeerProtocolError(peer, f"expected shares of whose splits are best - at OwnerShares from {peer}")
+        return owners

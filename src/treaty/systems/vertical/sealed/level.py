@@ -1,0 +1,186 @@
+"""What both ends of sealed sums do at a level, and the messages of it.
+
+=====================  =============  =======================================================  =========================
+message                from -> to     content                                                  protection
+=====================  =============  =======================================================  =========================
+`SealedColumns`        passive ->     which columns have missing values; a key                 TLS
+`SealedTerms`          active ->      reg_lambda in units of hess, width of the tournament;    TLS
+                                      keys of other passive parties
+`SealedSumsRequest`    active ->      as `SumsRequest`, and whose children nodes are; who      lattice map
+                                      comes before and after in a level's last comparisons
+`Sums`                 passive ->     bin sums under masks                                     uniform masks
+`SealedStep`           both ways      a step of computing on shares                            oblivious transfer
+`MovedShares`          passive ->     its shares of the best so far, under a mask that the     uniform masks
+                                      next passive party knows, too
+`OwnerShares`          passive ->     its shares of whose split is best                        told to the active party
+`WonNodes`             active ->      nodes that the receiver won; shares of its candidate     told to the receiver
+=====================  =============  =======================================================  =========================
+
+then `SplitAnswer` or `SplitColumns`, as under open sums. Nodes of a level are in an order that both ends share: those
+asked about, then the sibling of each. Which of two siblings is the left one is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from treaty.compute import Int32s, pieces
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sealed.best import Known, best_of_shared
+from treaty.crypto.sealed.steps import Arrays as StepArrays
+from treaty.crypto.sealed.steps import Steps
+from treaty.crypto.sealed.sums import Places, Widths, integer_shares
+from treaty.crypto.sealed.transfers import Transfers
+from treaty.crypto.sums.lattice_sums import lattice_fields
+from treaty.crypto.wide import Wide, subtract
+from treaty.messaging.messages import Array, Arrays, Message
+from treaty.messaging.party import Party
+from treaty.systems.vertical.encrypted_columns import SumsRequest, pack, unpack
+from treaty.systems.vertical.sealed.candidates import Candidates
+
+LEAST_GROUP, MOST_GROUP = 2, 16
+_AT_A_TIME = 1 << 14
+"""Candidates of a level that are compared at once: some 3 kB each are in memory."""
+
+_ECHOES = 4
+
+_Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class SealedColumns(Message):
+    """Which columns have missing values, bool (features,), and a public key for moving shares. Tells just that."""
+
+    missing: Array
+    key: _Key
+
+
+class SealedTerms(Message):
+    """reg_lambda in units of hess; how many candidates are compared at once; other passive parties' public keys."""
+
+    ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+    group: Annotated[int, msgspec.Meta(ge=LEAST_GROUP, le=MOST_GROUP)]
+    keys: dict[str, _Key]
+
+
+class SealedSumsRequest(SumsRequest):
+    """Asks for the bin sums of nodes of a level, under masks.
+
+    `parents`, int32 (nodes,): the place of each node's parent among the last level's nodes, -1 at the root. `before`
+    and `after` are passive parties, empty for none: whose best so far the receiver's is compared with, and who goes on.
+    `own_after` says that the active party's own best comes after the receiver's columns, before those of others. Tells
+    how many nodes there are, which pairs have the same parent, and which passive parties have columns in the tree.
+    """
+
+    parents: Array
+    before: str
+    after: str
+    own_after: bool
+
+
+class SealedStep(Message):
+    """A step of computing on shares. Tells nothing: what is in it is masked, or was chosen by a masked bit."""
+
+    payload: Arrays
+
+
+class MovedShares(Message):
+    """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words). Tells nothing."""
+
+    shares: Array
+
+
+class OwnerShares(Message):
+    """Shares of whose split is best, uint64 (nodes,). Tells the active party that."""
+
+    shares: Array
+
+
+class WonNodes(Message):
+    """Nodes whose best split is the receiver's, int32 (k,) ascending; the active party's shares of its number.
+
+    `numbers` is uint64 (k,); `node_of_row` as in `SplitRequest`. Tells the receiver its split at these nodes.
+    """
+
+    nodes: Array
+    numbers: Array
+    node_of_row: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of computing on shares with one other party, for a whole job; `role` is 0 at the active party."""
+
+    role: int
+    transfers: Transfers
+    places: Places
+    widths: Widths
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelResult:
+    """Shares of a level's nodes: of all slots, (nodes, slots, 3, 2), and of the best entry, (nodes, 4, words)."""
+
+    slots: Wide
+    best: Wide
+
+
+def places_of(bounds: SumsBounds) -> Places:
+    """Return the widths of sealed sums' fields."""
+    fields, bits = lattice_fields(bounds, sealed=True)
+    return Places(bits - fields[2].shift, fields[2].shift - fields[1].shift, fields[1].shift)
+
+
+def find_best(
+    end: End, parts: Wide, parents: Int32s, before: Wide | None, candidates: Candidates, known: Known
+) -> Steps[LevelResult]:
+    """Find each node's best entry among the candidates and those that the active party knows.
+
+    `parts`, uint64 (asked, slots, 3), are fields' shares of the nodes asked about, `before` those of the last level's
+    nodes, whole; `parents` says which of these are the parents of the nodes asked about.
+    """
+    slots = yield from integer_shares(end.transfers, parts, end.places, end.role)
+    if before is not None:
+        slots = np.concatenate([slots, subtract(before[parents], slots)])
+    found = []
+    for part in pieces(len(slots), max(1, _AT_A_TIME // max(1, len(candidates)))):
+        sums = candidates.sums(slots[part])
+        best = best_of_shared(end.transfers, sums, known.only(part), end.widths, end.role, end.group)
+        found.append((yield from best))
+    return LevelResult(slots, np.concatenate(found))
+
+
+def echoes() -> Steps[None]:
+    """Take some empty steps, by which the active party measures the link."""
+    for _ in range(_ECHOES):
+        yield []
+
+
+def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:
+    """Compute with several parties at once, one step with each after another; return what each computation gives."""
+    results: dict[str, Any] = {}
+    given: dict[str, StepArrays | None] = dict.fromkeys(ends)
+    while given:
+        waiting = []
+        for peer, came in given.items():
+            sent = _next(ends[peer], came, results, peer)
+            if sent is not None:
+                party.send(peer, SealedStep(pack(sent)))
+                waiting.append(peer)
+        given = {peer: unpack(party.receive(peer, SealedStep).payload, peer, "SealedStep") for peer in waiting}
+    return results
+
+
+def _next(
+    end: Generator[StepArrays, StepArrays, Any], came: StepArrays | None, results: dict[str, Any], peer: str
+) -> StepArrays | None:
+    try:
+        return next(end) if came is None else end.send(came)
+    except StopIteration as stop:
+        results[peer] = stop.value
+        return None

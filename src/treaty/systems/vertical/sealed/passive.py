@@ -1,0 +1,112 @@
+"""A passive party's end of sealed sums."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treaty.compute import Int32s
+from treaty.crypto.sealed.best import NUMBER, OWNER, Known, fitted, winner_of
+from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.sealed.transfers import open_transfers
+from treaty.crypto.sums.lattice_sums import LatticeSumsServer
+from treaty.crypto.wide import Wide
+from treaty.errors import PeerProtocolError
+from treaty.messaging.messages import Array, view
+from treaty.systems.system import Seat
+from treaty.systems.vertical.encrypted_columns import SplitRequest
+from treaty.systems.vertical.sealed.candidates import Candidates
+from treaty.systems.vertical.sealed.level import (
+    End,
+    LevelResult,
+    MovedShares,
+    OwnerShares,
+    SealedColumns,
+    SealedSumsRequest,
+    SealedTerms,
+    WonNodes,
+    echoes,
+    find_best,
+    places_of,
+    take_steps,
+)
+from treaty.systems.vertical.sealed.moving import MovingKey
+
+
+class SealedOwner:
+    """Finds the best splits of own columns together with the active party, and learns those that won.
+
+    Made after the hint is sent. `offsets` has the first slot of each own feature.
+    """
+
+    def __init__(self, seat: Seat, server: LatticeSumsServer, offsets: Int32s) -> None:
+        party, (self._active,) = seat.party, seat.party.peers
+        self._party, self._key = party, MovingKey(party.name)
+        self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
+        party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.public))
+        take_steps(party, {self._active: echoes()})
+        terms = party.receive(self._active, SealedTerms)
+        if set(terms.keys) != set(seat.others) - {party.name}:
+            raise PeerProtocolError(
+                self._active, f"expected keys of the job's other passive parties - at SealedTerms from {self._active}"
+            )
+        self._key.meet(terms.keys)
+        transfers = take_steps(party, {self._active: open_transfers()})[self._active]
+        self._end = End(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.group)
+
+    def start_tree(self, columns: Int32s) -> None:
+        """Begin a tree on these columns."""
+        self._candidates = Candidates(*self._columns, columns)
+        self._before: Wide | None = None
+        self._parts: list[Wide] = []
+        self._parents: list[Int32s] = []
+        self._numbers = np.zeros(0, np.uint64)
+
+    def find(self, request: SealedSumsRequest, shares: Wide) -> None:
+        """Take own shares of the nodes of a request; after a level's last one, find its best splits."""
+        if not len(self._candidates):  # none of its columns is in the tree's sample
+            return
+        parents = view(request.parents, np.int32, (len(shares),), peer=self._active, what="SealedSumsRequest.parents")
+        nodes = 0 if self._before is None else len(self._before)
+        of_level = parents == -1 if nodes == 0 else (parents >= 0) & (parents < nodes)
+        if not of_level.all() or not {request.before, request.after} <= self._key.others | {""}:
+            what = "nodes of the last level, and parties of the job"
+            raise PeerProtocolError(self._active, f"expected {what} - at SealedSumsRequest from {self._active}")
+        self._parts.append(shares)
+        self._parents.append(parents)
+        if request.last:
+            self._find_level(request)
+
+    def _find_level(self, request: SealedSumsRequest) -> None:
+        parts, parents = np.concatenate(self._parts), np.concatenate(self._parents)
+        self._parts, self._parents = [], []
+        nodes = len(parts) if self._before is None else 2 * len(parts)
+        alone = not request.before  # its own best is the first so far
+        known = Known.nothing(nodes, int(alone), int(alone and request.own_after))
+        end, active = self._end, self._active
+        found: LevelResult = take_steps(
+            self._party, {active: find_best(end, parts, parents, self._before, self._candidates, known)}
+        )[active]
+        self._before, self._numbers = found.slots, found.best[:, NUMBER, 0]
+        best = found.best
+        if request.before:
+            so_far = fitted(self._key.mask(request.before, best.shape), end.widths)
+            entries = [so_far, best, *[np.zeros_like(best)] * request.own_after]
+            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.group)
+            best = take_steps(self._party, {active: steps})[active]
+        if request.after:
+            self._party.send(active, MovedShares(Array.of(self._key.without_mask(request.after, best))))
+        else:
+            self._party.send(active, OwnerShares(Array.of(best[:, OWNER, 0])))
+
+    def won(self, message: WonNodes) -> SplitRequest:
+        """Open own candidates at the nodes that they won; return the splits as a request names them."""
+        active, what = self._active, "WonNodes"
+        nodes = view(message.nodes, np.int32, (None,), peer=active, what=f"{what}.nodes")
+        shares = view(message.numbers, np.uint64, (len(nodes),), peer=active, what=f"{what}.numbers")
+        if not len(nodes) or nodes[0] < 0 or nodes[-1] >= len(self._numbers) or np.any(np.diff(nodes) <= 0):
+            raise PeerProtocolError(active, f"expected ascending nodes of the level - at {what}.nodes from {active}")
+        numbers = shares + self._numbers[nodes]
+        if np.any(numbers >= len(self._candidates)):
+            raise PeerProtocolError(active, f"expected shares of candidates' numbers - at {what}.numbers from {active}")
+        columns, left_bins = self._candidates.splits(numbers.astype(np.int32))
+        return SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)), message.node_of_row)
