@@ -39,13 +39,21 @@ def from_ints(numbers: Sequence[int], words: int) -> Wide:
 def add(a: Wide, b: Wide) -> Wide:
     """Return a + b."""
     shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
-    out, carry = np.empty(shape, np.uint64), np.zeros(shape[:-1], np.uint64)
-    for word in range(out.shape[-1]):
-        total = a[..., word] + b[..., word]
-        with_carry = total + carry
-        carry = ((total < b[..., word]) | (with_carry < total)).astype(np.uint64)
-        out[..., word] = with_carry
+    out = np.array(np.broadcast_to(a, shape))
+    words = shape[-1]
+    _add(out.reshape(-1, words), np.array(np.broadcast_to(b, shape)).reshape(-1, words))
     return out
+
+
+@kernel
+def _add(a: Wide, b: Wide) -> None:
+    for n in range(a.shape[0]):
+        carry = np.uint64(0)
+        for word in range(a.shape[1]):
+            total = a[n, word] + b[n, word]
+            over = np.uint64(total < b[n, word])
+            a[n, word] = total + carry
+            carry = over | np.uint64(a[n, word] < carry)
 
 
 def prefix_sums(a: Wide) -> Wide:

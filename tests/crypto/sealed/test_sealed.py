@@ -173,3 +173,17 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
     entries = zip(*(opened([x[:, part] for x in found], bits) for part, bits in enumerate(
         [widths.top, widths.below, 64, 64])), strict=True)  # fmt: skip
     assert list(entries) == expected
+
+
+def test_a_bound_beyond_all_numbers_is_passed_by_none(ends: tuple[Transfers, Transfers]) -> None:
+    bounds, ridge = SumsBounds(50_000, 1 << 16, 1 << 14), 1
+    n, grad, hess = bounds.n_rows, -bounds.grad_bound * bounds.n_rows, bounds.hess_bound * bounds.n_rows
+    totals = np.array([[grad, hess, n]])
+    wide = np.array([[0], [n + 1]]), np.array([[0], [hess + 1]])
+    first = Entry([(1 << 250, hess + ridge)], [5])
+    known = Known(totals, ridge, wide[1], wide[0], 9, [first])
+    plain = [x % (1 << 128) for x in (grad, 0, n - 1)]  # the largest V there can be
+    sums = [share.reshape(1, 1, 3, 2) for share in shared(plain, 128)]
+    widths, given = Widths.of(bounds, ridge), [known, Known.nothing(1, 1, 0)]
+    found = play(*(best_of_shared(ends[k], sums[k], given[k], widths, k, 2) for k in (0, 1)))
+    assert opened([x[:, 3] for x in found], 64) == [5]

@@ -100,24 +100,33 @@ def best_of_shared(
     values[:, :, TOP], values[:, :, BELOW] = top.reshape(*all_of, words), below.reshape(*all_of, words)
     if role == 0:
         values[:, :, NUMBER, 0], values[:, :, OWNER, 0] = np.arange(candidates), known.owner
-    before, after = ([entry_of(entry, words) for entry in entries] for entries in (known.before, known.after))
+    before, after = ([entry_of(entry, widths) for entry in entries] for entries in (known.before, known.after))
     return (yield from winner_of(transfers, np.concatenate([*before, values, *after], axis=1), widths, role, group))
 
 
-def entry_of(entry: Entry, words: int) -> Wide:
-    """Return the knower's shares of an entry that it knows, (n, 1, 4, words); the owner's are zeros."""
-    values = np.zeros((len(entry.owners), 1, 4, words), np.uint64)
+def entry_of(entry: Entry, widths: Widths) -> Wide:
+    """Return the knower's shares of an entry that it knows, (n, 1, 4, words); the owner's are zeros.
+
+    A numerator beyond all candidates' is cut to the largest that fits: with a denominator of H + ridge, at most any
+    a (T - a), no candidate is larger.
+    """
+    values, most = np.zeros((len(entry.owners), 1, 4, widths.words), np.uint64), (1 << widths.top - 1) - 1
     for part in (TOP, BELOW):
-        values[:, 0, part] = from_ints([fraction[part] for fraction in entry.fractions], words)
+        values[:, 0, part] = from_ints([min(fraction[part], most) for fraction in entry.fractions], widths.words)
     values[:, 0, OWNER, 0] = np.array(entry.owners, np.uint64)
     return values
 
 
 def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, group: int) -> Steps[Wide]:
-    """Return shares of each node's largest entry, (n, 4, words), from entries (n, entries, 4, words)."""
-    nodes = len(values)
+    """Return shares of each node's largest entry, (n, 4, words), from entries (n, entries, 4, words).
+
+    First `group` of them are compared at once, and when few are left, as many as cost about half as much.
+    """
+    nodes, pairs = len(values), values.shape[1] * (group - 1) // 4
     while values.shape[1] > 1:
         size, groups, byes = _groups(values.shape[1], group)
+        while size < values.shape[1] and groups * size * (size + 1) // 2 <= pairs:
+            size, groups, byes = _groups(values.shape[1], size + 1)
         missing = size * groups + byes - values.shape[1]
         if missing:  # 0 / 1 beats nothing that comes before
             padding = np.zeros((nodes, missing, *values.shape[2:]), np.uint64)

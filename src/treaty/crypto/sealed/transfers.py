@@ -15,7 +15,7 @@ from treaty.crypto.transfer.base import KEY
 from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen
 
 _AT_ONCE = 1 << 17  # transfers that are made when the stock is empty
-_FOLD = 4
+_FOLD = 2
 
 Words = NDArray[np.uint64]
 Bits = NDArray[np.uint8]

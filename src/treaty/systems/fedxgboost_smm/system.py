@@ -12,6 +12,7 @@ from treaty.systems.fedxgboost_smm.roles import active, passive
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Place, System
 from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 
@@ -53,7 +54,9 @@ def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, Place]
 
 
 def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
-    """Return options of small trainings with every backend."""
+    """Return options of small trainings with every backend, or of sealed sums where these are chosen."""
+    if options is not None and options.ciphers.sealed:
+        return [FedXGBoostSMM(reveal="argmax")]
     return [
         FedXGBoostSMM(backend="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),
         FedXGBoostSMM(backend="lattice", allow_exact_sums=True),
@@ -65,7 +68,7 @@ def unaudited(options: FedXGBoostSMM) -> str:
     """Say why no record can be kept for an audit of gradients; nothing where it can."""
     if options.mode == "paper":
         return "paper mode shows gradients, there is nothing to open"
-    return "a dealer's masks have no key that opens them" if options.has_dealer else ""
+    return "a dealer's masks have no key that opens them" if options.has_dealer else unaudited_ciphers(options.ciphers)
 
 
 SYSTEM = System(

@@ -12,6 +12,7 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.roles import active, passive
 from treaty.systems.system import Seat, System
 from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 
@@ -28,8 +29,12 @@ def follow_prediction(seat: Seat) -> None:
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
     """Return options of small trainings under every kind of cipher: which one serves may be chosen later."""
+    sealed = SecureBoost(sums="sealed")
+    if options is not None and options.ciphers.sealed:
+        return [sealed]
     keyed = SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True)
-    return [keyed, SecureBoost(encryption="lattice", allow_exact_sums=True)]
+    lattice = SecureBoost(encryption="lattice", allow_exact_sums=True)
+    return [keyed, lattice, *([sealed] if options is None else [])]
 
 
 SYSTEM = System(
@@ -44,6 +49,6 @@ SYSTEM = System(
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict, "passive": follow_prediction},
     explain={"active": explain_active, "passive": explain_passive},
-    unaudited=lambda options: "",
+    unaudited=lambda options: unaudited(options.ciphers),
     warm_up=warm_up,
 )

@@ -46,6 +46,11 @@ class CipherOptions:
         return self.hides_nodes(cipher) and self.reveal != "node"
 
 
+def unaudited(options: CipherOptions) -> str:
+    """Say why no record can be kept for an audit of gradients; nothing where it can."""
+    return "records are of open sums, and these are sealed" if options.sealed else ""
+
+
 def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
     """Refuse more `fractional_bits` than the lattice map takes; `remedy` tells the user what to choose instead."""
     if fractional_bits > MOST_LATTICE_FRACTION:

@@ -52,7 +52,7 @@ from treaty.trees.columns import SumsFinder
 from treaty.trees.exact import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
 
-_GROUPS, _WIDEST = ((1e-3, 2), (50e-3, 4)), 8
+_GROUPS, _WIDEST = ((5e-3, 2), (50e-3, 4)), 8  # seconds of a round trip, below which so many
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
 """Numbers of owners: nobody's split is good enough, the active party's is best, or that of passive party k - 2."""
 
@@ -301,10 +301,9 @@ class SealedFinder(SumsFinder):
         so_far = best[first]
         for place, (k, after_k) in enumerate(zip(self._chain, self._chain[1:], strict=False)):
             so_far = self._moved(self._peers[k], so_far)
-            entries = [so_far, best[after_k]]
+            end, entries = self._peers[after_k].end, [so_far, best[after_k]]
             if self.gradients.own_place == place + 2:
-                entries.append(entry_of(ours, so_far.shape[-1])[:, 0])
-            end = self._peers[after_k].end
+                entries.append(entry_of(ours, end.widths)[:, 0])
             steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.group)
             so_far = take_steps(self.gradients.party, {names[after_k]: steps})[names[after_k]]
         return self._opened_owners(names[last], so_far[:, OWNER, 0]), numbers
