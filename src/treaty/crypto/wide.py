@@ -39,9 +39,9 @@ def from_ints(numbers: Sequence[int], words: int) -> Wide:
 def add(a: Wide, b: Wide) -> Wide:
     """Return a + b."""
     shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
-    out = np.array(np.broadcast_to(a, shape))
+    out = np.array(np.broadcast_to(a, shape), order="C")
     words = shape[-1]
-    _add(out.reshape(-1, words), np.array(np.broadcast_to(b, shape)).reshape(-1, words))
+    _add(out.reshape(-1, words), np.array(np.broadcast_to(b, shape), order="C").reshape(-1, words))
     return out
 
 

@@ -18,7 +18,7 @@ from treaty.crypto.sealed.steps import Steps
 from treaty.crypto.sealed.sums import Places, Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
 from treaty.crypto.sums.lattice_sums import lattice_fields, split_fields
-from treaty.crypto.wide import from_ints, prefix_sums
+from treaty.crypto.wide import add, from_ints, prefix_sums
 
 
 def play(one: Steps[Any], other: Steps[Any]) -> tuple[Any, Any]:
@@ -122,6 +122,16 @@ def test_shares_of_fields_are_those_of_whole_numbers(
     found = play(*(integer_shares(ends[k], parts[k], widths, k) for k in (0, 1)))
     expected = [x % (1 << 128) for row in zip(grad, hess, count, strict=True) for x in row]
     assert opened(found, 128) == expected
+
+
+def test_sums_of_wide_numbers_carry_whatever_the_layout() -> None:
+    numbers = [random.randrange(1 << 128) for _ in range(12)] + [(1 << 128) - 1, (1 << 64) - 1, 1, 0]
+    wide, one = from_ints(numbers, 2).reshape(4, 4, 2), from_ints([1], 2)
+    for a, b in ((wide, one), (one, wide), (wide.swapaxes(0, 1), one), (wide, wide.swapaxes(0, 1)), (wide[:1], wide)):
+        rows = np.broadcast_arrays(a, b)
+        ints = [[int.from_bytes(x.tobytes(), "little") for x in row.reshape(-1, 2)] for row in rows]
+        expected = [(x + y) % (1 << 128) for x, y in zip(*ints, strict=True)]
+        assert add(a, b).reshape(-1, 2).tolist() == from_ints(expected, 2).tolist()
 
 
 def test_prefix_sums_carry_from_word_to_word() -> None:

@@ -15,7 +15,7 @@ from scipy.stats import chi2
 
 import treaty
 from marks import slow
-from systems.secureboost.test_lattice_privacy import LATTICE_TO_ACTIVE
+from systems.secureboost.test_lattice_privacy import LATTICE_TO_ACTIVE, LATTICE_TO_PASSIVE
 from systems.secureboost.test_lossless import assert_lossless, fit_both
 from systems.secureboost.test_privacy import arrays, received
 from systems.vertical.lossless import unusual_tables
@@ -283,6 +283,7 @@ def test_sealed_sums_need_no_consent_to_exact_ones(monkeypatch):
 
 # ---------------------------------------------------------------- what the active party receives
 
+TO_PASSIVE_SEALED = (level.SealedStep, level.SealedTerms, level.SealedSumsRequest, level.WonNodes)
 KINDS = {
     **LATTICE_TO_ACTIVE,
     **{
@@ -345,6 +346,21 @@ def test_what_the_active_party_receives_and_opens_is_uniform_whatever_the_table(
             top = (fields[:, column] >> np.uint64(bits - 4)).astype(np.uint8)
             assert uniform(top, 16) > 1e-6
             assert uniform((fields[:, column] & np.uint64(15)).astype(np.uint8), 16) > 1e-6
+
+
+def test_passive_parties_are_not_told_which_siblings_are_left_ones():
+    """Nodes come in the order of their parents' places, whatever their order in the tree."""
+    tables, y = tables_and_labels(parties=2)
+    played = play_training(tables, y, **{**SMALL_JOB, "max_depth": 5, "min_child_samples": 1})
+    kinds = {**LATTICE_TO_PASSIVE, **{kind.__name__: kind for kind in TO_PASSIVE_SEALED}}
+    levels = []
+    for step, message, _ in received(played.transcripts["p1"], kinds):
+        if step == "SealedSumsRequest":
+            levels.append(np.frombuffer(message.parents.data, np.int32))
+        elif step == "WonNodes":
+            levels.append(np.frombuffer(message.nodes.data, np.int32))
+    assert max(map(len, levels)) > 2
+    assert all(np.all(np.diff(places) > 0) for places in levels)
 
 
 def uniform(values: np.ndarray, kinds: int = 256) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,24 +71,31 @@ class Order:
     parents: Int32s
 
     @classmethod
-    def of(cls, level: Level, last: Order | None) -> Order:
-        """Return the order of a level; `last` is the last level's, None at the root."""
+    def of(cls, level: Level, last: Order | None) -> tuple[Order, Level]:
+        """Return the order of a level, and the level with what is asked in it; `last` is the last level's, if any.
+
+        Nodes asked about follow their parents' places: in the tree's order they would tell which siblings are left
+        ones.
+        """
         place = {int(node): k for k, node in enumerate(level.nodes)}
         if last is None:
             wanted = np.array([place[int(node)] for node in level.asked], np.int32)
-            return cls(level.asked, level.asked_totals, wanted, np.full(len(level.asked), -1, np.int32))
-        sibling = np.flatnonzero(level.parent_index >= 0)
-        of_asked = np.empty(len(level.asked), np.intp)
-        of_asked[level.asked_index[sibling]] = sibling
-        asked = np.array([place.get(int(node), -1) for node in level.asked], np.int32)
+            return cls(level.asked, level.asked_totals, wanted, np.full(len(level.asked), -1, np.int32)), level
+        siblings = np.flatnonzero(level.parent_index >= 0)
         before = {int(place): k for k, place in enumerate(last.wanted) if place >= 0}
-        parents = np.array([before[int(level.parent_index[k])] for k in of_asked], np.int32)
-        return cls(
-            np.concatenate([level.asked, level.nodes[of_asked]]),
-            np.concatenate([level.asked_totals, level.totals[of_asked]]),
-            np.concatenate([asked, of_asked.astype(np.int32)]),
+        parents = np.array([before[int(parent)] for parent in level.parent_index[siblings]], np.int32)
+        siblings, parents = siblings[np.argsort(parents)].astype(np.int32), np.sort(parents)
+        places = level.asked_index[siblings]  # in the order of parents
+        index = np.empty(len(places), np.int32)
+        index[places] = np.arange(len(places), dtype=np.int32)
+        asked, totals = level.asked[places], level.asked_totals[places]
+        order = cls(
+            np.concatenate([asked, level.nodes[siblings]]),
+            np.concatenate([totals, level.totals[siblings]]),
+            np.concatenate([np.array([place.get(int(node), -1) for node in asked], np.int32), siblings]),
             parents,
         )
+        return order, replace(level, asked=asked, asked_totals=totals, asked_index=index[level.asked_index])
 
 
 class SealedGradients(EncryptedGradients):
@@ -230,8 +237,9 @@ class SealedFinder(SumsFinder):
         own = asked.pop(self._own_source, None)
         for_others = next(iter(asked.values()), None) if self._chain else None
         if for_others is not None:
-            self._order = self.gradients.order = Order.of(for_others, self._order)
-            self.gradients.ask(for_others, self._rows)
+            self._order, in_order = Order.of(for_others, self._order)
+            self.gradients.order = self._order
+            self.gradients.ask(in_order, self._rows)
         found = Splits.none(len(level.nodes), self._own_source)
         if own is not None:
             self._sources[self._own_source].ask_sums(own, self._rows)
