@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import treaty
 from treaty.trees.ensemble import margins_from_values
 from treaty.trees.splits import MIN_GAIN
 from trees.oracle import gain_of
@@ -307,3 +309,24 @@ def test_trees_of_any_small_table_equal_those_of_xgboost(n_rows, n_bins, missing
         options = {**options, "reg_alpha": 0.0}  # XGBoost leaves it out of the gains of limited weights
     outcome = _compare(_train_both(table, y, weight, objective=objective, n_classes=3, n_estimators=3, **options))
     assert outcome.compared + outcome.tied > 0
+
+
+@pytest.mark.parametrize("below", [4, 6])
+def test_columns_of_few_categories_are_split_one_against_the_rest_as_in_xgboost(below: int) -> None:
+    rng, n = np.random.default_rng(0), 2000
+    X = pd.DataFrame({
+        "five": pd.Categorical(rng.choice(list("abcde"), n)),
+        "three": pd.Categorical(rng.choice(list("xyz"), n)),
+        "numbers": rng.integers(0, 8, n).astype(float),
+    })  # fmt: skip
+    score = X["five"].isin(["b", "d"]) + 1.3 * (X["three"] == "y") + 0.1 * X["numbers"] + rng.normal(size=n)
+    y = (score > 1.5).astype(int).to_numpy()
+    options = {
+        "n_estimators": 10, "max_depth": 3, "learning_rate": 0.3, "base_score": 0.5, "max_cat_to_onehot": below,
+    }  # fmt: skip
+    ours = treaty.GBDTClassifier("pooled", min_child_samples=1, **options).fit(X, y).predict_proba(X)
+    theirs = xgboost.XGBClassifier(tree_method="hist", enable_categorical=True, **options).fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)  # XGBoost's leaf weights are float32
+    sets = {**options, "max_cat_to_onehot": None}
+    other = treaty.GBDTClassifier("pooled", min_child_samples=1, **sets).fit(X, y).predict_proba(X)
+    assert (below == 6) == bool(np.abs(ours - other).max() > 1e-3)
