@@ -79,7 +79,7 @@ THREADS = 2
 NEAR = 0.01
 ROUNDS = 20
 ADULT_SEEDS = 3
-COMMON = {"max_depth": 3, "learning_rate": 0.3, "reg_lambda": 1.0, "max_bin": 32}
+COMMON = {"base_score": 0.5, "max_depth": 3, "learning_rate": 0.3, "reg_lambda": 1.0, "max_bin": 32}
 GAMMA = 0.1
 LOST = (0.0, 0.1, 0.2, 0.3)
 AT_RANDOM, BY_LABEL = "at random", "by label"
@@ -252,7 +252,7 @@ def xgboost_curve(x: Rows, y: Labels, test: tuple[Rows, Labels], options: Option
     """Return the accuracy of XGBoost after each round."""
     given = options.common
     booster = xgboost.XGBClassifier(
-        tree_method="hist", base_score=0.5, n_estimators=given.n_estimators, gamma=GAMMA, n_jobs=THREADS,
+        tree_method="hist", n_estimators=given.n_estimators, gamma=GAMMA, n_jobs=THREADS,
         colsample_bytree=options.own.column_share(x.shape[1], given.colsample_bytree),
         random_state=given.random_state, **COMMON,
     ).fit(x, y)  # fmt: skip

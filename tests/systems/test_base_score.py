@@ -153,19 +153,34 @@ def test_counts_of_zero_keep_a_start_that_has_a_logarithm():
     assert make_objective("poisson", np.zeros(5), None, base_score=None).base_score == 0.5
 
 
-def test_noise_and_rows_apart_keep_the_start_fixed_and_say_so():
+def test_noise_keeps_the_start_fixed_and_a_regression_says_so():
     X, y = real_table("regression")
-    rows = {f"p{k}": (X.iloc[k::3], y[k::3]) for k in range(3)}
-    systems = [("federboost-horizontal", (rows,)), (treaty.FedXGBoostLDP(epsilon=100.0), (cut(X, 2), y))]
-    for system, given in systems:
-        model = treaty.GBDTRegressor(system, n_estimators=1)
-        with pytest.warns(UserWarning, match=r"starts from base_score=0\.5.*near the mean of the labels"):
-            model.fit(*given)
-        assert base_of(model) == 0.5
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert base_of(model.set_params(base_score=150.0).fit(*given)) == 150.0
-    labels = treaty.GBDTClassifier("federboost-horizontal", n_estimators=1)
+    model = treaty.GBDTRegressor(treaty.FedXGBoostLDP(epsilon=100.0), n_estimators=1)
+    with pytest.warns(UserWarning, match=r"starts from base_score=0\.5.*near the mean of the labels"):
+        model.fit(cut(X, 2), y)
+    assert base_of(model) == 0.5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert base_of(labels.fit({name: (X, y > 150.0) for name, (X, y) in rows.items()})) == 0.5
+        assert base_of(model.set_params(base_score=150.0).fit(cut(X, 2), y)) == 150.0
+    noisy = treaty.GBDTClassifier(treaty.FederBoostHorizontal(epsilon_total=8.0), n_estimators=1)
+    assert base_of(noisy.fit({f"p{k}": (X.iloc[k::3], y[k::3] > 150.0) for k in range(3)})) == 0.5
+
+
+ROWS_APART = {"federboost-horizontal": treaty.FederBoostHorizontal(), "fedxgb": treaty.FedXGB()}
+
+
+@pytest.mark.parametrize("system", ROWS_APART)
+def test_a_regression_whose_rows_are_apart_is_as_good_as_one_of_all_rows(system):
+    X, y = load_diabetes(return_X_y=True)
+    train, test = np.arange(len(y)) % 3 > 0, np.arange(len(y)) % 3 == 0
+    options = {**OPTIONS, "n_estimators": 5, "max_bin": 16}
+    pooled = treaty.GBDTRegressor(**options).fit(X[train], y[train])
+    own = ROWS_APART[system]
+    rows = {f"p{k}": (X[train][k::9], y[train][k::9]) for k in range(9)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = treaty.GBDTRegressor(own, **options).fit(rows)
+    assert start_of(model) == start_of(pooled)
+    assert r2_score(y[test], model.predict(X[test])) > r2_score(y[test], pooled.predict(X[test])) - 0.05
+    far = treaty.GBDTRegressor(own, base_score=0.5, **options).fit(rows)
+    assert r2_score(y[test], far.predict(X[test])) < r2_score(y[test], model.predict(X[test])) - 0.1

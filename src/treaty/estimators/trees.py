@@ -80,8 +80,8 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         With ``objective="quantile"``: the quantile that is predicted, above 0 and below 1; None is 0.5.
     base_score : float or None, default None
         Prediction that training starts from: a probability for two classes, a margin for more, else a mean or quantile.
-        None is estimated from the active party's labels, for more than two classes a margin of each
-        (docs/objectives.md); 0.5 where rows are split, and under noise on gradients.
+        None is estimated from the labels, those of all participants where rows are split, for more than two classes a
+        margin of each (docs/objectives.md); it is 0.5 under noise on gradients or sums.
     fractional_bits : int, default 16
         Gradients are rounded once to multiples of 2^-fractional_bits; at most 20 under the lattice map.
     max_bin : int or None, default None

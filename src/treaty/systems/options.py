@@ -93,7 +93,7 @@ class SystemOptions:
 
     @property
     def estimates_base_score(self) -> bool:
-        """Whether one party sees all labels that a `base_score` of None is made of, without spending any epsilon."""
+        """Whether a `base_score` of None is made of labels; not where that would spend epsilon."""
         return True
 
     @property

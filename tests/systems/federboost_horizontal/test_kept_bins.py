@@ -34,6 +34,7 @@ from treaty.systems.system import star
 NAMES = ("north", "south", "east")
 OPTIONS = {"n_estimators": 2, "min_child_samples": 5, "max_bin": 8, "n_jobs": 1}
 OF_BINS = ("Count", "ProbeRequest", "CommonBins")
+OF_LABELS = ("LabelUnits", "TrainingStart")
 """What is sent of bins and the search for them; participants' answers are `MaskedInput`, as those to trees are."""
 
 
@@ -53,6 +54,8 @@ def searched(model) -> bool:
     steps = {step: sent for pair in model.communication_.values() for step, sent in pair["by_type"].items()}
     found = [step in steps for step in OF_BINS]
     assert len(set(found)) == 1
+    noisy = getattr(model.protocol, "epsilon_total", None) is not None
+    assert all((step in steps) == (found[0] and not noisy) for step in OF_LABELS)
     return found[0]
 
 
@@ -87,6 +90,8 @@ def test_a_regression_is_kept_with_its_bounds(tmp_path):
     first, again = (fit(parts, tmp_path, GBDTRegressor) for _ in range(2))
     assert not searched(again)
     alike(first, again)
+    for model in (first, again):
+        assert model.parts_["pooled"].forest.objective.base_score == np.float32(y.mean())
     scaled = {**parts, "east": (parts["east"][0], parts["east"][1] * 100)}
     larger, fresh = (fit(scaled, folder, GBDTRegressor) for folder in (tmp_path, None))
     assert searched(larger)

@@ -41,21 +41,22 @@ def interrupted(monkeypatch, folder, parts, options, classes, leader, after=2):
             train(parts, options, classes, leader=leader, keepers=keepers(folder, {*parts, leader}))
 
 
-@pytest.mark.parametrize("leader", ["p1", "server"])
-def test_the_resumed_model_is_that_of_an_uninterrupted_training(monkeypatch, tmp_path, leader):
-    parts, _, classes = dealt("multiclass", 3)
+@pytest.mark.parametrize(("task", "leader"), [("multiclass", "p1"), ("multiclass", "server"), ("regression", "p1")])
+def test_the_resumed_model_is_that_of_an_uninterrupted_training(monkeypatch, tmp_path, task, leader):
+    parts, _, classes = dealt(task, 3)
     options = options_of(random_state=4, **SAMPLED)
     interrupted(monkeypatch, tmp_path, parts, options, classes, leader)
     resumed = train(parts, options, classes, leader=leader, keepers=keepers(tmp_path, {*parts, leader}, resume=True))
     whole = train(parts, options, classes, leader=leader)
     for name, part in whole.results.items():
         found = resumed.results[name]
+        assert found.forest.objective == part.forest.objective
         assert repr(found.splits) == repr(part.splits)
         for one, other in zip(found.forest.trees, part.forest.trees, strict=True):
             np.testing.assert_array_equal(one.value, other.value)
     steps = {e.step for e in resumed.transcripts["p0"].entries}
     assert "CommonBins" in steps
-    assert "ProbeRequest" not in steps
+    assert not steps & {"ProbeRequest", "LabelUnits", "TrainingStart"}
 
 
 def test_checkpoints_of_another_training_are_refused(monkeypatch, tmp_path):

@@ -106,7 +106,7 @@ def test_one_sum_per_level_and_vectors_of_public_length():
         e.step == "ProbeRequest" and e.direction == "sent" and e.peer == "p1" for e in played.transcripts["p0"].entries
     )
     assert (
-        sum(e.peer == "p1" for e in received) == 1 + searched + options.common.n_estimators * options.common.max_depth
+        sum(e.peer == "p1" for e in received) == 3 + searched + options.common.n_estimators * options.common.max_depth
     )
     sizes = {name: [e.nbytes for e in received if e.peer == name] for name in ("p1", "p2")}
     assert sizes["p1"] == sizes["p2"]
@@ -153,6 +153,8 @@ def test_participants_see_the_model_and_no_sums():
         "Roster",
         "MaskKeyPairs",
         "Count",
+        "LabelUnits",
+        "TrainingStart",
         "ProbeRequest",
         "CommonBins",
         "TreeStep",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 import xgboost
 from sklearn.base import clone
@@ -13,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 import treaty
 from flat import flat
-from marks import all_but_first_slow
+from marks import all_but_first_slow, slow
 from runs.test_resume import Interrupted
 from tables import real_table, with_categories, with_gaps
 from treaty.errors import ConfigError, DataError
@@ -83,6 +84,26 @@ def test_trees_are_those_of_participants_that_sum_under_masks(task, weighted):
     drawn = {"colsample_bytree": 0.6, "random_state": 3, "max_depth": 4}
     ours = estimator(task, **drawn).fit(rows)
     theirs = estimator(task, "federboost-horizontal", **drawn).fit(rows)
+    same_but_for_rounding(trees_of(ours), trees_of(theirs))
+
+
+@pytest.mark.parametrize("expose", [None, slow("model")])
+@pytest.mark.parametrize("task", ["regression", slow("binary"), slow("multiclass"), slow("poisson")])
+def test_training_starts_where_all_users_labels_say(task, expose):
+    X, y = real_table("regression" if task == "poisson" else task)
+    rows = deal_out(X, y)
+    rows["user 1"] = (*rows["user 1"], np.random.default_rng(1).gamma(2.0, 3.0, len(rows["user 1"][1])))
+    of_one = [np.ones(len(y)) if len(own) == 2 else own[2] for own in rows.values() for y in (own[1],)]
+    whole = pd.concat([own[0] for own in rows.values()]), np.concatenate([own[1] for own in rows.values()])
+    given = {"base_score": None, "n_estimators": 2, "objective": "poisson" if task == "poisson" else None}
+    kind = "regression" if task == "poisson" else task
+    pooled = estimator(kind, "pooled", **given).fit(*whole, sample_weight=np.concatenate(of_one))
+    starts = [forest_of(list(pooled.parts_.values())).objective.start]
+    ours = estimator(kind, expose=expose, **given).fit(rows)
+    theirs = estimator(kind, "federboost-horizontal", **given).fit(rows)
+    starts += [model.parts_["pooled"].forest.objective.start for model in (ours, theirs)]
+    assert starts[0] == starts[1] == starts[2] != (0.5,) * len(starts[0])
+    assert ours.parts_["pooled"].forest.objective == theirs.parts_["pooled"].forest.objective
     same_but_for_rounding(trees_of(ours), trees_of(theirs))
 
 
@@ -282,7 +303,7 @@ def test_an_interrupted_training_goes_on_to_the_same_model(expose, monkeypatch, 
             raise Interrupted
         return finish(self, depth)
 
-    drawn = {"colsample_bytree": 0.6, "subsample": 0.8, "random_state": 3, "expose": expose}
+    drawn = {"colsample_bytree": 0.6, "subsample": 0.8, "random_state": 3, "expose": expose, "base_score": None}
     model = estimator("binary", **drawn)
     with monkeypatch.context() as patch:
         patch.setattr(SlotTree, "finish", stopping)

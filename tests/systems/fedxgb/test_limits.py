@@ -19,6 +19,7 @@ from treaty.systems.fedxgb.sums.server import Sum
 from treaty.systems.fedxgb.sums.user import ATTEMPTS
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
+from treaty.systems.horizontal.start import LabelUnits, TrainingStart
 
 EDGES = ("edge0", "edge1", "edge2")
 AGREED = {"n_estimators": 1, "max_depth": 2}
@@ -156,6 +157,10 @@ def test_the_server_asks_for_a_sum_for_the_search_each_probe_and_each_level_abov
 
     sums(0)
     counted.take(Count())
+    sums(1)
+    counted.take(LabelUnits(1.0, 1.0, 40))
+    sums(1)
+    counted.take(TrainingStart(NONE))
     sums(1)
     for _ in range(MOST_ROUNDS):
         counted.take(ProbeRequest(NONE, NONE))

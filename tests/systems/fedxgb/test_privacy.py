@@ -26,8 +26,8 @@ from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import ProbeRequest
 
 TO_USERS = {
-    "KeyCertificate", "Task", "Domain", "Cohort", "Call", "Count", "ProbeRequest", "CommonBins", "RowSummary",
-    "RoundStart", "MaskKeys", "PassedShares", "Survivors", "Agreements", "TrainingEnd",
+    "KeyCertificate", "Task", "Domain", "Cohort", "Call", "Count", "LabelUnits", "TrainingStart", "ProbeRequest",
+    "CommonBins", "RowSummary", "RoundStart", "MaskKeys", "PassedShares", "Survivors", "Agreements", "TrainingEnd",
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast
 
@@ -14,7 +15,11 @@ def disclosures(
 ) -> dict[str, list[str]]:
     """Say in words what each party learned; the leader's `part` says what the search parted, or what noise cost."""
     everybody = _of_everybody(options, common)
+    estimated = starts_from_sums(options, common)
     learned = {cast.active: _of_leader(cast, options, "" if part is None else part.spent, everybody)}
+    if estimated:
+        learned[cast.active].insert(1, SUMS_OF_LABELS)
+        everybody = [START, *everybody]
     return learned | {name: _of_member(options, everybody) for name in cast.owners if name != cast.active}
 
 
@@ -55,7 +60,9 @@ def _of_leader(cast: Cast, options: FederBoostHorizontal, spent: str, everybody:
         *everybody,
     ]
     if not noisy:
-        learned.insert(2, "how many participants have largest gradients and weights of which order of magnitude")
+        learned.insert(
+            2, "how many participants have largest labels, gradients and weights of which order of magnitude"
+        )
     if len(cast.owners) == 2:
         learned.append(
             f"the other participant's sums{', but for its noise' if noisy else ' exactly'}: a sum of two less its own"

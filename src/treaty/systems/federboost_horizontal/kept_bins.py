@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MOST_KEPT = 16
 """Bins that a party keeps, of as many numbers of bins, say. The oldest go first."""
 
-FORMAT = Format("common-bins", 2)
+FORMAT = Format("common-bins", 3)
 
 FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight",

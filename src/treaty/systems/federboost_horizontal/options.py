@@ -46,8 +46,8 @@ class FederBoostHorizontal(SystemOptions):
 
     @property
     def estimates_base_score(self) -> bool:
-        """No party sees all labels."""
-        return False
+        """From sums of all labels; under noise these would have to be paid for."""
+        return self.epsilon_total is None
 
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""

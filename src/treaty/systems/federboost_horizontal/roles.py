@@ -12,10 +12,13 @@ message             from -> to     content                                      
                                    of bins kept of earlier trainings (`kept_bins`)
 `ModelBegin`        leader -> all  those of all, model id; which bins are used again    TLS
 keys                both ways      see `horizontal.members`                             signatures, vouching
-sums                member ->      rows, values below probes (`horizontal.quantiles`);  masks; noise, if asked for
-                                   bin sums of grad, hess and rows of a level's nodes
+sums                member ->      rows, labels, values below probes (`horizontal.      masks; noise, if asked for
+                                   quantiles`); bin sums of grad, hess and rows of a
+                                   level's nodes
 `Count`,            leader -> all  the search for bins begins; probes; the bins         TLS
-`ProbeRequest`,                    (none of them where bins are used again)
+`LabelUnits`,                      (none of them where bins are used again); labels
+`TrainingStart`,                   are summed, and where trees start (`horizontal.
+`ProbeRequest`,                    start`)
 `CommonBins`
 `TreeStep`          leader -> all  splits of the last level or values of finished       TLS
                                    trees, and which nodes' sums come next
@@ -100,9 +103,10 @@ from treaty.systems.horizontal.rows import (
     printed_rows,
     schema_of,
 )
+from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
-from treaty.systems.pooled.training import objective_for, watched
+from treaty.systems.pooled.training import watched
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import Forest, RoundState, run_rounds
 from treaty.trees.ensemble import SplitTable
@@ -120,8 +124,10 @@ class ModelEnd(Message):
 
 
 CONVERSATION: OrderTable = {
-    "new": {Count: "search", CommonBins: "rounds"},
-    "search": {ProbeRequest: "search", Count: "search", CommonBins: "rounds"},
+    "new": {Count: "counted", CommonBins: "rounds"},
+    "counted": {LabelUnits: "labels", ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
+    "labels": {TrainingStart: "search"},
+    "search": {ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
     "resumed": {CommonBins: "rounds"},
     "rounds": {TreeStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
     "finished": {},
@@ -316,9 +322,10 @@ def _search(
 ) -> tuple[OwnRows, CommonBins]:
     """Take part in the search for bins; return a training without trees, and the bins as told."""
     lead, classes = seat.cast.active, setup.message.classes
-    own = objective_for(rows, classes, seat.options, seat.common)
-    told = answer_search(seat, sums, order, rows, own, setup.noise)
+    labels = OwnLabels(seat, rows, classes, lead)
+    told = answer_search(seat, sums, order, rows, labels, setup.noise)
     bins = unpack_bins(told, setup.schema, seat.common.max_bin, lead)
+    own = labels.starting(told.start, "CommonBins")
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=lead)
     keep_bins(seat, setup.message, told)
     return _fresh(seat, setup, rows, bins, objective, setup.paid), told
@@ -417,7 +424,7 @@ def _fresh(seat: Seat, setup: _ModelSetup, rows: LabelledRows, bins: Bins, objec
 def _on_kept_bins(seat: Seat, setup: _ModelSetup, rows: LabelledRows, kept: KeptBins) -> tuple[OwnRows, CommonBins]:
     """Return a training without trees on bins of an earlier one, and the bins as they were told then."""
     name, told = seat.party.name, kept.told(seat.party.name)
-    own = objective_for(rows, setup.message.classes, seat.options, seat.common)
+    own = OwnLabels(seat, rows, setup.message.classes, name).starting(told.start, "CommonBins")
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=name)
     objective.check_sums(kept.all_rows)
     bins = unpack_bins(told, setup.schema, seat.common.max_bin, name)

@@ -1,4 +1,7 @@
-"""Both ends of the search for a horizontal job's bins; `horizontal.quantiles` says what is summed, what that shows."""
+"""Both ends of the search for where a horizontal job's trees start, and for its bins.
+
+`horizontal.start` and `horizontal.quantiles` say what is summed, and what that shows.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from treaty.systems.horizontal.quantiles import (
     choose_bins,
     told_by_search,
 )
+from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart, agreed_start
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.pooled.training import objective_for
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.objectives import Objective
 
@@ -43,16 +46,19 @@ class FoundBins:
 def agree_on_bins(
     seat: Seat, collector: Collector, rows: LabelledRows, classes: list[Category] | None, noise: SumNoise
 ) -> FoundBins:
-    """As the leader, with own `rows`: open the number of rows and the gradients' bounds, then search for bins."""
+    """As the leader, with own `rows`: open the number of rows, the start and bounds, then search for bins."""
     common, has_rows, schema = seat.common, seat.data is not None, rows.table.schema
-    own_objective = objective_for(rows, classes, seat.options, common)
+    labels = OwnLabels(seat, rows, classes, seat.party.name)
     opening = Opening(schema, bounds=noise.budget is None)
-    own = opening.of(rows.table, own_objective)
+    own = opening.of(rows.table, labels.bounds)
     while True:
         collector.tell_all(Count())
         opened = collector.total(opening.length, noise.on_opening(own) if has_rows else None)
         cohort = collector.summed
-        objective = opening.bounded(opened, own_objective)
+        objective = agreed_start(
+            labels, opening, opened, lambda own, length: collector.total(length, own), collector.tell_all,
+            has_rows=has_rows,
+        )  # fmt: skip
         all_rows = opening.rows(opened)
         objective.check_sums(all_rows)
         bins, smallest = choose_bins(
@@ -70,9 +76,9 @@ def agree_on_bins(
 
 
 def answer_search(
-    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, objective: Objective, noise: SumNoise
+    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, labels: OwnLabels, noise: SumNoise
 ) -> CommonBins:
-    """Take part in the search for bins, until the leader tells them.
+    """Take part in the search for a start and for bins, until the leader tells them.
 
     Raises PeerProtocolError when the leader restarts although nobody was lost, or asks for more than a search takes.
     """
@@ -86,7 +92,9 @@ def answer_search(
                 if sums.member.there == cohort:
                     raise PeerProtocolError(leader, f"expected one search for bins - at Count from {leader}")
                 rounds, cohort = _search_rounds(noise), sums.member.there
-                sums.give(noise.on_opening(opening.of(rows.table, objective)))
+                sums.give(noise.on_opening(opening.of(rows.table, labels.bounds)))
+            case LabelUnits() | TrainingStart() as told:  # never under noise
+                sums.give(labels.answer(told))
             case ProbeRequest() as asked:
                 if rounds == 0:
                     raise PeerProtocolError(leader, f"expected no more probes - at ProbeRequest from {leader}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred.service import disclosures_of_prediction, refused
+from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast
 
@@ -26,6 +27,10 @@ def disclosures(cast: Cast, options: FedXGB, common: BoostingOptions, part: Mode
         "edge": _of_edge(options, len(cast.having("edge"))),
         "user": _of_user(options),
     }
+    if starts_from_sums(options, common):
+        learned["server"].insert(1, SUMS_OF_LABELS)
+        for role in ("edge", "user"):
+            learned[role].append(START)
     if common.fewest_rows < 20:
         for role in ("server", "edge", "user") if options.exposes in ("model", "paper") else ("server", "user"):
             learned[role].append(
@@ -50,7 +55,7 @@ def _of_server(options: FedXGB, spent: str) -> list[str]:
         "in how many it has each category",
         "how many rows lie below each point that was tried in search of quantiles"
         + (f"; {spent}, whose values are known to lie between two such points" if spent else ""),
-        "how many users' largest gradients, and largest weights, have which order of magnitude",
+        "how many users' largest labels, gradients and weights have which order of magnitude",
         "who the users are, in which domain, and whose rows are in each sum; where users came or went between two "
         f"sums, the sum of these alone, who are {1 if paper else options.group} or more of a domain",
         *([] if paper else [_with_users(options)]),

@@ -12,6 +12,7 @@ from treaty.systems.fedxgb.paper.routing import ShownSplits
 from treaty.systems.fedxgb.secpred.routing import LeafShares, SplitShares, Turn
 from treaty.systems.fedxgb.sums.user import ATTEMPTS
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
+from treaty.systems.horizontal.start import LabelUnits, TrainingStart
 
 MOST_VOID = 10  # times that rounds without a level are begun again in a job: no domain had enough users
 
@@ -51,7 +52,7 @@ class ServerLimits:
     def take(self, told: Message) -> None:
         """Count a message other than one about sums; PeerProtocolError for more than the job's options say."""
         match told:
-            case Count():
+            case Count() | LabelUnits() | TrainingStart():
                 self.sums.due()
             case ProbeRequest():
                 self.probes += 1

@@ -18,6 +18,7 @@ from treaty.systems.fedxgb.sums.server import Sum
 from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import Categories
+from treaty.systems.horizontal.start import LabelUnits, TrainingStart
 from treaty.systems.system import Seat
 
 
@@ -76,6 +77,12 @@ class TrainingEnd(Message):
     """Training is over."""
 
 
+_SEARCH: Table = {
+    "counted": {LabelUnits: "labels", ProbeRequest: "search", CommonBins: "bins"},
+    "labels": {TrainingStart: "search"},
+    "search": {ProbeRequest: "search", CommonBins: "bins"},
+}
+"""What the server tells everybody before trees grow, when; sums come in between."""
 _IN_VAIN: dict[type[Message], str] = {RoundStart: "tree", TrainingEnd: "over"}  # where no sum of the round was opened
 
 
@@ -91,8 +98,8 @@ def user_order(options: FedXGB) -> Table:
     }
     return {
         "begun": {Domain: "domain"},
-        "domain": {Cohort: "domain", Count: "search"},
-        "search": {Cohort: "search", Call: "search", ProbeRequest: "search", CommonBins: "bins"},
+        "domain": {Cohort: "domain", Count: "counted"},
+        **{state: {Cohort: state, Call: state, **told} for state, told in _SEARCH.items()},
         **_between(options),
         **trees[options.exposes],
     }
@@ -115,8 +122,8 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
         else {"tree": {**sums, Turn: ("tree", "between trees")}},
     }
     return {
-        "domain": {Count: "search"},
-        "search": {Sum: "search", ProbeRequest: "search", CommonBins: "bins"},
+        "domain": {Count: "counted"},
+        **{state: {Sum: state, **told} for state, told in _SEARCH.items()},
         **_between(options),
         **trees[options.exposes],
     }

@@ -109,11 +109,6 @@ class FedXGB(SystemOptions):
             raise ConfigError(f"expected feature_sample of at most {n_columns} columns, got {self.feature_sample}")
         return self.feature_sample / n_columns
 
-    @property
-    def estimates_base_score(self) -> bool:
-        """No party sees all labels."""
-        return False
-
     def check(self, common: Any) -> None:
         """Refuse options that do not go together."""
         refuse_goss(common)

@@ -26,7 +26,7 @@ from treaty.systems.horizontal.quantiles import (
     told_by_search,
     unpack_bins,
 )
-from treaty.systems.pooled.training import objective_for
+from treaty.systems.horizontal.start import OwnLabels, agreed_start
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.objectives import Objective
 
@@ -43,14 +43,18 @@ class AllRows:
 
 
 def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
-    """Open the number of rows and the bounds of gradients, then search for bins."""
+    """Open the number of rows, where training starts and the bounds of gradients, then search for bins."""
     common = seat.common
     none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
-    objective = objective_for(none, seat.classes, seat.options, common)
     opening = Opening(schema, bounds=True)
+
+    def total(own: NDArray[np.int64] | None, length: int) -> NDArray[np.int64]:
+        return crowd.total(length)
+
     crowd.tell(Count())
     opened = crowd.total(opening.length)
-    n_rows, objective = opening.rows(opened), opening.bounded(opened, objective)
+    n_rows, labels = opening.rows(opened), OwnLabels(seat, none, seat.classes, seat.party.name)
+    objective = agreed_start(labels, opening, opened, total, crowd.tell, has_rows=False)
     objective.check_sums(n_rows)
     asked = count(1)
 
@@ -59,7 +63,7 @@ def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
         crowd.tell(probes)
 
     bins, smallest = choose_bins(
-        lambda own, length: crowd.total(length), ask, opening, opened, schema, common.max_bin,
+        total, ask, opening, opened, schema, common.max_bin,
         own=None, least_rows=common.fewest_rows, most_rounds=MOST_ROUNDS, threads=seat.threads,
     )  # fmt: skip
     fewest = int(smallest[smallest > 0].min(initial=n_rows))

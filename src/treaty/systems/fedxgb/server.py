@@ -12,8 +12,10 @@ message               from -> to            content                             
 `UserOffer`           user -> edge          certified keys, activity, stability               signatures
 `Users`               edge -> server        the domain's users and their keys                 signatures
 `Task`                server -> all         columns, classes, options, the server's keys      signatures
-`Count`,              server -> all         count rows; probes; the bins: see                 TLS
-`ProbeRequest`,                             `horizontal.quantiles`
+`Count`,              server -> all         count rows; sum labels, and where trees start:    TLS
+`LabelUnits`,                               see `horizontal.start`
+`TrainingStart`
+`ProbeRequest`,       server -> all         probes; the bins: see `horizontal.quantiles`      TLS
 `CommonBins`
 `RowSummary`          server -> all         how many rows all have, which columns have gaps   TLS
 `RoundStart`          server -> all         a tree (one for each class) begins, its columns   TLS

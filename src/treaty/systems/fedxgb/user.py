@@ -46,7 +46,7 @@ from treaty.systems.horizontal.quantiles import (
     unpack_bins,
 )
 from treaty.systems.horizontal.rows import common_rows, own_seed, printed_rows, schema_of
-from treaty.systems.pooled.training import objective_for
+from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
 from treaty.systems.system import LabelledRows, Phase, Seat
 from treaty.trees.boosting import draw
 from treaty.trees.objectives import Objective
@@ -91,14 +91,14 @@ def user(seat: Seat) -> NDArray[np.float64]:
     rows = common_rows(seat.rows, schema, seat.classes, task.classes, party.name)
     printed = printed_rows([rows], task.classes)
     seed = seed_of_rows(seat.keeper, party.name, task.model_id, printed, resumed=task.rounds > 0)
-    objective = objective_for(rows, task.classes, options, common)
+    labels = OwnLabels(seat, rows, task.classes, edge)
     sums = sums_as(party, edge, credentials, credentials.seed_with(seat.cast.active, task.server), seat.absence)
     sums.heard.hear(task)
     instructions = _Instructions(party, edge, sums, Order(user_order(options), "begun"))
-    agreed = _answer_search(instructions, rows, objective, common.max_bin, seat.phase)
+    agreed = _answer_search(instructions, rows, labels, common.max_bin, seat.phase)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
-    follower = _Follower(seat, rows, objective, agreed, summary, seed)
+    follower = _Follower(seat, rows, labels.starting(agreed.start, "CommonBins"), agreed, summary, seed)
     instructions.vector = follower.vector
     progress = seat.progress or (lambda done, part: None)
     progress(0, None)
@@ -175,21 +175,25 @@ class _Instructions:
 
 
 def _answer_search(
-    instructions: _Instructions, rows: LabelledRows, objective: Objective, max_bin: int, phase: Phase | None
+    instructions: _Instructions, rows: LabelledRows, labels: OwnLabels, max_bin: int, phase: Phase | None
 ) -> CommonBins:
-    """Contribute to the search for bins; return the ones agreed on."""
+    """Contribute to the search for a start and for bins; return the ones agreed on."""
     opening, edge = Opening(rows.table.schema, bounds=True), instructions.edge
     instructions.next()  # Count
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], 1)
-    instructions.vector = lambda: opening.of(rows.table, objective)
-    for asked in range(MOST_ROUNDS + 1):
+    instructions.vector = lambda: opening.of(rows.table, labels.bounds)
+    asked = 0
+    while asked <= MOST_ROUNDS:
         note_search(phase, asked)
-        told = instructions.next()
-        if isinstance(told, CommonBins):
-            return told
-        assert isinstance(told, ProbeRequest)
-        counted = answer_probes(told, ordered, max_bin, edge, 1)
-        instructions.vector = partial(np.asarray, counted)
+        match told := instructions.next():
+            case CommonBins():
+                return told
+            case LabelUnits() | TrainingStart():  # checked when asked for a sum: who missed the first is in none
+                instructions.vector = partial(labels.answer, told)
+            case _:
+                assert isinstance(told, ProbeRequest)
+                counted, asked = answer_probes(told, ordered, max_bin, edge, 1), asked + 1
+                instructions.vector = partial(np.asarray, counted)
     raise PeerProtocolError(edge, f"expected the bins instead of more probes - from {edge}")
 
 

@@ -1,8 +1,8 @@
 """The same bins at all participants of a horizontal job, from sums alone (Tian et al. 2020, FederBoost, section 4.2).
 
-First all add up a vector: rows, rows in which each feature is present, rows of each category, and, in unary, the powers
-of two that bound gradients. Then comes the quantile search of `data.quantile_search`, with a summed vector of counts
-per round. Last the leader tells all participants the bins.
+First all add up a vector: rows, rows in which each feature is present, rows of each category, and, in unary, powers of
+two that bound gradients, or labels (`start`), and weights. Then comes the quantile search of `data.quantile_search`,
+with a summed vector of counts per round. Last the leader tells all participants the bins.
 
 The leader learns sums over all participants: how many rows lie below each probe. `data.quantile_search` says what
 limits that and what does not.
@@ -55,8 +55,9 @@ class ProbeRequest(Message):
 class CommonBins(Message):
     """Bins: int32 (features,) how many; float32 cuts and int16 bins of categories, feature after feature.
 
-    They tell participants the quantiles of all rows, which categories are frequent, and the order of magnitude of the
-    largest target and weight.
+    Also where training starts, float64, a number or one of each class. They tell participants the quantiles of all
+    rows, which categories are frequent, the order of magnitude of the largest target and weight, and, where the start
+    is estimated, the mean of all labels, or the classes' shares.
     """
 
     n_bins: Array
@@ -65,10 +66,24 @@ class CommonBins(Message):
     has_other: Array
     grad_clip: float
     weight_bound: float
+    start: Array
+
+
+def in_unary(bound: float) -> Integers:
+    """Return a power of two as a vector whose sums tell how many have which: int64 (len(EXPONENTS),)."""
+    exponent = max(round(math.log2(bound)), EXPONENTS[0])
+    if exponent > EXPONENTS[-1]:
+        raise DataError(f"expected targets and weights below 2^{EXPONENTS[-1]}; scale them down")
+    return np.array([int(exponent == e) for e in EXPONENTS])
+
+
+def largest_in(total: Integers) -> float:
+    """Return the largest power of two in a sum of `in_unary`."""
+    return 2.0 ** EXPONENTS[int(np.flatnonzero(total)[-1])]
 
 
 class Opening:
-    """The first vector that is summed; with `bounds` it tells, in unary, powers of two that bound gradients."""
+    """The first vector that is summed; with `bounds` it tells, in unary, powers of two that bound two things."""
 
     def __init__(self, schema: Schema, *, bounds: bool) -> None:
         self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
@@ -78,20 +93,15 @@ class Opening:
         self._bounds = bounds
         self.length = int(self._starts[-1])
 
-    def of(self, table: Table, objective: Objective) -> Integers:
-        """Return a participant's vector."""
+    def of(self, table: Table, bounds: tuple[float, float]) -> Integers:
+        """Return a participant's vector; `bounds` are of gradients, or labels, and of weights."""
         columns = table.columns
         parts = [[table.n_rows], [int(np.count_nonzero(~np.isnan(columns[f]))) for f in self.numeric]]
         for f, size in self._categorical:
             codes = columns[f][~np.isnan(columns[f])].astype(np.intp)
             parts.append(np.bincount(codes, minlength=size).tolist())
-        if self._bounds:
-            for bound in (objective.grad_clip, objective.weight_bound):
-                exponent = max(round(math.log2(bound)), EXPONENTS[0])
-                if exponent > EXPONENTS[-1]:
-                    raise DataError(f"expected targets and weights below 2^{EXPONENTS[-1]}; scale them down")
-                parts.append([int(exponent == e) for e in EXPONENTS])
-        return np.concatenate([np.array(part, np.int64) for part in parts])
+        told = [in_unary(bound) for bound in bounds] if self._bounds else []
+        return np.concatenate([*(np.array(part, np.int64) for part in parts), *told])
 
     def rows(self, total: Integers) -> int:
         """Return how many rows all have together."""
@@ -105,11 +115,15 @@ class Opening:
         """Return of each categorical feature how many rows each category has, unknown ones last."""
         return {f: np.maximum(self._part(total, 2 + k), 0) for k, (f, _) in enumerate(self._categorical)}
 
+    def bounds(self, total: Integers) -> tuple[float, float]:
+        """Return the largest bounds among all participants."""
+        return largest_in(self._part(total, -2)), largest_in(self._part(total, -1))
+
     def bounded(self, total: Integers, objective: Objective) -> Objective:
         """Return the objective with bounds that hold for all participants' gradients."""
         if not self._bounds:
             return objective
-        clip, weight = (2.0 ** EXPONENTS[int(np.flatnonzero(self._part(total, k))[-1])] for k in (-2, -1))
+        clip, weight = self.bounds(total)
         return replace(objective, grad_clip=clip, weight_bound=weight)
 
     def _part(self, total: Integers, k: int) -> Integers:
@@ -211,6 +225,7 @@ def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
         Array.of(np.array(bins.has_other, np.bool_)),
         objective.grad_clip,
         objective.weight_bound,
+        Array.of(np.array(objective.start, np.float64)),
     )
 
 

@@ -109,7 +109,7 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
 
         Each row's part is rounded, so that it does not matter who holds which rows.
         """
-        each = np.full(len(y), 2.0**units.bits) if weight is None else weight * (2.0**units.bits / units.weight)
+        each = (np.ones(len(y)) if weight is None else weight) * (2.0**units.bits / units.weight)
         parts = np.rint(each), np.rint(each * (y / units.label))
         return np.array([part.astype(np.int64).sum() for part in parts])
 
@@ -407,7 +407,7 @@ def bound_of_weights(weight: Floats | None) -> float:
 
 def _class_weights(y: Floats, weight: Floats | None, units: TallyUnits, n_classes: int) -> Integers:
     """Return the sum of the weights of each class's rows."""
-    each = np.full(len(y), 1.0) if weight is None else weight / units.weight
+    each = (np.ones(len(y)) if weight is None else weight) / units.weight
     rounded = np.rint(each * 2.0**units.bits).astype(np.int64)
     return np.array([rounded[y == k].sum() for k in range(n_classes)])
 

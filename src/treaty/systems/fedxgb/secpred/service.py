@@ -69,13 +69,13 @@ def disclosures_of_prediction(cast: Cast, options: FedXGB) -> dict[str, list[str
             "which users have rows predicted, how many, and how many over all runs, which edge "
             "servers count and tell each other (one that deals random numbers: how many in all); how many trees the "
             "model has, and how deep the deepest is",
-            "the names, categories and bins of all columns, the loss and the classes, as in training (one that deals "
-            "random numbers: how many bins columns have, and which have categories)",
+            "the names, categories and bins of all columns, the loss with where training started, and the classes, as "
+            "in training (one that deals random numbers: how many bins columns have, and which have categories)",
             f"nothing of rows, predictions, splits or leaf values while {together}",
         ],
         "user": [
-            "the predictions of its own rows, without any tree's part in them; the classes, the loss and the "
-            "bins of all columns",
+            "the predictions of its own rows, without any tree's part in them; the classes, the loss with where "
+            "training started, and the bins of all columns",
             f"with up to {options.queries} rows over all runs of a model, also rows made up for that, an imitation of "
             "the model that gets better with every row; several users together have as many rows each",
         ],
