@@ -46,7 +46,10 @@ def test_other_names_of_a_linear_models_parameters_are_refused_with_ours(theirs,
         treaty.LogisticRegression(**{theirs: 1})
 
 
-@pytest.mark.parametrize(("theirs", "why"), [("tree_method", "histograms"), ("grow_policy", "max_depth")])
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [("tree_method", "histograms"), ("grow_policy", "max_depth"), ("num_class", "what the labels are")],
+)
 def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
     with pytest.raises(treaty.ConfigError, match=f"'{theirs}'; leave it out: .*{why}"):
         treaty.GBDTClassifier(**{theirs: "hist"})
@@ -131,3 +134,11 @@ def test_save_says_that_it_makes_a_folder(tmp_path):
     again = treaty.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
     assert again.random_state is None
+
+
+@pytest.mark.parametrize("state", ["x", 1.5, np.random.default_rng(0)], ids=lambda state: type(state).__name__)
+@pytest.mark.parametrize("kind", [treaty.GBDTClassifier, treaty.LogisticRegression], ids=lambda kind: kind.__name__)
+def test_a_random_state_of_another_kind_is_refused_in_words(kind, state):
+    X, y = real_table("binary")
+    with pytest.raises(treaty.ConfigError, match="random_state to be a whole number, a numpy RandomState or None, got"):
+        kind(random_state=state).fit(X, y)

@@ -151,7 +151,10 @@ class TableEstimator(BaseEstimator):
         params = {name: getattr(self, name) for name in names} | self._fixed | changed
         if isinstance(params.get("eval_metric"), (list, tuple)):
             params["eval_metric"] = ",".join(map(str, params["eval_metric"]))
-        if isinstance(params.get("random_state"), np.random.RandomState) or params.get("random_state") is np.random:
+        state = params.get("random_state")
+        if not (state is None or state is np.random or isinstance(state, int | np.integer | np.random.RandomState)):
+            raise ConfigError(f"expected random_state to be a whole number, a numpy RandomState or None, got {state!r}")
+        if isinstance(state, np.random.RandomState) or state is np.random:
             params["random_state"] = int(check_random_state(params["random_state"]).randint(np.iinfo(np.int32).max))
         common = converted(params, self._common, type(self).__name__).checked(own)
         own.check(common)
@@ -182,6 +185,7 @@ class TableEstimator(BaseEstimator):
                 raise DataError(f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}")
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, X, reset=False, skip_check_array=True)
+            check_row_labels([("the table", X), *beside.items()])
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
             if reset:
                 validate_data(self, X, reset=True, skip_check_array=True)

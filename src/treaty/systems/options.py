@@ -124,7 +124,7 @@ class SystemOptions:
 _OURS = {
     **dict.fromkeys(("eta", "shrinkage", "shrinkage_rate", "learning_rate_init", "eta0"), "learning_rate"),
     **dict.fromkeys(("gamma", "min_gain_to_split", "min_impurity_decrease"), "min_split_loss"),
-    **dict.fromkeys(("lambda", "lambda_l2", "l2_regularization", "reg_l2"), "reg_lambda"),
+    **dict.fromkeys(("lambda", "lambda_", "lambda_l2", "l2_regularization", "reg_l2"), "reg_lambda"),
     **dict.fromkeys(("alpha", "lambda_l1", "reg_l1"), "reg_alpha"),
     **dict.fromkeys(
         ("num_boost_round", "num_round", "num_rounds", "num_iterations", "n_iter", "n_trees"), "n_estimators"
@@ -157,6 +157,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(("enable_categorical", "max_cat_to_onehot"), "columns of a categorical type are always categories"),
     **dict.fromkeys(("colsample_bylevel", "colsample_bynode"), "columns are drawn for each tree: colsample_bytree"),
     **dict.fromkeys(("booster", "device", "validate_parameters", "importance_type"), "there is no choice of it"),
+    **dict.fromkeys(("num_class", "use_label_encoder"), "classes are what the labels are, numbers or text"),
     "missing": "None, NaN and null are missing",
     "penalty": "the penalty is on squared weights, and l2 says how much",
     "fit_intercept": "there is always an intercept",
