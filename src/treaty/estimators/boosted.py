@@ -163,8 +163,7 @@ class BoostedTrees(TrainedTrees):
             the model the other would have given. Removed when training is finished, but for what serves later fits on
             the same rows: hints of the lattice map and the ledger of what they tell, the key of noise and the ledger
             of its cost, noisy buckets that others sent, and common bins. Without a folder every fit counts from
-            nothing. Under "fedxgb" the server keeps the model so far, which is of use, but users
-            do not come back as they were: a fit that finds it is refused.
+            nothing.
         verbose : bool, int or None
             For this fit, in place of the parameter of the same name.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,48 +20,8 @@ class _Regression(RegressorMixin, LinearModel):
 
     _mean: ClassVar[Any]  # of margins, the mean: the inverse of the link
 
-    def fit(
-        self,
-        X: Tables,
-        y: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> Self:
-        """Train, playing every party on this machine.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            As in `LogisticRegression.fit`.
-        y : array-like (n_rows,)
-            The numbers to predict, held by the active party; counts are not negative.
-        sample_weight : array-like (n_rows,) or None
-            Not negative, on one table alone; scaled to mean 1.
-        checkpoint : path or None
-            Folder of what parties keep from one fit on the same rows to the next; "pooled" keeps nothing.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ConfigError
-            For an option that is wrong, unknown or not of this protocol, or so few rows that they would not be hidden.
-        DataError
-            For a table or target that cannot be used, or row counts that differ.
-
-        Warns
-        -----
-        sklearn.exceptions.ConvergenceWarning
-            When training ends at `max_iter` before it is done.
-        """
-
-        def labels(active: str, n_rows: int) -> tuple[None, NDArray[np.float64]]:
-            return None, check_targets(one_column(y), active, n_rows)
-
-        self._fit(X, y, labels, sample_weight, checkpoint)
-        return self
+    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[None, NDArray[np.float64]]:
+        return None, check_targets(one_column(y), active, n_rows)
 
     def predict(self, X: Tables) -> NDArray[np.float64]:
         """Return predicted means: numbers, or expected counts.

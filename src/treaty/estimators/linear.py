@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -72,22 +72,50 @@ class LinearModel(TableEstimator):
         self.parties = parties
         self.verbose = verbose
 
-    def _fit(
+    def fit(
         self,
         X: Tables,
-        y: Any,
-        labels: Callable[[str, int], tuple[list[Any] | None, NDArray[np.float64]]],
-        sample_weight: ArrayLike | None,
-        checkpoint: str | Path | None,
-    ) -> None:
-        """Train; `labels` gives classes and labels (n_rows,) for the active party's name and the number of rows."""
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Self:
+        """Train, playing every party on this machine.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            A table is any dataframe, numeric array or list of rows. Of a mapping, rows correspond by position and the
+            first party is the active one unless `active` names another; its table may have no column.
+        y : array-like (n_rows,)
+            Held by the active party: labels of two or more classes; of a regression numbers, and counts from 0 on.
+        sample_weight : array-like (n_rows,) or None
+            Not negative, held by the active party, of a regression of numbers on one table alone; scaled to mean 1.
+        checkpoint : path or None
+            Folder of what parties keep from one fit on the same rows to the next; "pooled" keeps nothing.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ConfigError
+            For an option that is wrong, unknown or not of this protocol, or rows or batches too few to hide labels.
+        DataError
+            For a table or label that cannot be used, or row counts that differ.
+
+        Warns
+        -----
+        sklearn.exceptions.ConvergenceWarning
+            When training ends at `max_iter` before it is done: while the loss still changes by `tol` or more.
+        """
         started = time.perf_counter()
         self._forget()
         watch = Watch(self, self.verbose)
         settings = self._settings()
         tables = self._tables(X, reset=True, y=y, sample_weight=sample_weight)
         active = self._active(tables)
-        classes, target = labels(active, next(iter(tables.values())).n_rows)
+        classes, target = self._labels(y, active, next(iter(tables.values())).n_rows)
         match_rows(tables, target)
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         weight = self._class_weights(settings[0], target, weight)
@@ -110,6 +138,11 @@ class LinearModel(TableEstimator):
         unsettled = label_holder(trained.parts.values()).unsettled
         if unsettled:
             warn_user(unsettled, ConvergenceWarning)
+        return self
+
+    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any] | None, NDArray[np.float64]]:
+        """Return classes, None of a regression of numbers, and labels (n_rows,)."""
+        raise NotImplementedError
 
     def _penalty(self, weighed: float) -> dict[str, float]:
         """Return `l2` where another parameter stands for it; `weighed` is the sum of rows' weights, 1 where none."""
@@ -294,49 +327,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self.C = C
         self.class_weight = class_weight
 
-    def fit(
-        self,
-        X: Tables,
-        y: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> Self:
-        """Train, playing every party on this machine.
-
-        Parameters
-        ----------
-        X : table, or mapping of party name to table
-            A table is any dataframe, numeric array or list of rows. Of a mapping, rows correspond by position and the
-            first party is the active one unless `active` names another; its table may have no column.
-        y : array-like (n_rows,)
-            Labels of two or more classes, held by the active party.
-        sample_weight : array-like (n_rows,) or None
-            Not negative, held by the active party; scaled to mean 1.
-        checkpoint : path or None
-            Folder of what parties keep from one fit on the same rows to the next; "pooled" keeps nothing.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ConfigError
-            For an option that is wrong, unknown or not of this protocol, or batches too small to hide labels.
-        DataError
-            For a table or label that cannot be used, or row counts that differ.
-
-        Warns
-        -----
-        sklearn.exceptions.ConvergenceWarning
-            When training ends at `max_iter` while the loss still changes by `tol` or more.
-        """
-
-        def labels(active: str, n_rows: int) -> tuple[list[Any], NDArray[np.float64]]:
-            return self._class_numbers(one_column(y), active, n_rows)
-
-        self._fit(X, y, labels, sample_weight, checkpoint)
-        return self
+    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any], NDArray[np.float64]]:
+        return self._class_numbers(one_column(y), active, n_rows)
 
     def _penalty(self, weighed: float) -> dict[str, float]:
         if self.C is None:
