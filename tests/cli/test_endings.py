@@ -19,7 +19,7 @@ from runs.small_jobs import write_job
 from treaty.cli import jobs, main
 from treaty.cli.logs import logged
 from treaty.data import sources
-from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout, TreatyError
+from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout, TreatyError
 from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import checkpoint_file
 from treaty.runs import party as runs
@@ -130,17 +130,25 @@ def test_an_error_of_a_peer_ends_with_exit_code_1_and_the_log_with_its_line(tmp_
     assert log.read_text().splitlines()[-1].endswith(f"Z {said}")
 
 
+def rewritten(folder: Path, old: str, new: str, count: int = -1) -> None:
+    """Change the text of a party's table."""
+    (folder / "b.csv").write_text((folder / "b.csv").read_text().replace(old, new, count))
+
+
 @pytest.mark.parametrize(
     ("verb", "in_the_way", "words"),
     [
         ("train", lambda folder: (folder / "model").write_text(""), "cannot write in .*model: a file has that name"),
         ("train", lambda folder: [(folder / "b.csv").unlink(), (folder / "b.csv").mkdir()], "b.csv, got a folder"),
+        ("train", lambda folder: rewritten(folder, ",", ";"), "expected commas between the columns"),
+        ("train", lambda folder: rewritten(folder, "\n", "\nunknown", count=1), "line 2"),
+        ("train by row", lambda folder: rewritten(folder, ",y", ",Y"), "expected a column 'y'"),
         ("predict", lambda folder: (folder / "model").mkdir(), r"b\.part"),
     ],
-    ids=["file for folder", "folder for table", "no model"],
+    ids=["file for folder", "folder for table", "semicolons", "stray cell", "no label", "no model"],
 )  # fmt: skip
 def test_what_is_in_the_way_is_named_before_connecting(tmp_path, monkeypatch, caplog, verb, in_the_way, words):
-    job = write_job(tmp_path, "federboost-vertical")
+    job = write_job(tmp_path, "federboost-horizontal" if verb == "train by row" else "federboost-vertical")
     job.parties["b"] = msgspec.structs.replace(job.parties["b"], predict_table=job.parties["b"].table)
     in_the_way(tmp_path)
 
@@ -149,8 +157,10 @@ def test_what_is_in_the_way_is_named_before_connecting(tmp_path, monkeypatch, ca
         raise PeerLost("a", "nobody came")
 
     monkeypatch.setattr(runs, "connected", connected)
-    with pytest.raises(PeerLost, match="nobody came"):
-        runs.train_party(job, "b") if verb == "train" else runs.predict_party(job, "b")
+    with pytest.raises(
+        (ConfigError, DataError), match=words
+    ):  # what its user can do something about, not that nobody came
+        runs.predict_party(job, "b") if verb == "predict" else runs.train_party(job, "b")
 
 
 @pytest.mark.parametrize("error", [PeerLost, PeerTimeout, PeerAborted], ids=lambda kind: kind.__name__)

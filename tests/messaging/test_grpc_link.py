@@ -491,3 +491,23 @@ def test_peer_that_does_not_speak_tls_is_named(grpc_end, monkeypatch):
     with pytest.raises(PeerProtocolError, match="TLS handshake"):
         clinic.connect(20, {"lab": f"127.0.0.1:{listener.getsockname()[1]}"})
     listener.close()
+
+
+@pytest.mark.parametrize(
+    ("details", "plain"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:7000: Failed to connect to remote "
+            "host: Connection refused",
+            "Connection refused",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: tried too often.",
+            "UNAVAILABLE: tried too often",
+        ),
+        ("DNS resolution failed for shop.example:7000.", "DNS resolution failed for shop.example:7000"),
+        ("", ""),
+    ],
+)
+def test_why_nobody_was_reached_is_said_without_what_grpc_tried(details, plain):
+    assert grpc_link._plainly(details) == plain

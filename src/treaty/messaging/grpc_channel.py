@@ -160,7 +160,8 @@ class GrpcChannel:
                 text = (
                     f"expected all peers within {timeout:g} s, {self._name} is not connected with {', '.join(missing)}"
                 )
-                error = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}")
+                todo = f"start {'it' if len(missing) == 1 else 'them'}, or see docs/network.md"
+                error = PeerLost(next(iter(missing)), f"{text}: {'; '.join(missing.values())}; {todo}")
                 error.public = text  # peers must not see addresses
                 raise error
             time.sleep(0.02)

@@ -294,7 +294,7 @@ class Link:
             self.trouble = f"{where} refuses us: {details}"
         elif self.connected or "handshake read failed" in lower or not any(sign in lower for sign in _HUNG_UP):
             # also a forwarder that accepts connections before the peer behind it does
-            self.trouble = f"{where} was not reachable: {details.removesuffix('.')}"
+            self.trouble = f"{where} was not reachable: {_plainly(details)}"
             refused = False
         else:
             # With TLS 1.3 the dialling side is not told why the other one, having shown its certificate, hung up.
@@ -330,6 +330,12 @@ def _outcome(error: Any) -> tuple[Any, str]:
     """
     error.__traceback__ = None
     return error.code(), clean(error.details() or "")
+
+
+def _plainly(details: str) -> str:
+    """Return why nobody was reached, without gRPC's list of what it tried: "Connection refused", say."""
+    last = details.removesuffix(".").rpartition("last error: ")[2]
+    return last.rpartition("Failed to connect to remote host: ")[2]
 
 
 def _lost(peer: str, event: str, trouble: str) -> PeerLost:

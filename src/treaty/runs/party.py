@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from treaty.runs.reading import (
     read_by_row,
 )
 from treaty.runs.report import report_file, write_report
-from treaty.runs.rows import open_rows, read_rows
+from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows
 from treaty.runs.threads import predicting_cast
 from treaty.systems.pooled.no_splits import why_no_split
 from treaty.systems.system import (
@@ -50,6 +50,7 @@ from treaty.systems.system import (
 )
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R")
 
 PATIENCE = 60.0  # most seconds that users of a crowd get for an answer, where their connection may not be away longer
 
@@ -81,13 +82,14 @@ def train_party(
     cast = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
     kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
 
-    unready = _unready(name, lambda: check_cheaply(job, name))
+    ahead, unready = _attempted(name, lambda: _read_ahead(job, name, cast))
     keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
 
     def role(party: Party) -> Any:
-        if unready is not None:  # raised once connected, and tables are read then, so that the others learn of it
+        nonlocal ahead
+        if unready is not None:  # raised once connected, so that the others learn of it
             raise unready
-        tables = _read(party, job, cast, resume=resume, phase=phase)
+        tables, ahead = _opened(party, job, cast, ahead, resume=resume, phase=phase), None
         clock.aligned(tables.seconds)
         seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
         result = job.system.train[cast.roles[name]](seat)
@@ -114,6 +116,8 @@ def train_party(
         if unkept is not None:
             logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
         if isinstance(error, PeerLost | PeerTimeout | PeerAborted):
+            if unready is not None:  # nobody came to be told
+                raise unready from None
             error.args = (f"{error}{how_to_resume(job, name)}",)
         raise
     keeper.done()
@@ -155,13 +159,21 @@ class _Clock:
         return {**self._before, "setup": setup, training: ended - first}
 
 
-def _read(party: Party, job: Job, cast: Cast, *, resume: bool, phase: Phase | None) -> TrainingTables:
-    """Read a connected party's tables, if it has any."""
+def _read_ahead(job: Job, name: str, cast: Cast) -> FileRead | TrainingTables:
+    """Check files and folders, and read tables as far as nobody else is needed for it, before anybody is waited for."""
+    check_cheaply(job, name)
     if job.by_row:
-        return read_by_row(job, party.name, cast)
-    if party.name in cast.owners:
-        return read_by_column(party, job, cast, threads=cores(job.n_jobs), resume=resume, phase=phase)
-    return TrainingTables()
+        return read_by_row(job, name, cast)
+    return read_ahead(job, name, str(job.parties[name].table)) if name in cast.owners else TrainingTables()
+
+
+def _opened(
+    party: Party, job: Job, cast: Cast, ahead: FileRead | TrainingTables | None, *, resume: bool, phase: Phase | None
+) -> TrainingTables:
+    """Return a connected party's tables, aligned with the others'."""
+    if not isinstance(ahead, FileRead):
+        return ahead or TrainingTables()
+    return read_by_column(party, job, cast, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
 
 
 def _training_seat(
@@ -216,12 +228,16 @@ def written_files(job: Job, name: str, part: Any) -> list[Path]:
     return [*([own] if part is not None else []), report, *([weights] if has_weights else [])]
 
 
-def _unready(name: str, check: Callable[[], None]) -> ConfigError | DataError | None:
-    """Return what keeps a party from taking part, said before it connects: it does, so that the others learn of it."""
-    error = _first_error(check)
-    if error is not None:
+def _attempted(name: str, attempt: Callable[[], R]) -> tuple[R | None, ConfigError | DataError | None]:
+    """Return what is ready before a party connects, or what keeps it from taking part.
+
+    That is said; the party connects all the same, so that the others learn of it.
+    """
+    try:
+        return attempt(), None
+    except (ConfigError, DataError) as error:
         logger.warning("%s: %s; waiting for the others, to tell them", name, str(error).removeprefix(f"{name}: "))
-    return error
+        return None, error
 
 
 def _first_error(attempt: Callable[[], None]) -> ConfigError | DataError | None:
@@ -358,7 +374,7 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any
         find_part(job, name)
         check_file(name, path)
 
-    unready = _unready(name, check)
+    _, unready = _attempted(name, check)
 
     def role(party: Party) -> tuple[Any, Any]:
         if unready is not None:
@@ -373,7 +389,12 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any
         )  # fmt: skip
         return rows.ids, programs[cast.roles[name]](seat)
 
-    return connected(job, name, cast, verb, role, phase=phase)
+    try:
+        return connected(job, name, cast, verb, role, phase=phase)
+    except (PeerLost, PeerTimeout, PeerAborted):
+        if unready is not None:  # nobody came to be told
+            raise unready from None
+        raise
 
 
 def apart(job: Job) -> bool:

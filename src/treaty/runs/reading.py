@@ -18,7 +18,7 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, store_of
-from treaty.runs.rows import labelled, open_rows, read_rows, text_columns, with_noisy_labels
+from treaty.runs.rows import FileRead, labelled, open_rows, read_rows, text_columns, with_noisy_labels
 from treaty.systems.system import Cast, LabelledRows, Phase, Vouching
 
 
@@ -41,16 +41,16 @@ def order_file(job: Job, name: str) -> Path:
 
 
 def read_by_column(
-    party: Party, job: Job, cast: Cast, *, threads: int, resume: bool, phase: Phase | None
+    party: Party, job: Job, cast: Cast, read: FileRead, *, threads: int, resume: bool, phase: Phase | None
 ) -> TrainingTables:
-    """Read a connected owner's columns, aligned with the others' rows first where the job says so."""
+    """Align a connected owner's columns, which it has `read`, with the others' rows where the job says so."""
     began = time.perf_counter()
     name, system, (own, _) = party.name, job.system, job.settings()
     member, path = job.parties[name], str(job.parties[name].table)
     with among_owners(party, cast):
         rows = open_rows(
             party, job, path, None, threads=threads, kept=None if "resume" in system.cannot else order_file(job, name),
-            again=resume, in_order=system.orders_by_id, phase=phase,
+            again=resume, in_order=system.orders_by_id, phase=phase, read=read,
         )  # fmt: skip
     seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
     data, classes = labelled(rows, job, name, path, None, training=True)

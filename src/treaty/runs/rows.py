@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -86,6 +86,13 @@ class Rows:
     canonical: Callable[[], list[str]] | None = None
 
 
+class FileRead(NamedTuple):
+    """A file's columns, and the table of features that was checked when it was written, if it was."""
+
+    arrow: Any
+    checked: Table | None
+
+
 def open_rows(
     party: Party,
     job: Job,
@@ -97,15 +104,16 @@ def open_rows(
     again: bool = False,
     in_order: bool = False,
     phase: Phase | None = None,
+    read: FileRead | None = None,
 ) -> Rows:
-    """Read a party's file; where the job says so, align its rows with the other parties' first.
+    """Read a party's file, unless it is `read` already; where the job says so, align its rows with the others' first.
 
     The other parties open the same rows at the same time. `schema` is that of training, None at training. `kept` is
     where the common order is kept for a later run; the active party may take that order `again` instead of aligning
     anew. `in_order` puts aligned rows in the order of their ids, the same in every job on them.
     """
     name, column = party.name, None if job.align is None else id_column(job, party.name)
-    arrow, checked = _read_columns(job, name, path, schema)
+    arrow, checked = read or _read_columns(job, name, path, schema)
     if checked is not None:
         return Rows(arrow, checked, arrow)
     whole, order, ids, digest, canonical = arrow, None, None, None, None
@@ -128,16 +136,35 @@ def read_alone(job: Job, name: str, path: str, *, training: bool) -> tuple[Rows,
     if job.by_row:
         rows = read_rows(job, name, path)
     else:
-        arrow, checked = _read_columns(job, name, path, None)
-        if checked is None and job.align is not None:
-            column = id_column(job, name)
-            read_ids(arrow[column], party=name, normalise=job.align.normalise, on_duplicate=job.align.on_duplicate)
-            arrow = arrow.drop_columns([column])
-        rows = Rows(arrow, _features(arrow, job, name, path, None) if checked is None else checked, arrow)
+        rows = _checked_alone(_read_columns(job, name, path, None), job, name, path)
     return rows, labelled(rows, job, name, path, None, training=True)[1] if training else None
 
 
-def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> tuple[Any, Table | None]:
+def read_ahead(job: Job, name: str, path: str) -> FileRead:
+    """Read a party's training table of a job split by column before it meets the others; errors are as of a check.
+
+    Of rows that are still to be aligned, those that not all have may lack labels.
+    """
+    read = _read_columns(job, name, path, None)
+    rows = _checked_alone(read, job, name, path)
+    if job.align is None:
+        labelled(rows, job, name, path, None, training=True)
+    else:
+        _refuse_absent_labels(rows.arrow, job, name, path, weighted=job.weight is not None)
+    return read
+
+
+def _checked_alone(read: FileRead, job: Job, name: str, path: str) -> Rows:
+    """Check ids and columns of a file in its own order."""
+    arrow, checked = read
+    if checked is None and job.align is not None:
+        column = id_column(job, name)
+        read_ids(arrow[column], party=name, normalise=job.align.normalise, on_duplicate=job.align.on_duplicate)
+        arrow = arrow.drop_columns([column])
+    return Rows(arrow, _features(arrow, job, name, path, None) if checked is None else checked, arrow)
+
+
+def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> FileRead:
     """Read a party's file of a job split by column; return its columns, or those that were checked when written."""
     member, column = job.parties[name], None if job.align is None else id_column(job, name)
     text = [*([] if schema is None else text_columns(schema)), *([] if column is None else [column])]
@@ -148,7 +175,7 @@ def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> tupl
     )  # fmt: skip
     checked = checked_columns(arrow)
     if checked is not None:
-        return arrow, checked
+        return FileRead(arrow, checked)
     arrow = _kinds_checked(arrow, job, name, path, schema, without=column)
     if column is not None and column not in arrow.column_names:
         raise DataError(
@@ -158,7 +185,7 @@ def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> tupl
         arrow = _with_ids(arrow, column, name, path, text=job.align.text)
     if schema is None:
         _note_columns(arrow, job, name, path, column)
-    return arrow, None
+    return FileRead(arrow, None)
 
 
 def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
@@ -379,11 +406,7 @@ def labelled(
     if not labels_of(job, name):
         return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
     weighted = job.weight is not None and training  # eval rows all weigh the same
-    for column in [of for of in labels_of(job, name) if weighted or of != job.weight]:
-        if column not in arrow.column_names:
-            raise DataError(
-                f"{name}: expected a column {column!r}, {file_without([column], arrow.column_names)} - at {path}"
-            )
+    _refuse_absent_labels(arrow, job, name, path, weighted=weighted)
     weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
     whose = f"{name}: column {job.label!r}"
     objective = job.common.get("objective")
@@ -401,6 +424,15 @@ def labelled(
     if unseen:
         raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
     return LabelledRows(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+
+
+def _refuse_absent_labels(arrow: Any, job: Job, name: str, path: str, *, weighted: bool) -> None:
+    """Raise DataError where a file lacks a column of labels, groups or (`weighted`) weights."""
+    for column in [of for of in labels_of(job, name) if weighted or of != job.weight]:
+        if column not in arrow.column_names:
+            raise DataError(
+                f"{name}: expected a column {column!r}, {file_without([column], arrow.column_names)} - at {path}"
+            )
 
 
 def with_noisy_labels(
