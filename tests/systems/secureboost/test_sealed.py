@@ -283,7 +283,7 @@ def test_sealed_sums_need_no_consent_to_exact_ones(monkeypatch):
 
 # ---------------------------------------------------------------- what the active party receives
 
-TO_PASSIVE_SEALED = (level.SealedStep, level.SealedTerms, level.SealedSumsRequest, level.WonNodes)
+TO_PASSIVE_SEALED = (level.SealedStep, level.TournamentTerms, level.SealedSumsRequest, level.WonCandidates)
 KINDS = {
     **LATTICE_TO_ACTIVE,
     **{
@@ -357,7 +357,7 @@ def test_passive_parties_are_not_told_which_siblings_are_left_ones():
     for step, message, _ in received(played.transcripts["p1"], kinds):
         if step == "SealedSumsRequest":
             levels.append(np.frombuffer(message.parents.data, np.int32))
-        elif step == "WonNodes":
+        elif step == "WonCandidates":
             levels.append(np.frombuffer(message.nodes.data, np.int32))
     assert max(map(len, levels)) > 2
     assert all(np.all(np.diff(places) > 0) for places in levels)
@@ -407,11 +407,11 @@ def test_the_attack_on_exact_sums_finds_nothing_in_what_is_opened_under_seal(mon
         ("p1", "SealedStep", lambda m: replace(m, payload=[Array.of(np.zeros(3))]), "expected"),
         ("p1", "SealedColumns", lambda m: replace(m, missing=Array.of(np.zeros(99, np.bool_))), "Columns.missing"),
         ("p1", "SplitColumns", lambda m: replace(m, new=filled(m.new, 255)), "enough rows and weight in each child"),
-        ("p0", "WonNodes", lambda m: replace(m, numbers=filled(m.numbers, 1 << 60)), "shares of candidates' numbers"),
-        ("p0", "WonNodes", lambda m: replace(m, nodes=filled(m.nodes, 99)), "ascending nodes"),
+        ("p0", "WonCandidates", lambda m: replace(m, numbers=filled(m.numbers, 1 << 60)), "candidates' numbers"),
+        ("p0", "WonCandidates", lambda m: replace(m, nodes=filled(m.nodes, 99)), "ascending nodes"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=filled(m.parents, 5)), "nodes of the last level"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, before="nobody"), "parties of the job"),
-        ("p0", "SealedTerms", lambda m: replace(m, keys={"nobody": bytes(32)}), "keys of the job's other passive"),
+        ("p0", "TournamentTerms", lambda m: replace(m, keys={"nobody": bytes(32)}), "keys of the job's other passive"),
     ],
 )  # fmt: skip
 def test_garbage_ends_the_job_with_one_clear_error(faulty, kind, change, message):

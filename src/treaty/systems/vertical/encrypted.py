@@ -96,7 +96,7 @@ from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
-from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonNodes
+from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonCandidates
 from treaty.systems.vertical.sealed.passive import SealedOwner
 from treaty.trees.columns import MayShow, SumsFinder
 
@@ -301,22 +301,35 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         if not isinstance(server, LatticeSumsServer) or not options.sealed:
             handlers |= {SumsRequest: answer_sums, SplitRequest: answer_split}
             return follower.follow(Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"), handlers)
-        sealed = SealedOwner(seat, server, bins.offsets)
+        handlers |= _under_seal(seat, server, bins.offsets, start_tree, answer_sums, answer_split)
+        states = tree_table(TreeStart, SealedSumsRequest, WonCandidates)
+        return follower.follow(Order(states, "between trees"), handlers)
 
-        def start_sealed(start: TreeStart) -> None:
-            start_tree(start)
-            sealed.start_tree(view(start.columns, np.int32, (None,), peer=active, what="TreeStart.columns"))
 
-        def find_sealed(request: SealedSumsRequest) -> None:
-            party.send(active, answer_sums(request))
-            sealed.find(request, server.shares)
+def _under_seal(
+    seat: Seat,
+    server: LatticeSumsServer,
+    offsets: NDArray[np.int32],
+    start_tree: Callable[[TreeStart], None],
+    answer_sums: Callable[[SumsRequest], Sums],
+    answer_split: Callable[[SplitRequest], SplitAnswer | SplitColumns],
+) -> dict[type[Message], Callable[[Any], Message | None]]:
+    """Return what a passive party does under sealed sums, made of what it does under open ones."""
+    party, (active,) = seat.party, seat.party.peers
+    sealed = SealedOwner(seat, server, offsets)
 
-        handlers |= {
-            TreeStart: start_sealed,
-            SealedSumsRequest: find_sealed,
-            WonNodes: lambda won: answer_split(sealed.won(won)),
-        }
-        return follower.follow(Order(tree_table(TreeStart, SealedSumsRequest, WonNodes), "between trees"), handlers)
+    def start(message: TreeStart) -> None:
+        start_tree(message)
+        sealed.start_tree(view(message.columns, np.int32, (None,), peer=active, what="TreeStart.columns"))
+
+    def find(request: SealedSumsRequest) -> None:
+        party.send(active, answer_sums(request))
+        sealed.find(request, server.shares)
+
+    def won(message: WonCandidates) -> SplitAnswer | SplitColumns:
+        return answer_split(sealed.won(message))
+
+    return {TreeStart: start, SealedSumsRequest: find, WonCandidates: won}
 
 
 def _set_up(party: Party, active: str, cipher: str, left: float) -> Setup:

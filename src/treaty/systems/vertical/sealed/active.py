@@ -41,8 +41,8 @@ from treaty.systems.vertical.sealed.level import (
     SealedColumns,
     SealedStep,
     SealedSumsRequest,
-    SealedTerms,
-    WonNodes,
+    TournamentTerms,
+    WonCandidates,
     echoes,
     find_best,
     places_of,
@@ -157,7 +157,7 @@ class SealedPeer(PassiveColumns):
         """
         self._asked, self._order = (rows, starts), np.argsort(nodes)
         of_row = None if self.by_column else Array.of(number_nodes(rows, starts, self._n_rows))
-        self._party.send(self.peer, WonNodes(Array.of(places), Array.of(numbers), of_row))
+        self._party.send(self.peer, WonCandidates(Array.of(places), Array.of(numbers), of_row))
 
     def fetch_left(self) -> Flags:
         """Return which rows of the nodes won go left, bool (n_rows,)."""
@@ -181,7 +181,7 @@ def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds,
     group = group_for(max(_round_trip(party, name) for name in peers))
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
-        party.send(name, SealedTerms(rules.ridge, group, others))
+        party.send(name, TournamentTerms(rules.ridge, group, others))
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
         peer.end = End(0, made[name], places_of(bounds), Widths.of(bounds, rules.ridge), group)

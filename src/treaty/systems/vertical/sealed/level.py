@@ -4,7 +4,7 @@
 message                from -> to     content                                                  protection
 =====================  =============  =======================================================  =========================
 `SealedColumns`        passive ->     which columns have missing values; a key                 TLS
-`SealedTerms`          active ->      reg_lambda in units of hess, width of the tournament;    TLS
+`TournamentTerms`          active ->      reg_lambda in units of hess, width of the tournament;    TLS
                                       keys of other passive parties
 `SealedSumsRequest`    active ->      as `SumsRequest`, and whose children nodes are; who      lattice map
                                       comes before and after in a level's last comparisons
@@ -13,7 +13,7 @@ message                from -> to     content                                   
 `MovedShares`          passive ->     its shares of the best so far, under a mask that the     uniform masks
                                       next passive party knows, too
 `OwnerShares`          passive ->     its shares of whose split is best                        told to the active party
-`WonNodes`             active ->      nodes that the receiver won; shares of its candidate     told to the receiver
+`WonCandidates`             active ->      nodes that the receiver won; shares of its candidate     told to the receiver
 =====================  =============  =======================================================  =========================
 
 then `SplitAnswer` or `SplitColumns`, as under open sums. Nodes of a level are in an order that both ends share: those
@@ -59,7 +59,7 @@ class SealedColumns(Message):
     key: _Key
 
 
-class SealedTerms(Message):
+class TournamentTerms(Message):
     """reg_lambda in units of hess; how many candidates are compared at once; other passive parties' public keys."""
 
     ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
@@ -100,7 +100,7 @@ class OwnerShares(Message):
     shares: Array
 
 
-class WonNodes(Message):
+class WonCandidates(Message):
     """Nodes whose best split is the receiver's, int32 (k,) ascending; the active party's shares of its number.
 
     `numbers` is uint64 (k,); `node_of_row` as in `SplitRequest`. Tells the receiver its split at these nodes.

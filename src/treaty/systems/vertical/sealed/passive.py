@@ -22,8 +22,8 @@ from treaty.systems.vertical.sealed.level import (
     OwnerShares,
     SealedColumns,
     SealedSumsRequest,
-    SealedTerms,
-    WonNodes,
+    TournamentTerms,
+    WonCandidates,
     echoes,
     find_best,
     places_of,
@@ -44,10 +44,11 @@ class SealedOwner:
         self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
         party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.public))
         take_steps(party, {self._active: echoes()})
-        terms = party.receive(self._active, SealedTerms)
+        terms = party.receive(self._active, TournamentTerms)
         if set(terms.keys) != set(seat.others) - {party.name}:
             raise PeerProtocolError(
-                self._active, f"expected keys of the job's other passive parties - at SealedTerms from {self._active}"
+                self._active,
+                f"expected keys of the job's other passive parties - at TournamentTerms from {self._active}",
             )
         self._key.meet(terms.keys)
         transfers = take_steps(party, {self._active: open_transfers()})[self._active]
@@ -98,9 +99,9 @@ class SealedOwner:
         else:
             self._party.send(active, OwnerShares(Array.of(best[:, OWNER, 0])))
 
-    def won(self, message: WonNodes) -> SplitRequest:
+    def won(self, message: WonCandidates) -> SplitRequest:
         """Open own candidates at the nodes that they won; return the splits as a request names them."""
-        active, what = self._active, "WonNodes"
+        active, what = self._active, "WonCandidates"
         nodes = view(message.nodes, np.int32, (None,), peer=active, what=f"{what}.nodes")
         shares = view(message.numbers, np.uint64, (len(nodes),), peer=active, what=f"{what}.numbers")
         if not len(nodes) or nodes[0] < 0 or nodes[-1] >= len(self._numbers) or np.any(np.diff(nodes) <= 0):
