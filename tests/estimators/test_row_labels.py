@@ -61,20 +61,6 @@ def test_eval_sets_and_tables_to_predict_are_refused_in_another_order():
             predict({**X, "shop": shuffled(X["shop"])})
 
 
-def test_labels_of_one_table_and_of_participants_are_refused_in_another_order():
-    X, y = parties()
-    table = X["bank"]
-    with pytest.raises(treaty.DataError, match=f"the table and y hold the {ANOTHER_ORDER}"):
-        treaty.GBDTClassifier(n_estimators=1).fit(table, shuffled(y))
-    with pytest.raises(treaty.DataError, match=f"the table and y hold the {ANOTHER_ORDER}"):
-        treaty.GBDTClassifier(n_estimators=1).fit(table, y, eval_set=(table, shuffled(y)))
-    for system in (treaty.FederBoostHorizontal(), treaty.FedXGB()):
-        rows = {f"p{k}": (table.iloc[k::9], y.iloc[k::9]) for k in range(9)}
-        for bad in (shuffled(rows["p3"][1]),), (rows["p3"][1], shuffled(rows["p3"][1]) + 1.0):
-            with pytest.raises(treaty.DataError, match=f"p3 and p3's (labels|weights) hold the {ANOTHER_ORDER}"):
-                treaty.GBDTClassifier(system, n_estimators=1).fit({**rows, "p3": (rows["p3"][0], *bad)})
-
-
 def test_groups_of_a_ranking_are_refused_in_another_order():
     X, y = parties()
     groups = pd.Series(np.arange(len(y)) // 50, y.index)

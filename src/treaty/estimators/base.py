@@ -185,7 +185,6 @@ class TableEstimator(BaseEstimator):
                 raise DataError(f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}")
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, X, reset=False, skip_check_array=True)
-            check_row_labels([("the table", X), *beside.items()])
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
             if reset:
                 validate_data(self, X, reset=True, skip_check_array=True)

@@ -32,8 +32,11 @@ def fraction(totals: Integers, left: Integers, ridge: int) -> tuple[int, int]:
 
 
 def bound(totals: Integers, ridge: int, threshold: float) -> tuple[int, int]:
-    """Return the fraction that a node's splits have to pass; `threshold` is a gain in units of the fixed point."""
-    grad, hess = int(totals[0]), int(totals[1])
+    """Return the fraction that a node's splits have to pass; `threshold` is a gain in units of the fixed point.
+
+    Totals with a negative hess, which a party that cheats can bring about, count as without.
+    """
+    grad, hess = int(totals[0]), max(int(totals[1]), 0)
     above, below = threshold.as_integer_ratio()
     top = (hess + 2 * ridge) * (hess + ridge) * above // below + grad * grad * ridge
     return min(top, (1 << 32 * DIGITS) - 1), hess + ridge  # no numerator is as large

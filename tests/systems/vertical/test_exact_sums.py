@@ -35,7 +35,7 @@ def fit(system: Any, **options: Any) -> GBDTClassifier:
 def test_a_small_table_is_refused_with_the_ways_out(system: Any) -> None:
     with pytest.raises(ConfigError, match=r"bins of single rows of shop: an estimated \d+%.*allow_exact_sums") as said:
         fit(system)
-    for way in ("Fewer trees", "less depth", "max_bin", "colsample_bytree", "more rows"):
+    for way in ("Fewer trees", "less depth", "max_bin", "colsample_bytree", "more rows", "sealed sums"):
         assert way in str(said.value)
 
 

@@ -35,7 +35,7 @@ SUMS_OF_LABELS = (
     "the sums of labels and of weights over all rows, or of the weights of each class's rows, from which follows where "
     "training starts (base_score=None)"
 )
-START = "where training starts: the mean of all labels, or the classes' shares of all rows (base_score=None)"
+START = "where training starts: the mean of all labels, or how frequent each class is (base_score=None)"
 
 
 class LabelUnits(Message):

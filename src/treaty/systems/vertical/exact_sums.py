@@ -52,9 +52,9 @@ def check_share(seat: Seat, owner: str, share: float) -> None:
     said = (
         f"exact sums would show {seat.cast.active}, by no breach of the protocol, the bins of single rows of {owner}: "
         f"an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} (docs/secureboost.md, "
-        "What exact sums show). Sealed sums show none of it (docs/sealed.md); fewer trees, less depth, a smaller "
-        "max_bin or colsample_bytree, and more rows make it less; allow_exact_sums=True, in every party's copy of the "
-        "job, accepts it"
+        "What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
+        "less; under sealed sums nothing of it shows (docs/sealed.md); allow_exact_sums=True, in every party's copy of "
+        "the job, accepts it"
     )
     raise ConfigError(said, public=said)
 
