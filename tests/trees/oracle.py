@@ -38,15 +38,15 @@ def node_slots(codes: NDArray, n_bins: NDArray, grad: NDArray, hess: NDArray, ro
 
 
 def score(slot: Slot, rules: SplitRules) -> float:
-    """G²/(H+λ), G shrunk by α, or what a weight limited by max_delta_step gains; 0 where H ≤ 0."""
+    """G²/(H+λ), λ in steps of hess where exact, G shrunk by α, or what a limited weight gains; 0 where H ≤ 0."""
     grad, hess = slot[0] * rules.grad_unit, slot[1] * rules.hess_unit
     if hess <= 0.0:
         return 0.0
     shrunk = max(abs(grad) - rules.reg_alpha, 0.0)
     limit = rules.max_delta_step or np.inf
-    if shrunk > limit * (hess + rules.reg_lambda):
-        return limit * (2.0 * shrunk - limit * (hess + rules.reg_lambda))
-    return shrunk * shrunk / (hess + rules.reg_lambda)
+    if shrunk > limit * (hess + rules.gain_lambda):
+        return limit * (2.0 * shrunk - limit * (hess + rules.gain_lambda))
+    return shrunk * shrunk / (hess + rules.gain_lambda)
 
 
 def gain_of(total: Slot, left: Slot, rules: SplitRules) -> float:
@@ -72,7 +72,7 @@ def left_sets(slots: Sequence[Slot], categorical: bool, rules: SplitRules) -> It
     if categorical:
 
         def ratio(bin_: int) -> float:
-            weight = slots[bin_][1] * rules.hess_unit + rules.reg_lambda
+            weight = slots[bin_][1] * rules.hess_unit + rules.gain_lambda
             return slots[bin_][0] * rules.grad_unit / weight if weight > 0.0 else 0.0
 
         order = sorted((b for b in order if slots[b][2] > 0), key=lambda b: (ratio(b), b))

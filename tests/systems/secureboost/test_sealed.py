@@ -164,6 +164,7 @@ def test_random_jobs_give_the_pooled_trees(data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # of minutes on an idle machine
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_two_hundred_random_jobs_give_the_pooled_trees(data):
