@@ -282,6 +282,20 @@ def test_long_columns_are_refused_like_short_ones(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_long_column_in_chunks_is_copied_in_pieces_alone() -> None:
+    column = pa.chunked_array(
+        [[f"customer-{k:08d}" for k in range(start, start + 500)] for start in range(0, 20_000, 500)]
+    )
+    plain = pa.default_memory_pool()
+    counted = pa.proxy_memory_pool(plain)
+    pa.set_memory_pool(counted)
+    try:
+        read_ids(column, in_memory=1000)
+    finally:
+        pa.set_memory_pool(plain)
+    assert 0 < counted.max_memory() < column.nbytes / 2
+
+
 def test_files_of_ids_last_as_long_as_the_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     ids = read_ids(list(range(100)), in_memory=10)

@@ -10,8 +10,6 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
+from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.large import WORDS, Column, Scratch, SortedRecords, forget, records
 
 _SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])
@@ -76,12 +75,12 @@ def group_rows_in_files(
         scratch = stack.enter_context(Scratch(in_memory))
         data, offsets, rows, starts = _columns(stack)
         seen = scratch.sorted(_SEEN, "hash", WORDS, n_rows)
-        key = secrets.token_bytes(32)
+        key = secrets.token_bytes(KEY)
         for row, texts in chunks:
             if len(row):
                 content, ends = _tagged(texts, tag)
                 place = rows.length + np.arange(len(row))
-                seen.add(records(_SEEN, hash=_hashes(content, ends, key), place=place, row=row))
+                seen.add(records(_SEEN, hash=hashes(content, ends, key), place=place, row=row))
                 offsets.append(data.length + ends[1:])
                 data.append(content)
                 rows.append(row)
@@ -116,12 +115,6 @@ def _tagged(texts: Any, tag: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64
         np.frombuffer(data, np.uint8),
         np.frombuffer(offsets, np.int64)[tagged.offset : tagged.offset + len(tagged) + 1],
     )
-
-
-def _hashes(data: NDArray[np.uint8], offsets: NDArray[np.int64], key: bytes) -> NDArray[np.uint64]:
-    texts = data.data
-    drawn = [blake2b(texts[a:b], digest_size=16, key=key).digest() for a, b in pairwise(offsets.tolist())]
-    return np.frombuffer(b"".join(drawn), np.uint64).reshape(-1, 2)
 
 
 def _new(values: NDArray[np.uint64] | NDArray[np.int64]) -> NDArray[np.bool_]:

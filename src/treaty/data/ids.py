@@ -190,7 +190,8 @@ def _to_arrow(column: Any, party: str) -> Any:
         if isinstance(native, nw.DataFrame | nw.LazyFrame):
             raise DataError(f"{party}: expected one column of ids, got a dataframe")
         if isinstance(native, nw.Series):
-            array = native.to_arrow()
+            plain = native.to_native()
+            array = plain if isinstance(plain, pa.ChunkedArray) else native.to_arrow()  # which would copy all chunks
         elif isinstance(native, pa.Array):
             array = native
         else:

@@ -148,6 +148,10 @@ class SortedRecords:
 
 def _stable_order(key: NDArray[Any]) -> NDArray[np.int64]:
     """Return where the rows of a key go, equal ones as they came."""
+    if key.dtype == np.int32:  # a sort of numbers with their places below takes a fifth of the time
+        placed = key.astype(np.uint64) << np.uint64(32) | np.arange(len(key), dtype=np.uint64)
+        placed.sort()
+        return (placed & np.uint64((1 << 32) - 1)).astype(np.int64)
     if key.dtype == np.uint64:  # a hash: a sort that need not be stable takes a fifth of the time, if no two are equal
         first = np.ascontiguousarray(key[:, 0] if key.ndim == 2 else key)
         order = np.argsort(first)
@@ -245,6 +249,6 @@ def read_all(file: IO[bytes], at: int, into: NDArray[Any]) -> None:
 def _unusable(error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot use the folder of temporary files, {tempfile.gettempdir()}: {error.strerror}; long lists of ids need "
-        "some 200 bytes of it per id - set TMPDIR to a folder with room",
+        "some 210 bytes of it per id - set TMPDIR to a folder with room",
         public="its folder of temporary files cannot be used",
     )

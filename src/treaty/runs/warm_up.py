@@ -8,6 +8,7 @@ import numpy as np
 from treaty.crypto.psi import cuckoo, hashing, ristretto
 from treaty.crypto.transfer import oprf
 from treaty.data.ids import read_ids
+from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.runs.threads import Run, train_in_threads
@@ -44,6 +45,7 @@ def compile_kernels(system: System | None = None, options: SystemOptions | None 
 
 def _compile_alignment() -> None:
     ids = read_ids(["a"])
+    hashes(ids.data, ids.offsets, bytes(KEY))
     OwnList(ids, b"compile", 1).blinded(slice(0, 1))
     hashing.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
     ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
