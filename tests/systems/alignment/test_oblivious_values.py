@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from systems.alignment import playing
 from systems.alignment.playing import Columns, plain_join
 from systems.alignment.playing import joined as rows_joined
 from systems.alignment.playing import run as play_alignment
-from treaty.crypto.psi import cuckoo
+from treaty.crypto.psi import cuckoo, hashing
 from treaty.crypto.transfer import oprf
 from treaty.data.ids import read_ids
 from treaty.data.large import Scratch
@@ -175,7 +176,7 @@ def test_table_that_fails_is_made_anew_with_another_key(monkeypatch: pytest.Monk
     monkeypatch.setattr(cuckoo, "placed", failing)
     assert sorted(joined({"a": [1, 2], "b": [2, 1]})) == [(0, 1), (1, 0)]
     assert len(tried) == 3
-    assert len(np.unique(np.concatenate(tried))) == 12
+    assert len(np.unique(np.concatenate(tried))) == 3 * 2 * SMALLEST
 
 
 def test_tables_that_fail_again_and_again_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +209,27 @@ def test_sizes_within_a_bucket_do_not_show(count: int) -> None:
         assert told[0] == told[1]
 
 
+def test_work_within_a_bucket_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding is hashed and put into bins as ids are, or time would tell how much there is."""
+    hashed: list[int] = []
+    digests, placed = hashing.digests, cuckoo.placed
+
+    def hashing_some(data: Any, offsets: Any, rows: np.ndarray, key: bytes, threads: int) -> np.ndarray:
+        hashed.append(len(rows))
+        return digests(data, offsets, rows, key, threads)
+
+    def placing(items: np.ndarray, bins: int) -> Any:
+        hashed.append(-len(items))
+        return placed(items, bins)
+
+    monkeypatch.setattr(hashing, "digests", hashing_some)
+    monkeypatch.setattr(cuckoo, "placed", placing)
+    for columns in ({"a": [0], "b": list(range(32))}, {"a": list(range(32)), "b": [0]}):
+        hashed.clear()
+        run(columns, result_to="active")
+        assert hashed[:3] == [32, -32, 32]  # then those of the common order
+
+
 def test_nothing_sent_is_sent_again_in_another_run_and_no_id_travels() -> None:
     columns = {"a": [f"customer-{k:06d}" for k in range(40)], "b": [f"customer-{k:06d}" for k in range(20, 60)]}
     seen = []
@@ -229,8 +251,8 @@ def test_matches_tell_nothing_of_the_bin_in_which_the_active_party_found_them(mo
     opened: list[np.ndarray] = []
     matching = oblivious_values._matching
 
-    def noting(own: np.ndarray, theirs: np.ndarray, size: int, peer: str) -> np.ndarray:
-        found = matching(own, theirs, size, peer)
+    def noting(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        found = matching(own, theirs)
         opened.append(found)
         return found
 
@@ -310,11 +332,15 @@ def test_messages_that_do_not_fit_are_the_senders_fault(
     assert caught.value.peer == who
 
 
-@pytest.mark.parametrize(("change", "expected"), [("place", "expected places below 32"), ("twice", "of one twice")])
+@pytest.mark.parametrize("result_to", ["both", "active"])
+@pytest.mark.parametrize("change", ["place", "twice"])
 def test_values_that_no_honest_list_has_are_refused(
-    monkeypatch: pytest.MonkeyPatch, change: str, expected: str
+    monkeypatch: pytest.MonkeyPatch, change: str, result_to: str
 ) -> None:
-    """A passive party that writes places beyond its list, or one id in two places."""
+    """A passive party that writes places beyond its list, or one id in two places.
+
+    It shows only where the active party has the id: a passive party that is to learn nothing sees the run end well.
+    """
 
     def crooked(end: oprf.Sender, rows: Any, first: int, bins: Any, codes: Any, threads: int = 1) -> np.ndarray:
         values = plain(end, rows, first, bins, codes, threads)
@@ -322,12 +348,37 @@ def test_values_that_no_honest_list_has_are_refused(
             values[:, 1] ^= np.uint64(1 << 63)
         return values
 
+    def noting(party: Party, *args: Any) -> Any:
+        ended.append(align_passive(party, *args))
+        return ended[0]
+
+    ended: list[Any] = []
+    align_passive = playing.align_passive
+    monkeypatch.setattr(playing, "align_passive", noting)
     plain = oprf.Sender.values
     monkeypatch.setattr(oprf.Sender, "values", crooked)
     if change == "twice":
         monkeypatch.setattr(oblivious_values, "_digests", repeated(oblivious_values._digests))
+    expected = "expected values of different ids, at places below 32 - at OprfValues.values from b"
     with pytest.raises(PeerProtocolError, match=expected):
+        run({"a": list(range(20)), "b": list(range(20))}, result_to=result_to)
+    assert len(ended) == (result_to == "active")
+
+
+def test_one_id_sent_again_and_again_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    matching, found = oblivious_values._matching, oblivious_values._found
+    kept: list[int] = []
+
+    def counting(*args: Any) -> Any:
+        pairs, fine = found(*args)
+        kept.append(len(pairs))
+        return pairs, fine
+
+    monkeypatch.setattr(oblivious_values, "_matching", lambda *args: np.repeat(matching(*args), 1000))
+    monkeypatch.setattr(oblivious_values, "_found", counting)
+    with pytest.raises(PeerProtocolError, match="expected values of different ids"):
         run({"a": list(range(20)), "b": list(range(20))})
+    assert kept == [20]
 
 
 def repeated(digests: Any) -> Any:
@@ -347,7 +398,7 @@ def test_values_that_agree_in_64_bits_alone_are_no_match() -> None:
     own["tag"], own["number"] = [5, 5, 9], [0, 1, 2]
     own["rest"] = [[1, 7], [2, 7], [3, 7]]
     theirs = np.array([[4, 0, 0], [5, 2 | 6 << 32, 8], [5, 4, 4], [9, 4, 0]], np.uint64)
-    found = oblivious_values._matching(own, theirs, 32, "b")
+    found = oblivious_values._matching(own, theirs)
     assert [part.tolist() for part in (found["number"], found["place"], found["value"])] == [[1], [6], [[15, 6]]]
 
 

@@ -85,7 +85,8 @@ class Receiver:
         rows, message = (_rows(streams, len(codes), threads) for streams in self._streams)
         message ^= rows
         message ^= codes
-        return message, _hashed(rows, np.arange(first, first + len(rows)), threads)
+        numbered = np.column_stack([rows, np.arange(first, first + len(rows), dtype=np.uint64)])
+        return message, row_digests(numbered, VALUE, threads)
 
 
 class Sender:
@@ -109,9 +110,9 @@ class Sender:
 
         `rows` are those of `extend` of the bins from number `first` on.
         """
-        masked = np.empty_like(codes)
-        _mask(rows, bins - first, codes, self._secret, masked)
-        return _hashed(masked, bins, threads)
+        numbered = np.empty((len(codes), WORDS + 1), np.uint64)
+        _mask(rows, first, bins, codes, self._secret, numbered)
+        return row_digests(numbered, VALUE, threads)
 
 
 def _rows(streams: list[Any], count: int, threads: int) -> Words:
@@ -123,12 +124,10 @@ def _rows(streams: list[Any], count: int, threads: int) -> Words:
     return rows
 
 
-def _hashed(rows: Words, bins: Integers, threads: int) -> Words:
-    return row_digests(np.column_stack([rows, bins.astype(np.uint64)]), VALUE, threads)
-
-
 @kernel
-def _mask(rows: Words, at: Integers, codes: Words, secret: Words, out: Words) -> None:
-    for k in range(out.shape[0]):
-        for word in range(out.shape[1]):
-            out[k, word] = rows[at[k], word] ^ (codes[k, word] & secret[word])
+def _mask(rows: Words, first: int, bins: Integers, codes: Words, secret: Words, out: Words) -> None:
+    """Write, of each code word, its bin's row less what the secret takes of the word, and the bin's number."""
+    for k in range(codes.shape[0]):
+        for word in range(codes.shape[1]):
+            out[k, word] = rows[bins[k] - first, word] ^ (codes[k, word] & secret[word])
+        out[k, codes.shape[1]] = bins[k]

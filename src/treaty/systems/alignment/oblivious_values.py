@@ -20,9 +20,11 @@ step  message          from -> to         content                               
 The token stands for the double-encrypted value of steps 6 and 7. It is the same for all three values of an id, so that
 `Matches` does not tell by which of the three the active party found it, which depends on its other ids.
 
-Failures, each of 2^-41 at most for the largest lists: other ids' values agree in 96 bits (2^25 times 3 * 2^28 pairs),
-ids do not fit into the table (`cuckoo`; then another key is drawn, before anything is sent), code words are too close
-(`oprf`), different ids have one digest.
+Padding is hashed, put into bins and sent as ids are: what either party does takes as long for all lists of a bucket.
+
+Failures of each pair of parties, each of 2^-41 at most for the largest lists: other ids' values agree in 96 bits (2^25
+times 3 * 2^28 pairs), ids do not fit into the table (`cuckoo`; then another key is drawn, before anything is sent),
+code words are too close (`oprf`), different ids have one digest.
 """
 
 from __future__ import annotations
@@ -107,11 +109,12 @@ def find_by_values(
     threads: int,
     scratch: Scratch,
     advance: Advance,
-) -> dict[str, SortedRecords]:
+) -> tuple[dict[str, SortedRecords], list[PeerProtocolError]]:
     """Go through steps 2 to 5 with some peers; return the ids that each of them has too, of type `PAIR`, by number.
 
-    `sizes` are buckets of the peers' lists. Raises PeerProtocolError where a peer sends what is no point, values that
-    are not sorted, or one id twice.
+    `sizes` are buckets of the peers' lists. Raises PeerProtocolError where a peer sends what is no point, or values
+    that are not sorted. Errors that show only in values of ids that this party has are returned as well: whoever sees
+    them raised learns that it has these ids.
     """
     key, digests, table = _table(ids, threads, scratch)
     ends = {peer: oprf.Receiver() for peer in peers}
@@ -121,12 +124,12 @@ def find_by_values(
         answer = party.receive(peer, OprfChoices)
         points = view(answer.points, np.uint8, (oprf.WIDTH, 32), peer=peer, what="OprfChoices.points")
         valid(peer, "OprfChoices.points", lambda end=end, points=points: end.accept(points))  # type: ignore[misc]
-    own = {peer: scratch.sorted(_OWN, "tag", WORDS, len(ids)) for peer in peers}
-    stream, size, done = Keystream(), bucket(len(ids)), 0
+    size, stream, done = bucket(len(ids)), Keystream(), 0
+    own = {peer: scratch.sorted(_OWN, "tag", WORDS, size) for peer in peers}
     for sent, part in enumerate(pieces(len(table), BINS)):
         number = table[part]
         full = number >= 0
-        codes = oprf.codes(key, digests[np.maximum(number, 0)])
+        codes = oprf.codes(key, digests[np.maximum(number, 0)])  # of empty bins too, to take as long
         codes[~full] = stream.bits(oprf.WIDTH, int(np.count_nonzero(~full)))
         for peer, end in ends.items():
             if sent >= AHEAD:
@@ -141,27 +144,36 @@ def find_by_values(
         for _ in pieces(min(len(table), AHEAD * BINS), BINS):
             party.receive(peer, OprfUsed)
     del digests, table
-    return {peer: _found(party, peer, own[peer], sizes[peer], len(ids), scratch, advance) for peer in peers}
+    found = {peer: _found(party, peer, own[peer], sizes[peer], len(ids), scratch, advance) for peer in peers}
+    faults = [
+        PeerProtocolError(
+            peer, f"expected values of different ids, at places below {sizes[peer]} - at OprfValues.values from {peer}"
+        )
+        for peer, (_, fine) in found.items()
+        if not fine
+    ]
+    return {peer: pairs for peer, (pairs, _) in found.items()}, faults
 
 
 def _table(ids: Ids, threads: int, scratch: Scratch) -> tuple[bytes, Words, Int32s]:
-    """Return a key, the digests of all ids under it, uint64 (n, 2), and the number of the id in each bin, or -1."""
+    """Return a key, the digests of ids and padding under it, uint64 (n, 2), and the number in each bin, or -1."""
+    size = bucket(len(ids))
     for _ in range(_TRIES):
         key = secrets.token_bytes(32)
-        digests = np.empty((len(ids), 2), np.uint64)
-        for part in pieces(len(ids), scratch.part):
+        digests = np.empty((size, 2), np.uint64)
+        for part in pieces(size, scratch.part):
             digests[part] = _digests(ids, part, key, threads)
-        table = cuckoo.placed(digests, _bins(bucket(len(ids))))
+        table = cuckoo.placed(digests, _bins(size))
         if table is not None:
             return key, digests, table
-    raise CryptoError(f"expected that {len(ids)} different ids fit into a cuckoo table, got {_TRIES} failures")
+    raise CryptoError(f"expected that {size} different ids fit into a cuckoo table, got {_TRIES} failures")
 
 
 def _found(
     party: Party, peer: str, own: SortedRecords, size: int, n_ids: int, scratch: Scratch, advance: Advance
-) -> SortedRecords:
-    """Step 5: compare the own values with a peer's as they come, both sorted."""
-    pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
+) -> tuple[SortedRecords, bool]:
+    """Step 5: compare the own values with a peer's as they come, both sorted; tell whether those opened are fine."""
+    pairs, fine = scratch.sorted(PAIR, "number", n_ids, n_ids), True
     waiting, held, last = own.parts(), np.empty(0, _OWN), np.uint64(0)
     for part in pieces(cuckoo.TABLES * size, VALUES):
         shape = (part.stop - part.start, oprf.VALUE)
@@ -175,34 +187,38 @@ def _found(
             if following is None:
                 break
             held = np.concatenate([held, following])
-        pairs.add(_matching(held, theirs, size, peer))
+        found = _matching(held, theirs)
+        known = found[(found["number"] < n_ids) & (found["place"] >= 0) & (found["place"] < size)]
+        pairs.add(known[_changes(known["number"])])  # or one id sent again and again would fill the memory
+        fine &= len(known) == len(found) and bool(np.all(_changes(known["number"])))
         held = held[np.searchsorted(held["tag"], last) :]
         party.send(peer, OprfUsed())
         advance(part.stop // cuckoo.TABLES - part.start // cuckoo.TABLES)
     own.close()
-    for found in pairs.parts():
-        if np.any(found["number"][1:] == found["number"][:-1]):
-            raise PeerProtocolError(peer, f"expected values of different ids, got those of one twice - from {peer}")
-    return pairs
+    return pairs, fine and all(np.all(_changes(some["number"])) for some in pairs.parts())
 
 
-def _matching(own: NDArray[np.void], theirs: Words, size: int, peer: str) -> NDArray[np.void]:
+def _matching(own: NDArray[np.void], theirs: Words) -> NDArray[np.void]:
     """Return the ids of own values, `_OWN`, that are among a peer's, uint64 (n, 3), both sorted, as `PAIR`."""
-    tags = own["tag"].copy()
-    first, after = np.searchsorted(tags, theirs[:, 0]), np.searchsorted(tags, theirs[:, 0], "right")
-    some = np.flatnonzero(after > first)
-    out = [np.empty(0, PAIR)]
-    for more in range(int((after - first).max(initial=0))):  # one, but where 64 bits agree by chance
-        some = some[first[some] + more < after[some]]
-        mine, other = own[first[some] + more], theirs[some]
-        rest = mine["rest"] ^ other[:, 1:]
+    tags, out = own["tag"].copy(), [np.empty(0, PAIR)]
+    at, other = np.searchsorted(tags, theirs[:, 0]), np.arange(len(theirs))
+    while len(at):  # once, but where 64 bits agree by chance
+        at, other = at[at < len(tags)], other[at < len(tags)]
+        same = tags[at] == theirs[other, 0]
+        at, other = at[same], other[same]
+        mine = own[at]
+        rest = mine["rest"] ^ theirs[other, 1:]
         equal = (rest[:, 0] & _LOW) == 0
         place, token = rest[equal, 0] >> np.uint64(32), rest[equal, 1]
-        if np.any(place >= size):
-            raise PeerProtocolError(peer, f"expected places below {size} - at OprfValues.values from {peer}")
         value = np.column_stack([token, place])
         out.append(records(PAIR, number=mine["number"][equal], place=place.astype(np.int32), value=value))
+        at = at + 1
     return np.concatenate(out)
+
+
+def _changes(numbers: Int32s) -> NDArray[np.bool_]:
+    """Tell of each number whether it differs from the one before."""
+    return np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]
 
 
 # ---------------------------------------------------------------- passive party
@@ -218,12 +234,8 @@ class SecretOrder:
         stream = Keystream()
         for part in pieces(self.size, scratch.part):
             number = np.arange(part.start, part.stop)
-            digest = stream.bits(128, len(number))
-            real = slice(part.start, min(part.stop, len(ids)))
-            if real.start < real.stop:
-                digest[: real.stop - real.start] = _digests(ids, real, key, threads)
             drawn = stream.bits(64, len(number))[:, 0]
-            self._list.add(records(_LISTED, drawn=drawn, number=number, digest=digest))
+            self._list.add(records(_LISTED, drawn=drawn, number=number, digest=_digests(ids, part, key, threads)))
 
     def numbers(self, part: slice) -> Integers:
         """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
@@ -313,6 +325,10 @@ def _bins(size: int) -> int:
 
 
 def _digests(ids: Ids, part: slice, key: bytes, threads: int) -> Words:
-    """Return the digests of consecutive ids, uint64 (n, 2)."""
-    data, offsets = ids.strings(part.start, part.stop)
-    return hashing.digests(data, offsets, np.arange(part.stop - part.start), key, threads)
+    """Return the digests of consecutive ids, uint64 (n, 2), and beyond them, after as many steps, random ones."""
+    number = np.arange(part.start, part.stop)
+    real = number < len(ids)
+    first = min(part.start, len(ids) - 1)
+    data, offsets = ids.strings(first, max(min(part.stop, len(ids)), first + 1))
+    found = hashing.digests(data, offsets, np.where(real, number - first, 0), key, threads)
+    return np.where(real[:, None], found, Keystream().bits(128, len(number)))

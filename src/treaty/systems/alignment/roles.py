@@ -190,13 +190,18 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
     both, batch, threads = options.result_to == "both", options.batch, options.threads
     with Scratch(options.in_memory) as scratch:
         met = _introduce(party, ids, secrets.token_bytes(32), options, scratch)
-        pairs = _find(party, ids, met, options, scratch)
+        pairs, faults = _find(party, ids, met, options, scratch)
+        if both and faults:
+            raise faults[0]
         pairwise = {peer: len(matches) for peer, matches in pairs.items()}
         pairs = held_by_all(pairs, len(ids), scratch)
         n_common = len(pairs[party.peers[0]])
         if not both:  # before anything that depends on the number of common ids
             for peer in party.peers:
                 party.send(peer, AlignmentEnd())
+            if faults:
+                party.close()  # as below: the peer would learn that this party has ids of which it sent false values
+                raise faults[0]
         if n_common == 0:
             if not both:
                 party.close()  # otherwise peers would be told of the error below
@@ -220,19 +225,23 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
     return _learned(ids, met, rows, n_common, pairwise)
 
 
-def _find(party: Party, ids: Ids, met: _Met, options: AlignmentOptions, scratch: Scratch) -> dict[str, SortedRecords]:
-    """Go through steps 2 to 5; return, by peer, the ids that it has, too, of type `PAIR`, by number."""
+def _find(
+    party: Party, ids: Ids, met: _Met, options: AlignmentOptions, scratch: Scratch
+) -> tuple[dict[str, SortedRecords], list[PeerProtocolError]]:
+    """Go through steps 2 to 5; return, by peer, the ids that it has, too, of type `PAIR`, by number, and errors."""
     size, sizes = bucket(len(ids)), met.sizes
     by_kkrt = [peer for peer in party.peers if _takes_kkrt(options.psi, size, sizes[peer])]
     by_ecdh = [peer for peer in party.peers if peer not in by_kkrt]
     advance = _progress(options, size * (bool(by_kkrt) + bool(by_ecdh)) + sum(sizes.values()))
     pairs: dict[str, SortedRecords] = {}
+    faults: list[PeerProtocolError] = []
     if by_ecdh:
         own = OwnList(ids, met.domain, options.threads, scratch)
         pairs = find_by_points(party, by_ecdh, own, sizes, len(ids), options.batch, scratch, advance)
     if by_kkrt:
-        pairs |= find_by_values(party, by_kkrt, ids, sizes, options.threads, scratch, advance)
-    return {peer: pairs[peer] for peer in party.peers}
+        found, faults = find_by_values(party, by_kkrt, ids, sizes, options.threads, scratch, advance)
+        pairs |= found
+    return {peer: pairs[peer] for peer in party.peers}, faults
 
 
 def _send_matches(
