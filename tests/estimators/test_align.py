@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import treaty
 from treaty.errors import ConfigError, DataError
 from treaty.estimators.align import align
 from treaty.estimators.trees import GBDTClassifier
@@ -59,6 +63,44 @@ def test_aligned_tables_train() -> None:
     y = aligned["bank"].pop("label")
     model = GBDTClassifier(n_estimators=3).fit(aligned, y)
     assert model.score(aligned, y) > 0.99  # b tells the label, if rows of both belong together
+
+
+NULL = st.none()
+IDS: dict[str, tuple[Any, Any]] = {
+    "numbers": (st.one_of(NULL, st.integers(-(2**53), 2**53), st.integers(0, 9)), 7),
+    "unicode": (st.one_of(NULL, st.text("aA\u00e9e\u0301 \u00dfIi\u4e2d\U0001f600", max_size=3)), "x"),
+    "dates": (st.one_of(NULL, st.dates()), pd.Timestamp("2026-01-31").date()),
+    "bytes": (st.one_of(NULL, st.binary(max_size=2)), b"x"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*common to all parties")
+@pytest.mark.parametrize(("values", "shared"), IDS.values(), ids=IDS)
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_kkrt_gives_the_rows_of_a_plain_join(values: Any, shared: Any, data: st.DataObject) -> None:
+    """Random ids, some repeated or null, at three parties; numbers are floats at one of them, for its nulls."""
+    columns = {name: [*data.draw(st.lists(values, max_size=30)), shared] for name in ("bank", "shop", "club")}
+    tables: dict[str, Any] = {
+        name: pa.table({"id": column, name: np.arange(len(column))}) for name, column in columns.items()
+    }
+    if shared == 7:
+        floats = np.array([np.nan if value is None else value for value in columns["shop"]])
+        tables["shop"] = pd.DataFrame({"id": floats, "shop": np.arange(len(floats))})
+    aligned = treaty.align(tables, psi="kkrt", on_duplicate="expand", progress=lambda done, total: None)
+    plain = [
+        pd.DataFrame({"id": pd.Series(map(canonical, column), dtype=object), name: np.arange(len(column))}).dropna()
+        for name, column in columns.items()
+    ]
+    joined = plain[0].merge(plain[1], on="id").merge(plain[2], on="id")
+    found = zip(*(np.asarray(aligned[name][name]).tolist() for name in columns), strict=True)
+    assert sorted(found) == sorted(joined[list(columns)].itertuples(index=False, name=None))
+
+
+def canonical(value: Any) -> Any:
+    if isinstance(value, str):
+        value = unicodedata.normalize("NFC", value).strip()
+    return value if value not in ("", b"") else None
 
 
 @pytest.mark.slow
