@@ -22,7 +22,7 @@ def node_of(data: Any) -> tuple[np.ndarray, np.ndarray, SplitRules, np.ndarray]:
     """Draw bin sums, (1, slots, 3), of a node whose features tie, or nearly; its totals, rules, what is a category."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     size = data.draw(st.sampled_from([3, 1 << 20, 1 << 45]))
-    unit = 2.0**-16 if size < 1 << 40 else 2.0**-50
+    unit = data.draw(st.sampled_from([2.0**-16, 2.0**-2])) if size < 1 << 40 else 2.0**-50  # the bound, rounded down
     slots = np.stack([
         rng.integers(-size, size + 1, BINS + 1), rng.integers(1, size + 2, BINS + 1), rng.integers(1, 4, BINS + 1)
     ], axis=1)  # fmt: skip
@@ -36,7 +36,7 @@ def node_of(data: Any) -> tuple[np.ndarray, np.ndarray, SplitRules, np.ndarray]:
         features.append(moved)
     rules = SplitRules(
         grad_unit=unit, hess_unit=unit, min_child_weight=unit,
-        reg_lambda=data.draw(st.sampled_from([1.0, 0.3, 2 * unit])),
+        reg_lambda=data.draw(st.sampled_from([1.0, 0.3, unit])),
         min_gain=data.draw(st.sampled_from([0.0, 1e-6])), min_split_loss=data.draw(st.sampled_from([0.0, 1e-9, 0.01])),
         onehot_below=BINS + 1,
     )  # fmt: skip

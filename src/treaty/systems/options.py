@@ -154,7 +154,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(
         ("grow_policy", "max_leaves", "num_leaves", "max_leaf_nodes"), "trees are grown by levels: max_depth"
     ),
-    **dict.fromkeys(("enable_categorical", "max_cat_to_onehot"), "columns of a categorical type are always categories"),
+    "enable_categorical": "columns of a categorical type are always categories",
     **dict.fromkeys(("colsample_bylevel", "colsample_bynode"), "columns are drawn for each tree: colsample_bytree"),
     **dict.fromkeys(("booster", "device", "validate_parameters", "importance_type"), "there is no choice of it"),
     **dict.fromkeys(("num_class", "use_label_encoder"), "classes are what the labels are, numbers or text"),

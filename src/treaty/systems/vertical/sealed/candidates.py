@@ -1,6 +1,6 @@
 """Candidates for splits of a passive party's columns, and their sums as shares; the same at both ends.
 
-Candidates are in the order in which the plain grower breaks ties (`trees.splits.scan_splits`): column by column,
+Candidates are in the order in which the plain grower breaks ties (`trees.scanning.scan_splits`): column by column,
 missing values right before left, cuts ascending among the former and descending among the latter. Of a numeric column
 the bins up to a cut go left, of a categorical one a single category, against the rest.
 """

@@ -1,0 +1,266 @@
+"""The kernels that scan a node's bin sums for its best split; `splits` calls them, `exact` says what is exact.
+
+They share this module, as the disk cache of kernels does not see changes in another file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treaty.compute import kernel
+
+DIGITS = 8
+"""Of a numerator, of 32 bits each; it is below 2^254 for sums of 62 bits."""
+
+# A gain is off by a few parts in 2^53 of its terms, each of which is at most the gain and the parent's term.
+SLACK = 2.0**-46
+
+
+@kernel
+def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: float, step: float) -> float:
+    if hess <= 0.0 and floor == 0.0:
+        return 0.0
+    grad, whole = max(abs(grad) - reg_alpha, 0.0), max(hess + reg_lambda, floor)
+    if grad > step * whole:
+        return step * (2.0 * grad - step * whole)
+    return grad * grad / whole
+
+
+@kernel
+def scan_splits(
+    sums: Any, totals: Any, features: Any, offsets: Any, categorical: Any, units: Any, limits: Any,
+    exact: tuple[Any, Any, Any, Any], first: int, last: int, found: tuple[Any, Any, Any, Any],
+) -> None:  # fmt: skip
+    """Find the best split of nodes ``first..last`` among `features` (XGBoost Eq. 7 without the factor 1/2).
+
+    `sums` is int64 (n_nodes, slots, 3), `totals` (n_nodes, 3); `units` are what one step of grad and of hess is worth;
+    `limits` are reg_lambda, reg_alpha, min_child_weight, min_child_samples, hess_floor, step and onehot_below
+    (`SplitRules`). `exact` are the ridge (0: gains are compared as floats), the gain that splits of each node have to
+    be above, and in digits the numerators and denominators that they have to pass (`trees.exact`).
+    Written to `found` are gains (0: no admissible split), features (-1: none), bins that go left, bool (n_nodes, 256)
+    with the missing bin, and the left children's sums (n_nodes, 3).
+
+    Ties: lower feature, then missing right before missing left, then the lowest cut among the former and the highest
+    among the latter. A category set is a prefix of the categories sorted by G / (H + reg_lambda), ties by bin
+    (Fisher 1958), and bins without a row in the node go right; or one category, in the order of bins.
+    """
+    gains, best_features, left_bins, left_sums = found
+    grad_unit, hess_unit = units[0], units[1]
+    reg_lambda, reg_alpha, min_child_weight, min_child_samples = limits[0], limits[1], limits[2], np.int64(limits[3])
+    floor, step, onehot_below = limits[4], limits[5], limits[6]
+    ridge, to_gain, bound_top, bound_below = exact
+    least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
+    order = np.empty(256, np.int64)
+    ratio = np.empty(256, np.float64)
+    prefix = np.empty((256, 3), np.int64)
+    candidate = np.empty(256, np.float64)
+    top, best_top = np.zeros(DIGITS, np.uint64), np.zeros(DIGITS, np.uint64)
+    below, best_below = np.zeros(4, np.uint64), np.zeros(4, np.uint64)
+    for node in range(first, last):
+        total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
+        parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor, step)
+        threshold = to_gain[node]
+        best_gain = threshold
+        best_feature = -1
+        best_grad, best_hess = np.int64(0), np.int64(0)
+        best_size = 0  # how many sorted bins go left
+        best_missing_left = False
+        for position in range(features.shape[0]):
+            feature = features[position]
+            offset = offsets[feature]
+            bins = offsets[feature + 1] - offset - 1
+            slots = sums[node, offset : offset + bins + 1]
+            used = bins
+            single = categorical[feature] and bins < onehot_below
+            in_order = categorical[feature] and not single
+            if in_order:
+                used = _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
+            grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
+            for k in range(used):
+                slot = slots[order[k]] if in_order else slots[k]
+                if single:
+                    grad, hess, count = np.int64(0), np.int64(0), np.int64(0)
+                grad += slot[0]
+                hess += slot[1]
+                count += slot[2]
+                prefix[k, 0], prefix[k, 1], prefix[k, 2] = grad, hess, count
+            missing_grad, missing_hess, missing_count = slots[bins, 0], slots[bins, 1], slots[bins, 2]
+            for side in range(2):  # 0: missing goes right; 1: missing goes left
+                if side == 1 and missing_count == 0:
+                    break
+                if side == 1:
+                    for k in range(used):
+                        prefix[k, 0] += missing_grad
+                        prefix[k, 1] += missing_hess
+                        prefix[k, 2] += missing_count
+                # Without branches, so that the two divisions run in vector registers; in a function of its own, whose
+                # arrays might overlap, the compiler does not vectorise (three times slower).
+                for k in range(used):
+                    left_hess = prefix[k, 1] * hess_unit
+                    right_hess = (total_hess - prefix[k, 1]) * hess_unit
+                    left_grad = abs(prefix[k, 0] * grad_unit)
+                    right_grad = abs((total_grad - prefix[k, 0]) * grad_unit)
+                    left_grad = max(left_grad - reg_alpha, 0.0)
+                    right_grad = max(right_grad - reg_alpha, 0.0)
+                    left_term = left_grad * left_grad / max(left_hess + reg_lambda, floor)
+                    right_term = right_grad * right_grad / max(right_hess + reg_lambda, floor)
+                    left_term = left_term if left_hess > least else 0.0
+                    right_term = right_term if right_hess > least else 0.0
+                    gain = left_term + right_term - parent
+                    allowed = (
+                        (left_hess >= min_child_weight)
+                        & (right_hess >= min_child_weight)
+                        & (prefix[k, 2] >= min_child_samples)
+                        & (total_count - prefix[k, 2] >= min_child_samples)
+                    )
+                    candidate[k] = gain if allowed else -np.inf
+                if step < np.inf:  # in a loop of its own, as branches keep the one above out of vector registers
+                    for k in range(used):
+                        left_grad, left_hess = prefix[k, 0] * grad_unit, prefix[k, 1] * hess_unit
+                        right_grad = (total_grad - prefix[k, 0]) * grad_unit
+                        right_hess = (total_hess - prefix[k, 1]) * hess_unit
+                        left_term = _term(left_grad, left_hess, reg_lambda, reg_alpha, floor, step)
+                        right_term = _term(right_grad, right_hess, reg_lambda, reg_alpha, floor, step)
+                        gain = left_term + right_term - parent
+                        allowed = (
+                            (left_hess >= min_child_weight)
+                            & (right_hess >= min_child_weight)
+                            & (prefix[k, 2] >= min_child_samples)
+                            & (total_count - prefix[k, 2] >= min_child_samples)
+                        )
+                        candidate[k] = gain if allowed else -np.inf
+                slack = SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
+                for place in range(used):
+                    k = place if side == 0 else used - 1 - place
+                    if not candidate[k] > best_gain - slack:
+                        continue
+                    if candidate[k] <= best_gain + slack and ridge > 0:
+                        if best_feature >= 0 and prefix[k, 0] == best_grad and prefix[k, 1] == best_hess:
+                            continue
+                        _write_fraction(prefix[k, 0], prefix[k, 1], totals[node], ridge, top, below)
+                        if best_feature >= 0:
+                            _write_fraction(best_grad, best_hess, totals[node], ridge, best_top, best_below)
+                        else:
+                            best_top[:] = bound_top[node]
+                            best_below[:] = bound_below[node]
+                        if not _passes(top, below, best_top, best_below):
+                            continue
+                    best_gain, best_feature = candidate[k], feature
+                    best_grad, best_hess = prefix[k, 0], prefix[k, 1]
+                    best_size, best_missing_left = k + 1, side == 1
+                    slack = SLACK * (best_gain + 2.0 * parent + threshold) if ridge > 0 else 0.0
+        gains[node] = best_gain if best_feature >= 0 else 0.0
+        best_features[node] = best_feature
+        left_bins[node, :] = False
+        left_sums[node, :] = 0
+        if best_feature >= 0:
+            offset = offsets[best_feature]
+            bins = offsets[best_feature + 1] - offset - 1
+            slots = sums[node, offset : offset + bins + 1]
+            single = categorical[best_feature] and bins < onehot_below
+            in_order = categorical[best_feature] and not single
+            if in_order:
+                _sort_categories(slots, bins, grad_unit, hess_unit, reg_lambda, floor, ratio, order)
+            for k in range(best_size - 1 if single else 0, best_size):
+                left_bins[node, order[k] if in_order else k] = True
+            left_bins[node, bins] = best_missing_left
+            for k in range(bins + 1):
+                if left_bins[node, k]:
+                    for part in range(3):
+                        left_sums[node, part] += slots[k, part]
+
+
+@kernel
+def _sort_categories(
+    slots: Any, bins: int, grad_unit: float, hess_unit: float, reg_lambda: float, floor: float, ratio: Any, order: Any
+) -> int:
+    """Sort the bins that have rows by G / (H + reg_lambda), ties by bin; return how many there are."""
+    used = 0
+    for k in range(bins):
+        if slots[k, 2] > 0:
+            weight = max(slots[k, 1] * hess_unit + reg_lambda, floor)
+            value = slots[k, 0] * grad_unit / weight if weight > 0.0 else 0.0
+            place = used
+            while place > 0 and ratio[place - 1] > value:
+                ratio[place] = ratio[place - 1]
+                order[place] = order[place - 1]
+                place -= 1
+            ratio[place] = value
+            order[place] = k
+            used += 1
+    return used
+
+
+# ---------------------------------------------------------------- whole numbers of many digits, the lowest first
+
+
+@kernel
+def _write_fraction(left_grad: Any, left_hess: Any, totals: Any, ridge: Any, top: Any, below: Any) -> None:
+    """Write V^2, (8,), and a (T - a), (4,), of a split to `top` and `below`."""
+    whole, a = totals[1] + 2 * ridge, left_hess + ridge
+    first, second, v = np.zeros(4, np.uint64), np.zeros(4, np.uint64), np.zeros(4, np.uint64)
+    _multiply_words(whole, abs(left_grad), first)
+    _multiply_words(abs(totals[0]), a, second)
+    if (left_grad < 0) == (totals[0] < 0):
+        if _less(first, second):
+            _subtract(second, first, v)
+        else:
+            _subtract(first, second, v)
+    else:
+        carry = np.uint64(0)
+        for k in range(4):
+            total = first[k] + second[k] + carry
+            v[k] = total & np.uint64(0xFFFFFFFF)
+            carry = total >> np.uint64(32)
+    _multiply(v, v, top)
+    _multiply_words(a, whole - a, below)
+
+
+@kernel
+def _multiply(a: Any, b: Any, out: Any) -> None:
+    """Write a b to `out`, which has as many digits as both together."""
+    out[:] = np.uint64(0)
+    for i in range(a.shape[0]):
+        carry = np.uint64(0)
+        for j in range(b.shape[0]):
+            total = a[i] * b[j] + out[i + j] + carry
+            out[i + j] = total & np.uint64(0xFFFFFFFF)
+            carry = total >> np.uint64(32)
+        out[i + b.shape[0]] = carry
+
+
+@kernel
+def _passes(top: Any, below: Any, other_top: Any, other_below: Any) -> bool:
+    """Tell whether a fraction is larger than another one."""
+    ours, theirs = np.zeros(12, np.uint64), np.zeros(12, np.uint64)
+    _multiply(top, other_below, ours)
+    _multiply(other_top, below, theirs)
+    return _less(theirs, ours)
+
+
+@kernel
+def _multiply_words(a: int, b: int, out: Any) -> None:
+    low = np.uint64(0xFFFFFFFF)
+    first, second = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
+    first[0], first[1] = np.uint64(a) & low, np.uint64(a) >> np.uint64(32)
+    second[0], second[1] = np.uint64(b) & low, np.uint64(b) >> np.uint64(32)
+    _multiply(first, second, out)
+
+
+@kernel
+def _subtract(a: Any, b: Any, out: Any) -> None:
+    borrow = np.uint64(0)
+    for k in range(a.shape[0]):
+        taken = b[k] + borrow
+        borrow = np.uint64(1) if a[k] < taken else np.uint64(0)
+        out[k] = (a[k] + (borrow << np.uint64(32)) - taken) & np.uint64(0xFFFFFFFF)
+
+
+@kernel
+def _less(a: Any, b: Any) -> bool:
+    for k in range(a.shape[0] - 1, -1, -1):
+        if a[k] != b[k]:
+            return bool(a[k] < b[k])
+    return False
