@@ -70,6 +70,13 @@ def test_same_input_has_other_values_in_other_bins_and_sessions(ends: tuple[Rece
     assert len(np.unique(values)) == values.size
 
 
+def test_all_bits_of_the_secret_are_drawn_for_each_session() -> None:
+    offer = Receiver().offer
+    drawn = np.stack([Sender(offer)._secret for _ in range(6)])
+    assert len(np.unique(drawn)) == drawn.size == 6 * WIDTH // 64
+    assert np.all(np.abs(np.bitwise_count(drawn).sum(axis=0) / (6 * 64) - 0.5) < 6 * 0.5 / (6 * 64) ** 0.5)
+
+
 def test_message_hides_the_codes(ends: tuple[Receiver, Sender]) -> None:
     receiver, _ = ends
     code = oprf.codes(KEY, inputs(8 * STEP, 7))
@@ -84,6 +91,8 @@ def test_code_words_differ_in_enough_places() -> None:
     distances = np.bitwise_count(code[:1000] ^ code[1000:]).sum(axis=1)
     assert distances.min() >= 180
     assert abs(distances.mean() - WIDTH / 2) < 2
+    assert abs(distances.std() / (WIDTH**0.5 / 2) - 1) < 0.15  # as 512 bits have, not a quarter of them four times
+    assert len(np.unique(code)) == code.size
     close = sum(math.comb(WIDTH, k) for k in range(128))
     assert math.log2(close) - WIDTH < -102  # what the docstring says
     assert math.log2(3 << 28) + math.log2(close) - WIDTH < -72

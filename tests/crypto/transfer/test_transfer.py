@@ -57,6 +57,8 @@ def test_receiver_has_the_chosen_key_of_each_pair(choices: list[bool]) -> None:
     number = np.arange(len(choices))
     assert np.array_equal(keys, pairs[number, np.array(choices, int)])
     assert len({key.tobytes() for key in pairs.reshape(-1, 16)}) == 2 * len(choices)
+    apart = ristretto.shifted(points, offered, back=True)  # equal scalars would show which choices are equal
+    assert len({point.tobytes() for point in np.concatenate([points, apart])}) == 2 * len(choices)
 
 
 def test_keys_are_hashes_of_the_shared_points() -> None:
