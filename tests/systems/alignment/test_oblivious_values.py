@@ -26,6 +26,7 @@ from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord
 from treaty.systems.alignment import blinded_lists, oblivious_values
 from treaty.systems.alignment import roles as alignment
+from treaty.systems.alignment.blinded_lists import bucket
 from treaty.systems.alignment.oblivious_values import MaskedCodes, OprfChoices, OprfOffer, OprfValues, SecretOrder
 
 SMALLEST = 32
@@ -147,6 +148,7 @@ def test_auto_leaves_the_longest_lists_of_active_parties_to_ecdh() -> None:
     assert alignment._takes_kkrt("auto", 1024, 1 << 28)
     assert not alignment._takes_kkrt("auto", 2 * cuckoo.MOST, 1024)
     assert not alignment._takes_kkrt("auto", 1024, alignment.LONG // 2)
+    assert [alignment._takes_kkrt("auto", 1024, bucket(count)) for count in (7680, 7681)] == [False, True]
 
 
 def test_kkrt_with_more_ids_than_it_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
