@@ -6,8 +6,8 @@ writes its own file; AUC, bytes and rounds do not depend on the machine.
 `--again` (`federboost_again.csv`): what first and later fits in one folder send, and what they have paid by then.
 
 `--parties` (`_parties.csv`): bytes and rounds by the number of parties, and what these take over lines of 20 Mbit/s and
-a round trip of 100 ms (`federboost_horizontal.py --link` measures how near that is), of the paper's Fig. 6. The line of
-who sends most counts, and computing is left out. SUSY's place has a table of flights, with as many rows and columns.
+a round trip of 100 ms (`--link` measures how near that is), of the paper's Fig. 6. The line of who sends most counts,
+and computing is left out. SUSY's place has a table of flights, with as many rows and columns.
 
 `--curves` (`_curves.csv` and a figure): AUC by rounds on both credit tables.
 
@@ -17,8 +17,12 @@ parties, of which only one has noise.
 `--ranks` (`_ranks.csv`): AUC where buckets have equal counts by rank, equal values being parted at random, as one
 sentence of the paper has it, without noise; beside buckets that never part equal values, which the protocol uses.
 
-`--speed` (`_speed_by_parties.csv`): seconds by the number of parties, and of 50,000 x 15 (Table III); only this part
-needs a machine that does nothing else. In all about 10 minutes.
+`--speed` (`_speed_by_parties.csv`): seconds by the number of parties, and of 50,000 x 15 (Table III).
+
+`--link` (`_link.csv`): the jobs of `--parties` over lines of that kind, simulated by the channel, in both forms, beside
+what rounds, bytes and computing add up to. About 6 minutes.
+
+The last two need a machine that does nothing else. In all about 15 minutes.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ from data import (
 )  # fmt: skip
 from federboost_horizontal import RATE, at_random, crossings, slowest_bytes
 from treaty import GBDTClassifier
+from treaty.messaging.memory import Link
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import per_person, read_ledger
@@ -64,7 +69,7 @@ VERTICAL, HORIZONTAL = "federboost-vertical", "federboost-horizontal"
 THREADS = 2
 DELAY = 0.05  # seconds one way
 CLEAR = {"epsilon": math.inf, "mode": "paper"}
-PARTS = ("again", "parties", "curves", "columns", "ranks", "speed")
+PARTS = ("again", "parties", "curves", "columns", "ranks", "speed", "link")
 
 
 def columns_of(x: NDArray[np.float32], parties: int) -> dict[str, NDArray[np.float32]]:
@@ -123,17 +128,17 @@ def again(quick: bool) -> list[dict[str, object]]:
 # ---------------------------------------------------------------- parties
 
 
-def transcripts_of(fit: Callable[[], object]) -> Mapping[str, Transcript]:
-    """Return every party's transcript of a fit in threads."""
+def transcripts_of(fit: Callable[[], object], link: Link | None = None) -> tuple[Mapping[str, Transcript], float]:
+    """Return every party's transcript of a fit in threads, over a link if there is one, and its seconds."""
     kept: list[RunRecord] = []
 
     def recording(*arguments: Any, **named: Any) -> RunRecord:
-        kept.append(play(*arguments, **named))
+        kept.append(play(*arguments, **{**named, "link": link}))
         return kept[-1]
 
     with patch.object(simulation, "play", recording):
-        fit()
-    return kept[0].transcripts
+        took = seconds(fit)
+    return kept[0].transcripts, took
 
 
 Job = tuple[str, str, int, Any, GBDTClassifier, tuple[Any, ...], str]
@@ -167,9 +172,8 @@ def _all(data: Data) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 def by_parties(quick: bool) -> list[dict[str, object]]:
     rows = []
     for title, split, parties, tables, model, labels, _ in jobs_by_parties(quick):
-        transcripts = transcripts_of(lambda m=model, t=tables, y=labels: m.fit(t, *y))
+        transcripts, _ = transcripts_of(lambda m=model, t=tables, y=labels: m.fit(t, *y))
         crossed, nbytes = crossings(transcripts, acknowledged=False), slowest_bytes(transcripts, "p0")
-        paper = {"columns": "at most 691.77 s", "rows": "at most 3103.24 s"} if title.startswith("290,000") else {}
         rows.append({
             "data": title,
             "split by": split,
@@ -179,8 +183,44 @@ def by_parties(quick: bool) -> list[dict[str, object]]:
             "rounds": crossed / 2,
             "MB one after the other": nbytes / 1e6,
             "over 20 Mbit/s, 100 ms: s": crossed * DELAY + 8 * nbytes / RATE,
-            "published": paper.get(split, ""),
+            "published": over_a_slow_line(title, split),
         })  # fmt: skip
+    return rows
+
+
+def over_a_slow_line(title: str, split: str) -> str:
+    """Return what the paper has for a job over 20 Mbit/s and 100 ms."""
+    paper = {"columns": "at most 691.77 s", "rows": "at most 3103.24 s"}
+    return paper[split] if title.startswith("290,000") else ""
+
+
+def over_links(quick: bool) -> list[dict[str, object]]:
+    """Time every job of `jobs_by_parties` over simulated lines, beside its rounds and bytes, and computing alone."""
+    rows = []
+    for title, split, parties, tables, model, labels, _ in jobs_by_parties(quick):
+
+        def fit(m: GBDTClassifier = model, t: Any = tables, y: tuple[Any, ...] = labels) -> object:
+            return m.fit(t, *y)
+
+        transcripts_of(fit)
+        transcripts, bare = transcripts_of(fit)
+        predicted = crossings(transcripts, acknowledged=False) * DELAY + 8 * slowest_bytes(transcripts, "p0") / RATE
+        before = cpu_of_others()
+        _, took = transcripts_of(fit, Link(RATE, DELAY))
+        rows.append({
+            "data": title,
+            "split by": split,
+            "parties": parties,
+            "trees": f"{model.n_estimators} of depth {model.max_depth}",
+            "MB in all": sum(pair["bytes"] for pair in model.communication_.values()) / 1e6,
+            "rounds and bytes s": predicted,
+            "without the link s": bare,
+            "both s": predicted + bare,
+            "s": took,
+            "published": over_a_slow_line(title, split),
+            "others' cores": round(max(0.0, cpu_of_others() - before) / took, 2),
+        })  # fmt: skip
+        print(*rows[-1].values(), flush=True)
     return rows
 
 
@@ -380,6 +420,8 @@ def main() -> None:
         report("federboost_ranks", ranks(quick), quick=quick)
     if every or options.speed:
         report("federboost_speed_by_parties", speed(quick), quick=quick)
+    if every or options.link:
+        report("federboost_link", over_links(quick), quick=quick)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ of the same grower on all rows.
 of 10 edge servers, of whom 20 of each domain's 30 take part in a tree and the others are reserves (`max_users`), 100
 rounds on Adult, beside everybody taking part. Bar: at most 0.01 less accuracy than pooled.
 
-`--bytes` (`fedxgb_bytes.csv`): one tree on 50,000 rows of 100 columns by 100 to 500 users, 0 and 30 % of them lost as
-the first tree grows: what each user sends and receives (Fig. 4 of the paper).
+`--bytes` (`fedxgb_bytes.csv`): one tree on 50,000 rows of 100 columns in all, by 100 to 500 users and by 5 to 20 edge
+servers, 0 to 30 % of users lost as the tree grows: what each role sends and receives, and its own processor seconds
+(Fig. 4 of the paper). With it the power of the number of users with which a user's bytes grow. About 20 minutes.
 
 `--short` is for a machine that does other things, too: `--training` with 30 % lost, one seed and 30 rounds;
 `--reserves` with 36 users of 3 edge servers, 9 of 12 in a tree, and 30 rounds; `--bytes` with 100 and 300 users. The
@@ -30,15 +31,30 @@ files say so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
 import numpy as np
-from numpy.typing import NDArray
 
 import figures
 from data import arguments, replace, report, verdict
-from fedxgb import AT_RANDOM, TrainingOutcome, curve, deal, fedxgb, made_up, reference, sent, setting_of, staged, train
+from federboost_horizontal import own_times
+from fedxgb import (
+    AT_RANDOM,
+    ROLES,
+    TrainingOutcome,
+    curve,
+    deal,
+    fedxgb,
+    log_losses,
+    made_up,
+    reference,
+    role_of,
+    sent,
+    setting_of,
+    train,
+)  # fmt: skip
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing, select
 
@@ -157,11 +173,6 @@ def collusion(quick: bool) -> list[dict]:
 # ---------------------------------------------------------------- whole trainings
 
 
-def log_loss(outcome: TrainingOutcome, x: NDArray[np.float32], y: NDArray[np.int64]) -> list[float]:
-    """Return the mean log loss of two classes after each round."""
-    return [float(np.mean(np.logaddexp(0.0, np.where(y == 1, -m[:, 0], m[:, 0])))) for m in staged(outcome.part, x)]
-
-
 def training(users_of_a_domain: Sequence[int], quick: bool, short: bool) -> None:
     """Train 3 domains of Adult's rows while users come and go; each setting's row is kept as soon as it is known."""
     setting, rounds, seeds = setting_of("adult"), 11 if quick else 30 if short else 100, 1 if quick or short else 10
@@ -217,7 +228,7 @@ def reserves(quick: bool, short: bool) -> list[dict]:
             options = fedxgb(edges, n_estimators=rounds, dropout=lost or None, max_users=chosen)
             outcome = train(x, y, deal(y, users, AT_RANDOM, 0), options)
             ours = curve(outcome.part, *test)[-1]
-            losses[lost, chosen] = log_loss(outcome, *test)
+            losses[lost, chosen] = log_losses(outcome.part, *test)
             rows.append({
                 "users": users,
                 "edges": edges,
@@ -247,29 +258,52 @@ def draw_losses(losses: dict[tuple[float, int | None], list[float]], most: int, 
 
 
 def bytes_of_users(quick: bool, short: bool) -> list[dict]:
-    """Train one tree on the same rows by more and more users; return what a user sends and receives."""
+    """Train one tree on the same rows by more and more users, and edge servers; return what each role spends."""
     n_rows, columns = (1_500, 10) if quick else (50_000, 100)
     x, y = made_up(n_rows, columns)
-    sizes = ((36, 3), (72, 3)) if quick else tuple((n, 10) for n in ((100, 300) if short else (100, 200, 300, 500)))
-    rows = []
+    sizes = [(36, 3), (72, 3)] if quick else [(n, 10) for n in ((100, 300) if short else (100, 200, 300, 500))]
+    sizes += [] if quick or short else [(300, edges) for edges in (5, 15, 20)]
+    rows, of_users = [], {}
     for users, edges in sizes:
-        for lost in (0.0, 0.3):
+        for lost in (0.0, LOST[-1]) if quick or short else (0.0, *LOST):
             options = fedxgb(
                 edges, n_estimators=1, dropout=lost or None, dropout_period=1 if lost else None, expose="model"
             )
-            outcome = train(x, y, deal(y, users, AT_RANDOM, 0), options)
-            names = [f"user{k}" for k in range(users)]
-            traffic = [sum(sent(outcome.played, name, way) for way in ("sent", "received")) for name in names]
+            trained: list[TrainingOutcome] = []
+            spent = own_times(
+                lambda o=options, n=users, to=trained: to.append(train(x, y, deal(y, n, AT_RANDOM, 0), o))
+            )
+            traffic = {
+                role: [
+                    sum(sent(trained[0].played, name, way) for way in ("sent", "received"))
+                    for name in spent
+                    if role_of(name) == role
+                ]
+                for role in ROLES
+            }
+            of_users[users, edges, lost] = mean(traffic["user"])
+            fewer = next((n for n, of, share in of_users if (of, share) == (edges, lost) and n < users), None)
+            power = (
+                math.nan
+                if fewer is None
+                else math.log(of_users[users, edges, lost] / of_users[fewer, edges, lost]) / math.log(users / fewer)
+            )
             rows.append({
                 "users": users,
                 "edges": edges,
                 "rows": n_rows,
                 "rows of a user": n_rows // users,
                 "lost as the tree grows": lost,
-                "users in its last sum": outcome.users[-1],
-                "MB of a user": f"{mean(traffic) / 1e6:.3f}",
-                "MB of all users": f"{sum(traffic) / 1e6:.1f}",
+                "users in its last sum": trained[0].users[-1],
+                **{f"MB of each {role}": f"{mean(of_role):.3f}" for role, of_role in traffic.items()},
+                "MB of all users": f"{sum(traffic['user']):.1f}",
+                "power of users in a user's MB, since the fewest": "" if fewer is None else f"{power:.2f}",
+                **{
+                    f"own s of each {role}": f"{mean(spent[name] for name in spent if role_of(name) == role):.4f}"
+                    for role in ROLES
+                },
             })  # fmt: skip
+            print(*rows[-1].values(), flush=True)
     return rows
 
 
