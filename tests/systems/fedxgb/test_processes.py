@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -103,9 +104,9 @@ def fitted(**options: object) -> treaty.GBDTClassifier:
 
 
 def play(
-    path: Path, *, without: str | None = None, resume: bool = False
+    path: Path, *, without: Collection[str] = (), resume: bool = False
 ) -> tuple[list[threading.Thread], dict[str, str]]:
-    """Start every party, but one, in a thread of this process, over gRPC; return threads, and what failed ones say."""
+    """Start every party, but some, in a thread of this process, over gRPC; return threads, and what failed ones say."""
     job, said = load_job(path), {}
 
     def train(name: str) -> None:
@@ -114,7 +115,7 @@ def play(
         except TreatyError as error:
             said[name] = str(error)
 
-    threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in job.parties if name != without]
+    threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in job.parties if name not in without]
     for thread in threads:
         thread.start()
     return threads, said
@@ -123,7 +124,7 @@ def play(
 def play_and_kill(path: Path, victim: str, kind: str, nth: int) -> dict[str, str]:
     """Play, one party being a process of its own, killed at a message; return what others said at their end."""
     process = start(path, victim, dies=(kind, nth, ""))
-    threads, said = play(path, without=victim)
+    threads, said = play(path, without=[victim])
     try:
         assert process.wait(within(60)) == -signal.SIGKILL
     finally:
@@ -282,7 +283,7 @@ def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeyp
     path = write_job(tmp_path, trees=12, timeout=15)  # it counts as gone after 20 s
     process = start(path, "user2", dies=("Attendance", 3, ""), by=signal.SIGSTOP)
     try:
-        threads, said = play(path, without="user2")
+        threads, said = play(path, without=["user2"])
         for thread in threads:
             thread.join(within(60))
         assert said == {}
@@ -326,6 +327,33 @@ def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_
     assert trees == fitted(n_estimators=20, edges=2).parts_["pooled"].forest.trees
     assert not list((tmp_path / "model").glob("*.checkpoint"))
     assert not [*(tmp_path / "model").glob("*.cohorts"), *(tmp_path / "model").glob("*.digest")]
+
+
+@pytest.mark.slow
+def test_a_killed_user_takes_part_again_when_the_job_goes_on(tmp_path):
+    path = write_job(tmp_path, trees=14)
+    user = start(path, "user2", dies=("Attendance", 5, ""))
+    server = start(path, "owner", dies=("RoundStart", 20, ""))  # to two edge servers: in its tenth tree
+    threads, said = play(path, without=("user2", "owner"))
+    try:
+        assert [process.wait(within(60)) for process in (user, server)] == [-signal.SIGKILL] * 2
+    finally:
+        for process in (user, server):
+            process.kill()
+            process.communicate()
+    for thread in threads:
+        thread.join(within(60))
+    assert "owner" in said["user1"]
+    finished = load_checkpoint(tmp_path / "model" / "owner.checkpoint").rounds
+    assert 6 <= finished < 14
+    threads, said = play(path, resume=True)
+    for thread in threads:
+        thread.join(within(60))
+    assert said == {}
+    counts = [tree.count[0] for tree in find_part(load_job(path), "owner").forest.trees]
+    tokyos = sum(len(rows_of_each()[name]) for name in USERS[1::2])
+    assert counts[finished - 1] == tokyos  # two users of Berlin are too few to sum
+    assert counts[finished:] == [150] * (14 - finished)
 
 
 @pytest.mark.slow
