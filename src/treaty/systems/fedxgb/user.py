@@ -183,8 +183,8 @@ def _answer_search(
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], 1)
     instructions.vector = lambda: opening.of(rows.table, labels.bounds)
     asked = 0
+    note_search(phase, asked)
     while asked <= MOST_ROUNDS:
-        note_search(phase, asked)
         match told := instructions.next():
             case CommonBins():
                 return told
@@ -194,6 +194,7 @@ def _answer_search(
                 assert isinstance(told, ProbeRequest)
                 counted, asked = answer_probes(told, ordered, max_bin, edge, 1), asked + 1
                 instructions.vector = partial(np.asarray, counted)
+                note_search(phase, asked)
     raise PeerProtocolError(edge, f"expected the bins instead of more probes - from {edge}")
 
 
