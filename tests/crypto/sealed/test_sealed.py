@@ -14,11 +14,12 @@ from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
 from treaty.crypto.sealed.best import Entry, Known, best_of_shared
 from treaty.crypto.sealed.comparison import negatives
-from treaty.crypto.sealed.steps import Steps
+from treaty.crypto.sealed.steps import Steps, together
 from treaty.crypto.sealed.sums import Places, Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
 from treaty.crypto.sums.lattice_sums import lattice_fields, split_fields
 from treaty.crypto.wide import add, from_ints, prefix_sums
+from treaty.errors import CryptoError
 
 
 def play(one: Steps[Any], other: Steps[Any]) -> tuple[Any, Any]:
@@ -197,3 +198,28 @@ def test_a_bound_beyond_all_numbers_is_passed_by_none(ends: tuple[Transfers, Tra
     widths, given = Widths.of(bounds, ridge), [known, Known.nothing(1, 1, 0)]
     found = play(*(best_of_shared(ends[k], sums[k], given[k], widths, k, 2) for k in (0, 1)))
     assert opened([x[:, 3] for x in found], 64) == [5]
+
+
+def test_protocols_that_step_together_do_not_take_each_others_transfers(ends: tuple[Transfers, Transfers]) -> None:
+    left = len(ends[0]._q)
+    many = left + (1 << 17)  # as many more are made as these lack
+
+    def both(end: Transfers) -> Steps[Any]:
+        return (yield from together(end.choose(np.zeros(many, np.uint8)), end.choose(np.ones(100, np.uint8))))
+
+    (first, second), _ = play(*(both(end) for end in ends))
+    assert (len(first[1]), len(second[1])) == (many, 100)
+    assert first[0] + many <= second[0] or second[0] + 100 <= first[0]
+
+
+@pytest.mark.parametrize(
+    "sizes", [np.ones((1, 1), np.int64), np.array(1), np.array([1.0]), np.array([-1]), np.ones(2, int)]
+)
+def test_sizes_of_a_step_that_are_none_are_refused(sizes: np.ndarray) -> None:
+    def one() -> Steps[None]:
+        yield [np.zeros(1)]
+
+    steps = together(one())
+    next(steps)
+    with pytest.raises(CryptoError, match="as many protocols"):
+        steps.send([sizes, np.zeros(1)])

@@ -35,8 +35,9 @@ def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
         sizes = np.array([len(waiting.get(k, ())) for k in range(len(protocols))], np.int64)
         came = yield [sizes, *(array for k in sorted(waiting) for array in waiting[k])]
         given, at = {}, 1
-        counts = came[0].tolist() if came else []
-        if len(counts) != len(protocols) or sum(counts) != len(came) - 1:
+        fine = bool(came) and came[0].dtype == np.int64 and came[0].shape == (len(protocols),)
+        counts = came[0].tolist() if fine else []
+        if not fine or min(counts) < 0 or sum(counts) != len(came) - 1:
             raise CryptoError("expected a step of as many protocols as this end's")
         for k in sorted(waiting):
             given[k] = came[at : at + counts[k]]

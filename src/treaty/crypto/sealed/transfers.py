@@ -28,19 +28,24 @@ class Transfers:
         self._sender, self._receiver = sender, receiver
         self.delta = sender.delta
         self._q, self._t, self._r = np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.empty(0, np.uint8)
-        self._used = 0
+        self._used = self._promised = 0
 
     def reserve(self, count: int) -> Steps[None]:
-        """Make more where fewer than `count` are left: a step, or none."""
-        left = len(self._q)
+        """Make more where fewer than `count` are left: a step, or none. The caller draws them at once.
+
+        What others wait for, who take their steps together with this one, is theirs.
+        """
+        left = len(self._q) - self._promised
         if left >= count:
             return
+        self._promised += count
         more = -(-max(count - left, _AT_ONCE) // STEP) * STEP
         message, bits, rows = self._receiver.extend(more)
         (came,) = take((yield [message]), (np.uint64, message.shape))
         self._q = np.concatenate([self._q, self._sender.extend(more, came)])
         self._t = np.concatenate([self._t, rows])
         self._r = np.concatenate([self._r, unpacked(bits, more)])
+        self._promised -= count
 
     def draw(self, count: int) -> tuple[int, Words, Words, Bits]:
         """Draw transfers that were reserved: the first one's number, the sender's rows, the receiver's and its bits."""
