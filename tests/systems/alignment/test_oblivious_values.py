@@ -411,6 +411,17 @@ def test_all_values_are_compared_however_they_fall_into_messages(monkeypatch: py
         assert sorted(joined(columns, in_memory=in_memory)) == plain_join(columns)
 
 
+def test_few_messages_are_on_the_way_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oblivious_values, "AHEAD", 2)
+    played = run({"a": list(range(4000)), "b": [5, *range(4000, 4500)]})
+    assert played.results["a"].rows.tolist() == [5]
+    for name, kind, most in (("a", MaskedCodes, 12), ("b", OprfValues, 64)):
+        steps = [(e.direction, e.step) for e in played.transcripts[name].entries]
+        change = [(step == ("sent", kind.__name__)) - (step == ("received", "OprfUsed")) for step in steps]
+        assert change.count(1) == change.count(-1) == most
+        assert max(np.cumsum(change)) <= 2
+
+
 def test_secret_order_is_a_fresh_permutation_with_fresh_tokens() -> None:
     ids = read_ids(list(range(1000)))
     first, second = (SecretOrder(ids, bytes(32), 1, Scratch()) for _ in range(2))
