@@ -20,7 +20,8 @@ from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import names_of
 
 OF_LOGISTIC = {
-    "family", "batch_size", "memory", "period", "hessian_batch_size", "calibrate", "random_state",
+    "family", "batch_size", "memory", "period", "hessian_batch_size", "calibrate", "early_stopping_rounds",
+    "random_state",
 }  # fmt: skip
 """Common options that a regression on the whole table has no use for."""
 

@@ -134,6 +134,8 @@ CASES: dict[str, list[Case]] = {
         Case({"insecure_test_key_bits": 768, "allow_insecure": True}, COORDINATED),
         Case({"mode": "paper", "allow_insecure": True}, COORDINATED),
         Case({"show_weights": True}, COORDINATED),
+        Case({"show_eval_margins": True}, COORDINATED),
+        Case({"show_eval_margins": True, "coordinator": False}, TWO),
         Case({"family": "multiclass"}, COORDINATED),
         Case({"family": "linear"}, COORDINATED),
         Case({"family": "poisson", "coordinator": False}, TWO),

@@ -38,6 +38,7 @@ SILENT = {
         "key_bits",
         "insecure_test_key_bits",
         "show_weights",
+        "show_eval_margins",
     },  # the same text
 }
 """Options that change no sentence; all others are in some case."""

@@ -132,8 +132,9 @@ _MANY = 2**31 - 1
     "told",
     [
         ColumnCount(_MANY),
-        TableSize(_MANY, _MANY),
-        TableSize(2**31, 1),
+        TableSize(_MANY, _MANY, []),
+        TableSize(2**31, 1, []),
+        TableSize(1, 1, [2**31]),
         TrainingSizes("m", 5, [3, _MANY], False, False),
         Sum(0, _MANY),
         DealOrder(2**31, {"shop": 3}),

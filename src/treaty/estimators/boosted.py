@@ -18,7 +18,7 @@ from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.base import Tables, one_column
 from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
-from treaty.estimators.inputs import are_labelled, check_one_kind, participants, rows_with_weight
+from treaty.estimators.inputs import are_labelled, check_one_kind, pairs_of, participants, rows_with_weight
 from treaty.estimators.trained_trees import TrainedTrees
 from treaty.estimators.watching import Watch
 from treaty.models.trees import ModelPart, forest_of
@@ -33,15 +33,6 @@ from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.system import LabelledRows, System, cast_of
 from treaty.trees.boosting import Forest
 from treaty.trees.metrics import check_watched
-
-
-def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs (X, y) of an eval set, or of several; ConfigError for anything else."""
-    in_tuple = isinstance(eval_set, tuple) and bool(eval_set) and all(isinstance(pair, tuple) for pair in eval_set)
-    pairs = [] if eval_set is None else list(eval_set) if in_tuple or isinstance(eval_set, list) else [eval_set]
-    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
-    return [(X, y) for X, y in pairs]
 
 
 class BoostedTrees(TrainedTrees):

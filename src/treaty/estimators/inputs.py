@@ -287,3 +287,12 @@ def _empty(table: Any) -> bool:
     """Whether an active party brings no features: None, or a table without columns."""
     shape = getattr(table, "shape", None)
     return table is None or (isinstance(shape, tuple) and len(shape) == 2 and shape[1] == 0)
+
+
+def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs (X, y) of an eval set, or of several; ConfigError for anything else."""
+    in_tuple = isinstance(eval_set, tuple) and bool(eval_set) and all(isinstance(pair, tuple) for pair in eval_set)
+    pairs = [] if eval_set is None else list(eval_set) if in_tuple or isinstance(eval_set, list) else [eval_set]
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
+    return [(X, y) for X, y in pairs]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -14,11 +15,11 @@ from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 
 from treaty.data.labels import check_weights
-from treaty.data.table import match_rows
+from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import TableEstimator, Tables, one_column
 from treaty.estimators.class_weights import weights_of_classes
-from treaty.estimators.inputs import rows_with_weight
+from treaty.estimators.inputs import pairs_of, rows_with_weight
 from treaty.estimators.watching import Watch
 from treaty.linear.calibration import Calibration
 from treaty.linear.losses import warn_beyond_taylor
@@ -78,6 +79,7 @@ class LinearModel(TableEstimator):
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         checkpoint: str | Path | None = None,
+        eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
     ) -> Self:
         """Train, playing every party on this machine.
 
@@ -92,6 +94,10 @@ class LinearModel(TableEstimator):
             Not negative, held by the active party, of a regression of numbers on one table alone; scaled to mean 1.
         checkpoint : path or None
             Folder of what parties keep from one fit on the same rows to the next; "pooled" keeps nothing.
+        eval_set : (X, y) or list of them
+            Rows whose loss is computed after every epoch, X as above; of a logistic regression of two classes alone,
+            without standard errors. Between parties the active one gets the others' part of their margins each time,
+            which needs ``show_eval_margins=True`` in the system's options.
 
         Returns
         -------
@@ -125,8 +131,9 @@ class LinearModel(TableEstimator):
         if changed:
             settings = self._settings(**changed, random_state=settings[2].random_state)
         self.schemas_ = {name: table.schema for name, table in tables.items()}
+        run = self._run_on_columns(settings, tables, active, target, weight, classes)
         trained = train(
-            self._run_on_columns(settings, tables, active, target, weight, classes),
+            replace(run, eval_sets=self._eval_sets(eval_set, settings, active)),
             transport=self.transport,
             checkpoint=None if checkpoint is None else Path(checkpoint),
             weighted=weight is not None,
@@ -143,6 +150,25 @@ class LinearModel(TableEstimator):
     def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any] | None, NDArray[np.float64]]:
         """Return classes, None of a regression of numbers, and labels (n_rows,)."""
         raise NotImplementedError
+
+    def _eval_sets(
+        self, eval_set: Any, settings: tuple[System, Any, Any], active: str
+    ) -> list[tuple[Mapping[str, Table], NDArray[np.float64]]]:
+        """Check eval sets against the training tables and the options; return tables and labels of each."""
+        _, own, common = settings
+        pairs = pairs_of(eval_set)
+        if pairs:
+            common.check_eval_sets(own)
+        elif common.early_stopping_rounds is not None:
+            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
+        evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
+        for X, y in pairs:
+            tables = self._tables(X, reset=False, y=y)
+            n_rows = next(iter(tables.values())).n_rows
+            _, target = self._class_numbers(one_column(y), active, n_rows, self.classes_.tolist())
+            match_rows(tables, target)
+            evals.append((tables, target))
+        return evals
 
     def _penalty(self, weighed: float) -> dict[str, float]:
         """Return `l2` where another parameter stands for it; `weighed` is the sum of rows' weights, 1 where none."""
@@ -172,7 +198,8 @@ class LinearModel(TableEstimator):
             self.standard_errors_ = errors if alone is None else alone.errors
             self.p_values_ = p_values if alone is None else p_values[ALONE]
         self.loss_history_ = holder.losses
-        self.evals_result_ = {"train": {holder.loss: holder.losses}}
+        losses = {"train": holder.losses, **holder.eval_losses}
+        self.evals_result_ = {name: {holder.loss: of} for name, of in losses.items()}
         self.n_iter_ = len(holder.losses)
 
     def _margins(self, X: Tables) -> NDArray[np.float64]:
@@ -180,6 +207,8 @@ class LinearModel(TableEstimator):
         return self._predicting().margins(self._matched(X), self.transport)
 
     def _owners(self) -> set[str]:
+        if not hasattr(self, "parts_"):  # while training
+            return set(self.schemas_)
         each = {name: part.of_classes or [part] for name, part in self.parts_.items()}
         return {name for name, parts in each.items() if any(np.any(part.coef) for part in parts)}
 
@@ -228,6 +257,9 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         Whether the label holder fits Platt's two numbers to the margins of the training rows, so that probabilities of
         the Taylor loss are unbiased; between parties this shows it these margins, as a prediction of the rows would.
         Of no effect under `Pooled(loss="logistic")`, whose margins are log-odds.
+    early_stopping_rounds : int or None, default None
+        Training ends, too, when the loss of the last eval set has not fallen for so many epochs; the weights are those
+        of the epoch in which it was lowest. None: eval sets do not end it.
     random_state : int, RandomState or None, default None
         Seed of the batches; between parties it counts if all who have data name the same.
     n_jobs : int or None, default None
@@ -273,7 +305,10 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     loss_history_ : list of float
         Of every epoch, the mean loss of its batches, each at the weights it was met with, without the penalty.
     evals_result_ : dict
-        The same as ``{"train": {"taylor": [...]}}``, in the form of `GBDTClassifier`.
+        The same as ``{"train": {"taylor": [...]}}``, in the form of `GBDTClassifier`, and beside it "eval_0", "eval_1"
+        and so on: of each eval set the mean loss after every epoch.
+    best_iteration_ : int
+        With `early_stopping_rounds`: the epoch, from 0, whose weights these are.
     communication_ : dict
         Of each ordered pair of parties: messages, bytes, and bytes by message type.
     timings_ : dict
@@ -304,6 +339,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         hessian_batch_size: int | None = None,
         fractional_bits: int = 32,
         calibrate: bool = True,
+        early_stopping_rounds: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
         active: str | None = None,
@@ -323,6 +359,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self.period = period
         self.hessian_batch_size = hessian_batch_size
         self.calibrate = calibrate
+        self.early_stopping_rounds = early_stopping_rounds
         self.random_state = random_state
         self.C = C
         self.class_weight = class_weight
@@ -363,6 +400,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
             self._keep_classes(parts, holder)
             return
         self.calibration_ = holder.calibration
+        if self.early_stopping_rounds is not None:
+            self.best_iteration_ = int(np.argmin(list(holder.eval_losses.values())[-1]))
         self.coef_ = self.coef_ if isinstance(self.coef_, dict) else self.coef_[None, :]
         self.intercept_ = np.array([holder.intercept])
         units = self.coef_per_unit_

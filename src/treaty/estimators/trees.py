@@ -13,8 +13,9 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from treaty.data.labels import check_weights
 from treaty.errors import ConfigError
 from treaty.estimators.base import Tables, one_column
-from treaty.estimators.boosted import BoostedTrees, pairs_of
+from treaty.estimators.boosted import BoostedTrees
 from treaty.estimators.glm import LinearRegression, PoissonRegressor
+from treaty.estimators.inputs import pairs_of
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.saving import params_of, read_parts, read_saved
 from treaty.models.linear import load_linear_part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,31 @@ class Schedule:
         return rose
 
 
+@dataclass(slots=True)
+class EvalLosses:
+    """Mean losses of eval sets after every epoch, by set; the last set says which epoch is best, and when to end."""
+
+    losses: dict[str, list[float]]
+    patience: int | None
+    """Epochs without a lower loss of the last set after which training ends; None: they do not end it."""
+
+    @property
+    def best(self) -> bool:
+        """Whether the last epoch has the lowest loss so far, where that decides about the end."""
+        last = self._deciding
+        return bool(last) and last[-1] < min(last[:-1], default=math.inf)
+
+    @property
+    def over(self) -> bool:
+        """Whether training ends."""
+        last = self._deciding
+        return self.patience is not None and bool(last) and len(last) - 1 - int(np.argmin(last)) >= self.patience
+
+    @property
+    def _deciding(self) -> list[float]:
+        return [] if self.patience is None else list(self.losses.values())[-1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochState:
     """What a party of a training goes on from after so many epochs, all that it has of it.
@@ -77,6 +102,9 @@ class EpochState:
     """At a coordinator apart: steps since training began, or was set back to its beginning."""
     losses: list[float] = field(default_factory=list)
     level: float = math.inf
+    eval_losses: dict[str, list[float]] = field(default_factory=dict)
+    best: Floats | None = None
+    """Own weights (n_columns,) after the epoch that was best by eval rows, where that decides about the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +113,9 @@ class FittedWeights:
 
     weights: Floats
     losses: list[float]
+    eval_losses: dict[str, list[float]] = field(default_factory=dict)
+    ended: bool = False
+    """Whether eval rows ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +148,15 @@ def train(
     loss: Loss = TAYLOR,
     weight: Floats | None = None,
     on_epoch: Callable[[FittedWeights], None] | None = None,
+    watched: Mapping[str, tuple[Floats, Floats]] | None = None,
+    patience: int | None = None,
 ) -> FittedWeights:
     """Train by mini-batches on prepared columns X (n_rows, n_columns), labels y of -1 or +1 and weights of rows.
 
     Weights (n_rows,) are scaled to mean 1. `on_epoch` gets the state after every epoch; its losses are without the
-    penalty. Raises DataError when training diverges although the learning rate was lowered.
+    penalty. `watched` are prepared columns and labels of eval sets, by name: with `patience` training ends, too, when
+    the last set's loss has not fallen for so many epochs, and the weights are those of its lowest. Raises DataError
+    when training diverges although the learning rate was lowered.
     """
     memory, period = optimiser.memory, optimiser.period
     batches = partition(len(y), optimiser.batch_size, optimiser.seed)
@@ -129,8 +164,10 @@ def train(
     slice_ = Slice(X.shape[1], memory=memory, period=period, l2=optimiser.l2, intercept=optimiser.intercept)
     coordinator = Coordinator(memory=memory, learning_rate=optimiser.learning_rate)
     schedule = Schedule(optimiser.learning_rate, optimiser.tol, optimiser.max_iter)
+    evals = EvalLosses({name: [] for name in watched or {}}, patience)
+    best = None
     with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite ends the training
-        while not schedule.finished:
+        while not (schedule.finished or evals.over):
             of_batches = []
             for at, rows in enumerate(batches):
                 x, of_rows, own = X[rows], y[rows], 1.0 if scaled is None else scaled[rows]
@@ -144,9 +181,14 @@ def train(
                     x, own = X[rows], 1.0 if scaled is None else scaled[rows]
                     v = mean_over_rows(x, own * loss.curvatures(x @ slice_.weights, x @ s))
                 slice_.step(coordinator.decide(slice_.products(grad, v)))
+            for name, (x, of_rows) in (watched or {}).items():
+                evals.losses[name].append(float(np.mean(loss.values(x @ slice_.weights, of_rows))))
+            if evals.best:
+                best = slice_.weights.copy()
             back = schedule.end_epoch(float(np.mean(of_batches)))
             slice_.end_epoch(back=back)
             coordinator.end_epoch(schedule.learning_rate, back=back)
             if on_epoch is not None:
                 on_epoch(FittedWeights(slice_.weights, schedule.losses))
-    return FittedWeights(slice_.weights, schedule.losses)
+    weights = slice_.weights if best is None else best
+    return FittedWeights(weights, schedule.losses, evals.losses, evals.over)

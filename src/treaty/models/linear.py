@@ -32,15 +32,16 @@ class LinearPart(msgspec.Struct, kw_only=True):
 
     `model_id` is the same in all parts; `coef` (preparation.n_columns,) are the weights of the prepared columns. The
     active party alone has `intercept`, `classes` (two labels; a high margin speaks for the second), `calibration`,
-    which makes log-odds of margins (None: margins are log-odds), `losses` (of every epoch the mean loss of its batches)
-    and `settled`, False where training ended at `max_iter` while the loss was still changing. `loss` is "taylor" or
-    "logistic"; `encryption` the cipher it was trained under, empty for a pooled model. `alone` says of each party how
-    many rows stand alone in their batch among its columns, so that its gradients reveal their labels (the active
-    party's: the others' part of their margins); it is empty after a pooled training and in paper mode. `family` is
-    "logistic"; "multiclass", whose `of_classes` are the parts of models of each class against the rest, without weights
-    of its own; "linear", whose margins are predictions; or "poisson", whose margins are their logarithms. The last two
-    have no classes. `errors` are the standard errors of `coef`, at the active party also of the intercept, which comes
-    last, and `degrees` their degrees of freedom, where they were asked for. `kept` is as in a part of trees.
+    which makes log-odds of margins (None: margins are log-odds), `losses` (of every epoch the mean loss of its
+    batches), `eval_losses` (of each eval set the mean loss after every epoch) and `settled`, False where training ended
+    at `max_iter` while the loss was still changing. `loss` is "taylor" or "logistic"; `encryption` the cipher it was
+    trained under, empty for a pooled model. `alone` says of each party how many rows stand alone in their batch among
+    its columns, so that its gradients reveal their labels (the active party's: the others' part of their margins); it
+    is empty after a pooled training and in paper mode. `family` is "logistic"; "multiclass", whose `of_classes` are the
+    parts of models of each class against the rest, without weights of its own; "linear", whose margins are predictions;
+    or "poisson", whose margins are their logarithms. The last two have no classes. `errors` are the standard errors of
+    `coef`, at the active party also of the intercept, which comes last, and `degrees` their degrees of freedom, where
+    they were asked for. `kept` is as in a part of trees.
     """
 
     model_id: str
@@ -57,6 +58,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
     errors: NDArray[np.float64] | None = None
     degrees: int | None = None
     losses: list[float] = []
+    eval_losses: dict[str, list[float]] = {}
     settled: bool = True
     encryption: str = ""
     alone: dict[str, int] = {}

@@ -403,13 +403,13 @@ def _check_classifies(job: Job, path: Path) -> None:
     if family == "multiclass" and job.classes == 2:
         raise ConfigError(f'expected the number of classes with family = "multiclass", classes = 5 say - in {path}')
     asked = ["group"] if job.group is not None else []
-    for name, member in job.parties.items():
-        asked += [f"parties.{name}.{what}" for what in ("eval_tables", "noisy_labels") if getattr(member, what)]
+    asked += [f"parties.{name}.noisy_labels" for name, member in job.parties.items() if member.noisy_labels]
     if asked:
         raise ConfigError(
-            f"expected no group, eval_tables and noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - "
-            f"in {path}"
+            f"expected no group and no noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - in {path}"
         )
+    if any(member.eval_tables for member in job.parties.values()):
+        common.check_eval_sets(job.settings()[0])
 
 
 def _absolute(job: Job, here: Path) -> Job:

@@ -117,7 +117,7 @@ def losses_of(part: Any) -> dict[str, list[float]]:
     Of a regression, by epoch.
     """
     if isinstance(part, LinearPart):
-        return {"train": part.losses} if part.losses else {}
+        return {"train": part.losses, **part.eval_losses} if part.losses else {}
     forest = getattr(part, "forest", None)
     history = {} if forest is None else forest.history
     return {

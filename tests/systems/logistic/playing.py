@@ -78,6 +78,7 @@ def seat_of(
     weight: np.ndarray | None = None,
     store: Any = None,
     checkpoints: Path | None = None,
+    evals: tuple[dict[str, Table], np.ndarray] | None = None,
     **changes: Any,
 ) -> Seat:
     """Return a party's seat of a training."""
@@ -85,10 +86,15 @@ def seat_of(
     data = LabelledRows(tables[party.name], np.empty(0)) if party.name in tables else None
     if party.name == "p0":
         data = LabelledRows(tables[party.name], y, weight)
+    watched = []
+    if evals is not None and party.name in tables:
+        labels = evals[1] if party.name == "p0" else np.empty(0)
+        watched = [LabelledRows(evals[0][party.name], labels, None, "eval_0")]
     n_classes = len(np.unique(y)) if common.family == "multiclass" else 2
     return Seat(
         party=party, options=options, common=common, cast=cast_of(list(tables), options), data=data,
         classes=list(range(n_classes)) if party.name == "p0" else None, n_classes=n_classes, store=store,
+        eval_sets=watched,
         keeper=checkpoints and Keeper(checkpoint_file(checkpoints, party.name), resume=True, party=party.name),
     )  # fmt: skip
 
@@ -104,6 +110,7 @@ def play_logistic(
     weight: np.ndarray | None = None,
     store: Any = None,
     checkpoints: Path | None = None,
+    evals: tuple[dict[str, Table], np.ndarray] | None = None,
     **changes: Any,
 ) -> RunRecord:
     """Train with p0 as the active party; `theirs` are other options of the others, `replace` other role programs."""
@@ -113,7 +120,7 @@ def play_logistic(
     def run(party: Party) -> Any:
         own = changes if party.name == "p0" else {**changes, **(theirs or {})}
         return PROGRAMS[found.roles[party.name]](
-            seat_of(party, tables, y, weight=weight, store=store, checkpoints=checkpoints, **own)
+            seat_of(party, tables, y, weight=weight, store=store, checkpoints=checkpoints, evals=evals, **own)
         )
 
     roles = {**dict.fromkeys(found.roles, run), **(replace or {})}

@@ -76,6 +76,12 @@ def _of_safe_mode(
             products if coordinator is None else coefficients,
         ]
     }
+    if options.show_eval_margins:
+        owners = f"{passives[0]} has" if single else "the passive parties together have"
+        learned[active].append(
+            f"where there are eval sets, {theirs} of the margin of each of their rows after every epoch; from as many "
+            f"epochs as {owners} columns, these columns' values in the rows up to a linear map"
+        )
     for name in passives:
         learned[name] = [
             sizes,
@@ -83,6 +89,8 @@ def _of_safe_mode(
             _of_lone_rows(lone, name, alone, where, pairs=pairs),
             coefficients,
         ]
+        if options.show_eval_margins:
+            learned[name].append("after which epoch the loss of eval rows was lowest, where that ends training")
         if options.show_weights:
             learned[name].append("the weights of all rows, where rows have some, and what of labels follows from them")
         if cipher != "lattice" and coordinator is None and not poisson:

@@ -48,6 +48,7 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     hessian_batch_size: AtLeastOne | None = None
     fractional_bits: Annotated[int, msgspec.Meta(ge=16, le=48)] = 32
     calibrate: bool = True
+    early_stopping_rounds: AtLeastOne | None = None
     random_state: Seed | None = None
 
     table: ClassVar[str] = "regression"
@@ -70,6 +71,22 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     def classifies(self) -> bool:
         """Whether labels are classes."""
         return self.family in ("logistic", "multiclass")
+
+    def check_eval_sets(self, own: SystemOptions) -> None:
+        """Refuse eval sets where no epoch has a loss of them, or where not every party shows its part of margins."""
+        if self.whole_table:
+            raise ConfigError(
+                "eval sets are of a logistic regression of two classes by mini-batches: other regressions, and those "
+                "with standard errors, go to the optimum of the whole table; leave eval sets out"
+            )
+        if own.mode == "paper":
+            raise ConfigError("mode='paper' has no eval sets, as the paper has none: leave them out")
+        if isinstance(own, FederatedRegression) and not own.show_eval_margins:
+            raise ConfigError(
+                "the active party gets the others' part of the margin of every row of an eval set, after every epoch; "
+                "after as many epochs as these have columns it has the columns, but for a linear map; if it may, set "
+                f"show_eval_margins=True in {type(own).__name__} at every party, or leave eval sets out"
+            )
 
     def rows_of_batch(self, n_rows: int) -> int:
         """Return how many rows a step is on, in a table of so many."""
@@ -103,6 +120,7 @@ class FederatedRegression(SystemOptions):
     key_bits: KeyBits | None = None
     insecure_test_key_bits: TestKeyBits | None = None
     show_weights: bool = False
+    show_eval_margins: bool = False
 
     first_rate: ClassVar[float]
     """`learning_rate` where the estimator leaves it open."""
@@ -180,6 +198,8 @@ class QuasiNewton(FederatedRegression):
         A smaller key, for tests alone; needs `allow_insecure`, and every party must name the same.
     show_weights : bool, default False
         Consent to weights of rows, which the active party then tells all parties with data.
+    show_eval_margins : bool, default False
+        Consent to eval sets, of whose rows the active party then gets the others' part of the margin after every epoch.
     """
 
     system: ClassVar[str] = "quasi-newton"
@@ -193,7 +213,7 @@ class SGD(FederatedRegression):
 
     Parameters
     ----------
-    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits, show_weights
+    mode, allow_insecure, coordinator, encryption, key_bits, insecure_test_key_bits, show_weights, show_eval_margins
         As for `QuasiNewton`.
     """
 

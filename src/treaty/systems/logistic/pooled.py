@@ -29,7 +29,7 @@ from treaty.models.linear import LinearPart, one_against_rest, preparation_of
 from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import solver_of
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import Seat
+from treaty.systems.system import LabelledRows, Seat
 
 
 def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPart]:
@@ -39,6 +39,8 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     Raises DataError when training diverges although the learning rate was lowered.
     """
     data, common, active = seat.rows, seat.common, seat.cast.active
+    if seat.eval_sets:
+        common.check_eval_sets(seat.options)
     weight = data.weight if ALONE in tables else None  # parties prepare their columns by themselves, without weights
     prepared = {name: preparation_of(table, weight) for name, table in tables.items()}
     columns = [made.matrix(tables[name].columns, data.table.n_rows) for name, made in prepared.items()]
@@ -75,6 +77,7 @@ def _fitted(
         )
         progress(len(fitted.losses), fitted.losses)
     else:
+        watched = {rows.name: _prepared(rows, tables, prepared) for rows in seat.eval_sets}
         solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
         seed, batch_size = batch_seed(common.random_state), common.rows_of_batch(data.table.n_rows)
         fitted = train(
@@ -84,6 +87,8 @@ def _fitted(
             loss=loss,
             weight=data.weight,
             on_epoch=lambda so_far: progress(len(so_far.losses), so_far.losses),
+            watched=watched,
+            patience=common.early_stopping_rounds,
         )
     margins = X @ fitted.weights
     if loss is TAYLOR:
@@ -103,9 +108,21 @@ def _fitted(
         )  # fmt: skip
     holder = parts[active]
     holder.coef, holder.intercept = holder.coef[:-1], float(holder.coef[-1])
-    holder.losses = fitted.losses
+    holder.losses, holder.eval_losses = fitted.losses, fitted.eval_losses
     tol = common.tol**2 if common.whole_table else common.tol
-    holder.settled = tol == 0.0 or settled(fitted.losses, tol)
+    holder.settled = tol == 0.0 or fitted.ended or settled(fitted.losses, tol)
     if common.calibrate and loss is TAYLOR:
         holder.calibration = fit_calibration(margins, y, data.weight)
     return parts
+
+
+def _prepared(
+    rows: LabelledRows, tables: Mapping[str, Table], prepared: Mapping[str, Preparation]
+) -> tuple[Floats, Floats]:
+    """Return an eval set's prepared columns, those of all parties and of ones, and its labels as -1 and 1."""
+    n_rows, columns, first = rows.table.n_rows, [], 0
+    for name, made in prepared.items():
+        end = first + len(tables[name].schema.names)
+        columns.append(made.matrix(rows.table.columns[first:end], n_rows))
+        first = end
+    return np.hstack([*columns, np.ones((n_rows, 1))]), np.where(rows.y > 0.5, 1.0, -1.0)

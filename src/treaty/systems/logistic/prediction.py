@@ -14,12 +14,12 @@ message       from -> to          what it tells
 
 Numbers are rounded to multiples of 2^-32. Passive parties learn nothing, not even the margins. The coordinator has no
 part in prediction. At the end of a training the same messages give the active party the margins of the training rows,
-to which it fits its calibration.
+to which it fits its calibration, and after each epoch those of eval sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -77,13 +77,20 @@ def predict_passive(seat: Seat) -> None:
 
 def give_margins(party: Party, active: str, passives: Sequence[str], margins: Floats) -> None:
     """Send the active party the own part of margins (n_rows,), under masks that cancel over all passive parties."""
+    others = [name for name in passives if name != party.name]
+    # once: the seeds serve these rows alone
+    send_margins(party, active, margins, pair_seeds(party, others), 0, "margins")
+
+
+def send_margins(
+    party: Party, active: str, margins: Floats, seeds: Mapping[str, bytes], round_: int, what: str
+) -> None:
+    """Send them under masks of the `seeds` shared with each other passive party; `round_` and `what` name the sum."""
     if not np.all(np.abs(margins) < _LARGEST):
         raise DataError(f"{party.name}: expected parts of margins below 2^30, got a larger one - in the model")
     values = np.rint(margins * 2.0**FRACTION_BITS).astype(np.int64).view(np.uint64)
-    others = [name for name in passives if name != party.name]
-    seeds = pair_seeds(party, others)
-    nonce = mask_nonce(party.job, party.protocol, 0, 0, "margins")  # once: the seeds serve these rows alone
-    add_masks(values, *pair_keys(party.name, seeds, others, nonce))
+    nonce = mask_nonce(party.job, party.protocol, round_, 0, what)
+    add_masks(values, *pair_keys(party.name, seeds, seeds, nonce))
     party.send(active, MarginPart(Array.of(values)))
 
 

@@ -44,7 +44,7 @@ class Checkpoints:
 
     def __init__(self, seat: Seat) -> None:
         data, keeper = seat.data, seat.keeper if seat.options.mode == "safe" else None
-        rows = [] if data is None else [(data.table, (data.y, data.weight))]
+        rows = [] if data is None else [(of.table, (of.y, of.weight)) for of in (data, *seat.eval_sets)]
         self._table = fingerprint(rows, seat.classes or ()) if keeper is not None and rows else b""
         self._seat, self._keeper, self._states = seat, keeper, list[EpochState]()
         self._found = None if keeper is None else keeper.found_linear()

@@ -47,7 +47,7 @@ from treaty.models.linear import LinearPart, preparation_of
 from treaty.systems.logistic import paper
 from treaty.systems.logistic.batches import agree_on_batches, rows_digest_of, tell_lone_rows
 from treaty.systems.logistic.coordinated import Opener
-from treaty.systems.logistic.epochs import end_epoch, receive_end
+from treaty.systems.logistic.epochs import EvalSets, end_epoch, receive_end
 from treaty.systems.logistic.glm import training as whole_table
 from treaty.systems.logistic.lattice import blocks_of
 from treaty.systems.logistic.prediction import collect_margins, give_margins
@@ -71,6 +71,8 @@ def active(seat: Seat) -> LinearPart:
     does not allow.
     """
     data, table, name = seat.rows, seat.rows.table, seat.party.name
+    if seat.eval_sets:
+        seat.common.check_eval_sets(seat.options)
     if seat.common.whole_table:
         Checkpoints(seat)  # it would be deleted in the end: one of an interrupted training by batches is refused
     if seat.common.family != "logistic":
@@ -89,6 +91,8 @@ def active(seat: Seat) -> LinearPart:
 
 def passive(seat: Seat) -> LinearPart:
     """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
+    if seat.eval_sets:
+        seat.common.check_eval_sets(seat.options)
     return whole_table.train(seat) if seat.common.whole_table else _train(seat, None)
 
 
@@ -107,6 +111,7 @@ def _train(seat: Seat, labels: Integers | None) -> LinearPart:
     setting = begin(seat, own.columns.shape, kept.model_id)
     resumed = kept.resume(party, setting)
     alone: dict[str, int] = {}
+    evals = EvalSets.of(seat, setting, preparation)
     if seat.options.mode == "paper":
         weights, losses = paper.train_slice(seat, setting, own)
     else:
@@ -114,7 +119,7 @@ def _train(seat: Seat, labels: Integers | None) -> LinearPart:
         batches = agree_on_batches(party, setting, seat.common.random_state, digest, seat.store)
         own = tell_weights(party, setting, own, batches)
         alone = tell_lone_rows(party, setting, own, batches)
-        weights, losses = _train_slice(seat, setting, own, batches, kept, resumed)
+        weights, losses = _train_slice(seat, setting, own, batches, evals, kept, resumed)
     part = LinearPart(
         model_id=setting.model_id,
         party=party.name,
@@ -126,8 +131,8 @@ def _train(seat: Seat, labels: Integers | None) -> LinearPart:
     )
     if labels is not None:
         part.coef, part.intercept = weights[:-1], float(weights[-1])
-        part.classes, part.losses = seat.classes, losses
-        part.settled = setting.solver.tol == 0.0 or settled(losses, setting.solver.tol)
+        part.classes, part.losses, part.eval_losses = seat.classes, losses, evals.found.losses
+        part.settled = setting.solver.tol == 0.0 or evals.found.over or settled(losses, setting.solver.tol)
     if seat.common.calibrate and labels is None:
         give_margins(party, setting.active, setting.passives, part.margins(table))
     elif seat.common.calibrate:
@@ -137,11 +142,12 @@ def _train(seat: Seat, labels: Integers | None) -> LinearPart:
 
 
 def _train_slice(
-    seat: Seat, setting: Setting, own: OwnData, batches: Integers, kept: Checkpoints, resumed: EpochState | None
-) -> tuple[Floats, list[float]]:
+    seat: Seat, setting: Setting, own: OwnData, batches: Integers, evals: EvalSets, kept: Checkpoints,
+    resumed: EpochState | None,
+) -> tuple[Floats, list[float]]:  # fmt: skip
     """Train the own weights (n_columns,), as the active or a passive party; return also the losses, at the former.
 
-    Training goes on from the state `resumed`, if there is one.
+    Training goes on from the state `resumed`, if there is one; `evals` then has the losses of eval sets.
     """
     party, columns, labels = seat.party, own.columns, own.labels
     seeds = pair_seeds(party, setting.others(party.name))
@@ -162,6 +168,7 @@ def _train_slice(
             schedule.resume(resumed)
             slice_.resume(resumed.slice)
             decider.resume(resumed)
+            evals.resume(resumed)
         if seat.progress is not None:
             seat.progress(len(schedule.losses), schedule.losses)
         while True:
@@ -184,19 +191,22 @@ def _train_slice(
                 epoch_loss += _loss_part(setting, slice_.weights, grad, u, None if labels is None else labels[rows])
                 slice_.step(decider.decide(slice_.products(grad, v), paired=v is not None))
             summed = sums.loss(epoch_loss)
+            evals.look(slice_.weights, seeds)
             if summed is None:
                 end = receive_end(party, setting.active, schedule)
             else:
                 mean = summed / (1 << (setting.fractional_bits + 2)) / batches.size
-                end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, seat.progress)
+                end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, seat.progress, evals.found)
+            evals.keep(end, slice_.weights)
             slice_.end_epoch(back=end.back)
             decider.end_epoch(end)
             if end.finished:
-                return slice_.weights, schedule.losses
+                return evals.chosen(slice_.weights), schedule.losses
             kept.keep(
                 EpochState(
                     epochs=party.round, learning_rate=schedule.learning_rate, slice=slice_.state(),
                     coordinator=decider.state(), losses=list(schedule.losses), level=schedule.level,
+                    eval_losses={name: list(losses) for name, losses in evals.found.losses.items()}, best=evals.best,
                 )
             )  # fmt: skip
 

@@ -3,7 +3,7 @@
 =====================  ==========================  ============================================================
 message                from -> to                  content
 =====================  ==========================  ============================================================
-`TableSize`            passive -> active party     rows and prepared columns of its table
+`TableSize`            passive -> active party     rows and prepared columns of its table, rows of its eval sets
 `TrainingSizes`        active party -> all         those of all parties, the model's id, if rows have weights
 `PairKey`              data parties, all pairs     an X25519 key, for masks that cancel
 =====================  ==========================  ============================================================
@@ -17,7 +17,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -47,10 +49,11 @@ LARGEST_WEIGHT = 256
 
 
 class TableSize(Message):
-    """Size of a passive party's table. Tells how many rows and prepared columns it has."""
+    """Size of a passive party's table, and rows of its eval sets. Tells how many rows and prepared columns it has."""
 
     n_rows: RowSize
     n_columns: ColumnSize
+    eval_rows: Annotated[list[RowSize], msgspec.Meta(max_length=64)]
 
 
 class TrainingSizes(Message):
@@ -298,7 +301,14 @@ def _tell_sizes(seat: Seat, shape: tuple[int, int], resumed: str | None) -> Trai
     """Collect the passive parties' sizes and tell all parties everybody's."""
     party, cast = seat.party, seat.cast
     told = {name: party.receive(name, TableSize) for name in seat.others}
+    watched = [rows.table.n_rows for rows in seat.eval_sets]
     for name, size in told.items():
+        if size.eval_rows != watched:
+            raise DataError(
+                f"expected eval sets of the same rows, got {watched} rows at {cast.active} and {size.eval_rows} at "
+                f"{name}",
+                public="the parties' eval sets do not have the same numbers of rows",
+            )
         if size.n_rows != shape[0]:
             raise DataError(
                 f"expected tables of the same rows, got {shape[0]} rows at {cast.active} and {size.n_rows} at {name}",
@@ -316,7 +326,7 @@ def _receive_sizes(seat: Seat, shape: tuple[int, int] | None) -> TrainingSizes:
     """Tell the active party the own table's size, unless there is none, and receive everybody's."""
     party, lead, n_owners = seat.party, seat.cast.active, len(seat.cast.owners)
     if shape is not None:
-        party.send(lead, TableSize(*shape))
+        party.send(lead, TableSize(*shape, [rows.table.n_rows for rows in seat.eval_sets]))
     sizes = party.receive(lead, TrainingSizes)
     if len(sizes.n_columns) != n_owners:
         raise PeerProtocolError(lead, f"expected columns of {n_owners} parties - at TrainingSizes from {lead}")
