@@ -7,12 +7,16 @@ import os
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import treaty
 from marks import slow
+from systems.federboost_horizontal.test_estimator import check_fit, seen  # noqa: F401
+from systems.fedxgb.test_estimator import estimator, same_but_for_rounding, trees_of
 from tables import assert_same_trees, cut, real_table
 from treaty.errors import ConfigError
+from treaty.trees.losses.fixed_point import power_of_two
 
 KEY = {"insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True}
 OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "max_bin": 16, "base_score": 100.0, "n_jobs": 1}
@@ -46,6 +50,13 @@ class Gamma(Squared):
 
     def loss(self, margins, y):
         return y * np.exp(-margins) + margins
+
+
+class Spread(Gamma):
+    """Bounds that follow from labels."""
+
+    def bounds(self, y):
+        return float(np.max(y)) / 8.0, float(np.max(y)) / 4.0
 
 
 class Logit(Squared):
@@ -269,12 +280,62 @@ def test_a_base_score_that_the_link_does_not_give_is_refused(table):
         treaty.GBDTRegressor(objective=Gamma, **{**OPTIONS, "base_score": -1.0}).fit(*table)
 
 
-@pytest.mark.parametrize("protocol", ["federboost-horizontal", "fedxgb"])
-def test_participants_have_no_loss_of_one_party(table, protocol):
-    X, y = real_table("regression", rows=60)
-    rows = {name: (X[k::3], y[k::3]) for k, name in enumerate("abc")}
-    with pytest.raises(ConfigError, match="is a class of the party with the labels, and here all participants"):
-        treaty.GBDTRegressor(protocol, objective=Squared).fit(rows)
+def by_label(holders: int):
+    """Return rows whose labels, and so their bounds, differ much between holders."""
+    X, y = real_table("regression", rows=240)
+    parts = np.array_split(np.argsort(y, kind="stable"), holders)
+    return {f"user {k}": (X.iloc[of], y[of]) for k, of in enumerate(parts)}
+
+
+@pytest.mark.parametrize("base_score", [100.0, None])
+@pytest.mark.parametrize("loss", [Squared, Spread])
+def test_trees_between_owners_of_rows_are_the_pooled_ones(seen, loss, base_score):  # noqa: F811
+    rows = by_label(3)
+    own = [power_of_two(loss().bounds(y)[1]) for _, y in rows.values()]
+    assert loss is Squared or len(set(own)) == 3, "all have the same bounds: the test proves nothing"
+    name = f"{loss.__module__}:{loss.__name__}"
+    model = check_fit(seen, rows, "regression", objective=name, base_score=base_score)
+    assert model.parts_["pooled"].forest.objective.hess_clip == max(own)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [Squared, Spread])
+def test_trees_among_users_are_those_between_owners_of_rows(loss):
+    rows = by_label(9)
+    ours, theirs = (
+        estimator("regression", system, objective=loss, base_score=100.0).fit(rows)
+        for system in ("fedxgb", "federboost-horizontal")
+    )
+    same_but_for_rounding(trees_of(ours), trees_of(theirs))
+
+
+@pytest.mark.slow
+def test_processes_of_owners_of_rows_import_the_class(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    rows = by_label(3)
+    apart, threads = (
+        treaty.GBDTRegressor("federboost-horizontal", objective=Spread, transport=transport, **OPTIONS).fit(rows)
+        for transport in ("grpc", "memory")
+    )
+    assert_same_trees(apart, threads)
+
+
+def test_a_hidden_model_of_a_loss_of_ones_own_predicts():
+    rows = by_label(9)
+    options = {**OPTIONS, "objective": Spread, "n_estimators": 2}
+    hidden, known = (
+        treaty.GBDTRegressor(treaty.FedXGB(expose=expose), **options).fit(rows) for expose in ("nothing", "model")
+    )
+    X = pd.concat([of for of, _ in rows.values()])
+    np.testing.assert_array_equal(hidden.predict(X), known.predict(X))
+
+
+def test_bins_are_searched_for_anew_as_a_class_may_have_other_bounds(tmp_path):
+    rows = by_label(3)
+    for _ in range(2):
+        model = treaty.GBDTRegressor("federboost-horizontal", objective=Spread, **OPTIONS)
+        model.fit(rows, checkpoint=tmp_path)
+        assert "ProbeRequest" in model.communication_["user 0 -> user 1"]["by_type"]
 
 
 def test_a_loss_of_ones_own_has_no_name_in_xgboost_but_its_link_has(table):

@@ -36,6 +36,7 @@ from treaty.systems.fedxgboost_ldp.roles import ColumnCount
 from treaty.systems.fedxgboost_smm.dealer import DealOrder
 from treaty.systems.fedxgboost_smm.paper.levels import named_rows
 from treaty.systems.horizontal.rows import RowsDescription
+from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.setup import TableSize, TrainingSizes
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
 from treaty.systems.vertical.encrypted_columns import BinLayout, Hint, PassiveColumns, SplitRequest
@@ -97,7 +98,7 @@ def _listed(of: Any) -> bool:
 
 def test_bounds_of_messages() -> None:
     assert largest_body(Terms) == largest_body(Task) == largest_body(RowsDescription) == LISTED_BYTES
-    assert largest_body(ColumnCount) == largest_body(TableSize) == PLAIN_BYTES
+    assert largest_body(ColumnCount) == largest_body(EpochEnd) == PLAIN_BYTES
     assert largest_body(BinLayout) is largest_body(Hint) is None
 
 

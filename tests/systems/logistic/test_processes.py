@@ -253,13 +253,13 @@ def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
     ("change", "words"),
     [
         (("[align]", 'task = "regression"\n[align]'), 'task = "regression"'),
-        (('table = "p1.csv"', 'table = "p1.csv"\neval_tables = ["p1.csv"]'), r"parties\.p1\.eval_tables"),
+        (('table = "p1.csv"', 'table = "p1.csv"\neval_tables = ["p1.csv"]'), "set show_eval_margins=True in QuasiNewton"),
         (('table = "p0.csv"', 'table = "p0.csv"\nnoisy_labels = "p0.noisy"'), r"parties\.p0\.noisy_labels"),
         (('role = "coordinator"', 'role = "coordinator"\n[parties.two]\nrole = "dealer"'), 'role = "dealer"'),
     ],
     ids=["task", "eval_tables", "noisy_labels", "dealer"],
 )
-def test_what_only_jobs_of_trees_have_is_refused_before_anybody_connects(split, tmp_path, change, words):
+def test_what_a_job_does_not_have_is_refused_before_anybody_connects(split, tmp_path, change, words):
     path = job_file(tmp_path, split)
     path.write_text(path.read_text().replace(*change, 1))
     with pytest.raises(ConfigError, match=words):

@@ -27,13 +27,14 @@ from treaty.models.checkpoints import checkpoint_file, fingerprint
 from treaty.systems.horizontal.quantiles import CommonBins
 from treaty.systems.horizontal.rows import ModelBegin
 from treaty.systems.system import Seat
+from treaty.trees.losses.custom import Custom
 
 logger = logging.getLogger(__name__)
 
 MOST_KEPT = 16
 """Bins that a party keeps, of as many numbers of bins, say. The oldest go first."""
 
-FORMAT = Format("common-bins", 3)
+FORMAT = Format("common-bins", 4)
 
 FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight",
@@ -84,6 +85,8 @@ def bins_for_rows(seat: Seat) -> dict[bytes, KeptBins]:
 
     Bins of trainings with others are left out, so that what is offered tells nothing of these.
     """
+    if seat.common.loss_class is Custom:  # the class may be another one under its name, with other bounds
+        return {}
     setting = _setting_of(seat)
     found = [entry for entry in _read(seat) if entry.setting == setting]
     rows = _rows_of(seat) if found else b""

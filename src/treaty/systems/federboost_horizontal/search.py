@@ -49,7 +49,7 @@ def agree_on_bins(
     """As the leader, with own `rows`: open the number of rows, the start and bounds, then search for bins."""
     common, has_rows, schema = seat.common, seat.data is not None, rows.table.schema
     labels = OwnLabels(seat, rows, classes, seat.party.name)
-    opening = Opening(schema, bounds=noise.budget is None)
+    opening = Opening(schema, bounds=labels.n_bounds if noise.budget is None else 0)
     own = opening.of(rows.table, labels.bounds)
     while True:
         collector.tell_all(Count())
@@ -83,7 +83,7 @@ def answer_search(
     Raises PeerProtocolError when the leader restarts although nobody was lost, or asks for more than a search takes.
     """
     leader, max_bin, threads = seat.cast.active, seat.common.max_bin, seat.threads
-    opening = Opening(rows.table.schema, bounds=noise.budget is None)
+    opening = Opening(rows.table.schema, bounds=labels.n_bounds if noise.budget is None else 0)
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
     rounds, cohort = 0, frozenset[str]()
     while True:

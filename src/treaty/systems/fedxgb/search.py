@@ -46,14 +46,15 @@ def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
     """Open the number of rows, where training starts and the bounds of gradients, then search for bins."""
     common = seat.common
     none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
-    opening = Opening(schema, bounds=True)
+    labels = OwnLabels(seat, none, seat.classes, seat.party.name)
+    opening = Opening(schema, bounds=labels.n_bounds)
 
     def total(own: NDArray[np.int64] | None, length: int) -> NDArray[np.int64]:
         return crowd.total(length)
 
     crowd.tell(Count())
     opened = crowd.total(opening.length)
-    n_rows, labels = opening.rows(opened), OwnLabels(seat, none, seat.classes, seat.party.name)
+    n_rows = opening.rows(opened)
     objective = agreed_start(labels, opening, opened, total, crowd.tell, has_rows=False)
     objective.check_sums(n_rows)
     asked = count(1)

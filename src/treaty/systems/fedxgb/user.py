@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from treaty.compute import stay_on_one_core
@@ -43,6 +42,7 @@ from treaty.systems.horizontal.quantiles import (
     agreed_objective,
     answer_probes,
     note_search,
+    told_clips,
     unpack_bins,
 )
 from treaty.systems.horizontal.rows import common_rows, own_seed, printed_rows, schema_of
@@ -178,7 +178,7 @@ def _answer_search(
     instructions: _Instructions, rows: LabelledRows, labels: OwnLabels, max_bin: int, phase: Phase | None
 ) -> CommonBins:
     """Contribute to the search for a start and for bins; return the ones agreed on."""
-    opening, edge = Opening(rows.table.schema, bounds=True), instructions.edge
+    opening, edge = Opening(rows.table.schema, bounds=labels.n_bounds), instructions.edge
     instructions.next()  # Count
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], 1)
     instructions.vector = lambda: opening.of(rows.table, labels.bounds)
@@ -229,10 +229,10 @@ class _Follower:
             raise self._wrong("the number of all users' rows, not fewer than this user has")
         options, schema, edge = seat.options, rows.table.schema, self._edge
         bins = unpack_bins(agreed, schema, self._common.max_bin, edge)
-        own = replace(
-            objective,
-            grad_clip=min(objective.grad_clip, agreed.grad_clip),
-            weight_bound=min(objective.weight_bound, agreed.weight_bound),
+        told = told_clips(agreed, objective, edge)
+        own = objective.agreed(
+            [min(mine, theirs) for mine, theirs in zip(objective.clips, told, strict=True)],
+            min(objective.weight_bound, agreed.weight_bound),
         )
         common = agreed_objective(agreed, own, noise=False, peer=edge)
         common.check_sums(summary.n_rows)

@@ -18,11 +18,6 @@ def refuse_objectives(common: Any) -> None:
             f"objective={common.objective!r} ranks rows within groups, and rows of a group may be with several "
             "participants: take a system split by column"
         )
-    if ":" in (common.objective or ""):
-        raise ConfigError(
-            f"objective={common.objective!r} is a class of the party with the labels, and here all participants have "
-            "some: take one of Treaty's own objectives, or a system split by column"
-        )
     if common.loss_class.refreshes_leaves:
         raise ConfigError(
             f"objective={common.objective!r} has leaf values that are quantiles of the residuals of all participants' "

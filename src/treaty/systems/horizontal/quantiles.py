@@ -11,10 +11,9 @@ limits that and what does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from treaty.compute import Integers
@@ -55,16 +54,16 @@ class ProbeRequest(Message):
 class CommonBins(Message):
     """Bins: int32 (features,) how many; float32 cuts and int16 bins of categories, feature after feature.
 
-    Also where training starts, float64, a number or one of each class. They tell participants the quantiles of all
-    rows, which categories are frequent, the order of magnitude of the largest target and weight, and, where the start
-    is estimated, the mean of all labels, or the classes' shares.
+    Also the loss's `clips`, float64, and where training starts, float64, a number or one of each class. They tell
+    participants the quantiles of all rows, which categories are frequent, the order of magnitude of the largest target
+    and weight, and, where the start is estimated, the mean of all labels, or the classes' shares.
     """
 
     n_bins: Array
     cuts: Array
     category_bins: Array
     has_other: Array
-    grad_clip: float
+    clips: Array
     weight_bound: float
     start: Array
 
@@ -83,18 +82,18 @@ def largest_in(total: Integers) -> float:
 
 
 class Opening:
-    """The first vector that is summed; with `bounds` it tells, in unary, powers of two that bound two things."""
+    """The first vector that is summed; it tells, in unary, as many powers of two as there are `bounds`."""
 
-    def __init__(self, schema: Schema, *, bounds: bool) -> None:
+    def __init__(self, schema: Schema, *, bounds: int) -> None:
         self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
         self._categorical = [(f, len(c) + 1) for f, c in enumerate(schema.categories) if c is not None]
-        sizes = [1, len(self.numeric), *(size for _, size in self._categorical), *[len(EXPONENTS)] * (2 * bounds)]
+        sizes = [1, len(self.numeric), *(size for _, size in self._categorical), *[len(EXPONENTS)] * bounds]
         self._starts = np.cumsum([0, *sizes])
         self._bounds = bounds
         self.length = int(self._starts[-1])
 
-    def of(self, table: Table, bounds: tuple[float, float]) -> Integers:
-        """Return a participant's vector; `bounds` are of gradients, or labels, and of weights."""
+    def of(self, table: Table, bounds: Sequence[float]) -> Integers:
+        """Return a participant's vector; `bounds` are of derivatives, or labels, and of weights."""
         columns = table.columns
         parts = [[table.n_rows], [int(np.count_nonzero(~np.isnan(columns[f]))) for f in self.numeric]]
         for f, size in self._categorical:
@@ -115,16 +114,16 @@ class Opening:
         """Return of each categorical feature how many rows each category has, unknown ones last."""
         return {f: np.maximum(self._part(total, 2 + k), 0) for k, (f, _) in enumerate(self._categorical)}
 
-    def bounds(self, total: Integers) -> tuple[float, float]:
+    def bounds(self, total: Integers) -> list[float]:
         """Return the largest bounds among all participants."""
-        return largest_in(self._part(total, -2)), largest_in(self._part(total, -1))
+        return [largest_in(self._part(total, k)) for k in range(-self._bounds, 0)]
 
     def bounded(self, total: Integers, objective: Objective) -> Objective:
         """Return the objective with bounds that hold for all participants' gradients."""
         if not self._bounds:
             return objective
-        clip, weight = self.bounds(total)
-        return replace(objective, grad_clip=clip, weight_bound=weight)
+        *clips, weight = self.bounds(total)
+        return objective.agreed(clips, weight)
 
     def _part(self, total: Integers, k: int) -> Integers:
         k %= len(self._starts) - 1
@@ -208,11 +207,19 @@ def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: s
     Raises PeerProtocolError when they are no powers of two, or below the own ones; with noise, whose scale depends on
     them, when they are not the own ones.
     """
-    told, mine = (agreed.grad_clip, agreed.weight_bound), (own.grad_clip, own.weight_bound)
+    clips = told_clips(agreed, own, peer)
+    told, mine = (*clips, agreed.weight_bound), (*own.clips, own.weight_bound)
     allowed = [2.0**exponent for exponent in EXPONENTS]
     if (noise and told != mine) or any(t not in allowed or t < m for t, m in zip(told, mine, strict=True)):
         raise PeerProtocolError(peer, f"expected bounds of everybody's gradients - at CommonBins from {peer}")
-    return replace(own, grad_clip=agreed.grad_clip, weight_bound=agreed.weight_bound)
+    return own.agreed(clips, agreed.weight_bound)
+
+
+def told_clips(agreed: CommonBins, own: Objective, peer: str) -> list[float]:
+    """Return the loss's `clips` that a message tells."""
+    shape = (len(own.clips),)
+    clips: list[float] = view(agreed.clips, np.float64, shape, peer=peer, what="CommonBins.clips").tolist()
+    return clips
 
 
 def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
@@ -223,7 +230,7 @@ def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
         Array.of(np.concatenate([empty, *(c for c in bins.cuts if c is not None)])),
         Array.of(np.concatenate([none, *(c for c in bins.category_bins if c is not None)])),
         Array.of(np.array(bins.has_other, np.bool_)),
-        objective.grad_clip,
+        Array.of(np.array(objective.clips)),
         objective.weight_bound,
         Array.of(np.array(objective.start, np.float64)),
     )

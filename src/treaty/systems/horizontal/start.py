@@ -17,7 +17,6 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from treaty.compute import Integers
 from treaty.data.columns import Category
@@ -70,13 +69,15 @@ class OwnLabels:
         self._seat, self._rows, self._classes, self._leader = seat, rows, classes, leader
         self.loss = loss_of(np.empty(0), None, None if classes is None else len(classes), None, seat.common)
         self.summed = starts_from_sums(seat.options, seat.common)
+        self.n_bounds = 2 if self.summed else len(self.loss.clips) + 1
+        """How many `bounds` there are."""
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """What the opening says: bounds of labels, or else of gradients; and of weights."""
+    def bounds(self) -> tuple[float, ...]:
+        """What the opening says: bounds of labels, or else of derivatives; and of weights."""
         if not self.summed:
             given = self.given
-            return given.grad_clip, given.weight_bound
+            return *given.clips, given.weight_bound
         y, weight = self._rows.y, self._rows.weight
         label = self.loss.label_bound(y) if self._classes is not None or np.any(y) else 2.0 ** EXPONENTS[0]
         return label, bound_of_weights(weight)
@@ -93,7 +94,7 @@ class OwnLabels:
     def answer(self, told: LabelUnits | TrainingStart) -> Integers:
         """Return what the leader asks for; PeerProtocolError where it fits no training that both agreed to."""
         if isinstance(told, TrainingStart):
-            return in_unary(self.starting(told.start, "TrainingStart").grad_clip)
+            return clips_in_unary(self.starting(told.start, "TrainingStart"))
         allowed, n_rows = [2.0**exponent for exponent in EXPONENTS], len(self._rows.y)
         fits = all(u in allowed and u >= own for u, own in zip((told.label, told.weight), self.bounds, strict=True))
         if not self.summed or not fits or told.bits > TallyUnits.of(n_rows, told.label, told.weight).bits:
@@ -137,5 +138,11 @@ def agreed_start(
     told = Array.of(np.array(own.loss.start_of(sums.tolist(), units.label)))
     objective = own.starting(told, "TrainingStart")
     tell(TrainingStart(told))
-    clips = total(in_unary(objective.grad_clip) if has_rows else None, len(EXPONENTS))
-    return replace(objective, grad_clip=largest_in(clips), weight_bound=weight)
+    n_clips = len(objective.clips)
+    clips = total(clips_in_unary(objective) if has_rows else None, n_clips * len(EXPONENTS))
+    return objective.agreed([largest_in(of) for of in np.split(clips, n_clips)], weight)
+
+
+def clips_in_unary(objective: Objective) -> Integers:
+    """Return the loss's `clips`, one `in_unary` after the other."""
+    return np.concatenate([in_unary(clip) for clip in objective.clips])

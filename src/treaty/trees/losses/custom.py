@@ -18,7 +18,7 @@ Link = Literal["identity", "log", "logistic"]
 
 
 class CustomLoss(Protocol):
-    """What a class named by `objective` has; it is made without arguments, at the party with the labels alone.
+    """What a class named by `objective` has; it is made without arguments, at parties with labels alone.
 
     Methods are given copies, which they may change.
 
@@ -38,7 +38,7 @@ class CustomLoss(Protocol):
         Parameters
         ----------
         y : float64 (n_rows,)
-            The training labels.
+            The training labels; where rows are split, those of one participant, and the largest bounds among all count.
         """
 
     def gradients(self, margins: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -92,13 +92,24 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
         return (mean if given else self.base_score,)
 
     def bounded(self, y: Floats) -> Self:
-        """See `FixedPointLoss`."""
+        """See `FixedPointLoss`; without labels, as at a server, there are no bounds yet."""
+        if not len(y):
+            return self
         found = _ask(self.objective, "bounds", y)
         bounds = _numbers(found, (2,))
         if bounds is None or not np.all(bounds > 0.0):
             raise ConfigError(f"expected {self.objective}.bounds to return two numbers above 0, got {found!r}")
         grad_bound, hess_bound = map(power_of_two, bounds.tolist())
         return replace(self, grad_clip=grad_bound, hess_scale=hess_bound)
+
+    @property
+    def clips(self) -> tuple[float, ...]:
+        """See `FixedPointLoss`."""
+        return self.grad_clip, self.hess_scale
+
+    def agreed(self, clips: Sequence[float], weight_bound: float) -> Self:
+        """See `FixedPointLoss`."""
+        return replace(super().agreed(clips, weight_bound), hess_scale=clips[1])
 
     @property
     def largest_hess(self) -> float:
@@ -172,7 +183,7 @@ def loss_at(name: str) -> CustomLoss:
     except Exception as error:
         raise ConfigError(
             f"cannot make the loss {name!r}: {error}; expected package.module:CLASS, a class at the top of a module "
-            "that the party with the labels can import"
+            "that every party with labels can import"
         ) from None
     lacking = [method for method in ("bounds", "gradients", "loss") if not callable(getattr(loss, method, None))]
     if lacking:

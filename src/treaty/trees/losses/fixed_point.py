@@ -137,6 +137,15 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
         return replace(self, grad_clip=self.clip_of(y))
 
     @property
+    def clips(self) -> tuple[float, ...]:
+        """The powers of two that follow from labels, of which holders of rows take the largest among them."""
+        return (self.grad_clip,)
+
+    def agreed(self, clips: Sequence[float], weight_bound: float) -> Self:
+        """Return the loss with `clips` and a bound of weights that hold for other holders' rows as well."""
+        return replace(self, grad_clip=clips[0], weight_bound=weight_bound)
+
+    @property
     def largest_hess(self) -> float:
         """Largest hessian of a row of weight 1, in units of `hess_clip`."""
         raise NotImplementedError

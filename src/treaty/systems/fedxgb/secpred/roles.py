@@ -197,8 +197,8 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         names=list(part.schema.names),
         categories=[None if c is None else list(c) for c in part.schema.categories],
         # without what tells of targets and weights
-        bins=msgspec.structs.replace(agreed, grad_clip=0.0, weight_bound=0.0),
-        objective=msgspec.structs.replace(forest.objective, grad_clip=1.0, weight_bound=1.0),
+        bins=msgspec.structs.replace(agreed, clips=Array.of(np.empty(0)), weight_bound=0.0),
+        objective=forest.objective.agreed([1.0 for _ in forest.objective.clips], 1.0),
         classes=forest.classes,
         max_queries=rules.max_queries,
         comparison=rules.comparison,
