@@ -253,7 +253,7 @@ def test_a_coordinator_with_the_key_of_a_data_party_is_refused(split, tmp_path):
     ("change", "words"),
     [
         (("[align]", 'task = "regression"\n[align]'), 'task = "regression"'),
-        (('table = "p1.csv"', 'table = "p1.csv"\neval_tables = ["p1.csv"]'), "set show_eval_margins=True in QuasiNewton"),
+        (('table = "p1.csv"', 'table = "p1.csv"\neval_tables = ["p1.csv"]'), "set show_eval_margins=True"),
         (('table = "p0.csv"', 'table = "p0.csv"\nnoisy_labels = "p0.noisy"'), r"parties\.p0\.noisy_labels"),
         (('role = "coordinator"', 'role = "coordinator"\n[parties.two]\nrole = "dealer"'), 'role = "dealer"'),
     ],
