@@ -284,7 +284,7 @@ def by_label(holders: int):
     """Return rows whose labels, and so their bounds, differ much between holders."""
     X, y = real_table("regression", rows=240)
     parts = np.array_split(np.argsort(y, kind="stable"), holders)
-    return {f"user {k}": (X.iloc[of], y[of]) for k, of in enumerate(parts)}
+    return {f"user{k}": (X.iloc[of], y[of]) for k, of in enumerate(parts)}
 
 
 @pytest.mark.parametrize("base_score", [100.0, None])
@@ -335,7 +335,7 @@ def test_bins_are_searched_for_anew_as_a_class_may_have_other_bounds(tmp_path):
     for _ in range(2):
         model = treaty.GBDTRegressor("federboost-horizontal", objective=Spread, **OPTIONS)
         model.fit(rows, checkpoint=tmp_path)
-        assert "ProbeRequest" in model.communication_["user 0 -> user 1"]["by_type"]
+        assert "ProbeRequest" in model.communication_["user0 -> user1"]["by_type"]
 
 
 def test_a_loss_of_ones_own_has_no_name_in_xgboost_but_its_link_has(table):
