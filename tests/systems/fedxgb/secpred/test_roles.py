@@ -285,8 +285,8 @@ def test_bounds_of_targets_are_not_passed_on():
     (told,) = [
         e.message(secpred.PredictionTerms) for e in played.transcripts["ann"].entries if e.step == "PredictionTerms"
     ]
-    assert (told.bins.grad_clip, told.bins.weight_bound) == (0.0, 0.0)
-    assert secpred.decode_body(part.bins, secpred.CommonBins, peer="x").grad_clip > 1.0
+    assert (told.bins.clips.shape, told.bins.weight_bound) == ((0,), 0.0)
+    assert np.frombuffer(secpred.decode_body(part.bins, secpred.CommonBins, peer="x").clips.data) > 1.0
 
 
 # ---------------------------------------------------------------- refused
