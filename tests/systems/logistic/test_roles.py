@@ -161,8 +161,8 @@ def test_parties_are_sent_what_the_documentation_says(form, of_coordinator, of_a
     if of_coordinator:
         assert received(played, LEAD) - goodbye == SETUP | {"TrainingSizes", "EpochEnd"} | of_coordinator
     ends = [e for e in played.transcripts["p1"].entries if e.step == "EpochEnd" and e.direction == "received"]
-    assert set(EpochEnd.__struct_fields__) == {"learning_rate", "back", "finished"}, "others would see a loss"
-    assert len(ends) == 2
+    assert set(EpochEnd.__struct_fields__) == {"learning_rate", "back", "finished", "best"}, "others would see a loss"
+    assert [decode_body(e.content, EpochEnd, peer="p0").best for e in ends] == [False] * 2
 
 
 @pytest.mark.parametrize("form", all_but_first_slow("lattice", "lattice-two", "ou-two", "ou-paper"))

@@ -89,8 +89,6 @@ def _of_safe_mode(
             _of_lone_rows(lone, name, alone, where, pairs=pairs),
             coefficients,
         ]
-        if options.show_eval_margins:
-            learned[name].append("after which epoch the loss of eval rows was lowest, where that ends training")
         if options.show_weights:
             learned[name].append("the weights of all rows, where rows have some, and what of labels follows from them")
         if cipher != "lattice" and coordinator is None and not poisson:
@@ -105,6 +103,9 @@ def _of_safe_mode(
     for found in beyond:
         for name, more in found.items():
             learned.setdefault(name, []).extend(more)
+    if options.show_eval_margins:
+        for name in learned.keys() - {active}:
+            learned[name].append("after which epoch the loss of eval rows was lowest, where that ends training")
     if common.family == "multiclass":
         for name in learned:
             learned[name].append("all this for each class against the rest")
