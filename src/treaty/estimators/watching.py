@@ -13,7 +13,7 @@ from treaty.trees.growth import NoMoreTrees
 
 
 class Watch:
-    """Call it after every round, or epoch, with how many are done and the active party's part, or all epochs' losses.
+    """Call it after every round, or epoch, with how many are done and the active party's part, or losses by set.
 
     Lines are XGBoost's, ``[0]  eval_0-logloss:0.61``, of every round, or of every `verbose`-th. Callbacks have
     ``after_iteration(model, epoch, evals_log) -> bool``, as `xgboost.callback.TrainingCallback`.
@@ -40,10 +40,12 @@ class Watch:
 
         The first call is before the first round, or the first after those of a checkpoint.
         """
-        history: Mapping[str, Mapping[str, list[float]]] = {"train": {"loss": part}}
+        history: Mapping[str, Mapping[str, list[float]]]
         if isinstance(part, ModelPart):
             assert part.forest is not None
             done, history = part.forest.rounds, part.forest.history
+        else:
+            history = {name: {"loss": of} for name, of in (part or {}).items()}
         for at in range(self._shown, done):
             if self._every and at % self._every == 0:
                 print(_line(at, history), flush=True)

@@ -189,6 +189,6 @@ def train(
             slice_.end_epoch(back=back)
             coordinator.end_epoch(schedule.learning_rate, back=back)
             if on_epoch is not None:
-                on_epoch(FittedWeights(slice_.weights, schedule.losses))
+                on_epoch(FittedWeights(slice_.weights, schedule.losses, evals.losses))
     weights = slice_.weights if best is None else best
     return FittedWeights(weights, schedule.losses, evals.losses, evals.over)

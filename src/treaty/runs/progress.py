@@ -102,10 +102,11 @@ class TrainingBar:
         self._progress.stop()
 
     def __call__(self, done: int, part: Any) -> None:
-        """Show the state after `done` rounds, or epochs: `part` is a model part, None, or all epochs' losses."""
-        loss, of_epochs = "", isinstance(part, list)
+        """Show the state after `done` rounds, or epochs: `part` is a model part, None, or epochs' losses by set."""
+        loss, of_epochs = "", isinstance(part, dict)
         if of_epochs:
-            loss = f"loss {part[-1]:.5f}" if part else ""
+            shown = {"loss" if name == "train" else f"{name} loss": of for name, of in part.items() if of}
+            loss = "  ".join(f"{name} {of[-1]:.5f}" for name, of in shown.items())
         elif isinstance(part, ModelPart) and part.forest is not None:
             loss = "  ".join(
                 f"{name} {metric} {values[-1]:.5f}"

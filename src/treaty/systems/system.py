@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 TRAIN = "train"  # name of the training rows; eval sets have their own
 
 Progress = Callable[[int, Any], None]
-"""Called with the number of finished rounds (epochs) and what there is so far (the model part, the epochs' losses, or
-None where a party has neither): when training begins, then after every round."""
+"""Called with the number of finished rounds (epochs) and what there is so far (the model part, the epochs' losses by
+set of rows, or None where a party has neither): when training begins, then after every round."""
 
 Phase = Callable[[str, int, int], None]
 """``phase(title, steps_done, steps_in_all)``, called while something is set up before the first round."""

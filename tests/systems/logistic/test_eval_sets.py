@@ -73,6 +73,17 @@ def test_training_ends_when_eval_rows_get_no_better_and_keeps_the_best_weights(p
     assert taylor(treaty.load(tmp_path / "model"), *watched) == pytest.approx(min(losses), abs=1e-8)
 
 
+@pytest.mark.parametrize("protocol", ["pooled", treaty.QuasiNewton(show_eval_margins=True)])
+def test_losses_are_printed(protocol, capsys):
+    training, watched = halves()
+    model = treaty.LogisticRegression(protocol, verbose=2, **GIVEN).fit(*training, eval_set=watched)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+    losses = [model.evals_result_[name]["taylor"][::2] for name in ("train", "eval_0")]
+    assert lines == [
+        f"[{2 * k}]\ttrain-loss:{a:.5f}\teval_0-loss:{b:.5f}" for k, (a, b) in enumerate(zip(*losses, strict=True))
+    ]
+
+
 def test_the_exact_loss_on_one_table_is_watched_too():
     training, watched = halves()
     model = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), **GIVEN).fit(*training, eval_set=watched)

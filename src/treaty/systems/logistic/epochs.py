@@ -110,7 +110,7 @@ def end_epoch(
     for peer in party.peers:
         party.send(peer, end)
     if progress is not None:
-        progress(len(schedule.losses), schedule.losses)
+        progress(len(schedule.losses), {"train": schedule.losses, **evals.losses})
     return end
 
 

@@ -105,7 +105,7 @@ def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, lis
     X = columns * 2.0**-COLUMN_FRACTION
     schedule = setting.solver.schedule()
     if seat.progress is not None:
-        seat.progress(0, [])
+        seat.progress(0, {})
     while True:
         party.round += 1
         for at, rows in enumerate(batches):

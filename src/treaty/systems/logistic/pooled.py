@@ -70,12 +70,12 @@ def _fitted(
     target = target_of(y, family, active, data.weight)
     loss = LOGISTIC if options.loss == "logistic" else target.loss
     progress = seat.progress or (lambda done, losses: None)
-    progress(0, [])
+    progress(0, {})
     if common.whole_table:
         fitted = minimise(
             X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.max_iter, weight=data.weight
         )
-        progress(len(fitted.losses), fitted.losses)
+        progress(len(fitted.losses), {"train": fitted.losses})
     else:
         watched = {rows.name: _prepared(rows, tables, prepared) for rows in seat.eval_sets}
         solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
@@ -86,7 +86,7 @@ def _fitted(
             Optimiser(batch_size=batch_size, seed=seed, **asdict(solver)),
             loss=loss,
             weight=data.weight,
-            on_epoch=lambda so_far: progress(len(so_far.losses), so_far.losses),
+            on_epoch=lambda so_far: progress(len(so_far.losses), {"train": so_far.losses, **so_far.eval_losses}),
             watched=watched,
             patience=common.early_stopping_rounds,
         )

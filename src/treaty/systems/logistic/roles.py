@@ -170,7 +170,7 @@ def _train_slice(
             decider.resume(resumed)
             evals.resume(resumed)
         if seat.progress is not None:
-            seat.progress(len(schedule.losses), schedule.losses)
+            seat.progress(len(schedule.losses), {"train": schedule.losses, **evals.found.losses})
         while True:
             party.round += 1
             epoch_loss = 0

@@ -258,7 +258,7 @@ def _minimise(
     schedule, loss = solver.schedule(), _Loss(party, setting, seeds, target)
     before = np.zeros(0)
     if seat.progress is not None:
-        seat.progress(0, [])
+        seat.progress(0, {})
     while True:
         party.round += 1
         weights = local @ slice_.weights
