@@ -82,8 +82,8 @@ def train(
     finished : callable
         Given all parties' parts after every round, so that what is finished survives an error.
     watch : callable
-        Given the rounds done and the active party's part, or all epochs' losses, after every round or epoch; of boosted
-        trees it may raise `NoMoreTrees`, which ends the training. Under "grpc" called once, at the end.
+        Given the rounds done and the active party's part, or epochs' losses by set, after every round or epoch; of
+        boosted trees it may raise `NoMoreTrees`, which ends the training. Under "grpc" called once, at the end.
     """
     started = time.perf_counter()
     system, cast = run.system, run.cast

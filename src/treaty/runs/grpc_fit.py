@@ -72,9 +72,9 @@ def train_in_processes(
 
 
 def _tell(run: Run, part: Any) -> None:
-    """Tell a fit what is finished: the trees so far, or all epochs' losses."""
+    """Tell a fit what is finished: the trees so far, or epochs' losses by set."""
     if run.progress is not None and isinstance(part, LinearPart):
-        run.progress(len(part.losses), part.losses)
+        run.progress(len(part.losses), {"train": part.losses, **part.eval_losses})
     elif run.progress is not None:
         run.progress(1, part)
 
