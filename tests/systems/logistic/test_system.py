@@ -35,7 +35,9 @@ def trained(progress: Any = None, **given: Any) -> tuple[dict[str, LinearPart], 
 @pytest.mark.parametrize("method", ["quasi-newton", "sgd"])
 def test_training_on_one_table_is_the_plain_optimiser(method):
     seen = []
-    parts, tables, y = trained(lambda done, losses: seen.append((done, len(losses))), solver=method, learning_rate=0.1)
+    parts, tables, y = trained(
+        lambda done, losses: seen.append((done, len(losses.get("train", [])))), solver=method, learning_rate=0.1
+    )
     given = {"period": 4, "memory": 5, "learning_rate": 0.1, "encryption": "lattice"}
     X, fitted = pooled_weights(tables, y, protocol=method, **given)
     np.testing.assert_allclose(pooled_margins(parts, tables), X @ fitted.weights, rtol=0, atol=1e-12)
