@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,28 @@ def from_ints(numbers: Sequence[int], words: int) -> Wide:
 
 def add(a: Wide, b: Wide) -> Wide:
     """Return a + b."""
-    shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
-    out = np.array(np.broadcast_to(a, shape), order="C")
-    words = shape[-1]
-    _add(out.reshape(-1, words), np.array(np.broadcast_to(b, shape), order="C").reshape(-1, words))
+    return _with(_add, a, b)
+
+
+def subtract(a: Wide, b: Wide) -> Wide:
+    """Return a - b."""
+    return _with(_subtract, a, b)
+
+
+def negative(a: Wide) -> Wide:
+    """Return -a."""
+    return subtract(np.zeros_like(a), a)
+
+
+def _with(kernel: Callable[[Wide, Wide], None], a: Wide, b: Wide) -> Wide:
+    """Return what the kernel makes of a copy of a, and b, (n, words) both."""
+    if a.shape == b.shape:
+        out, other = np.array(a, order="C"), np.ascontiguousarray(b)
+    else:
+        shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
+        out, other = (np.array(np.broadcast_to(each, shape), order="C") for each in (a, b))
+    words = out.shape[-1]
+    kernel(out.reshape(-1, words), other.reshape(-1, words))
     return out
 
 
@@ -56,6 +74,17 @@ def _add(a: Wide, b: Wide) -> None:
             carry = over | np.uint64(a[n, word] < carry)
 
 
+@kernel
+def _subtract(a: Wide, b: Wide) -> None:
+    for n in range(a.shape[0]):
+        borrow = np.uint64(0)
+        for word in range(a.shape[1]):
+            less = a[n, word] - b[n, word]
+            under = np.uint64(a[n, word] < b[n, word])
+            a[n, word] = less - borrow
+            borrow = under | np.uint64(less < borrow)
+
+
 def prefix_sums(a: Wide) -> Wide:
     """Return sums of the first 1, 2, ... numbers along the last axis but one, of at most 2^32 numbers."""
     parts = np.cumsum(_halves(a).astype(np.uint64), axis=-2)
@@ -65,18 +94,6 @@ def prefix_sums(a: Wide) -> Wide:
         out[..., half] = total.astype(np.uint32)
         carry = total >> np.uint64(32)
     return out.view(np.uint64)
-
-
-def negative(a: Wide) -> Wide:
-    """Return -a."""
-    one = np.zeros(a.shape[-1], np.uint64)
-    one[0] = 1
-    return add(~a, one)
-
-
-def subtract(a: Wide, b: Wide) -> Wide:
-    """Return a - b."""
-    return add(a, negative(b))
 
 
 def times(a: Wide, b: Wide) -> Wide:

@@ -201,8 +201,7 @@ def test_a_bound_beyond_all_numbers_is_passed_by_none(ends: tuple[Transfers, Tra
 
 
 def test_protocols_that_step_together_do_not_take_each_others_transfers(ends: tuple[Transfers, Transfers]) -> None:
-    left = len(ends[0]._q)
-    many = left + (1 << 17)  # as many more are made as these lack
+    many = ends[0]._left + (1 << 19)  # as many more are made as these lack
 
     def both(end: Transfers) -> Steps[Any]:
         return (yield from together(end.choose(np.zeros(many, np.uint8)), end.choose(np.ones(100, np.uint8))))

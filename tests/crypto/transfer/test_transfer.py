@@ -101,13 +101,28 @@ def test_hash_is_the_one_of_the_paper() -> None:
             assert found[row, 2 * block : 2 * block + 2].tobytes() == outer.to_bytes(16, "little")
 
 
-def test_streams_go_on_where_they_were() -> None:
-    seeds = [bytes([k]) * 16 for k in range(3)]
-    whole = aes.next_words([aes.stream(seed) for seed in seeds], 40)
-    streams = [aes.stream(seed) for seed in seeds]
-    assert np.array_equal(np.hstack([aes.next_words(streams, 16), aes.next_words(streams, 24)]), whole)
-    plain = Cipher(algorithms.AES(seeds[2]), modes.CTR(bytes(16))).encryptor().update(bytes(320))
-    assert whole[2].tobytes() == plain
+@pytest.mark.parametrize("threads", [1, 2])
+def test_streams_go_on_where_they_were(threads: int) -> None:
+    seeds = np.frombuffer(b"".join(bytes([k]) * 16 for k in range(40)), np.uint8).reshape(40, 16)
+    whole, streams = aes.Streams(seeds).next_words(700), aes.Streams(seeds)
+    assert np.array_equal(np.hstack([streams.next_words(16, threads), streams.next_words(684, threads)]), whole)
+    plain = Cipher(algorithms.AES(seeds[39].tobytes()), modes.CTR(bytes(16))).encryptor().update(bytes(8 * 700))
+    assert whole[39].tobytes() == plain
+
+
+@pytest.mark.skipif(not aes.HAS_AES, reason="the processor has no instructions for AES: OpenSSL alone encrypts here")
+def test_the_processors_aes_gives_what_openssl_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, rows = np.random.default_rng(2).integers(0, 256, (5, 16), dtype=np.uint8), words(777)
+
+    def everything() -> list[np.ndarray]:
+        some = (0, 1, 31, 32, 33, 777)
+        hashes = [aes.hashed(rows[:n], 1 << 40, blocks, rows[0]) for n in some for blocks in (1, 3)]
+        return [aes.Streams(seeds).next_words(130), aes.permuted(b"k" * 16, rows.reshape(7, 111, 2)), *hashes]
+
+    fast = everything()
+    monkeypatch.setattr(aes, "HAS_AES", False)
+    for one, other in zip(fast, everything(), strict=True):
+        assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(("groups", "blocks"), [(1, 1), (2, 3), (8, 2)])
@@ -121,14 +136,15 @@ def test_transposing_is_numpys(groups: int, blocks: int) -> None:
 
 @pytest.mark.parametrize("fold", FOLDS)
 def test_folding_sums_leaves_by_the_bits_of_their_numbers(fold: int) -> None:
-    leaves = np.random.default_rng(1).integers(0, 1 << 64, (1 << fold, 16), dtype=np.uint64)
-    planes = np.empty((fold, 16), np.uint64)
+    leaves = np.random.default_rng(1).integers(0, 1 << 64, (3, 1 << fold, 16), dtype=np.uint64)
+    planes = np.empty((3, fold, 16), np.uint64)
     summed = leaves.copy()
     bits.fold(summed, planes)
     number = np.arange(1 << fold)
-    for j in range(fold):
-        assert np.array_equal(planes[j], np.bitwise_xor.reduce(leaves[number >> j & 1 == 1]))
-    assert np.array_equal(summed[0], np.bitwise_xor.reduce(leaves))
+    for tree in range(3):
+        for j in range(fold):
+            assert np.array_equal(planes[tree, j], np.bitwise_xor.reduce(leaves[tree, number >> j & 1 == 1]))
+        assert np.array_equal(summed[tree, 0], np.bitwise_xor.reduce(leaves[tree]))
 
 
 # ---------------------------------------------------------------- extension
@@ -237,7 +253,7 @@ def test_correlated_shares_differ_by_the_offset(
 def test_messages_of_one_of_many(made: tuple[np.ndarray, ...]) -> None:
     delta, q, chosen, t = made
     for count in (1, 2, 4, 8):
-        messages = extension.messages_of(extension.joined(q, count), delta, 3, count, 2)
+        messages = np.stack(list(extension.messages_of(extension.joined(q, count), delta, 3, count, 2)))
         choices = unpacked(chosen, len(t)).reshape(-1, count) @ (1 << np.arange(count))
         assert np.array_equal(aes.hashed(extension.joined(t, count), 3, 2), messages[choices, np.arange(len(choices))])
         assert len(np.unique(messages)) == messages.size

@@ -8,7 +8,11 @@ is the disjunction of their top bits. With guarded x (m bits) and y (n bits), mo
 where, for shares s0 + s1 of any number, w (s0 + s1) = w0 s0 + w1 s1 + w0 (1 - w1) s1 + w1 (1 - w0) s0 with the top bits
 w0 and w1. Cross terms are sums of one party's bits times the other's numbers, each a correlated transfer (Gilboa,
 "Two Party RSA Key Generation", CRYPTO 1999). Those of w ride on the top bit of a factor: a product takes m + 1
-transfers in each direction and two steps.
+transfers in each direction.
+
+Everything here is one step. A transfer's receiver has a random bit r, and wants the number y for its bit x: it says
+whether they differ, f, while the sender sends what makes shares of r y. As x y is r y or y - r y, by f, both ends turn
+their shares by themselves.
 """
 
 from __future__ import annotations
@@ -16,11 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.compute import kernel, pieces
 from treaty.crypto.sealed.steps import Steps, take
-from treaty.crypto.sealed.transfers import Bits, Transfers, Words
+from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words, packed, unpacked
 from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.wide import (
     Wide,
@@ -29,7 +32,6 @@ from treaty.crypto.wide import (
     bits_of,
     cut,
     from_ints,
-    negative,
     only,
     shifted,
     signed,
@@ -45,19 +47,22 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     n, v, words = y.shape
     own, top = bits_of(x, x_bits), bit(x, x_bits - 1)
     wraps = bit(y, y_bits - 1)
-    first, q, t = yield from transfers.choose(np.concatenate([own.reshape(-1), wraps.reshape(-1)]))
-    delta, split = transfers.delta, n * x_bits
-    sent, message = _send(q[:split], delta, first, y, 1 - top, x_bits)
+    drawn = yield from transfers.draw_for(np.concatenate([own.reshape(-1), wraps.reshape(-1)]))
+    low, high = drawn.only(slice(0, n * x_bits)), drawn.only(slice(n * x_bits, None))
+    sent = _Sent(low, y, 1 - top, x_bits)
     other = shifted(only(1 - wraps, np.broadcast_to(x[:, None], y.shape)), y_bits).reshape(n * v, 1, words)
-    sent_top, message_top = _send(q[split:], delta, first + split, other, np.zeros(n * v, np.uint8), 1)
-    came, came_top = take(
-        (yield [message, message_top]), (np.uint64, message.shape), (np.uint64, message_top.shape)
-    )  # fmt: skip
-    cross = _receive(t[:split], first, own, came, y.shape)
-    cross_top = _receive(t[split:], first + split, wraps.reshape(-1, 1), came_top, other.shape)
-    out = add(add(times(x[:, None], y), sent), cross)
+    sent_top = _Sent(high, other, np.zeros(n * v, np.uint8), 1)
+    flips = packed(drawn.flips)
+    came, message, message_top = take(
+        (yield [flips, sent.message, sent_top.message]),
+        *((np.uint64, array.shape) for array in (flips, sent.message, sent_top.message)),
+    )
+    theirs, split = unpacked(came, len(drawn.flips)), n * x_bits
+    cross = add(_received(low, message, y.shape, x_bits), sent.share(theirs[:split]))
+    cross_top = add(_received(high, message_top, other.shape, 1), sent_top.share(theirs[split:]))
+    out = add(times(x[:, None], y), cross)
     out = subtract(out, shifted(only(np.broadcast_to(top[:, None], wraps.shape), y), x_bits))
-    both = add(sent_top, cross_top).reshape(y.shape)
+    both = cross_top.reshape(y.shape)
     out = subtract(out, add(both, shifted(only(wraps, np.broadcast_to(x[:, None], y.shape)), y_bits)))
     return cut(out, bits)
 
@@ -80,12 +85,8 @@ def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
 
     Shares of bits, (n,), are exclusive: their sum modulo 2 is the bit.
     """
-    first, q, t = yield from transfers.choose(bits)
     of_all = np.broadcast_to(bits[:, None], values.shape[:2])
-    sent, message = _send(q, transfers.delta, first, signed(of_all, values), np.zeros(len(bits), np.uint8), 1)
-    (came,) = take((yield [message]), (np.uint64, message.shape))
-    cross = _receive(t, first, bits[:, None], came, values.shape)
-    return add(add(only(of_all, values), sent), cross)
+    return add(only(of_all, values), (yield from _exchanged(transfers, bits, signed(of_all, values))))
 
 
 def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wide]:
@@ -93,14 +94,12 @@ def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wi
     half = len(bits) // 2  # of one half each party is the receiver
     mine, theirs = (bits[:half], bits[half:]) if role == 0 else (bits[half:], bits[:half])
     longest = len(bits) - half
-    first, q, t = yield from transfers.choose(_padded(mine, longest))
+    drawn = yield from transfers.draw_for(_padded(mine, longest))
     offered = np.zeros((longest, 1, words), np.uint64)
     offered[: len(theirs), 0, 0] = theirs
-    sent, message = _send(q, transfers.delta, first, offered, np.zeros(longest, np.uint8), 1)
-    (came,) = take((yield [message]), (np.uint64, message.shape))
-    cross = _receive(t, first, _padded(mine, longest)[:, None], came, offered.shape)[:, 0]
-    received, given = cross[: len(mine)], sent[: len(theirs), 0]
-    return np.concatenate([received, given] if role == 0 else [given, received])
+    received, given = yield from _swapped(drawn, offered)
+    parts = received[: len(mine), 0], given[: len(theirs), 0]
+    return np.concatenate(parts if role == 0 else parts[::-1])
 
 
 def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, role: int) -> Steps[Wide]:
@@ -109,15 +108,30 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
     `known` are the x, |x| < 2^(bits - 1); role 1 gives zeros.
     """
     n, v, words = y.shape
-    first, q, t = yield from transfers.choose(bits_of(from_ints(known, -(-bits // 64)), bits).reshape(-1))
+    own = bits_of(from_ints(known, -(-bits // 64)), bits).reshape(-1)
+    drawn = yield from transfers.draw_for(own)
+    flips = packed(drawn.flips)
     if role == 1:
-        sent, message = _send(q, transfers.delta, first, y, np.ones(n, np.uint8), bits)
-        take((yield [message]))
-        return sent
-    (came,) = take((yield []), (np.uint64, (n * bits, v * words)))
-    own = bits_of(from_ints(known, -(-bits // 64)), bits)
-    cross = _receive(t, first, own, came, y.shape)
-    return add(times(from_ints(known, words)[:, None], y), cross)
+        sent = _Sent(drawn, y, np.ones(n, np.uint8), bits)
+        (came,) = take((yield [sent.message]), (np.uint64, flips.shape))
+        return sent.share(unpacked(came, len(own)))
+    (message,) = take((yield [flips]), (np.uint64, (n * bits, v * words)))
+    return add(times(from_ints(known, words)[:, None], y), _received(drawn, message, y.shape, bits))
+
+
+def _exchanged(transfers: Transfers, bits: Bits, offered: Wide) -> Steps[Wide]:
+    """Return shares of one's bits, (n,), times what the other offers, (n, v, words), in both directions."""
+    drawn = yield from transfers.draw_for(bits)
+    return add(*(yield from _swapped(drawn, offered)))
+
+
+def _swapped(drawn: Drawn, offered: Wide) -> Steps[tuple[Wide, Wide]]:
+    """Return shares of own bits times what the other offers, and of the other's times what is `offered`."""
+    sent, flips = _Sent(drawn, offered, np.zeros(len(offered), np.uint8), 1), packed(drawn.flips)
+    came, message = take(
+        (yield [flips, sent.message]), (np.uint64, flips.shape), (np.uint64, sent.message.shape)
+    )  # fmt: skip
+    return _received(drawn, message, offered.shape, 1), sent.share(unpacked(came, len(offered)))
 
 
 def _padded(bits: Bits, length: int) -> Bits:
@@ -129,36 +143,45 @@ def _padded(bits: Bits, length: int) -> Bits:
 # ---------------------------------------------------------------- correlated transfers of wide numbers
 
 
-def _send(q: Words, delta: Words, first: int, y: Wide, minus: Bits, bits: int) -> tuple[Wide, Words]:
-    """Return the sender's shares of sums over a receiver's `bits` bits, of weights 1, 2, ..., times y (n, v, words).
+class _Sent:
+    """A sender's end of sums over a receiver's `bits` bits, of weights 1, 2, ..., times y (n, v, words).
 
-    The top bit counts with a negative weight where `minus`, (n,), is 1. The second result is the message,
-    (n * bits, v * words).
+    The top bit counts with a negative weight where `minus`, (n,), is 1. `message` is (n * bits, v * words).
     """
-    n, v, words = y.shape
-    share, message = np.zeros(y.shape, np.uint64), np.empty((n * bits, v * words), np.uint64)
-    last = signed(np.broadcast_to(minus[:, None], y.shape[:2]), y)
-    blocks = -(-v * words // 2)
-    for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
-        rows = slice(part.start * bits, part.stop * bits)
-        at = first + rows.start
-        pads = hashed(q[rows], at, blocks), hashed(q[rows] ^ delta, at, blocks)
-        _correlate(*pads, np.ascontiguousarray(y[part]), last[part], bits, share[part], message[rows])
-    return negative(share), message
+
+    def __init__(self, drawn: Drawn, y: Wide, minus: Bits, bits: int) -> None:
+        n, v, words = y.shape
+        self._y, self._bits = np.ascontiguousarray(y), bits
+        self._last = signed(np.broadcast_to(minus[:, None], y.shape[:2]), y)
+        blocks = -(-v * words // 2)
+        self._pads = np.empty((n * bits, v * words), np.uint64)
+        self.message = np.empty((n * bits, v * words), np.uint64)
+        for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
+            rows = slice(part.start * bits, part.stop * bits)
+            q, at = drawn.q[rows], drawn.first + rows.start
+            pads = hashed(q, at, blocks), hashed(q, at, blocks, drawn.delta)
+            _correlate(*pads, self._y[part], self._last[part], bits, self._pads[rows], self.message[rows])
+
+    def share(self, flips: Bits) -> Wide:
+        """Return the own shares, (n, v, words), by the receiver's flips, (n * bits,)."""
+        out = np.zeros(self._y.shape, np.uint64)
+        _turn(self._pads, self._y, self._last, flips, out)
+        return out
 
 
-def _receive(t: Words, first: int, own: Bits, message: Words, shape: tuple[int, ...]) -> Wide:
-    """Return the receiver's shares, (n, v, words), for its bits, (n, bits)."""
+def _received(drawn: Drawn, message: Words, shape: tuple[int, ...], bits: int) -> Wide:
+    """Return the receiver's shares, (n, v, words), for the bits that it drew for."""
     n, v, words = shape
-    bits, out, blocks = own.shape[1], np.zeros((n, v, words), np.uint64), -(-v * words // 2)
+    out, blocks = np.zeros((n, v, words), np.uint64), -(-v * words // 2)
     for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
         rows = slice(part.start * bits, part.stop * bits)
-        _add_up(hashed(t[rows], first + rows.start, blocks), own[part], np.ascontiguousarray(message[rows]), out[part])
+        pads = hashed(drawn.t[rows], drawn.first + rows.start, blocks)
+        _add_up(pads, drawn.random[rows], drawn.flips[rows], np.ascontiguousarray(message[rows]), out[part])
     return out
 
 
 @kernel
-def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, share: Wide, message: Words) -> None:
+def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, pads: Words, message: Words) -> None:
     words = y.shape[2]
     for n in range(y.shape[0]):
         for i in range(bits):
@@ -168,6 +191,7 @@ def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, share: W
                 for word in range(words):
                     at = v * words + word
                     number = last[n, v, word] if i == bits - 1 else y[n, v, word]
+                    pads[row, at] = zero[row, at]
                     total = zero[row, at] + number
                     over = np.uint64(total < number)
                     summed = total + carry
@@ -176,39 +200,58 @@ def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, share: W
                     under = np.uint64(summed < one[row, at])
                     message[row, at] = less - borrow
                     borrow = under | np.uint64(less < borrow)
-                _add_shifted(share, n, v, zero, row, v * words, i)
 
 
 @kernel
-def _add_up(pads: Words, own: NDArray[np.uint8], message: Words, out: Wide) -> None:
-    words, bits = out.shape[2], own.shape[1]
+def _turn(pads: Words, y: Wide, last: Wide, flips: Bits, out: Wide) -> None:
+    """Write sums of -pad, or of y + pad where flipped, doubled from the top bit down: -pad is 1 + not pad."""
+    words, bits = y.shape[2], flips.size // y.shape[0]
+    for n in range(y.shape[0]):
+        for i in range(bits - 1, -1, -1):
+            row = n * bits + i
+            flip = np.uint64(0) - np.uint64(flips[row])
+            for v in range(y.shape[1]):
+                carry, lower, over = np.uint64(1) & ~flip, np.uint64(0), np.uint64(0)
+                for word in range(words):
+                    number = (last[n, v, word] if i == bits - 1 else y[n, v, word]) & flip
+                    total = (pads[row, v * words + word] ^ ~flip) + number
+                    above = np.uint64(total < number)
+                    summed = total + carry
+                    carry = above | np.uint64(summed < total)
+                    lower, over = _double_and_add(out, n, v, word, summed, lower, over)
+
+
+@kernel
+def _add_up(pads: Words, random: Bits, flips: Bits, message: Words, out: Wide) -> None:
+    """Write sums of pads, plus the message where the random bit is 1, negative where flipped."""
+    words, bits = out.shape[2], flips.size // out.shape[0]
     for n in range(out.shape[0]):
-        for i in range(bits):
-            row, mask = n * bits + i, np.uint64(0) - np.uint64(own[n, i])
+        for i in range(bits - 1, -1, -1):
+            row = n * bits + i
+            mask, flip = np.uint64(0) - np.uint64(random[row]), np.uint64(0) - np.uint64(flips[row])
             for v in range(out.shape[1]):
-                carry = np.uint64(0)
+                carry, less = np.uint64(0), np.uint64(1) & flip
+                lower, over = np.uint64(0), np.uint64(0)
                 for word in range(words):
                     at = v * words + word
                     given = message[row, at] & mask
                     total = pads[row, at] + given
-                    over = np.uint64(total < given)
+                    above = np.uint64(total < given)
                     summed = total + carry
-                    carry = over | np.uint64(summed < total)
-                    pads[row, at] = summed
-                _add_shifted(out, n, v, pads, row, v * words, i)
+                    carry = above | np.uint64(summed < total)
+                    turned = (summed ^ flip) + less
+                    less = np.uint64(turned < less)
+                    lower, over = _double_and_add(out, n, v, word, turned, lower, over)
 
 
 @kernel
-def _add_shifted(out: Wide, n: int, v: int, numbers: Words, row: int, first: int, shift: int) -> None:
-    """Add a number of `numbers`, from its word `first`, times 2^shift to a number of `out`."""
-    words, skipped, rest = out.shape[2], shift // 64, np.uint64(shift % 64)
-    carry, lower = np.uint64(0), np.uint64(0)
-    for word in range(words - skipped):
-        number = numbers[row, first + word]
-        moved = (number << rest) | lower
-        lower = (number >> (np.uint64(64) - rest)) if rest else np.uint64(0)
-        total = out[n, v, word + skipped] + moved
-        over = np.uint64(total < moved)
-        summed = total + carry
-        carry = over | np.uint64(summed < total)
-        out[n, v, word + skipped] = summed
+def _double_and_add(
+    out: Wide, n: int, v: int, word: int, number: np.uint64, lower: np.uint64, carry: np.uint64
+) -> tuple[np.uint64, np.uint64]:
+    """Double a word of a number of `out` and add one; `lower` and `carry` come from the word below, and go on."""
+    before = out[n, v, word]
+    doubled = (before << np.uint64(1)) | lower
+    total = doubled + number
+    over = np.uint64(total < number)
+    out[n, v, word] = total + carry
+    return before >> np.uint64(63), over | np.uint64(out[n, v, word] < carry)

@@ -79,14 +79,14 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     choices: Bits = (chosen[..., None] >> np.arange(_DIGIT, dtype=np.uint8)) & np.uint8(1)
     first, q, t = yield from transfers.choose(choices.reshape(-1))
     count = longest * digits
-    pads = messages_of(joined(q, _DIGIT), transfers.delta, first, _DIGIT)[..., 0].astype(np.uint8) & 3
     shares = np.frombuffer(Keystream().raw(count), np.uint8) & 3
-    given = np.zeros((longest, digits), np.uint8)
+    given, table = np.zeros((longest, digits), np.uint8), np.zeros(count, np.uint32)
     given[: len(x)] = x
-    table = np.zeros(count, np.uint32)
-    for value in range(1 << _DIGIT):
+    pads = messages_of(joined(q, _DIGIT), transfers.delta, first, _DIGIT)
+    for value, pad in enumerate(pads):
         answer = (given.reshape(-1) > value).astype(np.uint8) | (given.reshape(-1) == value).astype(np.uint8) << 1
-        table |= (answer ^ shares ^ pads[value]).astype(np.uint32) << np.uint32(2 * value)
+        answer ^= shares ^ (pad[:, 0].astype(np.uint8) & 3)
+        table |= answer.astype(np.uint32) << np.uint32(2 * value)
     (came,) = take((yield [table]), (np.uint32, table.shape))
     number = chosen.reshape(-1)
     own = hashed(joined(t, _DIGIT), first)[:, 0].astype(np.uint8) & 3

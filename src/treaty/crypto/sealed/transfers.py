@@ -6,6 +6,8 @@ so that rows and their numbers agree; nothing is used twice.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +16,14 @@ from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.base import KEY
 from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen
 
-_AT_ONCE = 1 << 17  # transfers that are made when the stock is empty
+_FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
 _FOLD = 2
 
 Words = NDArray[np.uint64]
 Bits = NDArray[np.uint8]
+_Piece = tuple[Words, Words, Bits]
+
+_NOTHING: _Piece = np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.empty(0, np.uint8)
 
 
 class Transfers:
@@ -27,46 +32,81 @@ class Transfers:
     def __init__(self, sender: Sender, receiver: Receiver) -> None:
         self._sender, self._receiver = sender, receiver
         self.delta = sender.delta
-        self._q, self._t, self._r = np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.empty(0, np.uint8)
-        self._used = self._promised = 0
+        self._stock: list[_Piece] = []
+        self._left = self._used = self._promised = 0
+        self._next = _FEW
 
     def reserve(self, count: int) -> Steps[None]:
         """Make more where fewer than `count` are left: a step, or none. The caller draws them at once.
 
         What others wait for, who take their steps together with this one, is theirs.
         """
-        left = len(self._q) - self._promised
+        left = self._left - self._promised
         if left >= count:
             return
         self._promised += count
-        more = -(-max(count - left, _AT_ONCE) // STEP) * STEP
+        more = -(-max(count - left, self._next) // STEP) * STEP
+        self._next = min(2 * self._next, _MANY)
         message, bits, rows = self._receiver.extend(more)
         (came,) = take((yield [message]), (np.uint64, message.shape))
-        self._q = np.concatenate([self._q, self._sender.extend(more, came)])
-        self._t = np.concatenate([self._t, rows])
-        self._r = np.concatenate([self._r, unpacked(bits, more)])
+        self._stock.append((self._sender.extend(more, came), rows, unpacked(bits, more)))
+        self._left += more
         self._promised -= count
 
     def draw(self, count: int) -> tuple[int, Words, Words, Bits]:
         """Draw transfers that were reserved: the first one's number, the sender's rows, the receiver's and its bits."""
-        assert len(self._q) >= count
-        first, part, rest = self._used, slice(0, count), slice(count, None)
-        drawn = first, self._q[part], self._t[part], self._r[part]
-        self._q, self._t, self._r = self._q[rest], self._t[rest], self._r[rest]
-        self._used += count
-        return drawn
+        assert self._left >= count
+        first, wanted, parts = self._used, count, [_NOTHING]
+        while wanted:
+            piece = self._stock[0]
+            taken = min(wanted, len(piece[0]))
+            parts.append(_part(piece, slice(0, taken)))
+            self._stock[:1] = [_part(piece, slice(taken, None))] if taken < len(piece[0]) else []
+            wanted -= taken
+        self._left, self._used = self._left - count, first + count
+        q, t, r = parts[1] if len(parts) == 2 else (np.concatenate(of) for of in zip(*parts, strict=True))
+        return first, q, t, r
+
+    def draw_for(self, choices: Bits) -> Steps[Drawn]:
+        """Draw a transfer for each of own choice bits, (n,), and of as many of the other party; a step, or none."""
+        yield from self.reserve(len(choices))
+        first, q, t, r = self.draw(len(choices))
+        return Drawn(first, q, t, r, choices ^ r, self.delta)
 
     def choose(self, choices: Bits) -> Steps[tuple[int, Words, Words]]:
-        """Draw a transfer for each of own choice bits, (n,), and of as many of the other party: two steps at most.
+        """Draw transfers whose sender knows them under the receiver's choice bits, (n,): two steps at most.
 
         Return the first one's number, the sender's rows under the other party's choices and the receiver's rows.
         """
-        count = len(choices)
-        yield from self.reserve(count)
-        first, q, t, r = self.draw(count)
-        flips = packed(choices ^ r)
+        drawn = yield from self.draw_for(choices)
+        flips = packed(drawn.flips)
         (came,) = take((yield [flips]), (np.uint64, flips.shape))
-        return first, chosen(q, self.delta, came), t
+        return drawn.first, chosen(drawn.q, self.delta, came), drawn.t
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Transfers drawn for n choice bits of either party.
+
+    `first` is the number of the first; `q`, (n, 2), are the sender's rows, `t`, (n, 2), the receiver's, `random`, (n,),
+    its bits, and `flips`, (n,), where these differ from its choices.
+    """
+
+    first: int
+    q: Words
+    t: Words
+    random: Bits
+    flips: Bits
+    delta: Words
+
+    def only(self, part: slice) -> Drawn:
+        """Return some of them; the part has a start."""
+        first = self.first + part.start
+        return Drawn(first, self.q[part], self.t[part], self.random[part], self.flips[part], self.delta)
+
+
+def _part(piece: _Piece, rows: slice) -> _Piece:
+    return piece[0][rows], piece[1][rows], piece[2][rows]
 
 
 def open_transfers() -> Steps[Transfers]:
@@ -95,7 +135,7 @@ def unpacked(words: Words, count: int) -> Bits:
 def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:
     """Return shares of random a (n,), b (2, n) and a and b, made of reserved transfers without a message."""
     first, q, t, a = transfers.draw(count)
-    zero, one, own = hashed(q, first)[:, 0], hashed(q ^ transfers.delta, first)[:, 0], hashed(t, first)[:, 0]
+    zero, one, own = hashed(q, first)[:, 0], hashed(q, first, 1, transfers.delta)[:, 0], hashed(t, first)[:, 0]
     b = zero ^ one
     c = (b & (np.uint64(0) - a.astype(np.uint64))) ^ own ^ zero
     return a, _two(b), _two(c)

@@ -4,81 +4,166 @@ The hash is TMMO of Guo, Katz, Wang, Yu, "Efficient and Secure Multiparty Comput
 IEEE S&P 2020: H(x, i) = pi(pi(x) xor i) xor pi(x), where pi is AES-128 under a fixed public key. With pi as a random
 permutation it is tweakable circular correlation robust: for a secret Delta the values at x xor Delta cannot be told
 from independent uniform ones by who knows x.
+
+Where the processor has instructions for AES, kernels use them (`rounds`), without the interpreter lock; elsewhere
+OpenSSL encrypts, with the same result.
 """
 
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import kernel, share
+from treaty.crypto.transfer.rounds import BLOCKS, HAS_AES, KEY_WORDS, encrypt, expand
 
 _PIECE = 1 << 12  # blocks at a time, 64 kB: what lies in a core's own cache
 _SPARE = 15  # bytes that `update_into` wants beyond what it writes
 _FIXED = hashlib.sha256(b"treaty transfer: fixed key").digest()[:16]
+_LEAST = 16  # streams worth a thread of their own
+
+Words = NDArray[np.uint64]
 
 
-def stream(seed: bytes) -> Any:
-    """Return a generator of AES-128's key stream under a seed of 16 bytes, which must serve this stream alone."""
-    return Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+class Streams:
+    """AES-128's key streams under seeds, uint8 (n, 16); a seed must serve one stream alone."""
+
+    def __init__(self, seeds: NDArray[np.uint8]) -> None:
+        self._count, self._blocks = len(seeds), 0
+        self._keys = _expanded(seeds) if HAS_AES else np.empty(0, np.uint64)
+        self._portable = [] if HAS_AES else [
+            Cipher(algorithms.AES(seed.tobytes()), modes.CTR(bytes(16))).encryptor() for seed in seeds
+        ]  # fmt: skip
+
+    def __len__(self) -> int:
+        return self._count
+
+    def next_words(self, words: int, threads: int = 1) -> Words:
+        """Return the next words of every stream, an even number of them, uint64 (n, words)."""
+        assert words % 2 == 0
+        if HAS_AES:
+            out, first = np.empty((self._count, words), np.uint64), self._blocks
+            share(lambda a, b: _count(self._keys, first, a, b, out), self._count, threads, _LEAST)
+            self._blocks += words // 2
+            return out
+        length = 8 * words
+        zeros, raw = bytes(length), np.empty(self._count * length + _SPARE, np.uint8)
+        for number, each in enumerate(self._portable):
+            each.update_into(zeros, raw[number * length : (number + 1) * length + _SPARE].data)
+        return raw[: self._count * length].view("<u8").astype(np.uint64, copy=False).reshape(self._count, words)
 
 
-def next_words(streams: list[Any], words: int) -> NDArray[np.uint64]:
-    """Return the next words of every stream, uint64 (len(streams), words)."""
-    length = 8 * words
-    zeros, out = bytes(length), np.empty(len(streams) * length + _SPARE, np.uint8)
-    for number, each in enumerate(streams):
-        each.update_into(zeros, out[number * length : (number + 1) * length + _SPARE])
-    return out[: len(streams) * length].view("<u8").astype(np.uint64, copy=False).reshape(len(streams), words)
-
-
-def permuted(key: bytes, rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def permuted(key: bytes, rows: Words) -> Words:
     """Apply AES under a key of 16 bytes to every row, uint64 (..., 2)."""
-    return _permute(_permutation(key), rows)
+    if not HAS_AES:
+        return _permute(_permutation(key), rows)
+    out = np.array(rows, np.uint64, order="C")
+    _encrypt_all(_expanded(np.frombuffer(key, np.uint8)[None]), out.reshape(-1))
+    return out
+
+
+def hashed(rows: Words, first: int, blocks: int = 1, offset: Words | None = None) -> Words:
+    """Hash rows, uint64 (n, 2), each xor the `offset`, (2,), to `blocks` blocks of 128 bits, uint64 (n, 2 * blocks).
+
+    Row k and block j have tweak (first + k, j). `first` is the number of the first row within the work of one Delta, so
+    that no tweak comes twice where rows could be equal.
+    """
+    out, moved = np.empty((len(rows), blocks, 2), np.uint64), np.zeros(2, np.uint64) if offset is None else offset
+    if HAS_AES:
+        _hash(_fixed_key(), np.ascontiguousarray(rows), moved, first, out)
+        return out.reshape(len(rows), 2 * blocks)
+    permutation, at_a_time = _permutation(_FIXED), max(1, _PIECE // blocks)
+    for start in range(0, len(rows), at_a_time):
+        inner = _permute(permutation, rows[start : start + at_a_time] ^ moved)
+        tweaks = np.empty((len(inner), blocks, 2), np.uint64)
+        tweaks[..., 0] = np.arange(first + start, first + start + len(inner), dtype=np.uint64)[:, None]
+        tweaks[..., 1] = np.arange(blocks, dtype=np.uint64)
+        out[start : start + at_a_time] = _permute(permutation, inner[:, None] ^ tweaks) ^ inner[:, None]
+    return out.reshape(len(rows), 2 * blocks)
+
+
+# ---------------------------------------------------------------- by the processor's instructions
+
+
+@kernel
+def _expand_all(seeds: Words, keys: Words) -> None:
+    for number in range(seeds.size // 2):
+        expand(seeds, 2 * number, keys, KEY_WORDS * number)
+
+
+def _expanded(seeds: NDArray[np.uint8]) -> Words:
+    """Return the round keys of keys, uint8 (n, 16), uint64 (n * KEY_WORDS,)."""
+    keys = np.empty(len(seeds) * KEY_WORDS, np.uint64)
+    _expand_all(np.frombuffer(seeds.tobytes(), np.uint64), keys)
+    return keys
+
+
+@cache
+def _fixed_key() -> Words:
+    return _expanded(np.frombuffer(_FIXED, np.uint8)[None])
+
+
+@kernel
+def _encrypt_all(keys: Words, words: Words) -> None:
+    """Encrypt all words, an even number of them, in place under one key."""
+    whole = words.size - words.size % (2 * BLOCKS)
+    for at in range(0, whole, 2 * BLOCKS):
+        encrypt(keys, 0, words, at)
+    rest = np.zeros(2 * BLOCKS, np.uint64)
+    rest[: words.size - whole] = words[whole:]
+    encrypt(keys, 0, rest, 0)
+    words[whole:] = rest[: words.size - whole]
+
+
+@kernel
+def _count(keys: Words, first: int, start: int, stop: int, out: Words) -> None:
+    """Write blocks from number `first` on of streams [start, stop): the number, big-endian, encrypted."""
+    block, eight, sixteen, half = np.empty(2 * BLOCKS, np.uint64), np.uint64(8), np.uint64(16), np.uint64(32)
+    bytes_, pairs = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+    for stream in range(start, stop):
+        for at in range(0, out.shape[1], 2 * BLOCKS):
+            for k in range(BLOCKS):
+                number = np.uint64(first + at // 2 + k)
+                number = ((number & bytes_) << eight) | ((number >> eight) & bytes_)
+                number = ((number & pairs) << sixteen) | ((number >> sixteen) & pairs)
+                block[2 * k], block[2 * k + 1] = np.uint64(0), (number << half) | (number >> half)
+            encrypt(keys, KEY_WORDS * stream, block, 0)
+            for k in range(min(2 * BLOCKS, out.shape[1] - at)):
+                out[stream, at + k] = block[k]
+
+
+@kernel
+def _hash(keys: Words, rows: Words, offset: Words, first: int, out: Words) -> None:
+    inner, outer = np.zeros(2 * BLOCKS, np.uint64), np.zeros(2 * BLOCKS, np.uint64)
+    for start in range(0, rows.shape[0], BLOCKS):
+        count = min(BLOCKS, rows.shape[0] - start)
+        for k in range(count):
+            inner[2 * k], inner[2 * k + 1] = rows[start + k, 0] ^ offset[0], rows[start + k, 1] ^ offset[1]
+        encrypt(keys, 0, inner, 0)
+        for block in range(out.shape[1]):
+            for k in range(count):
+                outer[2 * k] = inner[2 * k] ^ np.uint64(first + start + k)
+                outer[2 * k + 1] = inner[2 * k + 1] ^ np.uint64(block)
+            encrypt(keys, 0, outer, 0)
+            for k in range(count):
+                out[start + k, block, 0] = outer[2 * k] ^ inner[2 * k]
+                out[start + k, block, 1] = outer[2 * k + 1] ^ inner[2 * k + 1]
+
+
+# ---------------------------------------------------------------- by OpenSSL
 
 
 def _permutation(key: bytes) -> Any:
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of blocks, no cipher
 
 
-def _permute(permutation: Any, rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _permute(permutation: Any, rows: Words) -> Words:
     data = np.ascontiguousarray(rows).astype("<u8", copy=False).reshape(-1).view(np.uint8)
     out = np.empty(data.nbytes + _SPARE, np.uint8)
     permutation.update_into(data.data, out.data)
     return out[: data.nbytes].view("<u8").astype(np.uint64, copy=False).reshape(rows.shape)
-
-
-def hashed(rows: NDArray[np.uint64], first: int, blocks: int = 1) -> NDArray[np.uint64]:
-    """Hash rows, uint64 (n, 2), to `blocks` blocks of 128 bits each, uint64 (n, 2 * blocks).
-
-    Row k and block j have tweak (first + k, j). `first` is the number of the first row within the work of one Delta, so
-    that no tweak comes twice where rows could be equal.
-    """
-    out = np.empty((len(rows), blocks, 2), np.uint64)
-    permutation, at_a_time = _permutation(_FIXED), max(1, _PIECE // blocks)
-    for start in range(0, len(rows), at_a_time):
-        inner = _permute(permutation, rows[start : start + at_a_time])
-        tweaked = np.empty((len(inner), blocks, 2), np.uint64)
-        _tweak(inner, first + start, tweaked)
-        _add(_permute(permutation, tweaked), inner, out[start : start + at_a_time])
-    return out.reshape(len(rows), 2 * blocks)
-
-
-@kernel
-def _tweak(inner: NDArray[np.uint64], first: int, out: NDArray[np.uint64]) -> None:
-    for row in range(out.shape[0]):
-        for block in range(out.shape[1]):
-            out[row, block, 0] = inner[row, 0] ^ np.uint64(first + row)
-            out[row, block, 1] = inner[row, 1] ^ np.uint64(block)
-
-
-@kernel
-def _add(permuted: NDArray[np.uint64], inner: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    for row in range(out.shape[0]):
-        for block in range(out.shape[1]):
-            for word in range(2):
-                out[row, block, word] = permuted[row, block, word] ^ inner[row, word]

@@ -51,28 +51,34 @@ def transpose(planes: NDArray[np.uint64], rows: NDArray[np.uint64], start: int, 
 
 @kernel
 def fold(leaves: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
-    """Sum leaves, uint64 (2^k, w): into plane j, (k, w), those whose number has bit j, into leaf 0 all of them.
+    """Sum each tree's leaves, uint64 (trees, 2^k, w).
 
-    The other leaves hold partial sums afterwards.
+    Into plane j, (trees, k, w), those whose number has bit j, into leaf 0 all of them. The other leaves hold partial
+    sums afterwards.
     """
-    half = leaves.shape[0]
-    for plane in range(planes.shape[0] - 1, -1, -1):
-        half //= 2
-        for word in range(leaves.shape[1]):
-            planes[plane, word] = 0
-        for number in range(half):
-            for word in range(leaves.shape[1]):
-                upper = leaves[number + half, word]
-                planes[plane, word] ^= upper
-                leaves[number, word] ^= upper
+    for tree in range(leaves.shape[0]):
+        half = leaves.shape[1]
+        for plane in range(planes.shape[1] - 1, -1, -1):
+            half //= 2
+            for word in range(leaves.shape[2]):
+                planes[tree, plane, word] = 0
+            for number in range(half):
+                for word in range(leaves.shape[2]):
+                    upper = leaves[tree, number + half, word]
+                    planes[tree, plane, word] ^= upper
+                    leaves[tree, number, word] ^= upper
 
 
 @kernel
-def correct(planes: NDArray[np.uint64], masks: NDArray[np.uint64], correction: NDArray[np.uint64]) -> None:
-    """Add a correction, uint64 (w,), to the planes, (k, w), whose mask, (k,), is all ones and not zero."""
-    for plane in range(planes.shape[0]):
-        for word in range(planes.shape[1]):
-            planes[plane, word] ^= masks[plane] & correction[word]
+def correct(planes: NDArray[np.uint64], masks: NDArray[np.uint64], corrections: NDArray[np.uint64]) -> None:
+    """Add each tree's correction, uint64 (trees, w), to its planes, (trees, k, w), by masks of all ones or zero.
+
+    Masks are uint64 (trees, k).
+    """
+    for tree in range(planes.shape[0]):
+        for plane in range(planes.shape[1]):
+            for word in range(planes.shape[2]):
+                planes[tree, plane, word] ^= masks[tree, plane] & corrections[tree, word]
 
 
 @kernel

@@ -29,14 +29,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
 from treaty.crypto.transfer import base, bits
-from treaty.crypto.transfer.aes import hashed, next_words, stream
+from treaty.crypto.transfer.aes import Streams, hashed
 from treaty.errors import CryptoError
 
 KAPPA = 128
@@ -45,7 +45,7 @@ KAPPA = 128
 STEP = 64 * bits.WORDS
 """Transfers are made by multiples of this number."""
 
-_PIECE = 1 << 16  # transfers at a time: their columns lie in a core's cache
+_PIECE = 1 << 15  # transfers at a time: their columns lie in a core's cache
 
 Words = NDArray[np.uint64]
 
@@ -57,7 +57,7 @@ class Receiver:
         assert fold in (1, 2, 4, 8)
         self._fold = fold
         self._secret, self.offer = base.offer()
-        self._streams: list[list[Any]] = []
+        self._streams = Streams(np.empty((0, base.KEY), np.uint8))
 
     def prepare(self, points: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Take the sender's points, uint8 (128, 32); return what it makes its seeds of, (128, 2, 16).
@@ -65,14 +65,15 @@ class Receiver:
         Raises CryptoError where one is the identity or no point.
         """
         pads = base.pairs(self._secret, self.offer, points).reshape(-1, self._fold, 2, base.KEY)
-        out = np.empty_like(pads)
+        out, seeds = np.empty_like(pads), []
         for tree, pad in enumerate(pads):
             nodes = np.frombuffer(secrets.token_bytes(base.KEY), np.uint8)[None]
             for level in range(self._fold):  # whoever chose bit d has pad d, and gets the sum of all other nodes
                 nodes = _children(nodes)
                 for side in (0, 1):
                     out[tree, level, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pad[level, side]
-            self._streams.append([stream(node.tobytes()) for node in nodes])
+            seeds.append(nodes)
+        self._streams = Streams(np.concatenate(seeds))
         return out.reshape(KAPPA, 2, base.KEY)
 
     def extend(self, count: int) -> tuple[Words, Words, Words]:
@@ -85,15 +86,12 @@ class Receiver:
         rows = np.empty((count, 2), np.uint64)
         for part in pieces(count, _PIECE):
             at = slice(part.start // 64, part.stop // 64)
-            planes = np.empty((KAPPA, at.stop - at.start), np.uint64)
-            for tree, streams in enumerate(self._streams):
-                leaves = next_words(streams, planes.shape[1])
-                bits.fold(leaves, planes[tree * self._fold : (tree + 1) * self._fold])
-                if tree == 0:
-                    chosen[at] = leaves[0]
-                else:
-                    message[tree - 1, at] = leaves[0] ^ chosen[at]
-            bits.transpose(planes, rows[part], 0, planes.shape[1] // bits.WORDS)
+            planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
+            leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
+            bits.fold(leaves, planes)
+            chosen[at] = leaves[0, 0]
+            np.bitwise_xor(leaves[1:, 0], leaves[0, 0], out=message[:, at])
+            bits.transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // bits.WORDS)
         return message, chosen, rows
 
 
@@ -112,13 +110,13 @@ class Sender:
         self._bits = np.unpackbits(drawn, bitorder="little").reshape(-1, fold)
         choices = self._bits[:, ::-1]
         self._pads, self.points = base.choose(offer, choices.reshape(-1).astype(np.bool_))
-        self._streams: list[list[Any]] = []
+        self._streams = Streams(np.empty((0, base.KEY), np.uint8))
 
     def prepare(self, corrections: NDArray[np.uint8]) -> None:
         """Take what the receiver's `prepare` has returned, uint8 (128, 2, 16)."""
         corrections = corrections.reshape(-1, self._fold, 2, base.KEY)
         pads = self._pads.reshape(-1, self._fold, base.KEY)
-        self._streams = []
+        seeds = []
         for tree, choices in enumerate(self._bits[:, ::-1]):
             nodes, gap = np.zeros((1, base.KEY), np.uint8), 0  # all nodes of a level but the one at `gap`
             for level, choice in enumerate(choices.tolist()):
@@ -129,7 +127,8 @@ class Sender:
                 nodes[2 * gap + side] = corrections[tree, level, side] ^ pads[tree, level] ^ known
                 gap = 2 * gap + choice
             # slot s has leaf s xor gap; the first, which is not known, counts in no plane
-            self._streams.append([stream(nodes[slot ^ gap].tobytes()) for slot in range(1, len(nodes))])
+            seeds += [nodes[slot ^ gap] for slot in range(1, len(nodes))]
+        self._streams = Streams(np.stack(seeds))
 
     def extend(self, count: int, message: Words) -> Words:
         """Make the transfers of a receiver's message, uint64 (128 / fold - 1, count / 64); return rows (count, 2).
@@ -142,15 +141,12 @@ class Sender:
         rows, masks = np.empty((count, 2), np.uint64), np.uint64(0) - self._bits.astype(np.uint64)
         for part in pieces(count, _PIECE):
             at = slice(part.start // 64, part.stop // 64)
-            planes = np.empty((KAPPA, at.stop - at.start), np.uint64)
-            for tree, streams in enumerate(self._streams):
-                leaves = np.zeros((1 << self._fold, planes.shape[1]), np.uint64)
-                leaves[1:] = next_words(streams, planes.shape[1])
-                own = planes[tree * self._fold : (tree + 1) * self._fold]
-                bits.fold(leaves, own)
-                if tree:
-                    bits.correct(own, masks[tree], np.ascontiguousarray(message[tree - 1, at]))
-            bits.transpose(planes, rows[part], 0, planes.shape[1] // bits.WORDS)
+            planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
+            leaves = np.zeros((trees, 1 << self._fold, planes.shape[2]), np.uint64)
+            leaves[:, 1:] = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
+            bits.fold(leaves, planes)
+            bits.correct(planes[1:], masks[1:], np.ascontiguousarray(message[:, at]))
+            bits.transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // bits.WORDS)
         return rows
 
 
@@ -175,7 +171,7 @@ def random_pairs(q: Words, delta: Words, first: int, blocks: int = 1) -> tuple[W
     The receiver has ``hashed(t, first, blocks)``, the second where its bit is 1. `first` is the number of the first row
     among all that this extension has made.
     """
-    return hashed(q, first, blocks), hashed(q ^ delta, first, blocks)
+    return hashed(q, first, blocks), hashed(q, first, blocks, delta)
 
 
 def chosen(q: Words, delta: Words, flips: Words) -> Words:
@@ -216,12 +212,13 @@ def joined(rows: Words, count: int) -> Words:
     return out
 
 
-def messages_of(q: Words, delta: Words, first: int, count: int, blocks: int = 1) -> Words:
-    """Return the sender's random messages of transfers of 1 of 2^count, uint64 (2^count, n, 2 * blocks).
+def messages_of(q: Words, delta: Words, first: int, count: int, blocks: int = 1) -> Iterator[Words]:
+    """Yield the sender's random messages of each number below 2^count, of transfers of 1 of 2^count.
 
-    `q` are `joined` rows, (n, 2). The receiver has ``hashed(t, first, blocks)`` of its joined rows.
+    Each is uint64 (n, 2 * blocks). `q` are `joined` rows, (n, 2). The receiver has ``hashed(t, first, blocks)`` of its
+    joined rows.
     """
     numbers = np.arange(1 << count, dtype=np.uint64)[:, None]
     choices = (numbers >> np.arange(count, dtype=np.uint64)) & np.uint64(1)  # (2^count, count)
-    multiples = joined((choices[:, :, None] * delta).reshape(-1, 2), count)
-    return np.stack([hashed(q ^ multiple, first, blocks) for multiple in multiples])
+    for multiple in joined((choices[:, :, None] * delta).reshape(-1, 2), count):
+        yield hashed(q, first, blocks, multiple)

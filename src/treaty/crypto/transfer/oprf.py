@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ from numpy.typing import NDArray
 from treaty.compute import Integers, kernel, share
 from treaty.crypto.psi.hashing import row_digests
 from treaty.crypto.transfer import base, bits
-from treaty.crypto.transfer.aes import next_words, permuted, stream
+from treaty.crypto.transfer.aes import Streams, permuted
 
 WIDTH = 512
 """Base transfers, and bits of a code word."""
@@ -69,12 +68,12 @@ class Receiver:
 
     def __init__(self) -> None:
         self._secret, self.offer = base.offer()
-        self._streams: tuple[list[Any], list[Any]] = [], []
+        self._streams: list[Streams] = []
 
     def accept(self, points: NDArray[np.uint8]) -> None:
         """Take the sender's points, uint8 (512, 32); CryptoError where one is the identity or no point."""
         pairs = base.pairs(self._secret, self.offer, points)
-        self._streams = [stream(key.tobytes()) for key in pairs[:, 0]], [stream(key.tobytes()) for key in pairs[:, 1]]
+        self._streams = [Streams(pairs[:, 0]), Streams(pairs[:, 1])]
 
     def extend(self, codes: Words, first: int, threads: int = 1) -> tuple[Words, Words]:
         """Put inputs into the next bins: return the message, uint64 (n, 8), and the values of the bins, (n, 3).
@@ -99,7 +98,7 @@ class Sender:
         drawn = np.frombuffer(secrets.token_bytes(WIDTH // 8), np.uint8)
         self._secret: Words = drawn.view("<u8").astype(np.uint64)
         keys, self.points = base.choose(offer, np.unpackbits(drawn, bitorder="little").astype(np.bool_))
-        self._streams = [stream(key.tobytes()) for key in keys]
+        self._streams = Streams(keys)
 
     def extend(self, message: Words, threads: int = 1) -> Words:
         """Return the rows of the next bins, uint64 (n, 8), by the receiver's message, of the same shape."""
@@ -115,10 +114,10 @@ class Sender:
         return row_digests(numbered, VALUE, threads)
 
 
-def _rows(streams: list[Any], count: int, threads: int) -> Words:
+def _rows(streams: Streams, count: int, threads: int) -> Words:
     """Return the next bits of every stream as rows, uint64 (count, 8)."""
     assert count % STEP == 0
-    planes = next_words(streams, count // 64)
+    planes = streams.next_words(count // 64, threads)
     rows = np.empty((count, WORDS), np.uint64)
     share(lambda a, b: bits.transpose(planes, rows, a, b), count // STEP, threads, _LEAST)
     return rows
