@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sealed import quads
 from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
 from treaty.crypto.sealed.best import Entry, Known, best_of_shared
 from treaty.crypto.sealed.comparison import negatives
@@ -74,6 +75,30 @@ def test_negatives(ends: tuple[Transfers, Transfers], bits: int) -> None:
     zs = shared([x % (1 << bits) for x in z], bits)
     one, other = play(*(negatives(ends[k], zs[k], bits, k) for k in (0, 1)))
     assert (one ^ other).tolist() == [int(x < 0) for x in z]
+
+
+def test_quads_are_shares_of_bits_and_of_their_products(ends: tuple[Transfers, Transfers]) -> None:
+    one, other = play(*(ends[k].quads.draw(ends[k], 5000) for k in (0, 1)))
+    word = one ^ other
+    bits = [word >> (1 + place) & 1 for place in range(7)]
+    for place, factors in enumerate(quads._PRODUCTS[1:], 1):
+        assert np.array_equal(word >> place & 1, np.bitwise_and.reduce([bits[factor] for factor in factors]))
+    counts = np.array([[np.count_nonzero(of >> place & 1) for place in range(1, 30)] for of in (one, other)])
+    assert np.all(np.abs(counts - 2500) < 6 * np.sqrt(1250))  # each party's shares alone are even
+    assert np.all(np.abs(np.array([np.count_nonzero(bit) for bit in bits]) - 2500) < 6 * np.sqrt(1250))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17, 45])
+def test_digits_are_joined_to_whether_a_number_is_greater(ends: tuple[Transfers, Transfers], count: int) -> None:
+    rng = np.random.default_rng(count)
+    digits = rng.integers(0, 2, (2, count, 300))
+    digits[1] = np.where(rng.random((count, 300)) < 0.7, digits[0], digits[1])
+    numbers = [sum(int(d) << place for place, d in enumerate(digits[k, :, j])) for k in (0, 1) for j in range(300)]
+    plain = [(digits[0] > digits[1]).astype(np.uint8), (digits[0] == digits[1]).astype(np.uint8)]
+    masks = rng.integers(0, 2, (2, count, 300), dtype=np.uint8)
+    shares = [masks, np.stack(plain) ^ masks]
+    one, other = play(*(quads.join(ends[k], *shares[k], k) for k in (0, 1)))
+    assert (one ^ other).tolist() == [int(x > y) for x, y in zip(numbers[:300], numbers[300:], strict=True)]
 
 
 def test_selection_and_conjunction(ends: tuple[Transfers, Transfers]) -> None:

@@ -23,8 +23,9 @@ import numpy as np
 
 from treaty.compute import kernel, pieces
 from treaty.crypto.sealed.steps import Steps, take
-from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words, packed, unpacked
+from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words
 from treaty.crypto.transfer.aes import hashed
+from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.wide import (
     Wide,
     add,

@@ -1,8 +1,9 @@
 """Which of shared numbers are negative: the carry of two parties' shares, by digits of four bits.
 
 The top bit of z0 + z1 is that of the shares and a carry from below, which is there where one party's low bits exceed
-the complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree of conjunctions:
-the millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3). Bits are shared exclusively.
+the complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree, four at a time:
+the millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3), whose tree joins two. Bits are shared
+exclusively.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from treaty.crypto.keystream import Keystream
+from treaty.crypto.sealed.quads import join
 from treaty.crypto.sealed.steps import Steps, take
-from treaty.crypto.sealed.transfers import Bits, Transfers, packed, triples, unpacked
+from treaty.crypto.sealed.transfers import Bits, Transfers, triples
 from treaty.crypto.transfer.aes import hashed
+from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import joined, messages_of
 from treaty.crypto.wide import Wide, bit, bits_of
 
@@ -32,15 +35,7 @@ def carries(transfers: Transfers, low: Bits, role: int) -> Steps[Bits]:
     greater, equal = yield from _digits(transfers, _numbers(1 - mine), _numbers(theirs))
     if role == 1:
         greater, equal = (np.concatenate([x[len(mine) :], x[: len(mine)]]) for x in (greater, equal))
-    greater, equal = np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T)
-    while len(greater) > 1:  # of two digits, the upper decides unless it is equal
-        pairs, n = len(greater) // 2, greater.shape[1]
-        lower = np.stack([greater[0 : 2 * pairs : 2].reshape(-1), equal[0 : 2 * pairs : 2].reshape(-1)])
-        found = yield from conjunctions(transfers, equal[1 : 2 * pairs : 2].reshape(-1), lower, role)
-        found = found.reshape(2, pairs, n)
-        greater = np.concatenate([greater[1 : 2 * pairs : 2] ^ found[0], greater[2 * pairs :]])
-        equal = np.concatenate([found[1], equal[2 * pairs :]])
-    carry: Bits = greater[0]
+    carry = yield from join(transfers, np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T), role)
     return carry
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.sealed.quads import Quads
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.base import KEY
+from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen
 
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
@@ -35,6 +37,7 @@ class Transfers:
         self._stock: list[_Piece] = []
         self._left = self._used = self._promised = 0
         self._next = _FEW
+        self.quads = Quads()
 
     def reserve(self, count: int) -> Steps[None]:
         """Make more where fewer than `count` are left: a step, or none. The caller draws them at once.
@@ -67,11 +70,15 @@ class Transfers:
         q, t, r = parts[1] if len(parts) == 2 else (np.concatenate(of) for of in zip(*parts, strict=True))
         return first, q, t, r
 
+    def drawn(self, count: int, choices: Bits | None = None) -> Drawn:
+        """Draw transfers that were reserved, for own choice bits, (count,), or for random ones."""
+        first, q, t, r = self.draw(count)
+        return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.delta)
+
     def draw_for(self, choices: Bits) -> Steps[Drawn]:
         """Draw a transfer for each of own choice bits, (n,), and of as many of the other party; a step, or none."""
         yield from self.reserve(len(choices))
-        first, q, t, r = self.draw(len(choices))
-        return Drawn(first, q, t, r, choices ^ r, self.delta)
+        return self.drawn(len(choices), choices)
 
     def choose(self, choices: Bits) -> Steps[tuple[int, Words, Words]]:
         """Draw transfers whose sender knows them under the receiver's choice bits, (n,): two steps at most.
@@ -118,18 +125,6 @@ def open_transfers() -> Steps[Transfers]:
     (corrections,) = take((yield [receiver.prepare(points)]), (np.uint8, (KAPPA, 2, KEY)))
     sender.prepare(corrections)
     return Transfers(sender, receiver)
-
-
-def packed(bits: Bits) -> Words:
-    """Pack bits (n,) into words, the first lowest, uint64 (ceil(n / 64),)."""
-    padded = np.zeros(-(-len(bits) // 64) * 64, np.uint8)
-    padded[: len(bits)] = bits
-    return np.packbits(padded, bitorder="little").view("<u8").astype(np.uint64, copy=False)
-
-
-def unpacked(words: Words, count: int) -> Bits:
-    """Return the first `count` bits of words, uint8 (count,)."""
-    return np.unpackbits(words.astype("<u8", copy=False).view(np.uint8), count=count, bitorder="little")
 
 
 def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:

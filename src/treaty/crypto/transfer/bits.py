@@ -1,4 +1,4 @@
-"""Kernels on planes of bits, of which bit i of word w belongs to transfer 64 w + i."""
+"""Bits packed into words, the first lowest, and kernels on planes of them: bit i of word w is transfer 64 w + i's."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ _MASKS = np.array(
     ],
     np.uint64,
 )
+
+
+def packed(bits: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Pack bits (n,) into words, the first lowest, uint64 (ceil(n / 64),)."""
+    padded = np.zeros(-(-len(bits) // 64) * 64, np.uint8)
+    padded[: len(bits)] = bits
+    return np.packbits(padded, bitorder="little").view("<u8").astype(np.uint64, copy=False)
+
+
+def unpacked(words: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:
+    """Return the first `count` bits of words, uint8 (count,)."""
+    return np.unpackbits(words.astype("<u8", copy=False).view(np.uint8), count=count, bitorder="little")
 
 
 @kernel
