@@ -70,7 +70,7 @@ def test_delivery_lies_in_the_inbox_when_it_is_answered(clinic, dial, deliver):
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 1001, CHUNK])
 def test_frame_is_read_only_and_ends_at_a_multiple_of_8_bytes(clinic, dial, deliver, size):
-    sent = bytes(range(256)) * 256
+    sent = bytes(range(256)) * (CHUNK // 256)
     deliver(dial("lab"), [sent[:size]], size=size)
     frame = clinic.receive(0).frame
     assert bytes(frame) == sent[:size]

@@ -20,6 +20,7 @@ from treaty.crypto.transfer.extension import joined, messages_of
 from treaty.crypto.wide import Wide, bit, bits_of
 
 _DIGIT = 4
+_ONE, _EVEN = np.uint32(1), np.uint32(0x55555555)
 
 
 def negatives(transfers: Transfers, z: Wide, bits: int, role: int) -> Steps[Bits]:
@@ -75,21 +76,15 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     first, q, t = yield from transfers.choose(choices.reshape(-1))
     count = longest * digits
     shares = np.frombuffer(Keystream().raw(count), np.uint8) & 3
-    given, table = np.zeros((longest, digits), np.uint8), np.zeros(count, np.uint32)
+    given = np.zeros((longest, digits), np.uint32)
     given[: len(x)] = x
-    pads = messages_of(joined(q, _DIGIT), transfers.delta, first, _DIGIT)
-    for value, pad in enumerate(pads):
-        answer = (given.reshape(-1) > value).astype(np.uint8) | (given.reshape(-1) == value).astype(np.uint8) << 1
-        answer ^= shares ^ (pad[:, 0].astype(np.uint8) & 3)
-        table |= answer.astype(np.uint32) << np.uint32(2 * value)
+    at = 2 * given.reshape(-1)  # a table has two bits for each number: below the given one greater, there equal
+    table = (((_ONE << at) - _ONE) & _EVEN) | (_ONE << at << _ONE)
+    table ^= shares * _EVEN
+    for number, pad in enumerate(messages_of(joined(q, _DIGIT), transfers.delta, first, _DIGIT)):
+        table ^= (pad[:, 0].astype(np.uint32) & np.uint32(3)) << np.uint32(2 * number)
     (came,) = take((yield [table]), (np.uint32, table.shape))
-    number = chosen.reshape(-1)
-    own = hashed(joined(t, _DIGIT), first)[:, 0].astype(np.uint8) & 3
-    mine = np.zeros(count, np.uint8)
-    for value in range(1 << _DIGIT):  # all entries are read, whatever was chosen
-        mine |= ((came >> np.uint32(2 * value)).astype(np.uint8) & 3) & (
-            np.uint8(0) - (number == value).astype(np.uint8)
-        )
-    mine ^= own
+    mine = (came >> (2 * chosen.reshape(-1)).astype(np.uint32)).astype(np.uint8)
+    mine = (mine ^ hashed(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
     both: Bits = np.concatenate([mine.reshape(longest, digits)[: len(y)], shares.reshape(longest, digits)[: len(x)]])
     return both & np.uint8(1), both >> np.uint8(1)
