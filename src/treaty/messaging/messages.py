@@ -122,7 +122,8 @@ def view(
         ) from None
     if expected == np.bool_ and elements.size and elements.view(np.uint8).max() > 1:
         raise PeerProtocolError(peer, f"expected bool bytes 0 and 1, got others - at {what} from {peer}")
-    values: NDArray[Scalar] = np.require(elements, expected, "A")
+    right = elements.dtype == expected and elements.flags.aligned  # `require` takes long to find that
+    values: NDArray[Scalar] = elements if right else np.require(elements, expected, "A")
     values.flags.writeable = False
     return values
 
@@ -235,6 +236,8 @@ def _is_struct(field: Any) -> bool:
 
 def clean(text: str, limit: int = 300) -> str:
     """Make a peer's text safe to show: printable, on one line, at most `limit` characters."""
+    if len(text) <= limit and text.isprintable():
+        return text
     shown = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
