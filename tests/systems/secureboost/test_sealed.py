@@ -28,6 +28,7 @@ from treaty.data.table import to_table
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.privacy.exact_sums import OpenedNode, known_bins
+from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
@@ -395,6 +396,57 @@ def test_the_attack_on_exact_sums_finds_nothing_in_what_is_opened_under_seal(mon
     fullest = [np.bincount(column).max() / len(y) for column in codes.T]
     assert nodes
     assert np.mean(found == codes) <= np.mean(fullest)  # no more than who says the same bin for all rows
+
+
+def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(monkeypatch):
+    X, y = real_table("binary")
+    tables = cut(X, 2)
+    bins = fit_bins(to_table(tables["p1"]), 16)
+    codes, offsets = bins.transform(to_table(tables["p1"])), bins.offsets
+    sealed: list[dict[int, np.ndarray]] = []
+    opened: list[dict[int, np.ndarray]] = []
+    lefts: list[dict[int, int]] = []
+    orders = []
+    honest = SealedFinder._tournament
+
+    def watching(finder, shown, own):
+        found = honest(finder, shown, own)
+        order, (grad, hess) = finder._order, finder._derivatives
+        if order.parents[0] < 0:
+            for of in (sealed, opened, lefts):
+                of.append({})
+        else:
+            pairs = zip(order.parents, order.nodes, order.nodes[len(order.parents) :], strict=False)
+            lefts[-1].update({int(orders[-1].nodes[parent]): int(min(pair)) for parent, *pair in pairs})
+        for node, shares in zip(order.nodes.tolist(), finder._peers[1].slots, strict=True):
+            rows, _ = finder._rows.rows(np.array([node], np.int32), sampled=True)
+            sealed[-1][node], opened[-1][node] = shares[..., 0].astype(np.int64), np.zeros((offsets[-1], 3), np.int64)
+            each = np.stack([grad[rows], hess[rows], np.ones(len(rows), np.int64)], axis=1)
+            for feature, column in enumerate(codes[rows].T):
+                np.add.at(opened[-1][node], offsets[feature] + column, each)
+        orders.append(order)
+        return found
+
+    monkeypatch.setattr(SealedFinder, "_tournament", watching)
+    treaty.GBDTClassifier(SEALED, n_jobs=1, n_estimators=5, max_bin=16).fit(tables, y)
+    by_class = np.zeros((2, offsets[-1]), np.int64)  # which the attacker does not have either
+    for feature, column in enumerate(codes.T):
+        np.add.at(by_class, (np.asarray(y), offsets[feature] + column), 1)
+
+    def right(of_trees: list[dict[int, np.ndarray]]) -> float:
+        trees = []
+        for of_nodes, left in zip(of_trees, lefts, strict=False):
+            children = np.full(max(of_nodes) + 1, -1, np.int32)
+            children[list(left)] = list(left.values())
+            trees.append(OpenedTree(of_nodes, children))
+        nothing = RebuiltRows(np.zeros((0, offsets[-1]), np.bool_), np.zeros(0, np.int64))
+        found = invert(trees, offsets) if trees else nothing
+        tries = [agreement(*rebuild(found, by_class, offsets, seed), codes, np.asarray(y)) for seed in range(3)]
+        return float(np.mean([of.mean for of in tries]))
+
+    baseline = right([])
+    assert right(sealed) <= baseline + 0.01
+    assert right(opened) >= baseline + 0.02  # the attack itself works on these trees, if their sums are open
 
 
 # ---------------------------------------------------------------- garbage
