@@ -56,8 +56,8 @@ class LinearRegression(_Regression):
     standard_errors : bool
         Whether weights get standard errors and p-values; between parties by further products of one's columns with the
         other's, see docs/logistic.md.
-    max_iter : int
-        Most steps.
+    max_iter : int or None
+        Most steps; None is 100.
     learning_rate : float or None
         Factor on steps in new directions, between parties; None is 1 divided by the number of passive parties.
     tol : float

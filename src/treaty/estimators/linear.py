@@ -49,7 +49,7 @@ class LinearModel(TableEstimator):
         protocol: str | SystemOptions = "pooled",
         *,
         standard_errors: bool = False,
-        max_iter: int = 30,
+        max_iter: int | None = None,
         learning_rate: float | None = None,
         tol: float = 1e-5,
         l2: float = 0.0,
@@ -230,8 +230,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         Whether weights get standard errors and p-values, those of the least squares that the Taylor loss is (Fisher's,
         with `Pooled(loss="logistic")`), each party its own, by products of its columns with others'. Training is then
         on the whole table, without batches; see docs/logistic.md.
-    max_iter : int, default 30
-        Most epochs.
+    max_iter : int or None, default None
+        Most epochs: None is 30, or 100 where every step takes the whole table.
     batch_size : int, default 1000
         Rows in a mini-batch; all of the table where it has fewer. Other than a logistic regression of two
         classes, and whatever has standard errors, takes the whole table at every step.
@@ -329,7 +329,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         protocol: str | SystemOptions = "pooled",
         *,
         standard_errors: bool = False,
-        max_iter: int = 30,
+        max_iter: int | None = None,
         batch_size: int = 1000,
         learning_rate: float | None = None,
         tol: float = 1e-5,

@@ -38,7 +38,7 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     family: Literal["logistic", "multiclass", "linear", "poisson"] = "logistic"
     standard_errors: bool = False
-    max_iter: AtLeastOne = 30
+    max_iter: AtLeastOne | None = None
     batch_size: AtLeastOne = 1000
     learning_rate: Positive | None = None
     tol: NotNegative = 1e-5
@@ -60,7 +60,7 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     @property
     def most_rounds(self) -> int:
         """Rounds of a training that does not stop early."""
-        return self.max_iter
+        return self.max_iter or (100 if self.whole_table else 30)
 
     @property
     def whole_table(self) -> bool:

@@ -73,7 +73,7 @@ def _fitted(
     progress(0, {})
     if common.whole_table:
         fitted = minimise(
-            X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.max_iter, weight=data.weight
+            X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.most_rounds, weight=data.weight
         )
         progress(len(fitted.losses), {"train": fitted.losses})
     else:

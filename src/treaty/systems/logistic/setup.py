@@ -139,11 +139,11 @@ def solver_of(common: RegressionOptions, method: type[FederatedRegression], n_ow
     """
     memory = common.memory if method.keeps_pairs else 0
     if common.whole_table:
-        memory = common.max_iter if method.keeps_pairs else 0
+        memory = common.most_rounds if method.keeps_pairs else 0
         rate = common.learning_rate or 1.0 / (n_owners - 1)
-        return Solver(memory, 1, common.l2, rate, common.tol**2, common.max_iter, None)
+        return Solver(memory, 1, common.l2, rate, common.tol**2, common.most_rounds, None)
     rate = common.learning_rate or method.first_rate
-    return Solver(memory, common.period, common.l2, rate, common.tol, common.max_iter, common.hessian_batch_size)
+    return Solver(memory, common.period, common.l2, rate, common.tol, common.most_rounds, common.hessian_batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
