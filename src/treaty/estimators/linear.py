@@ -400,7 +400,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
             self._keep_classes(parts, holder)
             return
         self.calibration_ = holder.calibration
-        if self.early_stopping_rounds is not None:
+        if self.early_stopping_rounds is not None and holder.eval_losses:  # set after training, it has none
             self.best_iteration_ = int(np.argmin(list(holder.eval_losses.values())[-1]))
         self.coef_ = self.coef_ if isinstance(self.coef_, dict) else self.coef_[None, :]
         self.intercept_ = np.array([holder.intercept])

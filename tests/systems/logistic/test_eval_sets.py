@@ -147,6 +147,15 @@ def test_a_resumed_training_ends_as_an_undisturbed_one(tmp_path):
         play_logistic(tables, y, checkpoints=tmp_path / "other", **given | {"evals": (other, evals[1])})
 
 
+def test_a_model_trained_without_eval_sets_is_kept_whatever_is_set_afterwards(tmp_path):
+    training, watched = halves()
+    model = treaty.LogisticRegression("pooled", **GIVEN).fit(*training)
+    model.set_params(early_stopping_rounds=2).save(tmp_path / "model")
+    loaded = treaty.load(tmp_path / "model")
+    assert not hasattr(loaded, "best_iteration_")
+    np.testing.assert_array_equal(loaded.predict(watched[0]), model.predict(watched[0]))
+
+
 def test_what_does_not_go_together_is_refused():
     training, watched = halves()
     for protocol in ("quasi-newton", "sgd"):
