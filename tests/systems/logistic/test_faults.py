@@ -146,6 +146,14 @@ def test_an_active_party_that_goes_on_longer_or_faster_than_agreed_is_stopped(fo
         play_logistic(tables, y, **FORMS[form], **SHORT, replace={"p0": role("p0", tables, y, form, wrap)})
 
 
+def test_an_active_party_that_chooses_an_epoch_without_eval_rows_is_stopped():
+    tables, y = linear_tables(2, rows=260)
+    change = lambda m: msgspec.structs.replace(m, best=True)  # noqa: E731
+    wrap = lambda party: tampering(party, "EpochEnd", change, at="p1")  # noqa: E731
+    with pytest.raises(PeerProtocolError, match="expected no epoch to be best by eval rows - at EpochEnd from p0"):
+        play_logistic(tables, y, **FORMS["lattice"], **SHORT, replace={"p0": role("p0", tables, y, "lattice", wrap)})
+
+
 QUESTIONS = {
     "lattice": "VectorQuery",
     "ou": "EncryptedVector",

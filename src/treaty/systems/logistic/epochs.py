@@ -91,7 +91,13 @@ class EvalSets:
                 send_margins(party, setting.active, own, others, party.round, f"margins of {name}")
 
     def keep(self, end: EpochEnd, weights: Floats) -> None:
-        """Keep the weights after the epoch that has ended, if it was the best by eval rows."""
+        """Keep the weights after the epoch that has ended, if it was the best by eval rows, and these decide.
+
+        Raises PeerProtocolError where they do not: no party may choose the epoch whose weights a model has.
+        """
+        if end.best and (self.found.patience is None or not self.sets):
+            active = self.setting.active
+            raise PeerProtocolError(active, f"expected no epoch to be best by eval rows - at EpochEnd from {active}")
         if end.best:
             self.best = weights.copy()
 
