@@ -59,6 +59,16 @@ class Spread(Gamma):
         return float(np.max(y)) / 8.0, float(np.max(y)) / 4.0
 
 
+class Tiny(Squared):
+    """So small that reg_lambda in units of its hessians leaves int64."""
+
+    def bounds(self, y):
+        return 2.0**-50 * super().bounds(y)[0], 2.0**-50
+
+    def gradients(self, margins, y):
+        return 2.0**-50 * (margins - y), np.full_like(y, 2.0**-50)
+
+
 class Logit(Squared):
     link = "logistic"
 
@@ -275,6 +285,15 @@ def test_a_loss_may_change_what_it_is_given_and_return_one_array(table, loss):
     assert model.evals_result_ == plain.evals_result_
 
 
+@pytest.mark.parametrize("reg_lambda", [1.0, 2.0**-50])
+def test_small_derivatives_are_trained_on_with_any_reg_lambda(table, reg_lambda):
+    X, y = table
+    options = {**OPTIONS, "min_child_weight": 0.0, "min_split_loss": 0.0}
+    model = treaty.GBDTRegressor("pooled", objective=Tiny, **options, reg_lambda=reg_lambda).fit(X, y)
+    like = treaty.GBDTRegressor("pooled", objective=Squared, **options, reg_lambda=reg_lambda * 2.0**50).fit(X, y)
+    np.testing.assert_allclose(model.predict(X), like.predict(X), rtol=1e-9)
+
+
 def test_a_base_score_that_the_link_does_not_give_is_refused(table):
     with pytest.raises(ConfigError, match="expected a base_score that the link 'log' of"):
         treaty.GBDTRegressor(objective=Gamma, **{**OPTIONS, "base_score": -1.0}).fit(*table)
@@ -336,6 +355,7 @@ def test_bins_are_searched_for_anew_as_a_class_may_have_other_bounds(tmp_path):
         model = treaty.GBDTRegressor("federboost-horizontal", objective=Spread, **OPTIONS)
         model.fit(rows, checkpoint=tmp_path)
         assert "ProbeRequest" in model.communication_["user0 -> user1"]["by_type"]
+    assert not list(tmp_path.rglob("*.bins")), "bins that nothing reads take the place of others"
 
 
 def test_a_loss_of_ones_own_has_no_name_in_xgboost_but_its_link_has(table):

@@ -50,9 +50,12 @@ class SplitRules:
 
     @property
     def exact(self) -> bool:
-        """Whether gains are compared exactly (`trees.exact`): they are fractions of sums, and children have hess."""
+        """Whether gains are compared exactly (`trees.exact`): they are fractions of sums, and children have hess.
+
+        Not where sums of hess and ridges might leave int64: so small beside `reg_lambda` are units, or hess bounds.
+        """
         plain = self.reg_alpha == 0.0 and self.max_delta_step == 0.0 and self.hess_floor == 0.0
-        return plain and self.ridge > 0 and self.min_child_weight > 0.0
+        return plain and 0 < self.ridge <= 1 << 60 and self.min_child_weight > 0.0
 
     @property
     def gain_lambda(self) -> float:

@@ -85,8 +85,6 @@ def bins_for_rows(seat: Seat) -> dict[bytes, KeptBins]:
 
     Bins of trainings with others are left out, so that what is offered tells nothing of these.
     """
-    if seat.common.loss_class is Custom:  # the class may be another one under its name, with other bounds
-        return {}
     setting = _setting_of(seat)
     found = [entry for entry in _read(seat) if entry.setting == setting]
     rows = _rows_of(seat) if found else b""
@@ -120,8 +118,11 @@ def agreed_bins(seat: Seat, found: Mapping[bytes, KeptBins], begin: ModelBegin) 
 
 
 def keep_bins(seat: Seat, begin: ModelBegin, told: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
-    """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing."""
-    if seat.store is None:
+    """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing.
+
+    Nothing, too, of a loss of one's own: next time its class may be another one under its name, with other bounds.
+    """
+    if seat.store is None or seat.common.loss_class is Custom:
         return
     new = KeptBins(_rows_of(seat), _setting_of(seat), _terms_of(seat, begin), encode_body(told), all_rows, spent)
     entries = [entry for entry in _read(seat) if (entry.rows, entry.terms) != (new.rows, new.terms)]
