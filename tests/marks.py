@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from numba.core.registry import cpu_target
 
+from treaty.compute import processor_has
 from treaty.crypto.additive.multiplier import HAS_IFMA
 
 NEEDS_IFMA = pytest.mark.skipif(
     not HAS_IFMA, reason="no AVX-512 IFMA: the fast form is the portable one here, and would be compared with itself"
 )
 NEEDS_WIDE_VECTORS = pytest.mark.skipif(
-    "+avx2" not in str(cpu_target.target_context.codegen().magic_tuple()),
+    not processor_has("avx2"),
     reason="no AVX2: the usual build has no wider vectors than the plain one, and would be compared with itself",
 )
 # of modular arithmetic: what numba compiles for this processor, and what it compiles for any

@@ -18,6 +18,7 @@ import msgspec
 import numba
 import numpy as np
 from numba.core.caching import IndexDataCacheFile
+from numba.core.registry import cpu_target
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -42,6 +43,15 @@ def kernel(function: F) -> F:
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
     compiled._cache._cache_file.__class__ = _SharedCacheFile
     return compiled  # type: ignore[no-any-return]
+
+
+def processor_has(*features: str) -> bool:
+    """Tell whether kernels are compiled for a processor with these features (numba's settings may hide the real one).
+
+    By LLVM's names: "avx2".
+    """
+    known = str(cpu_target.target_context.codegen().magic_tuple())
+    return all(f"+{feature}" in known for feature in features)
 
 
 class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]

@@ -262,6 +262,7 @@ def test_a_failure_of_a_comparison_product_or_carry_shows_in_the_trees(monkeypat
         (SEALED, {"reg_alpha": 0.5}, "needs reg_alpha to be 0, got 0.5"),
         (SEALED, {"max_delta_step": 1.0}, "needs max_delta_step to be 0, got 1.0"),
         (SEALED, {"reg_lambda": 0.0}, "needs reg_lambda to be at least 1.52588e-05"),
+        (SEALED, {"reg_lambda": 1e15}, "needs reg_lambda to be less, got 1e\\+15"),
         (SEALED, {"min_child_weight": 0.0}, "needs min_child_weight to be above 0"),
         (SEALED, {"max_cat_to_onehot": 4}, "needs max_cat_to_onehot to be left out"),
         (SEALED, {"fractional_bits": 24}, "expected fractional_bits of at most 20 under the lattice map"),

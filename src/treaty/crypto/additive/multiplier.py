@@ -23,8 +23,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from treaty.compute import processor_has
 
 DIGIT_BITS = 52
 LANES = 8  # 64-bit lanes of one 512-bit vector
@@ -36,13 +37,7 @@ _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _VECTOR = ir.VectorType(_I64, LANES)
 
 
-def has_ifma() -> bool:
-    """Tell whether numba compiles for a processor with AVX-512 IFMA (its settings may hide the real one)."""
-    features = str(cpu_target.target_context.codegen().magic_tuple())
-    return "+avx512ifma" in features and "+avx512f" in features
-
-
-HAS_IFMA = has_ifma()
+HAS_IFMA = processor_has("avx512ifma", "avx512f")
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -26,6 +26,7 @@ from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words
 from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.bits import packed, unpacked
+from treaty.crypto.transfer.extension import random_pairs
 from treaty.crypto.wide import (
     Wide,
     add,
@@ -87,7 +88,9 @@ def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
     Shares of bits, (n,), are exclusive: their sum modulo 2 is the bit.
     """
     of_all = np.broadcast_to(bits[:, None], values.shape[:2])
-    return add(only(of_all, values), (yield from _exchanged(transfers, bits, signed(of_all, values))))
+    drawn = yield from transfers.draw_for(bits)
+    received, given = yield from _swapped(drawn, signed(of_all, values))
+    return add(add(only(of_all, values), received), given)
 
 
 def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wide]:
@@ -120,12 +123,6 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
     return add(times(from_ints(known, words)[:, None], y), _received(drawn, message, y.shape, bits))
 
 
-def _exchanged(transfers: Transfers, bits: Bits, offered: Wide) -> Steps[Wide]:
-    """Return shares of one's bits, (n,), times what the other offers, (n, v, words), in both directions."""
-    drawn = yield from transfers.draw_for(bits)
-    return add(*(yield from _swapped(drawn, offered)))
-
-
 def _swapped(drawn: Drawn, offered: Wide) -> Steps[tuple[Wide, Wide]]:
     """Return shares of own bits times what the other offers, and of the other's times what is `offered`."""
     sent, flips = _Sent(drawn, offered, np.zeros(len(offered), np.uint8), 1), packed(drawn.flips)
@@ -152,15 +149,14 @@ class _Sent:
 
     def __init__(self, drawn: Drawn, y: Wide, minus: Bits, bits: int) -> None:
         n, v, words = y.shape
-        self._y, self._bits = np.ascontiguousarray(y), bits
+        self._y = np.ascontiguousarray(y)
         self._last = signed(np.broadcast_to(minus[:, None], y.shape[:2]), y)
         blocks = -(-v * words // 2)
         self._pads = np.empty((n * bits, v * words), np.uint64)
         self.message = np.empty((n * bits, v * words), np.uint64)
         for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
             rows = slice(part.start * bits, part.stop * bits)
-            q, at = drawn.q[rows], drawn.first + rows.start
-            pads = hashed(q, at, blocks), hashed(q, at, blocks, drawn.delta)
+            pads = random_pairs(drawn.q[rows], drawn.delta, drawn.first + rows.start, blocks)
             _correlate(*pads, self._y[part], self._last[part], bits, self._pads[rows], self.message[rows])
 
     def share(self, flips: Bits) -> Wide:

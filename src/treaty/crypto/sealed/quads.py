@@ -25,6 +25,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.bits import packed, unpacked
+from treaty.crypto.transfer.extension import random_pairs
 
 if TYPE_CHECKING:
     from treaty.crypto.sealed.transfers import Drawn, Transfers
@@ -174,7 +175,7 @@ def _multiply(
         [_side_by_side([shares[frozenset(other)] for other in others]) for others in plan.values()]
     )
     first, length = drawn.first, len(offered)
-    zero, one = (hashed(drawn.q, first, 1, offset)[:, 0].astype(np.uint8) for offset in (None, drawn.delta))
+    zero, one = (pad[:, 0].astype(np.uint8) for pad in random_pairs(drawn.q, drawn.delta, first))
     message, flips = zero ^ one ^ offered, packed(drawn.flips)
     if turned:
         told, came = take((yield [flips, message]), (np.uint64, flips.shape), (np.uint8, message.shape))

@@ -16,7 +16,7 @@ from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.base import KEY
 from treaty.crypto.transfer.bits import packed, unpacked
-from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen
+from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen, random_pairs
 
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
 _FOLD = 2
@@ -56,8 +56,8 @@ class Transfers:
         self._left += more
         self._promised -= count
 
-    def draw(self, count: int) -> tuple[int, Words, Words, Bits]:
-        """Draw transfers that were reserved: the first one's number, the sender's rows, the receiver's and its bits."""
+    def drawn(self, count: int, choices: Bits | None = None) -> Drawn:
+        """Draw transfers that were reserved, for own choice bits, (count,), or for random ones."""
         assert self._left >= count
         first, wanted, parts = self._used, count, [_NOTHING]
         while wanted:
@@ -68,11 +68,6 @@ class Transfers:
             wanted -= taken
         self._left, self._used = self._left - count, first + count
         q, t, r = parts[1] if len(parts) == 2 else (np.concatenate(of) for of in zip(*parts, strict=True))
-        return first, q, t, r
-
-    def drawn(self, count: int, choices: Bits | None = None) -> Drawn:
-        """Draw transfers that were reserved, for own choice bits, (count,), or for random ones."""
-        first, q, t, r = self.draw(count)
         return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.delta)
 
     def draw_for(self, choices: Bits) -> Steps[Drawn]:
@@ -129,8 +124,9 @@ def open_transfers() -> Steps[Transfers]:
 
 def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:
     """Return shares of random a (n,), b (2, n) and a and b, made of reserved transfers without a message."""
-    first, q, t, a = transfers.draw(count)
-    zero, one, own = hashed(q, first)[:, 0], hashed(q, first, 1, transfers.delta)[:, 0], hashed(t, first)[:, 0]
+    drawn = transfers.drawn(count)
+    zero, one = (pad[:, 0] for pad in random_pairs(drawn.q, drawn.delta, drawn.first))
+    own, a = hashed(drawn.t, drawn.first)[:, 0], drawn.random
     b = zero ^ one
     c = (b & (np.uint64(0) - a.astype(np.uint64))) ^ own ^ zero
     return a, _two(b), _two(c)

@@ -40,9 +40,6 @@ class Streams:
             Cipher(algorithms.AES(seed.tobytes()), modes.CTR(bytes(16))).encryptor() for seed in seeds
         ]  # fmt: skip
 
-    def __len__(self) -> int:
-        return self._count
-
     def next_words(self, words: int, threads: int = 1) -> Words:
         """Return the next words of every stream, an even number of them, uint64 (n, words)."""
         assert words % 2 == 0

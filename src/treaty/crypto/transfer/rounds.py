@@ -11,8 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from treaty.compute import processor_has
 
 BLOCKS = 32
 """Blocks of 16 bytes that `encrypt` takes at once."""
@@ -25,12 +26,8 @@ _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 _BLOCK, _QUARTERS = ir.VectorType(_I64, 2), ir.VectorType(_I32, 4)
 
 
-def _features() -> str:
-    return str(cpu_target.target_context.codegen().magic_tuple())
-
-
-HAS_AES = "+aes" in _features()
-_LANES = 8 if all(feature in _features() for feature in ("+vaes", "+avx512f")) else 2
+HAS_AES = processor_has("aes")
+_LANES = 8 if processor_has("vaes", "avx512f") else 2
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -28,7 +28,7 @@ from treaty.crypto.sealed.sums import Widths
 from treaty.crypto.sealed.transfers import open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.wide import Wide, add
-from treaty.errors import PeerProtocolError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack, unpack
@@ -176,7 +176,15 @@ class SealedPeer(PassiveColumns):
 
 
 def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules) -> None:
-    """Introduce passive parties to each other, choose the tournament's width, and make transfers with each."""
+    """Introduce passive parties to each other, choose the tournament's width, and make transfers with each.
+
+    Raises ConfigError where `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
+    """
+    if not rules.exact:
+        raise ConfigError(
+            f"comparing gains exactly, as sealed sums do, needs reg_lambda to be less, got {rules.reg_lambda:g}; "
+            "or take open sums"
+        )
     keys = {name: peer.introduce() for name, peer in peers.items()}
     group = group_for(max(_round_trip(party, name) for name in peers))
     for name in peers:
