@@ -15,7 +15,7 @@ from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.parameters import DEGREE, SETS
 from treaty.data.table import to_table
 from treaty.errors import PeerLost, PeerTimeout
-from treaty.messaging import grpc_link
+from treaty.messaging import grpc_link, grpc_wire
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import Announcement, decode
 from treaty.messaging.memory import MemoryChannel
@@ -91,6 +91,8 @@ def wire(monkeypatch):
     """Watch what clinic delivers, and break the query in the midst or, once it is taken in, before it is answered."""
     wire, chunks, deliver = Wire(), grpc_link.chunks, Server._deliver
     wire.break_within = wire.break_after = lambda: None
+    for module in (grpc_link, grpc_wire):  # so that a query goes out in pieces
+        monkeypatch.setattr(module, "CHUNK", 1 << 15)
 
     def sending(announcement, frame):
         pieces = list(chunks(announcement, frame))
