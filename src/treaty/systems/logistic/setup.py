@@ -53,7 +53,7 @@ class TableSize(Message):
 
     n_rows: RowSize
     n_columns: ColumnSize
-    eval_rows: Annotated[list[RowSize], msgspec.Meta(max_length=64)]
+    eval_rows: Annotated[list[RowSize], msgspec.Meta(max_length=1000)]
 
 
 class TrainingSizes(Message):
