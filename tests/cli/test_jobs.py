@@ -143,6 +143,7 @@ def test_every_party_says_its_progress_in_lines_and_what_it_wrote(tmp_path):
     for name, (out, err) in said["train"].items():
         assert f"{name}: wrote {part_file(job.output, name)}, " in out
         assert re.search(rf"^20\S+Z {name}: 2 of 2 rounds", err, re.MULTILINE)
+        assert "wrote" not in err  # what is printed is not said twice
     assert f"a: wrote {tmp_path}/model/predictions.csv, 180 rows" in said["predict"]["a"][0]
     assert "b: took part; a has the predictions" in said["predict"]["b"][0]
     assert all(err == "" for _, err in said["predict"].values())

@@ -22,6 +22,7 @@ import treaty
 from flat import flat
 from marks import all_but_first_slow
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
+from treaty.errors import DataError
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.vertical.column_owner import SplitOwner
@@ -30,6 +31,34 @@ from treaty.systems.vertical.column_owner import SplitOwner
 @parametrize_with_checks([treaty.GBDTClassifier(), treaty.GBDTRegressor()])
 def test_scikit_learn_contract_holds(estimator, check):
     check(estimator)
+
+
+class RankerOfOneGroup(treaty.GBDTRanker):
+    """A ranker as scikit-learn calls it, without groups."""
+
+    def fit(self, X, y=None):
+        return super().fit(X, y, qid=np.zeros(0 if y is None else len(y)))
+
+    def score(self, X, y):
+        return super().score(X, y, qid=np.zeros(len(y)))
+
+
+@parametrize_with_checks([RankerOfOneGroup()])
+def test_scikit_learn_contract_holds_for_rankings(estimator, check):
+    check(estimator)
+
+
+def test_best_iteration_without_early_stopping_says_what_it_needs():
+    model = treaty.GBDTRegressor(n_estimators=2).fit(*real_table("regression"))
+    with pytest.raises(AttributeError, match="best_iteration is there after a fit with early_stopping_rounds alone"):
+        model.best_iteration  # noqa: B018
+    assert not hasattr(model, "best_score")
+
+
+def test_one_table_for_several_parties_is_refused_with_both_ways_to_hand_it_over():
+    X, y = real_table("binary")
+    with pytest.raises(DataError, match=r"expects a mapping of party to table, got \w+: .*parties={party: columns}"):
+        treaty.GBDTClassifier("secureboost").fit(X, y)
 
 
 @pytest.mark.slow

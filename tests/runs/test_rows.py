@@ -15,7 +15,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.progress import NOTED
-from treaty.runs.rows import Rows, labelled, open_rows, read_rows, with_noisy_labels
+from treaty.runs.rows import Rows, labelled, open_rows, read_rows, read_to_predict, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
@@ -142,6 +142,27 @@ def test_a_file_to_predict_has_numbers_where_training_had_some(tmp_path):
     path = written(tmp_path, X.assign(**{"mean area": "high"}))
     with pytest.raises(DataError, match=r"'mean area' has numbers in 0 rows, but 'high' in line 2, .* and 237 more: "):
         read(path, schema)
+
+
+def test_rows_to_predict_without_a_column_of_training_are_refused_before_anybody_is_met(tmp_path):
+    X, y = real_table("binary")
+    job, read = of_shop(tmp_path)
+    schema = read(written(tmp_path, X.assign(y=y))).features.schema
+    path = written(tmp_path, X.rename(columns={"mean area": "area"}))
+    with pytest.raises(DataError) as raised:
+        read_to_predict(job, "shop", str(path), schema)
+    assert "missing columns 'mean area' and columns unknown from training, to be dropped: 'area'" in str(raised.value)
+    assert str(raised.value).endswith(f" - at {path}")
+    assert "area" not in raised.value.public
+
+
+def test_a_column_of_dates_is_named_with_its_file(tmp_path):
+    X, y = real_table("binary")
+    path = written(tmp_path, X.assign(y=y, opened=pd.date_range("2020-01-01", periods=len(X)).strftime("%Y-%m-%d")))
+    with pytest.raises(DataError) as raised:
+        of_shop(tmp_path)[1](path)
+    assert "column 'opened': date32[day], a date or time" in str(raised.value)
+    assert str(raised.value).endswith(f" - at {path}")
 
 
 def test_labels_of_a_file_to_predict_are_not_looked_at(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from treaty.cli.logs import LogFile, Verbose, log_of_all, logged
+from treaty.cli.logs import PRINTED, LogFile, Verbose, log_of_all, logged
 from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
@@ -112,9 +112,9 @@ def _to_go_on(job: Job, file: Path, party: str | None) -> str:
 
 
 def _tell(text: str) -> None:
-    """Print what a command has done; the log has it, too."""
+    """Print what a command has done; a log file has it, too."""
     console.print(text, soft_wrap=True)
-    logger.info("%s", text)
+    logger.info("%s", text, extra=PRINTED)
 
 
 def _print_reports(job: Job) -> None:

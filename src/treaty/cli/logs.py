@@ -28,6 +28,9 @@ _NEVER = logging.CRITICAL + 1
 _FOLLOWED_EVERY = 0.2  # seconds
 
 
+PRINTED = {"printed": True}
+"""Marks a line of the log that the command prints by itself: the terminal does not get it twice."""
+
 BY_SIGNAL = {129: "told to end", 130: "interrupted", 143: "told to end"}  # exit codes after SIGHUP, SIGINT and SIGTERM
 
 
@@ -63,6 +66,7 @@ def logged(
     timed = _timed()
     shown = logging.StreamHandler()
     shown.setLevel(logging.INFO if verbose else logging.WARNING)
+    shown.addFilter(lambda record: not hasattr(record, "printed"))
     if verbose:
         shown.setFormatter(timed)
     kept = None if file is None else _opened(file)

@@ -6,7 +6,7 @@ value, so that code k means the same category in training and ever after.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,7 @@ def to_table(
     text_as_categories: bool = False,
     allow_no_features: bool = False,
     on_unseen: Callable[[str], None] | None = None,
+    place: str = "",
 ) -> Table:
     """Check a party's data and convert it to a `Table` with its own memory.
 
@@ -102,6 +103,7 @@ def to_table(
     text is taken where the schema has categories. `text_as_categories` takes text columns as sorted categories, for
     files, which have no categorical dtype. `allow_no_features` accepts the table of an active party that has only
     labels. `on_unseen` is called with a sentence for each column that has rows of categories unknown from training.
+    `place` is named in errors, a file, say.
 
     Raises DataError if the data is not two-dimensional, has no rows or columns, repeated names or columns that differ
     from `schema`, or text, dates, lists, structs, complex, infinite or too large numbers (one message names every such
@@ -113,7 +115,7 @@ def to_table(
         raise DataError(f"{party}: Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
     if source.n_columns == 0 and not allow_no_features:
         raise DataError(f"{party}: Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required.")
-    positions = _positions(source, schema, party)
+    positions = _positions(source, schema, party, place)
     names = schema.names if schema else source.names or tuple(f"f{i}" for i in positions)
     columns: list[Column] = []
     problems: list[str] = []
@@ -129,7 +131,7 @@ def to_table(
         except TypeError as error:
             raise TypeError(f"{party}: column {name!r}: {error}") from None
     if problems:
-        raise DataError(f"{party}: {'; '.join(problems)} - at a table of {source.n_rows} rows")
+        raise DataError(f"{party}: {'; '.join(problems)} - at {place or f'a table of {source.n_rows} rows'}")
     made = schema or Schema(names, tuple(column.categories for column in columns))
     return Table(made, [column.values for column in columns], source.n_rows)
 
@@ -235,7 +237,23 @@ def _refuse_repeated(names: tuple[str, ...], party: str) -> None:
         raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)}")
 
 
-def _positions(source: _Source, schema: Schema | None, party: str) -> list[int]:
+def check_names(schema: Schema, names: Sequence[str], party: str, place: str = "") -> None:
+    """Refuse a table whose columns, `names`, are not those of training; `place` is named in the error.
+
+    Raises
+    ------
+    DataError
+    """
+    missing = [name for name in schema.names if name not in set(names)]
+    unknown = [name for name in names if name not in set(schema.names)]
+    if missing or unknown:
+        parts = [f"missing columns {quoted(missing)}"] if missing else []
+        parts += [f"columns unknown from training, to be dropped: {quoted(unknown)}"] if unknown else []
+        at = f" - at {place}" if place else ""
+        raise DataError(f"{party}: expected the columns of training, got {' and '.join(parts)}{at}")
+
+
+def _positions(source: _Source, schema: Schema | None, party: str, place: str) -> list[int]:
     """Return the position in the data of every feature, in the schema's order."""
     if schema is None:
         return list(range(source.n_columns))
@@ -247,12 +265,7 @@ def _positions(source: _Source, schema: Schema | None, party: str) -> list[int]:
             )
         return list(range(source.n_columns))
     position = {name: i for i, name in enumerate(source.names)}
-    missing = [name for name in schema.names if name not in position]
-    unknown = [name for name in source.names if name not in set(schema.names)]
-    if missing or unknown:
-        parts = [f"missing columns {quoted(missing)}"] if missing else []
-        parts += [f"columns unknown from training, to be dropped: {quoted(unknown)}"] if unknown else []
-        raise DataError(f"{party}: expected the columns of training, got {' and '.join(parts)}")
+    check_names(schema, source.names, party, place)
     return [position[name] for name in schema.names]
 
 

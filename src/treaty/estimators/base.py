@@ -182,7 +182,10 @@ class TableEstimator(BaseEstimator):
             if not reset and ALONE not in self.schemas_:
                 raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
             if system.split == "columns":
-                raise DataError(f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}")
+                raise DataError(
+                    f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}: hand over "
+                    "a dict, or say in parties={party: columns} whose columns of one table are whose"
+                )
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, X, reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)

@@ -113,12 +113,18 @@ class TrainedTrees(TableEstimator):
     @property
     def best_iteration(self) -> int:
         """The last round that early stopping kept, from 0; AttributeError without early stopping."""
-        return self.best_iteration_
+        return int(self._of_early_stopping("best_iteration_"))
 
     @property
     def best_score(self) -> float:
         """The metric that early stopping looked at, after the last round it kept; AttributeError without."""
-        return self.best_score_
+        return float(self._of_early_stopping("best_score_"))
+
+    def _of_early_stopping(self, name: str) -> float:
+        if not hasattr(self, name):
+            raise AttributeError(f"{name.removesuffix('_')} is there after a fit with early_stopping_rounds alone")
+        value: float = getattr(self, name)
+        return value
 
     def _stages(self, X: Tables) -> Iterator[NDArray[np.float64]]:
         """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""

@@ -272,7 +272,7 @@ class Party:
                 if isinstance(message, Abort):
                     self._record_sent(peer, message, len(frame))
             except TreatyError as error:
-                logger.info("%s could not send its last message to %s: %s", self.name, peer, error)
+                logger.debug("%s could not send its last message to %s: %s", self.name, peer, error)
             finally:
                 self._sending[peer].release()
 

@@ -34,7 +34,7 @@ from treaty.runs.reading import (
     read_by_row,
 )
 from treaty.runs.report import report_file, write_report
-from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows
+from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows, read_to_predict
 from treaty.runs.threads import predicting_cast
 from treaty.systems.pooled.no_splits import why_no_split
 from treaty.systems.system import (
@@ -370,18 +370,21 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any
     path = to_predict(job, name)
     programs: Mapping[str, Program] = {"predict": job.system.predict, "explain": job.system.explain}[verb]
 
-    def check() -> None:
-        find_part(job, name)
+    def read() -> FileRead:
+        part = find_part(job, name)
         check_file(name, path)
+        return read_to_predict(job, name, path, part.schema)
 
-    _, unready = _attempted(name, check)
+    ahead, unready = _attempted(name, read)
 
     def role(party: Party) -> tuple[Any, Any]:
+        nonlocal ahead
         if unready is not None:
             raise unready
         part = find_part(job, name)
         with among_owners(party, cast):
-            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase)
+            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, read=ahead)
+        ahead = None
         seat = Seat(
             party=party, options=own, common=common, cast=cast, part=part,
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,

@@ -32,7 +32,7 @@ from treaty.data.sources import (
     refuse_absent,
     refuse_strays,
 )
-from treaty.data.table import Schema, Table, to_table
+from treaty.data.table import Schema, Table, check_names, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message
@@ -154,6 +154,17 @@ def read_ahead(job: Job, name: str, path: str) -> FileRead:
     return read
 
 
+def read_to_predict(job: Job, name: str, path: str, schema: Schema) -> FileRead:
+    """Read a party's rows to predict of a job split by column before it meets the others.
+
+    Columns are checked by name; `schema` is that of training.
+    """
+    read = _read_columns(job, name, path, schema)
+    if read.checked is None:
+        check_names(schema, _feature_names(read.arrow, job, name, path), name, path)
+    return read
+
+
 def _checked_alone(read: FileRead, job: Job, name: str, path: str) -> Rows:
     """Check ids and columns of a file in its own order."""
     arrow, checked = read
@@ -257,24 +268,30 @@ def text_columns(schema: Schema) -> list[str]:
 
 def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None) -> Table:
     """Check the columns that trees may split on."""
-    extra = labels_of(job, name)
-    wanted = [column for column in job.parties[name].columns or arrow.column_names if column not in extra]
-    absent = [column for column in wanted if column not in arrow.column_names]
-    if absent:
-        raise DataError(
-            f"{name}: expected columns {quoted(absent)}, {file_without(absent, arrow.column_names)} - at {path}"
-        )
     only_labels = name == job.active and not job.by_row
     table = to_table(
-        arrow.select(wanted),
+        arrow.select(_feature_names(arrow, job, name, path)),
         party=name,
         schema=schema,
         text_as_categories=True,
         allow_no_features=only_labels,
         on_unseen=logger.warning,
+        place=str(path),
     )
     logger.info("%s: %s: %s", name, Path(path).name, describe(table.schema, table.n_rows))
     return table
+
+
+def _feature_names(arrow: Any, job: Job, name: str, path: str) -> list[str]:
+    """Return the columns that trees may split on."""
+    without = [*labels_of(job, name), *([] if job.align is None else [id_column(job, name)])]
+    wanted = [column for column in job.parties[name].columns or arrow.column_names if column not in without]
+    absent = [column for column in wanted if column not in arrow.column_names]
+    if absent:
+        raise DataError(
+            f"{name}: expected columns {quoted(absent)}, {file_without(absent, arrow.column_names)} - at {path}"
+        )
+    return wanted
 
 
 def describe(schema: Schema, n_rows: int) -> str:
