@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,17 @@ from hypothesis import strategies as st
 from treaty import compute
 from treaty.compute import concurrently, cores, keep_to, kernel, share, stay_on_one_core, usable_cores
 from treaty.runs import processes
+
+
+def test_what_a_first_kernel_needs_can_be_loaded_ahead():
+    check = (
+        "import sys; import numpy as np; from treaty.compute import load_compiler; from treaty.crypto.wide import add\n"
+        "before = set(sys.modules); load_compiler(); ahead = set(sys.modules)\n"
+        "add(np.ones((1, 2), np.uint64), np.ones((1, 2), np.uint64))\n"
+        "assert 'numba.np.arraymath' in ahead - before, 'loaded already'\n"
+        "assert not [name for name in set(sys.modules) - ahead if name.startswith('numba.np')]\n"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 @settings(deadline=None, max_examples=60)

@@ -18,6 +18,7 @@ import msgspec
 import numba
 import numpy as np
 from numba.core.caching import IndexDataCacheFile
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numpy.typing import NDArray
 
@@ -52,6 +53,13 @@ def processor_has(*features: str) -> bool:
     """
     known = str(cpu_target.target_context.codegen().magic_tuple())
     return all(f"+{feature}" in known for feature in features)
+
+
+def load_compiler() -> None:
+    """Load what numba needs before its first kernel runs: a second's work, for while a party waits for others."""
+    with global_compiler_lock:
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
 
 
 class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]

@@ -238,18 +238,6 @@ def test_chosen_bits_of_a_number_of_transfers_that_fills_no_word(made: tuple[np.
     assert np.array_equal(moved, t[:70])
 
 
-@settings(max_examples=20, deadline=None)
-@given(offset=st.integers(0, 2**64 - 1), count=st.integers(1, 200), first=st.integers(0, 2**40))
-def test_correlated_shares_differ_by_the_offset(
-    made: tuple[np.ndarray, ...], offset: int, count: int, first: int
-) -> None:
-    delta, q, chosen, t = made
-    offsets = np.full(count, offset, np.uint64) + np.arange(count, dtype=np.uint64)
-    own, message = extension.correlated(q[:count], delta, first, offsets)
-    other = extension.correlated_share(t[:count], chosen, first, message)
-    assert np.array_equal(other - own, np.where(unpacked(chosen, count), offsets, np.uint64(0)))
-
-
 def test_messages_of_one_of_many(made: tuple[np.ndarray, ...]) -> None:
     delta, q, chosen, t = made
     for count in (1, 2, 4, 8):

@@ -83,13 +83,14 @@ def best_of_shared(
     """
     nodes, candidates = sums.shape[:2]
     words, all_of = widths.words, (nodes, candidates)
+    of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))  # words: what is sent grows with them
     v = yield from _numerators(transfers, sums, known, widths, role)
     a = _left_hess(sums, known).reshape(-1, WORDS)
     whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], all_of).reshape(-1)
-    a = cut(resized(a, words), widths.hess)
-    rest = cut(subtract(wide(whole, words), a), widths.hess)
+    a = cut(resized(a, of_below), widths.hess)
+    rest = cut(subtract(wide(whole, of_below), a), widths.hess)
     top, below, fit_hess, fit_count = yield from together(
-        squares(transfers, resized(v, words), widths.grad, widths.top, role),
+        squares(transfers, resized(v, of_top), widths.grad, widths.top, role),
         products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
         _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
         _within(transfers, sums[:, :, 2], known.count, widths.count, role),
@@ -97,7 +98,8 @@ def best_of_shared(
     (fit,) = yield from conjunctions(transfers, fit_hess, fit_count[None], role)
     top = cut((yield from selected(transfers, fit, top[:, None])), widths.top)
     values = np.zeros((nodes, candidates, 4, words), np.uint64)
-    values[:, :, TOP], values[:, :, BELOW] = top.reshape(*all_of, words), below.reshape(*all_of, words)
+    values[:, :, TOP, :of_top] = top.reshape(*all_of, of_top)
+    values[:, :, BELOW, :of_below] = below.reshape(*all_of, of_below)
     if role == 0:
         values[:, :, NUMBER, 0], values[:, :, OWNER, 0] = np.arange(candidates), known.owner
     before, after = ([entry_of(entry, widths) for entry in entries] for entries in (known.before, known.after))

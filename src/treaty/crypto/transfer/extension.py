@@ -184,22 +184,6 @@ def chosen(q: Words, delta: Words, flips: Words) -> Words:
     return out
 
 
-def correlated(q: Words, delta: Words, first: int, offsets: Words) -> tuple[Words, Words]:
-    """Return the sender's shares and its message of correlated transfers, uint64 (n,) each, modulo 2^64.
-
-    The receiver's share less the sender's is the offset, uint64 (n,), where its bit is 1, and else 0. Both may cut
-    shares to fewer bits, and the message before it is sent.
-    """
-    zero, one = random_pairs(q, delta, first)
-    return zero[:, 0], zero[:, 0] + offsets - one[:, 0]
-
-
-def correlated_share(t: Words, choices: Words, first: int, message: Words) -> Words:
-    """Return the receiver's shares of `correlated` transfers, uint64 (n,); choices are packed, (ceil(n / 64),)."""
-    own = np.unpackbits(choices.astype("<u8", copy=False).view(np.uint8), count=len(t), bitorder="little")
-    return hashed(t, first)[:, 0] + own * message
-
-
 def joined(rows: Words, count: int) -> Words:
     """Join `count` rows each to one of a transfer of 1 of 2^count, either end's: uint64 (n * count, 2) to (n, 2).
 

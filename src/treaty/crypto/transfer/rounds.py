@@ -1,8 +1,9 @@
 """AES-128 by the processor's own instructions, as LLVM code in the kernels that call it.
 
-Thirty-two blocks at a time, so that the rounds of one do not wait for each other: in vectors of four blocks where the
-processor has VAES, one by one where it has AES-NI alone. What is encrypted, and the keys, change neither the
-instructions that run nor the memory they read. Without these instructions `HAS_AES` is False, and nothing is emitted.
+Thirty-two blocks at a time, so that the rounds of one do not wait for each other: in vectors of four blocks, or of two
+without AVX-512, where the processor has VAES, one by one where it has AES-NI alone. What is encrypted, and the keys,
+change neither the instructions that run nor the memory they read. Without these instructions `HAS_AES` is False, and
+nothing is emitted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BLOCK, _QUARTERS = ir.VectorType(_I64, 2), ir.VectorType(_I32, 4)
 
 
 HAS_AES = processor_has("aes")
-_LANES = 8 if processor_has("vaes", "avx512f") else 2
+_LANES = 2 if not processor_has("vaes", "avx2") else 8 if processor_has("avx512f") else 4
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -40,7 +41,7 @@ def encrypt(typing_context: Any, keys: Any, k: Any, blocks: Any, at: Any) -> Any
             return context.get_dummy_value()
         vector = ir.VectorType(_I64, _LANES)
         whole = ir.FunctionType(vector, [vector, vector])
-        suffix = ".512" if _LANES == 8 else ""
+        suffix = {2: "", 4: ".256", 8: ".512"}[_LANES]
         middle, last = (
             builder.module.declare_intrinsic(f"llvm.x86.aesni.{name}{suffix}", (), whole)
             for name in ("aesenc", "aesenclast")

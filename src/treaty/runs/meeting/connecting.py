@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from treaty.compute import load_compiler
 from treaty.errors import ConfigError, PeerLost
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
@@ -37,6 +39,7 @@ def connected(
     phase : callable or None
         Told who is being waited for.
     """
+    threading.Thread(target=load_compiler, name="treaty-compiler", daemon=True).start()
     played = job.system if service is None else service
     own = job.settings()[0]
     peers = played.links(cast, own)[name]
