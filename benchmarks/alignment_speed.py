@@ -4,10 +4,10 @@ Claims under KKRT: 100 000 ids with 100 000 in at most 2 s, both sides on one co
 8 s on two cores, each process below 500 MB; 10 000 000 with 10 000 000 in at most 100 s, each below 1 GB. Under ECDH:
 100 000 in at most 30 s on one core; 1 000 000 in at most 3 minutes, below 500 MB. Between two processes over gRPC with
 mutual TLS; half of the ids are common; reading the ids counts, and so does loading kernels, but not what numba loads
-before its first one, which jobs do while parties wait for each other. Linux only: memory is the peak of the whole process,
-libraries included. About five minutes; what is measured takes the place of its rows in the results, others stay.
-`--psi` measures one of the two, `--ids N` one size, under KKRT unless `--psi` says otherwise, with as many cores as
-there are: `--psi ecdh --ids 10000000` takes about half an hour. `--quick`: 20 000 ids, or N; no results are written.
+before its first one, which jobs do while parties wait for each other. Linux only: memory is the peak of the whole
+process, libraries included. About five minutes; what is measured takes the place of its rows in the results, others
+stay. `--psi` measures one of the two, `--ids N` one size, under KKRT unless `--psi` says otherwise, with as many cores
+as there are: `--psi ecdh --ids 10000000` takes about half an hour. `--quick`: 20 000 ids, or N; no results are written.
 """
 
 from __future__ import annotations

@@ -117,12 +117,21 @@ def test_the_processors_aes_gives_what_openssl_gives(monkeypatch: pytest.MonkeyP
     def everything() -> list[np.ndarray]:
         some = (0, 1, 31, 32, 33, 777)
         hashes = [aes.hashed(rows[:n], 1 << 40, blocks, rows[0]) for n in some for blocks in (1, 3)]
+        hashes += [aes.hashed_bits(rows[:n], 1 << 40, rows[:k], 2) for n in some for k in (1, 16)]
         return [aes.Streams(seeds).next_words(130), aes.permuted(b"k" * 16, rows.reshape(7, 111, 2)), *hashes]
 
     fast = everything()
     monkeypatch.setattr(aes, "HAS_AES", False)
     for one, other in zip(fast, everything(), strict=True):
         assert np.array_equal(one, other)
+
+
+def test_bits_of_hashes_lie_side_by_side() -> None:
+    rows, offsets = words(70), words(5)
+    found = aes.hashed_bits(rows, 9, offsets, 6)
+    for number, offset in enumerate(offsets):
+        expected = aes.hashed(rows, 9, offset=offset)[:, 0] & np.uint64(63)
+        assert np.array_equal(found >> np.uint32(6 * number) & np.uint32(63), expected)
 
 
 @pytest.mark.parametrize(("groups", "blocks"), [(1, 1), (2, 3), (8, 2)])
@@ -240,11 +249,15 @@ def test_chosen_bits_of_a_number_of_transfers_that_fills_no_word(made: tuple[np.
 
 def test_messages_of_one_of_many(made: tuple[np.ndarray, ...]) -> None:
     delta, q, chosen, t = made
-    for count in (1, 2, 4, 8):
-        messages = np.stack(list(extension.messages_of(extension.joined(q, count), delta, 3, count, 2)))
-        choices = unpacked(chosen, len(t)).reshape(-1, count) @ (1 << np.arange(count))
-        assert np.array_equal(aes.hashed(extension.joined(t, count), 3, 2), messages[choices, np.arange(len(choices))])
-        assert len(np.unique(messages)) == messages.size
+    for count, width in ((1, 16), (2, 8), (3, 4), (4, 2)):
+        used = len(t) // count * count
+        messages = extension.message_bits(extension.joined(q[:used], count), delta, 3, count, width)
+        choices = unpacked(chosen, used).reshape(-1, count) @ (1 << np.arange(count))
+        taken = (messages >> (width * choices).astype(np.uint32)) & ((1 << width) - 1)
+        mine = aes.hashed(extension.joined(t[:used], count), 3)[:, 0] & np.uint64((1 << width) - 1)
+        assert np.array_equal(mine, taken)
+        others = (messages >> (width * (choices ^ 1)).astype(np.uint32)) & ((1 << width) - 1)
+        assert abs((mine == others).mean() - 2.0**-width) < 0.05
 
 
 def test_joined_rows_are_products_in_the_field() -> None:

@@ -9,18 +9,19 @@ exclusively.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from treaty.compute import kernel
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sealed.quads import join
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Transfers, triples
 from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.bits import packed, unpacked
-from treaty.crypto.transfer.extension import joined, messages_of
+from treaty.crypto.transfer.extension import joined, message_bits
 from treaty.crypto.wide import Wide, bit, bits_of
 
 _DIGIT = 4
-_ONE, _EVEN = np.uint32(1), np.uint32(0x55555555)
 
 
 def negatives(transfers: Transfers, z: Wide, bits: int, role: int) -> Steps[Bits]:
@@ -33,7 +34,7 @@ def carries(transfers: Transfers, low: Bits, role: int) -> Steps[Bits]:
     """Return shares of whether the numbers of both parties, given by bits (n, count), together reach 2^count."""
     half = len(low) // 2  # each party compares its digits with the other's complements in one half
     mine, theirs = (low[:half], low[half:]) if role == 0 else (low[half:], low[:half])
-    greater, equal = yield from _digits(transfers, _numbers(1 - mine), _numbers(theirs))
+    greater, equal = yield from _digits(transfers, _whole(1 - mine), _whole(theirs))
     if role == 1:
         greater, equal = (np.concatenate([x[len(mine) :], x[: len(mine)]]) for x in (greater, equal))
     carry = yield from join(transfers, np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T), role)
@@ -54,37 +55,49 @@ def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bi
     return np.bitwise_xor(out, e & f) if role == 0 else out
 
 
-def _numbers(bits: Bits) -> Bits:
-    """Return digits (n, digits) of four bits each, the lowest first."""
-    count = -(-bits.shape[1] // _DIGIT)
-    padded = np.zeros((len(bits), count * _DIGIT), np.uint8)
-    padded[:, : bits.shape[1]] = bits
-    weights = np.array([1, 2, 4, 8], np.uint8)
-    digits: Bits = (padded.reshape(len(bits), count, _DIGIT) * weights).sum(axis=2, dtype=np.uint8)
-    return digits
+def _whole(bits: Bits) -> Bits:
+    """Return bits (n, count) with zeros above, so that they make whole digits."""
+    out = np.zeros((len(bits), -(-bits.shape[1] // _DIGIT) * _DIGIT), np.uint8)
+    out[:, : bits.shape[1]] = bits
+    return out
+
+
+def _numbers(bits: Bits, longest: int) -> Bits:
+    """Return the digits of bits (n, 4 digits) in one row, with zeros for `longest` - n numbers more."""
+    raw = np.packbits(bits.reshape(-1), bitorder="little")  # two digits in a byte
+    out = np.zeros((max(len(raw), longest * bits.shape[1] // (2 * _DIGIT) + 1), 2), np.uint8)
+    out[: len(raw), 0], out[: len(raw), 1] = raw & np.uint8(15), raw >> np.uint8(4)
+    return out.reshape(-1)[: longest * bits.shape[1] // _DIGIT]
 
 
 def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
-    """Return shares of whether x > y and x = y, digit by digit.
+    """Return shares of whether x > y and x = y, digit by digit, (n + m, digits).
 
-    `y` (n, digits) are compared with the other party's x, whose shares come first, and `x` (m, digits) with its y.
+    `y`, bits (n, 4 digits), are compared with the other party's x, whose shares come first, and `x` (m, 4 digits) with
+    its y.
     """
-    longest, digits = -(-(len(x) + len(y)) // 2), y.shape[1]
-    chosen = np.zeros((longest, digits), np.uint8)
-    chosen[: len(y)] = y
-    choices: Bits = (chosen[..., None] >> np.arange(_DIGIT, dtype=np.uint8)) & np.uint8(1)
+    longest, digits = -(-(len(x) + len(y)) // 2), y.shape[1] // _DIGIT
+    choices = np.zeros((longest, y.shape[1]), np.uint8)
+    choices[: len(y)] = y
     first, q, t = yield from transfers.choose(choices.reshape(-1))
-    count = longest * digits
-    shares = np.frombuffer(Keystream().raw(count), np.uint8) & 3
-    given = np.zeros((longest, digits), np.uint32)
-    given[: len(x)] = x
-    at = 2 * given.reshape(-1)  # a table has two bits for each number: below the given one greater, there equal
-    table = (((_ONE << at) - _ONE) & _EVEN) | (_ONE << at << _ONE)
-    table ^= shares * _EVEN
-    for number, pad in enumerate(messages_of(joined(q, _DIGIT), transfers.delta, first, _DIGIT)):
-        table ^= (pad[:, 0].astype(np.uint32) & np.uint32(3)) << np.uint32(2 * number)
+    shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
+    table = np.empty(longest * digits, np.uint32)
+    _write_tables(_numbers(x, longest), shares, table)
+    table ^= message_bits(joined(q, _DIGIT), transfers.delta, first, _DIGIT, 2)
     (came,) = take((yield [table]), (np.uint32, table.shape))
-    mine = (came >> (2 * chosen.reshape(-1)).astype(np.uint32)).astype(np.uint8)
+    mine = (came >> (2 * _numbers(y, longest)).astype(np.uint32)).astype(np.uint8)
     mine = (mine ^ hashed(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
     both: Bits = np.concatenate([mine.reshape(longest, digits)[: len(y)], shares.reshape(longest, digits)[: len(x)]])
     return both & np.uint8(1), both >> np.uint8(1)
+
+
+@kernel
+def _write_tables(given: Bits, shares: Bits, tables: NDArray[np.uint32]) -> None:
+    """Write for each digit of four bits a table of two bits for each number, under those of a share.
+
+    Below the given digit a number is smaller (1), and equal there (2).
+    """
+    one, even = np.uint32(1), np.uint32(0x55555555)
+    for k in range(len(given)):
+        at = np.uint32(2 * given[k])
+        tables[k] = ((((one << at) - one) & even) | (one << at << one)) ^ (np.uint32(shares[k]) * even)

@@ -84,6 +84,22 @@ def hashed(rows: Words, first: int, blocks: int = 1, offset: Words | None = None
     return out.reshape(len(rows), 2 * blocks)
 
 
+def hashed_bits(rows: Words, first: int, offsets: Words, width: int) -> NDArray[np.uint32]:
+    """Return the lowest bits of each row's hashes under several offsets, uint32 (n,).
+
+    `width` bits of each, those under the first of `offsets`, (k, 2), lowest; k width is at most 32. Rows and tweaks are
+    those of `hashed`.
+    """
+    out = np.zeros(len(rows), np.uint32)
+    if HAS_AES:
+        _hash_bits(_fixed_key(), np.ascontiguousarray(rows), offsets, first, width, out)
+        return out
+    for number, offset in enumerate(offsets):
+        low = hashed(rows, first, offset=offset)[:, 0].astype(np.uint32) & np.uint32((1 << width) - 1)
+        out |= low << np.uint32(width * number)
+    return out
+
+
 # ---------------------------------------------------------------- by the processor's instructions
 
 
@@ -150,6 +166,24 @@ def _hash(keys: Words, rows: Words, offset: Words, first: int, out: Words) -> No
             for k in range(count):
                 out[start + k, block, 0] = outer[2 * k] ^ inner[2 * k]
                 out[start + k, block, 1] = outer[2 * k + 1] ^ inner[2 * k + 1]
+
+
+@kernel
+def _hash_bits(keys: Words, rows: Words, offsets: Words, first: int, width: int, out: NDArray[np.uint32]) -> None:
+    inner, outer = np.zeros(2 * BLOCKS, np.uint64), np.zeros(2 * BLOCKS, np.uint64)
+    low = np.uint64((1 << width) - 1)
+    for start in range(0, rows.shape[0], BLOCKS):
+        count = min(BLOCKS, rows.shape[0] - start)
+        for number in range(offsets.shape[0]):
+            for k in range(count):
+                inner[2 * k] = rows[start + k, 0] ^ offsets[number, 0]
+                inner[2 * k + 1] = rows[start + k, 1] ^ offsets[number, 1]
+            encrypt(keys, 0, inner, 0)
+            for k in range(count):
+                outer[2 * k], outer[2 * k + 1] = inner[2 * k] ^ np.uint64(first + start + k), inner[2 * k + 1]
+            encrypt(keys, 0, outer, 0)
+            for k in range(count):
+                out[start + k] |= np.uint32(((outer[2 * k] ^ inner[2 * k]) & low) << np.uint64(width * number))
 
 
 # ---------------------------------------------------------------- by OpenSSL

@@ -29,14 +29,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
 from treaty.crypto.transfer import base, bits
-from treaty.crypto.transfer.aes import Streams, hashed
+from treaty.crypto.transfer.aes import Streams, hashed, hashed_bits
 from treaty.errors import CryptoError
 
 KAPPA = 128
@@ -188,21 +187,20 @@ def joined(rows: Words, count: int) -> Words:
     """Join `count` rows each to one of a transfer of 1 of 2^count, either end's: uint64 (n * count, 2) to (n, 2).
 
     The receiver's number has its `count` bits, the first lowest. Its row, hashed, is the sender's message of that
-    number: see `messages_of`. Rows are summed with weights 1, x, x^2, ... in GF(2^128), so that a sender's row less the
-    receiver's is its number, as an element of the field, times Delta.
+    number: see `message_bits`. Rows are summed with weights 1, x, x^2, ... in GF(2^128), so that a sender's row less
+    the receiver's is its number, as an element of the field, times Delta.
     """
     out = np.empty((len(rows) // count, 2), np.uint64)
     bits.combine(rows, count, out)
     return out
 
 
-def messages_of(q: Words, delta: Words, first: int, count: int, blocks: int = 1) -> Iterator[Words]:
-    """Yield the sender's random messages of each number below 2^count, of transfers of 1 of 2^count.
+def message_bits(q: Words, delta: Words, first: int, count: int, width: int) -> NDArray[np.uint32]:
+    """Return the sender's random messages of transfers of 1 of 2^count: of each transfer all of them, uint32 (n,).
 
-    Each is uint64 (n, 2 * blocks). `q` are `joined` rows, (n, 2). The receiver has ``hashed(t, first, blocks)`` of its
-    joined rows.
+    A message has `width` bits, that of number 0 the lowest ones; 2^count width is at most 32. `q` are `joined` rows,
+    (n, 2). The receiver has the lowest bits of ``hashed(t, first)[:, 0]`` of its joined rows.
     """
     numbers = np.arange(1 << count, dtype=np.uint64)[:, None]
     choices = (numbers >> np.arange(count, dtype=np.uint64)) & np.uint64(1)  # (2^count, count)
-    for multiple in joined((choices[:, :, None] * delta).reshape(-1, 2), count):
-        yield hashed(q, first, blocks, multiple)
+    return hashed_bits(q, first, joined((choices[:, :, None] * delta).reshape(-1, 2), count), width)
