@@ -50,7 +50,7 @@ def test_scikit_learn_contract_holds_for_rankings(estimator, check):
 
 def test_best_iteration_without_early_stopping_says_what_it_needs():
     model = treaty.GBDTRegressor(n_estimators=2).fit(*real_table("regression"))
-    with pytest.raises(AttributeError, match="best_iteration is there after a fit with early_stopping_rounds alone"):
+    with pytest.raises(AttributeError, match="best_iteration is there only after a fit with early_stopping_rounds"):
         model.best_iteration  # noqa: B018
     assert not hasattr(model, "best_score")
 

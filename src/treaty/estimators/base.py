@@ -184,7 +184,7 @@ class TableEstimator(BaseEstimator):
             if system.split == "columns":
                 raise DataError(
                     f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}: hand over "
-                    "a dict, or say in parties={party: columns} whose columns of one table are whose"
+                    "a dict, or say in parties={party: columns} which party has which columns of the one table"
                 )
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, X, reset=False, skip_check_array=True)

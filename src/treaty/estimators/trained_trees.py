@@ -122,7 +122,7 @@ class TrainedTrees(TableEstimator):
 
     def _of_early_stopping(self, name: str) -> float:
         if not hasattr(self, name):
-            raise AttributeError(f"{name.removesuffix('_')} is there after a fit with early_stopping_rounds alone")
+            raise AttributeError(f"{name.removesuffix('_')} is there only after a fit with early_stopping_rounds")
         value: float = getattr(self, name)
         return value
 

@@ -370,21 +370,20 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any
     path = to_predict(job, name)
     programs: Mapping[str, Program] = {"predict": job.system.predict, "explain": job.system.explain}[verb]
 
-    def read() -> FileRead:
+    def read() -> tuple[Any, FileRead]:
         part = find_part(job, name)
         check_file(name, path)
-        return read_to_predict(job, name, path, part.schema)
+        return part, read_to_predict(job, name, path, part.schema)
 
     ahead, unready = _attempted(name, read)
 
     def role(party: Party) -> tuple[Any, Any]:
         nonlocal ahead
-        if unready is not None:
-            raise unready
-        part = find_part(job, name)
+        if unready is not None or ahead is None:
+            raise unready or AssertionError("rows are read, or there is an error")
+        (part, of_file), ahead = ahead, None
         with among_owners(party, cast):
-            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, read=ahead)
-        ahead = None
+            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, read=of_file)
         seat = Seat(
             party=party, options=own, common=common, cast=cast, part=part,
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,

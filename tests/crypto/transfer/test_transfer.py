@@ -256,8 +256,10 @@ def test_messages_of_one_of_many(made: tuple[np.ndarray, ...]) -> None:
         taken = (messages >> (width * choices).astype(np.uint32)) & ((1 << width) - 1)
         mine = aes.hashed(extension.joined(t[:used], count), 3)[:, 0] & np.uint64((1 << width) - 1)
         assert np.array_equal(mine, taken)
-        others = (messages >> (width * (choices ^ 1)).astype(np.uint32)) & ((1 << width) - 1)
-        assert abs((mine == others).mean() - 2.0**-width) < 0.05
+        equal = 2.0**-width  # how often another number's message is the same, by chance: six standard deviations
+        for other in range(1, 1 << count):
+            others = (messages >> (width * (choices ^ other)).astype(np.uint32)) & ((1 << width) - 1)
+            assert abs((mine == others).mean() - equal) < 6 * (equal * (1 - equal) / len(mine)) ** 0.5 + 1 / len(mine)
 
 
 def test_joined_rows_are_products_in_the_field() -> None:

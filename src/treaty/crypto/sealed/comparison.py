@@ -93,9 +93,9 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
 
 @kernel
 def _write_tables(given: Bits, shares: Bits, tables: NDArray[np.uint32]) -> None:
-    """Write for each digit of four bits a table of two bits for each number, under those of a share.
+    """Write for each digit of four bits a table of two bits per number, xor the share's two bits.
 
-    Below the given digit a number is smaller (1), and equal there (2).
+    They are 1 for numbers below the digit, 2 for the digit itself.
     """
     one, even = np.uint32(1), np.uint32(0x55555555)
     for k in range(len(given)):

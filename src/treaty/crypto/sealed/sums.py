@@ -41,7 +41,8 @@ class Places:
 class Widths:
     """Bits of shares of n rows' sums, T = H + 2 ridge and V = T G_L - G a, all of them public.
 
-    |G| < 2^(node_grad - 1), 0 < a <= T < 2^(hess - 1), rows below 2^(count - 1), |V| < 2^(grad - 2).
+    |G| < 2^(node_grad - 1), 0 < a <= T < 2^(hess - 1), rows below 2^(count - 1), |V| < 2^(grad - 2). `hess` and `grad`
+    are at least 3, so that products are no narrower than their factors.
     """
 
     count: int

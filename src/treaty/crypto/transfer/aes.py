@@ -87,8 +87,8 @@ def hashed(rows: Words, first: int, blocks: int = 1, offset: Words | None = None
 def hashed_bits(rows: Words, first: int, offsets: Words, width: int) -> NDArray[np.uint32]:
     """Return the lowest bits of each row's hashes under several offsets, uint32 (n,).
 
-    `width` bits of each, those under the first of `offsets`, (k, 2), lowest; k width is at most 32. Rows and tweaks are
-    those of `hashed`.
+    Each hash gives `width` bits; those of the first offset are the lowest. `offsets` are uint64 (k, 2), with k * width
+    at most 32. Rows and tweaks are those of `hashed`.
     """
     out = np.zeros(len(rows), np.uint32)
     if HAS_AES:

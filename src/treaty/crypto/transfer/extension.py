@@ -198,8 +198,8 @@ def joined(rows: Words, count: int) -> Words:
 def message_bits(q: Words, delta: Words, first: int, count: int, width: int) -> NDArray[np.uint32]:
     """Return the sender's random messages of transfers of 1 of 2^count: of each transfer all of them, uint32 (n,).
 
-    A message has `width` bits, that of number 0 the lowest ones; 2^count width is at most 32. `q` are `joined` rows,
-    (n, 2). The receiver has the lowest bits of ``hashed(t, first)[:, 0]`` of its joined rows.
+    A message has `width` bits, and that of number 0 is the lowest; 2^count * width is at most 32. `q` are `joined`
+    rows, (n, 2). The receiver has the lowest bits of ``hashed(t, first)[:, 0]`` of its joined rows.
     """
     numbers = np.arange(1 << count, dtype=np.uint64)[:, None]
     choices = (numbers >> np.arange(count, dtype=np.uint64)) & np.uint64(1)  # (2^count, count)

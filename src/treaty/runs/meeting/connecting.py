@@ -39,11 +39,11 @@ def connected(
     phase : callable or None
         Told who is being waited for.
     """
-    threading.Thread(target=load_compiler, name="treaty-compiler", daemon=True).start()
     played = job.system if service is None else service
     own = job.settings()[0]
     peers = played.links(cast, own)[name]
     channel = _channel(job, name, peers, played.vouched(cast, name), shared_terms(job, name, cast, verb))
+    threading.Thread(target=load_compiler, name="treaty-compiler", daemon=True).start()
     may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
     try:
         # who is connected waits for messages while others may still wait for connections
