@@ -7,12 +7,13 @@ mode, with leaves of single rows as published (`min_child_samples=1`). That user
 no difference to it, nor does how rows are dealt where nobody drops out: both are checked first, bit for bit, on 9
 users. Each part can be run alone, and writes its own files:
 
-`--accuracy` (`fedxgb_accuracy.csv`, `_curves.csv`, and a figure of accuracy and log loss of the test rows by round, as
-the paper's Fig. 3): 20 rounds. Adult (a9a, 123 columns) on 3 of its fixed
-splits, once with the default of 20 rows in a leaf; MNIST (10 trees a round, each on 78 of 784 columns, drawn alike for
-the pooled model) on its own test images and one seed. Rows are dealt at random, and, for 30 % lost, once by label too,
-so that a user has hardly more than one class. Bar: at most 0.01 less than XGBoost and than the pooled model, whose bins
-the secure search finds but for 0.2 % of a column's rows. 19 trainings, on each core another: about 45 minutes.
+`--accuracy` (`fedxgb_accuracy.csv`, and of each data set `fedxgb_curves_mnist.csv` or `_adult.csv` with a figure of
+accuracy and log loss of the test rows by round, as the paper's Fig. 3; `--data` plays one alone): 20 rounds. Adult
+(a9a, 123 columns) on 3 of its fixed splits, once with the default of 20 rows in a leaf; MNIST (10 trees a round, each
+on 78 of 784 columns, drawn alike for the pooled model) on its own test images and one seed. Rows are dealt at random,
+and, for 30 % lost, once by label too, so that a user has hardly more than one class. Bar: at most 0.01 less than
+XGBoost and than the pooled model, whose bins the secure search finds but for 0.2 % of a column's rows. 19 trainings,
+on each core another: about 45 minutes, and twice as long without AVX-512.
 
 `--costs` (`_costs.csv`, `_users.csv`, `_edges.csv`, and a figure): processor seconds of each role's thread by stage, of
 one tree of a hidden model, all on one core, where threads disturb each other least; messages are handed over in memory.
@@ -52,7 +53,7 @@ import xgboost
 from numpy.typing import NDArray
 
 import figures
-from data import Data, adult, arguments, mnist, report, splits, verdict, write
+from data import Data, adult, arguments, mnist, replace, report, splits, verdict, write
 from federboost_horizontal import one_core, undisturbed
 from treaty.data.table import to_table
 from treaty.messaging.messages import Message
@@ -372,34 +373,33 @@ def accuracy(line: Line) -> tuple[dict, Curves]:
     }, curves  # fmt: skip
 
 
-def draw_curves(found: Mapping[str, Mapping[float, Curves]], quick: bool) -> None:
-    """Draw test accuracy and log loss by round and share lost, of each data set by its title, and write them."""
-    figure, panels = figures.panels([f"{title}: {of}" for of in ("accuracy", "log loss") for title in found])
-    lines = []
-    for k, (title, by_lost) in enumerate(found.items()):
-        first = by_lost[0.0]
-        shown = [("XGBoost", first.xgboost, first.xgboost_losses, figures.COLOURS["XGBoost"])]
-        for (lost, curves), shade in zip(by_lost.items(), figures.SHADES, strict=True):
-            shown.append((f"FedXGB, {100 * lost:.0f} % lost", curves.ours, curves.our_losses, shade))
-        for label, *made, colour in shown:
-            of_label = []
-            for panel, seeds in zip((panels[k], panels[k + len(found)]), map(np.array, made), strict=True):
-                middle, sd = seeds.mean(axis=0), seeds.std(axis=0)
-                figures.band(panel, np.arange(1, len(middle) + 1), middle, sd, label, color=colour)
-                of_label += [middle, sd]
-            lines += [
-                {
-                    "data": title, "of": label, "round": k + 1, "accuracy": f"{a:.4f}", "sd": f"{b:.4f}",
-                    "log loss": f"{c:.4f}", "sd of log loss": f"{d:.4f}",
-                }
-                for k, (a, b, c, d) in enumerate(zip(*of_label, strict=True))
-            ]  # fmt: skip
-        for panel, unit in ((panels[k], "accuracy"), (panels[k + len(found)], "log loss")):
-            panel.set(xlabel="rounds", ylabel=unit)
-            panel.legend(fontsize=8)
-    figures.save(figure, "fedxgb_curves", quick=quick)
+def draw_curves(title: str, by_lost: Mapping[float, Curves], quick: bool) -> None:
+    """Draw test accuracy and log loss of a data set by round and share lost, and write them."""
+    figure, panels = figures.panels([f"{title}: accuracy", f"{title}: log loss"])
+    first, lines = by_lost[0.0], []
+    shown = [("XGBoost", first.xgboost, first.xgboost_losses, figures.COLOURS["XGBoost"])]
+    for (lost, curves), shade in zip(by_lost.items(), figures.SHADES, strict=True):
+        shown.append((f"FedXGB, {100 * lost:.0f} % lost", curves.ours, curves.our_losses, shade))
+    for label, *made, colour in shown:
+        of_label = []
+        for panel, seeds in zip(panels, map(np.array, made), strict=True):
+            middle, sd = seeds.mean(axis=0), seeds.std(axis=0)
+            figures.band(panel, np.arange(1, len(middle) + 1), middle, sd, label, color=colour)
+            of_label += [middle, sd]
+        lines += [
+            {
+                "data": title, "of": label, "round": k + 1, "accuracy": f"{a:.4f}", "sd": f"{b:.4f}",
+                "log loss": f"{c:.4f}", "sd of log loss": f"{d:.4f}",
+            }
+            for k, (a, b, c, d) in enumerate(zip(*of_label, strict=True))
+        ]  # fmt: skip
+    for panel, unit in zip(panels, ("accuracy", "log loss"), strict=True):
+        panel.set(xlabel="rounds", ylabel=unit)
+        panel.legend(fontsize=8)
+    name = f"fedxgb_curves_{title.lower()}"
+    figures.save(figure, name, quick=quick)
     if not quick:
-        write("fedxgb_curves", lines)
+        write(name, lines)
 
 
 def on_a_core(cores: Queue[int]) -> None:
@@ -409,22 +409,31 @@ def on_a_core(cores: Queue[int]) -> None:
     compile_kernels()
 
 
-def accuracy_part(quick: bool) -> None:
-    """Measure accuracy on both data sets, a line at a time on each core, since a crowd's threads share one; draw."""
+def accuracy_part(quick: bool, of: str | None) -> None:
+    """Measure accuracy on both data sets, or `of` one, a line at a time on each core: a crowd's threads share one."""
     spawn, n_cores = multiprocessing.get_context("spawn"), os.cpu_count() or 1
     cores, rows, drawn = spawn.Queue(), [], defaultdict(dict)
     for core in range(n_cores):
         cores.put(core)
     setting_of("adult")  # splits are drawn once
-    lines = all_lines(quick)
+    lines = [line for line in all_lines(quick) if of in (None, line.name)]
     with ProcessPoolExecutor(min(n_cores, THREADS), spawn, on_a_core, (cores,)) as pool:
         for line, (row, curves) in zip(lines, pool.map(accuracy, lines), strict=True):
             rows.append(row)
             print(row, flush=True)
             if line.how == AT_RANDOM and line.leaf == 1:
                 drawn[row["data"]][line.lost] = curves
-    report("fedxgb_accuracy", rows, quick=quick)
-    draw_curves(drawn, quick)
+    write_accuracy(rows, drawn, quick)
+
+
+def write_accuracy(rows: Sequence[dict], drawn: Mapping[str, Mapping[float, Curves]], quick: bool) -> None:
+    """Write lines in place of those of the same settings, and draw the curves of their data sets."""
+    rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
+    report("fedxgb_accuracy", rows, quick=True)
+    if not quick:
+        replace("fedxgb_accuracy", rows, "data", "rows dealt", "fewest rows of a leaf", "lost at every tenth round")
+    for title, by_lost in drawn.items():
+        draw_curves(title, by_lost, quick)
 
 
 # ---------------------------------------------------------------- costs
@@ -687,6 +696,7 @@ def main() -> None:
     parser = arguments(__doc__)
     for part in PARTS:
         parser.add_argument(f"--{part}", action="store_true", help="this part alone")
+    parser.add_argument("--data", choices=("adult", "mnist"), help="of --accuracy: this data set alone")
     options = parser.parse_args()
     every = not any(vars(options)[part] for part in PARTS)
     compile_kernels()
@@ -696,7 +706,7 @@ def main() -> None:
     if every or options.costs:
         costs_part(options.quick)
     if every or options.accuracy:
-        accuracy_part(options.quick)
+        accuracy_part(options.quick, options.data)
 
 
 if __name__ == "__main__":
