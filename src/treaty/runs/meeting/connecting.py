@@ -43,7 +43,8 @@ def connected(
     own = job.settings()[0]
     peers = played.links(cast, own)[name]
     channel = _channel(job, name, peers, played.vouched(cast, name), shared_terms(job, name, cast, verb))
-    threading.Thread(target=load_compiler, name="treaty-compiler", daemon=True).start()
+    # no daemon: a process that ends early waits for it, as it may hold locks of Python's import and of numba
+    threading.Thread(target=load_compiler, name="treaty-compiler").start()
     may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
     try:
         # who is connected waits for messages while others may still wait for connections
