@@ -14,7 +14,7 @@ party, depth 3, 32 bins. Bars: 0.6 s and 60 MB a tree. About 2 minutes.
 USENIX Security 2023) were not at hand: 10 + 10 columns and 8, 16 and 32 bins are tried. Bar: 1.5 s a tree. 3 minutes.
 
 `--links` (`sealed_links.csv`): the first table's tree on played links of 0.2, 20 and 100 ms round trip (100 Mbit/s), by
-how many candidates are compared at once. Rounds are messages that wait for each other. 5 minutes.
+how many candidates are compared at once. Rounds are messages that wait for each other. 10 minutes.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def links(quick: bool) -> list[dict]:
         for group in (2, 4) if quick else (2, 4, 8):
             link = Link(bits_per_second=100e6, delay=round_trip / 2)
 
-            def slowly(*given: Any, link: Link = link, **named: Any) -> Any:
-                return play(*given, **{**named, "link": link})
+            def slowly(*given: Any, line: Link = link, **named: Any) -> Any:
+                return play(*given, **{**named, "link": line})
 
             with (
                 patch("treaty.runs.threads.play", slowly),
