@@ -244,8 +244,9 @@ def check_names(schema: Schema, names: Sequence[str], party: str, place: str = "
     ------
     DataError
     """
-    missing = [name for name in schema.names if name not in set(names)]
-    unknown = [name for name in names if name not in set(schema.names)]
+    there, known = set(names), set(schema.names)
+    missing = [name for name in schema.names if name not in there]
+    unknown = [name for name in names if name not in known]
     if missing or unknown:
         parts = [f"missing columns {quoted(missing)}"] if missing else []
         parts += [f"columns unknown from training, to be dropped: {quoted(unknown)}"] if unknown else []
