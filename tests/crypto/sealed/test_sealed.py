@@ -171,7 +171,7 @@ def test_prefix_sums_carry_from_word_to_word() -> None:
 def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed: int) -> None:
     rng, ridge = np.random.default_rng(seed), 3
     nodes, candidates = int(rng.integers(1, 5)), int(rng.integers(1, 20))
-    tied, last, group = bool(seed % 2), bool(seed // 2 % 2), int(rng.integers(2, 6))
+    tied, last, step = bool(seed % 2), bool(seed // 2 % 2), int(rng.integers(1, 60))
     bounds = SumsBounds(100, 4, 3) if tied else SumsBounds(50_000, 1 << 16, 1 << 14)
     n = bounds.n_rows
     count = rng.integers(0, n + 1, (nodes, candidates))
@@ -205,7 +205,7 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
     sums = [share.reshape(nodes, candidates, 3, 2) for share in shared(plain, 128)]
     widths = Widths.of(bounds, ridge)
     given = [known, Known.nothing(nodes, 1, int(last))]
-    found = play(*(best_of_shared(ends[k], sums[k], given[k], widths, k, group) for k in (0, 1)))
+    found = play(*(best_of_shared(ends[k], sums[k], given[k], widths, k, step) for k in (0, 1)))
     entries = zip(*(opened([x[:, part] for x in found], bits) for part, bits in enumerate(
         [widths.top, widths.below, 64, 64])), strict=True)  # fmt: skip
     assert list(entries) == expected

@@ -11,25 +11,28 @@ the *owner* (role 1) has the columns. Both hold shares of every candidate's sums
 2. A tournament: of each group, all pairs are compared by their cross products, exactly, and the winner is selected. The
    first of equal fractions wins.
 
-The result stays shared. Wide groups take fewer steps and more work. Honest but curious parties; nothing fails by
-chance.
+The result stays shared. Large groups take fewer steps and more work: `rounds_of` chooses. Honest but curious parties;
+nothing fails by chance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.sealed.arithmetic import products, selected, squares, times_known
-from treaty.crypto.sealed.comparison import conjunctions, negatives
+from treaty.crypto.sealed.comparison import comparison_steps, conjunctions, negatives
 from treaty.crypto.sealed.steps import Steps, together
 from treaty.crypto.sealed.sums import WORDS, Widths
 from treaty.crypto.sealed.transfers import Bits, Transfers
 from treaty.crypto.wide import Wide, add, cut, from_ints, negative, resized, subtract, wide
+
+_LARGEST = 16  # a group: the work grows with its square
 
 TOP, BELOW, NUMBER, OWNER = range(4)
 """What an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner."""
@@ -74,9 +77,7 @@ class Known:
         return cls(np.zeros((nodes, 3), np.int64), 0, zeros, zeros, 0, [none] * before, [none] * after)
 
 
-def best_of_shared(
-    transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, group: int
-) -> Steps[Wide]:
+def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, step: int) -> Steps[Wide]:
     """Return shares of each node's best entry, (n, 4, words), from sums of candidates, (n, candidates, 3, 2).
 
     An entry `before` that loses to no candidate wins, and so does one of equal fractions that comes first.
@@ -84,13 +85,12 @@ def best_of_shared(
     nodes, candidates = sums.shape[:2]
     words, all_of = widths.words, (nodes, candidates)
     of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))  # words: what is sent grows with them
-    v = yield from _numerators(transfers, sums, known, widths, role)
     a = _left_hess(sums, known).reshape(-1, WORDS)
     whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], all_of).reshape(-1)
     a = cut(resized(a, of_below), widths.hess)
     rest = cut(subtract(wide(whole, of_below), a), widths.hess)
     top, below, fit_hess, fit_count = yield from together(
-        squares(transfers, resized(v, of_top), widths.grad, widths.top, role),
+        _numerators(transfers, sums, known, widths, role),
         products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
         _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
         _within(transfers, sums[:, :, 2], known.count, widths.count, role),
@@ -103,7 +103,7 @@ def best_of_shared(
     if role == 0:
         values[:, :, NUMBER, 0], values[:, :, OWNER, 0] = np.arange(candidates), known.owner
     before, after = ([entry_of(entry, widths) for entry in entries] for entries in (known.before, known.after))
-    return (yield from winner_of(transfers, np.concatenate([*before, values, *after], axis=1), widths, role, group))
+    return (yield from winner_of(transfers, np.concatenate([*before, values, *after], axis=1), widths, role, step))
 
 
 def entry_of(entry: Entry, widths: Widths) -> Wide:
@@ -119,17 +119,14 @@ def entry_of(entry: Entry, widths: Widths) -> Wide:
     return values
 
 
-def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, group: int) -> Steps[Wide]:
+def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, step: int) -> Steps[Wide]:
     """Return shares of each node's largest entry, (n, 4, words), from entries (n, entries, 4, words).
 
-    First `group` of them are compared at once, and when few are left, as many as cost about half as much.
+    `step` says how many comparisons take as long as a step does, see `rounds_of`.
     """
-    nodes, pairs = len(values), values.shape[1] * (group - 1) // 4
-    while values.shape[1] > 1:
-        size, groups, byes = _groups(values.shape[1], group)
-        while size < values.shape[1] and groups * size * (size + 1) // 2 <= pairs:
-            size, groups, byes = _groups(values.shape[1], size + 1)
-        missing = size * groups + byes - values.shape[1]
+    nodes = len(values)
+    for size, groups in rounds_of(values.shape[1], nodes, widths.difference, step):
+        missing = max(0, size * groups - values.shape[1])
         if missing:  # 0 / 1 beats nothing that comes before
             padding = np.zeros((nodes, missing, *values.shape[2:]), np.uint64)
             padding[:, :, BELOW, 0] = 1 - role
@@ -140,19 +137,54 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, gro
     return values[:, 0]
 
 
+@cache
+def rounds_of(entries: int, nodes: int, bits: int, step: int) -> list[tuple[int, int]]:
+    """Return the rounds of a tournament that take the least time: sizes of groups, and how many of them play.
+
+    Each of so many nodes has as many entries; one that is in no group goes on to the next round. A round takes the
+    comparisons of all pairs in its groups, and steps, each of which takes as long as `step` comparisons of `bits` bits.
+    """
+    best: dict[int, tuple[int, int, int]] = {1: (0, 0, 0)}  # by entries left: time, and the first round
+
+    def time_for(left: int) -> int:
+        if left not in best:
+            options = []
+            for size in range(2, min(left, _LARGEST) + 1):
+                groups, rest = divmod(left, size)
+                groups, rest = (groups + 1, 0) if rest > 1 else (groups, rest)
+                took = step * steps_of(size, bits) + nodes * groups * size * (size - 1) // 2
+                options.append((took + time_for(groups + rest), size, groups))
+            best[left] = min(options)
+        return best[left][0]
+
+    time_for(entries)
+    rounds = []
+    while entries > 1:
+        _, size, groups = best[entries]
+        rounds.append((size, groups))
+        entries = max(entries - size * groups, 0) + groups
+    return rounds
+
+
+def steps_of(size: int, bits: int) -> int:
+    """Return the steps of a round whose groups have this size: products, a comparison, conjunctions, a selection."""
+    return 2 + comparison_steps(bits) + (size - 2).bit_length()
+
+
 def _left_hess(sums: Wide, known: Known) -> Wide:
     """Return shares of a, (n, candidates, 2)."""
     return add(sums[:, :, 1], from_ints([known.ridge], WORDS))
 
 
 def _numerators(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
-    """Return shares of V modulo 2^grad, (n * candidates, words of it)."""
+    """Return shares of V^2 modulo 2^top, (n * candidates, words of it)."""
     nodes, words = len(sums), -(-widths.grad // 64)
     factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
     numbers = resized(np.concatenate([sums[:, :, 0], negative(_left_hess(sums, known))]), words)
     bits = max(widths.hess, widths.node_grad)
     parts = yield from times_known(transfers, factors, bits, numbers, role)
-    return cut(add(parts[:nodes], parts[nodes:]), widths.grad).reshape(-1, words)
+    v = cut(add(parts[:nodes], parts[nodes:]), widths.grad).reshape(-1, words)
+    return (yield from squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role))
 
 
 def _within(transfers: Transfers, shares: Wide, limits: NDArray[np.int64], bits: int, role: int) -> Steps[Bits]:
@@ -164,13 +196,6 @@ def _within(transfers: Transfers, shares: Wide, limits: NDArray[np.int64], bits:
     found = yield from negatives(transfers, cut(apart.reshape(-1, WORDS), bits), bits, role)
     half = len(found) // 2
     return found[:half] ^ found[half:]
-
-
-def _groups(count: int, group: int) -> tuple[int, int, int]:
-    """Return the size and number of groups, and how many go on without playing (one at most)."""
-    size = min(count, group)
-    groups, rest = divmod(count, size)
-    return (size, groups + 1, 0) if rest > 1 else (size, groups, rest)
 
 
 def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> Steps[Wide]:

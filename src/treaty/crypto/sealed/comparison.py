@@ -30,6 +30,14 @@ def negatives(transfers: Transfers, z: Wide, bits: int, role: int) -> Steps[Bits
     return top ^ (yield from carries(transfers, low, role))
 
 
+def comparison_steps(bits: int) -> int:
+    """Return the steps that `negatives` takes, besides those that fill the stocks."""
+    digits, steps = -(-(bits - 1) // _DIGIT), 2
+    while digits > 1:
+        digits, steps = -(-digits // 4), steps + 1
+    return steps
+
+
 def carries(transfers: Transfers, low: Bits, role: int) -> Steps[Bits]:
     """Return shares of whether the numbers of both parties, given by bits (n, count), together reach 2^count."""
     half = len(low) // 2  # each party compares its digits with the other's complements in one half

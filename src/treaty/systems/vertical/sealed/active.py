@@ -34,6 +34,8 @@ from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack, unpack
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
+    ECHOES,
+    MOST_STEP,
     End,
     LevelResult,
     MovedShares,
@@ -52,7 +54,9 @@ from treaty.trees.columns import SumsFinder
 from treaty.trees.exact import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
 
-_GROUPS, _WIDEST = ((5e-3, 2), (50e-3, 4)), 8  # seconds of a round trip, below which so many
+_TO_MAKE_A_STEP, _TO_MAKE_A_BYTE = 0.25e-3, 5e-9
+"""Seconds of computing: of a step, however little it compares, and for each byte sent."""
+_OF_PRODUCTS = 1.5  # bytes of a comparison by those of its products
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
 """Numbers of owners: nobody's split is good enough, the active party's is best, or that of passive party k - 2."""
 
@@ -176,7 +180,7 @@ class SealedPeer(PassiveColumns):
 
 
 def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules) -> None:
-    """Introduce passive parties to each other, choose the tournament's width, and make transfers with each.
+    """Introduce passive parties to each other, measure their links, and make transfers with each.
 
     Raises ConfigError where `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
     """
@@ -186,36 +190,42 @@ def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds,
             "or take open sums"
         )
     keys = {name: peer.introduce() for name, peer in peers.items()}
-    group = group_for(max(_round_trip(party, name) for name in peers))
+    widths = Widths.of(bounds, rules.ridge)
+    step = max(comparisons_of_a_step(_echo_times(party, name), widths) for name in peers)
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
-        party.send(name, TournamentTerms(rules.ridge, group, others))
+        party.send(name, TournamentTerms(rules.ridge, step, others))
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
-        peer.end = End(0, made[name], places_of(bounds), Widths.of(bounds, rules.ridge), group)
+        peer.end = End(0, made[name], places_of(bounds), widths, step)
 
 
-def _round_trip(party: Party, peer: str) -> float:
-    """Return the seconds of an empty step with a peer, the shortest of some."""
+def _echo_times(party: Party, peer: str) -> list[float]:
+    """Return the seconds of each of the `ECHOES` with a peer."""
     steps, took = echoes(), list[float]()
-    given: list[NDArray[Any]] | None = None
+    sent = next(steps)
     while True:
         started = time.perf_counter()
-        try:
-            sent = next(steps) if given is None else steps.send(given)
-        except StopIteration:
-            return min(took)
         party.send(peer, SealedStep(pack(sent)))
-        given = unpack(party.receive(peer, SealedStep).payload, peer, "SealedStep")
+        came = unpack(party.receive(peer, SealedStep).payload, peer, "SealedStep")
         took.append(time.perf_counter() - started)
+        try:
+            sent = steps.send(came)
+        except StopIteration:
+            return took
 
 
-def group_for(seconds: float) -> int:
-    """Return how many candidates are compared at once on a link whose empty steps take so long.
+def comparisons_of_a_step(seconds: Sequence[float], widths: Widths) -> int:
+    """Return how many comparisons take as long as a step, from the seconds that the `ECHOES` took.
 
-    More take fewer steps, and more work and bytes: `benchmarks/sealed_sums.py --links`.
+    What a comparison takes beside a step is to compute and to move its bytes, most of them those of two products.
     """
-    return next((group for most, group in _GROUPS if seconds < most), _WIDEST)
+    took = np.array(seconds)
+    took = (took[1:] + took[:-1]) / 2  # where one end is ahead, a step is short and the next one long
+    empty, loaded = (took[(ECHOES[1:] == n) & (ECHOES[:-1] == n)].min() for n in (0, ECHOES.max()))
+    of_a_byte = max(0.0, loaded - empty) / ECHOES.max() + _TO_MAKE_A_BYTE
+    nbytes = _OF_PRODUCTS * 2 * 8 * widths.below * widths.words
+    return int(np.clip((empty + _TO_MAKE_A_STEP) / (nbytes * of_a_byte), 1, MOST_STEP))
 
 
 class SealedFinder(SumsFinder):
@@ -320,7 +330,7 @@ class SealedFinder(SumsFinder):
             end, entries = self._peers[after_k].end, [so_far, best[after_k]]
             if self.gradients.own_place == place + 2:
                 entries.append(entry_of(ours, end.widths)[:, 0])
-            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.group)
+            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.step)
             so_far = take_steps(self.gradients.party, {names[after_k]: steps})[names[after_k]]
         return self._opened_owners(names[last], so_far[:, OWNER, 0]), numbers
 

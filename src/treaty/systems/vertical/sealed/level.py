@@ -4,7 +4,7 @@
 message                from -> to     content                                                  protection
 =====================  =============  =======================================================  =========================
 `SealedColumns`        passive ->     which columns have missing values; a key                 TLS
-`TournamentTerms`          active ->      reg_lambda in units of hess, width of the tournament;    TLS
+`TournamentTerms`          active ->      reg_lambda in units of hess, how long a step takes;      TLS
                                       keys of other passive parties
 `SealedSumsRequest`    active ->      as `SumsRequest`, and whose children nodes are; who      lattice map
                                       comes before and after in a level's last comparisons
@@ -33,7 +33,7 @@ from treaty.compute import Int32s, pieces
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.best import Known, best_of_shared
 from treaty.crypto.sealed.steps import Arrays as StepArrays
-from treaty.crypto.sealed.steps import Steps
+from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.sums import Places, Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers
 from treaty.crypto.sums.lattice_sums import lattice_fields
@@ -43,11 +43,12 @@ from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import SumsRequest, pack, unpack
 from treaty.systems.vertical.sealed.candidates import Candidates
 
-LEAST_GROUP, MOST_GROUP = 2, 16
+MOST_STEP = 1 << 20
 _AT_A_TIME = 1 << 14
 """Candidates of a level that are compared at once: some 3 kB each are in memory."""
 
-_ECHOES = 4
+ECHOES = np.array([0] * 4 + [1 << 17] * 4)
+"""Bytes of the steps by which the active party measures the link."""
 
 _Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
@@ -60,10 +61,10 @@ class SealedColumns(Message):
 
 
 class TournamentTerms(Message):
-    """reg_lambda in units of hess; how many candidates are compared at once; other passive parties' public keys."""
+    """reg_lambda in units of hess; how many comparisons take as long as a step; other passive parties' public keys."""
 
     ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
-    group: Annotated[int, msgspec.Meta(ge=LEAST_GROUP, le=MOST_GROUP)]
+    step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
     keys: dict[str, _Key]
 
 
@@ -119,7 +120,7 @@ class End:
     transfers: Transfers
     places: Places
     widths: Widths
-    group: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +151,15 @@ def find_best(
     found = []
     for part in pieces(len(slots), max(1, _AT_A_TIME // max(1, len(candidates)))):
         sums = candidates.sums(slots[part])
-        best = best_of_shared(end.transfers, sums, known.only(part), end.widths, end.role, end.group)
+        best = best_of_shared(end.transfers, sums, known.only(part), end.widths, end.role, end.step)
         found.append((yield from best))
     return LevelResult(slots, np.concatenate(found))
 
 
 def echoes() -> Steps[None]:
-    """Take some empty steps, by which the active party measures the link."""
-    for _ in range(_ECHOES):
-        yield []
+    """Take the steps by which the active party measures the link."""
+    for nbytes in ECHOES:
+        take((yield [np.zeros(nbytes, np.uint8)]), (np.uint8, (int(nbytes),)))
 
 
 def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class SealedOwner:
             )
         self._key.meet(terms.keys)
         transfers = take_steps(party, {self._active: open_transfers()})[self._active]
-        self._end = End(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.group)
+        self._end = End(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
     def start_tree(self, columns: Int32s) -> None:
         """Begin a tree on these columns."""
@@ -92,7 +92,7 @@ class SealedOwner:
         if request.before:
             so_far = fitted(self._key.mask(request.before, best.shape), end.widths)
             entries = [so_far, best, *[np.zeros_like(best)] * request.own_after]
-            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.group)
+            steps = winner_of(end.transfers, np.stack(entries, axis=1), end.widths, end.role, end.step)
             best = take_steps(self._party, {active: steps})[active]
         if request.after:
             self._party.send(active, MovedShares(Array.of(self._key.without_mask(request.after, best))))
