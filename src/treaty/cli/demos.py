@@ -121,7 +121,8 @@ def run_demo(
 def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
     """Return the system's options, checked; the parties of one with edge servers are these.
 
-    What exact sums give away is accepted: the organisations are made up, and all on this machine.
+    What exact sums give away is accepted, so that they are not sealed, which takes longer: the organisations are made
+    up, and all on this machine.
     """
     made_up = {"edges": parties or 3, "allow_exact_sums": True}
     own = converted(
@@ -294,6 +295,7 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
     if getattr(model.protocol, "allow_exact_sums", False):
         console.print(
             "allow_exact_sums: exact sums give away bins of so few rows; parties of a real job have to accept that"
+            + (", or sums are sealed" if hasattr(model.protocol, "sums") else "")
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")  # of so few rows some always have

@@ -156,7 +156,9 @@ class TableEstimator(BaseEstimator):
             raise ConfigError(f"expected random_state to be a whole number, a numpy RandomState or None, got {state!r}")
         if isinstance(state, np.random.RandomState) or state is np.random:
             params["random_state"] = int(check_random_state(params["random_state"]).randint(np.iinfo(np.int32).max))
-        common = converted(params, self._common, type(self).__name__).checked(own)
+        common = converted(params, self._common, type(self).__name__)
+        own = own.settled(common)
+        common = common.checked(own)
         own.check(common)
         if self.n_jobs is not None and (not isinstance(self.n_jobs, (int, np.integer)) or self.n_jobs == 0):
             raise ConfigError(f"expected n_jobs to be a number of threads, -1 or None for all, got {self.n_jobs!r}")

@@ -214,7 +214,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         given = self.common
         if system.common.table == "regression" and self.classes > 2 and given.get("family", "logistic") == "logistic":
             given = {**given, "family": "multiclass"}
-        common = converted(given, system.common, f"[{system.common.table}]").checked(own)
+        common = converted(given, system.common, f"[{system.common.table}]")
+        own = own.settled(common)
+        common = common.checked(own)
         own.check(common)
         return own, common
 

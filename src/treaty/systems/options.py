@@ -78,6 +78,10 @@ class SystemOptions:
             raise ConfigError(f"{cls.__name__} has no {said}; {advice('' if args else unknown[0], known, cls)}")
         return super().__new__(cls)
 
+    def settled(self, common: Any) -> Self:
+        """Return these options with what was left open and depends on the `common` ones decided."""
+        return self
+
     def check(self, common: Any) -> None:
         """Refuse options that do not go together; `common` are the `BoostingOptions` or `RegressionOptions`."""
 

@@ -12,8 +12,6 @@ from treaty.crypto.sealed.comparison import comparison_steps, negatives
 from treaty.crypto.sealed.steps import Steps
 from treaty.crypto.sealed.sums import Widths
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
-from treaty.systems.vertical.sealed.active import comparisons_of_a_step
-from treaty.systems.vertical.sealed.level import ECHOES
 
 WIDTHS = Widths(count=16, hess=36, node_grad=36)
 
@@ -101,14 +99,3 @@ def test_a_tournament_takes_as_many_steps_as_planned_and_finds_the_largest(
     assert best.tolist() == np.argmax(numbers[:, :, 0] / numbers[:, :, 1], axis=1).tolist()
     bits = WIDTHS.difference
     assert steps == sum(steps_of(size, bits) for size, _ in rounds_of(entries, 3, bits, step))
-
-
-@pytest.mark.parametrize("ahead", [0.0, 0.5, 1.0])
-def test_a_step_is_measured_though_one_end_is_ahead(ahead: float) -> None:
-    def of(delay: float, a_byte: float) -> int:
-        even = delay + a_byte * ECHOES
-        return comparisons_of_a_step(list(even * np.where(np.arange(len(ECHOES)) % 2, 1 + ahead, 1 - ahead)), WIDTHS)
-
-    assert of(10e-3, 80e-9) < of(50e-3, 80e-9)  # 100 Mbit/s
-    assert of(50e-3, 80e-9) < of(50e-3, 8e-9)  # 1 Gbit/s
-    assert of(10e-3, 80e-9) == pytest.approx(18, rel=0.2)  # 10.25 ms by 85 ns for each of 6.7 kB

@@ -30,7 +30,7 @@ from treaty.systems.vertical.encrypted_columns import SumsRequest
 
 pytestmark = pytest.mark.slow
 
-LATTICE = SecureBoost(encryption="lattice")
+LATTICE = SecureBoost(encryption="lattice", sums="open")
 SETTINGS = {"n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
 LARGEST_ERROR = 21
 

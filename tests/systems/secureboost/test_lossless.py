@@ -219,7 +219,7 @@ SMALL = {"max_bin": 6}  # a bin of a hint takes a millisecond or two
 
 
 def lattice_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, reveal=None, **options):
-    cipher = SecureBoost(encryption="lattice", reveal=reveal)
+    cipher = SecureBoost(encryption="lattice", sums="open", reveal=reveal)
     return fit_both(task, tables, y, weight, eval_set, cipher, **{**SMALL, **options})
 
 
@@ -280,7 +280,7 @@ def test_the_lattice_map_gives_the_trees_of_the_conventional_cipher_under_guards
     conventional = treaty.GBDTClassifier(
         SecureBoost(insecure_test_key_bits=512, allow_insecure=True, **guard), **options
     ).fit(tables, y)
-    lattice = treaty.GBDTClassifier(SecureBoost(encryption="lattice", reveal=reveal, **guard), **options)
+    lattice = treaty.GBDTClassifier(SecureBoost(encryption="lattice", sums="open", reveal=reveal, **guard), **options)
     assert_lossless(lattice.fit(tables, y), conventional, tables)
     unguarded = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
     assert not np.array_equal(lattice.predict_proba(tables), unguarded.predict_proba(tables))

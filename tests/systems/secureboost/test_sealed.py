@@ -279,9 +279,14 @@ def test_sealed_sums_need_no_consent_to_exact_ones(monkeypatch):
     X, y = real_table("binary")
     tables = cut(X, 2)
     with pytest.raises(ConfigError, match="exact sums would show"):
-        treaty.GBDTClassifier(SecureBoost(encryption="lattice"), n_estimators=20).fit(tables, y)
-    model = treaty.GBDTClassifier(SEALED, n_estimators=1, max_depth=1, **SMALL).fit(tables, y)
-    assert model.parts_["p0"].exact_sums == {"p1": 0.0}
+        treaty.GBDTClassifier(SecureBoost(encryption="lattice", sums="open"), n_estimators=20).fit(tables, y)
+    for system in (SEALED, SecureBoost(), "secureboost"):
+        model = treaty.GBDTClassifier(system, n_estimators=1, max_depth=1, **SMALL).fit(tables, y)
+        assert model.parts_["p0"].exact_sums == {"p1": 0.0}
+        assert "SealedStep" in model.communication_["p1 -> p0"]["by_type"]
+    accepted = SecureBoost(encryption="lattice", allow_exact_sums=True)
+    model = treaty.GBDTClassifier(accepted, n_estimators=1, max_depth=1, **SMALL).fit(tables, y)
+    assert "SealedStep" not in model.communication_["p1 -> p0"]["by_type"]
 
 
 # ---------------------------------------------------------------- what the active party receives

@@ -8,6 +8,7 @@ from treaty.data.table import Schema
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.systems import find_system
+from treaty.systems.options import public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
@@ -95,3 +96,46 @@ def test_warm_up_is_of_both_kinds_of_cipher():
     assert kinds == {"ou", "lattice"}
     for options in SYSTEM.warm_up(SecureBoost()):
         options.check(BoostingOptions())
+
+
+@pytest.mark.parametrize(
+    ("options", "common", "sums"),
+    [
+        ({}, {}, "sealed"),
+        ({"encryption": "auto"}, {}, "sealed"),
+        ({"encryption": "lattice", "reveal": "node"}, {}, "sealed"),
+        ({"rl_trees": 2, "purity_guard": 0.2, "he_inference": True}, {}, "sealed"),
+        ({}, {"max_cat_to_onehot": 256, "fractional_bits": 20}, "sealed"),
+        ({"allow_exact_sums": True}, {}, "open"),
+        ({"mode": "paper"}, {}, "open"),
+        ({"mode": "paper", "encryption": "lattice"}, {}, "open"),
+        ({"encryption": "ou"}, {}, "open"),
+        ({"key_bits": 3072}, {}, "open"),
+        ({}, {"reg_alpha": 0.1}, "open"),
+        ({}, {"reg_lambda": 0.0}, "open"),
+        ({}, {"max_delta_step": 1.0}, "open"),
+        ({}, {"objective": "poisson"}, "open"),
+        ({}, {"min_child_weight": 0.0}, "open"),
+        ({}, {"max_cat_to_onehot": 4}, "open"),
+        ({}, {"fractional_bits": 24}, "open"),
+        ({"sums": "open"}, {}, "open"),
+        ({"sums": "sealed", "allow_exact_sums": True}, {}, "sealed"),
+    ],
+    ids=str,
+)
+def test_sums_are_sealed_where_nothing_else_was_chosen(options, common, sums):
+    given = BoostingOptions(**common)
+    settled = SecureBoost(**options).settled(given)
+    assert settled.sums == sums
+    assert settled.settled(given) == settled
+    assert settled.ciphers.sealed == (sums == "sealed")
+    assert settled.ciphers.cipher == "lattice" or sums == "open"
+    if options.get("mode") != "paper":
+        settled.check(given.checked(settled))
+
+
+def test_consent_of_one_party_alone_shows_in_what_parties_agree_on():
+    common = BoostingOptions()
+    one, other = (SecureBoost(allow_exact_sums=consent).settled(common) for consent in (True, False))
+    differ = {name for name, term in public_terms(one, common).items() if term != public_terms(other, common)[name]}
+    assert "sums" in differ

@@ -75,7 +75,8 @@ def test_columns_are_not_promised_where_rows_of_nodes_are_shown(own):
 
 
 @pytest.mark.slow
-def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_trees_are_deep():
+def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_trees_are_deep(monkeypatch):
+    monkeypatch.setattr(cipher_choice, "HAS_IFMA", True)
     fast, slow = (
         choose(SumsBounds(100_000, 1 << 16, 1 << 14)),
         choose(SumsBounds(100_000, 1 << 16, 1 << 14), delay=0.2, max_depth=8),

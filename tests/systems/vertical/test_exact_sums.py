@@ -17,7 +17,7 @@ from treaty.errors import ConfigError
 from treaty.runs.job import Job, Member
 from treaty.systems.vertical import encrypted, exact_sums
 
-LATTICE = SecureBoost(encryption="lattice")
+LATTICE = SecureBoost(encryption="lattice", sums="open")
 LIMIT = 0.1
 
 
@@ -83,7 +83,7 @@ def copies(tmp_path: Path, **own: dict[str, Any]) -> dict[str, Job]:
     members = {name: Member(table=str(tmp_path / f"{name}.csv")) for name in tables}
     plain = Job(
         name="small", active="bank", label="y", parties=members, output=str(tmp_path / "model"), n_jobs=1,
-        own={"encryption": "lattice"}, common={"n_estimators": 10},
+        own={"encryption": "lattice", "sums": "open"}, common={"n_estimators": 10},
     )  # fmt: skip
     return {name: msgspec.structs.replace(plain, own={**plain.own, **own.get(name, {})}) for name in tables}
 

@@ -48,7 +48,7 @@ def truth() -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 def test_bins_are_worked_out_from_what_a_job_opened_whatever_the_cipher(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, offsets = truth()
     systems = [
-        SecureBoost(encryption="lattice"),
+        SecureBoost(encryption="lattice", sums="open"),
         SecureBoost(insecure_test_key_bits=512, allow_insecure=True),
         FedXGBoostSMM(backend="dealer"),
     ]
@@ -69,7 +69,8 @@ def test_bins_are_worked_out_from_what_a_job_opened_whatever_the_cipher(monkeypa
 )
 def test_sampled_rows_and_columns_mislead_nobody(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     codes, offsets = truth()
-    found = known_bins(opened_by(monkeypatch, SecureBoost(encryption="lattice"), **options), offsets, len(codes))
+    system = SecureBoost(encryption="lattice", sums="open")
+    found = known_bins(opened_by(monkeypatch, system, **options), offsets, len(codes))
     assert (found == codes)[found >= 0].all()
     assert (found >= 0).any()
 
@@ -77,6 +78,6 @@ def test_sampled_rows_and_columns_mislead_nobody(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_nodes_hidden_by_the_purity_guard_mislead_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, offsets = truth()
-    guarded = SecureBoost(encryption="lattice", purity_guard=0.4)
+    guarded = SecureBoost(encryption="lattice", sums="open", purity_guard=0.4)
     found = known_bins(opened_by(monkeypatch, guarded), offsets, len(codes))
     assert (found == codes)[found >= 0].all()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
 from treaty.errors import ConfigError
 from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits, check_test_key
-from treaty.systems.vertical.cipher_options import CIPHER_BINS, CipherOptions, check_lattice_fraction, check_sealed
+from treaty.systems.vertical.cipher_options import (
+    CIPHER_BINS,
+    CipherOptions,
+    can_seal,
+    check_lattice_fraction,
+    check_sealed,
+)
 
 PAPER_KEY_BITS = 512
 
@@ -32,10 +38,11 @@ class SecureBoost(SystemOptions):
         mode, chooses one of the first two by the job's size and the speed of links: name "lattice" where passive
         parties must not see rows of nodes in any case.
     sums : {"open", "sealed"} or None, default None
-        What the active party learns of passive parties' columns in training. "open", which None is too: the sums of
-        every bin of every node. "sealed": nothing but which splits are best and which rows they send left; needs the
-        lattice map, reg_lambda and min_child_weight above 0, no reg_alpha and no max_delta_step, and takes some tenths
-        of a second longer for each tree (docs/sealed.md).
+        What the active party learns of passive parties' columns in training. "sealed": nothing but which splits are
+        best and which rows they send left; needs the lattice map, reg_lambda and min_child_weight above 0, no reg_alpha
+        and no max_delta_step, and takes half a second to a second longer for each tree (docs/sealed.md). "open": the
+        sums of every bin of every node. None is "sealed" where the other options allow it, but "open" in paper mode,
+        and with `allow_exact_sums`.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" (None) the party says of all rows
         which go left, and learns nothing of the node; with "node" it is told the node's rows and decides only these.
@@ -61,8 +68,8 @@ class SecureBoost(SystemOptions):
     he_inference : bool or None, default None
         Predict on encrypted leaf weights (Fed-EINI), so that the active party does not see the others' decisions.
     allow_exact_sums : bool, default False
-        Consent, in safe mode, to a training whose exact sums would show the active party more than a tenth of a passive
-        party's bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
+        Consent, in safe mode, to open sums that would show the active party more than a tenth of a passive party's
+        bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
     """
 
     system: ClassVar[str] = "secureboost"
@@ -82,6 +89,14 @@ class SecureBoost(SystemOptions):
     epsilon: Positive | None = None
     he_inference: bool | None = None
     allow_exact_sums: bool = False
+
+    def settled(self, common: Any) -> Self:
+        """Return these options with `sums` decided."""
+        if self.sums is not None:
+            return self
+        accepted = self.mode == "paper" or self.allow_exact_sums
+        seals = not accepted and self.cipher in ("auto", "lattice") and can_seal(common)
+        return replace(self, sums="sealed" if seals else "open")
 
     @property
     def cipher(self) -> str:

@@ -48,7 +48,7 @@ class CipherOptions:
 
 def unaudited(options: CipherOptions) -> str:
     """Say why no record can be kept for an audit of gradients; nothing where it can."""
-    return "records are of open sums, and these are sealed" if options.sealed else ""
+    return "records are of open sums, and these are sealed; with sums='open' it can" if options.sealed else ""
 
 
 def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
@@ -60,11 +60,20 @@ def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
         )
 
 
+def can_seal(common: Any) -> bool:
+    """Whether sums can be sealed under these common options, and the lattice map."""
+    try:
+        check_sealed("lattice", common, "")
+    except ConfigError:
+        return False
+    return True
+
+
 def check_sealed(cipher: str, common: Any, option: str) -> None:
     """Refuse sealed sums, chosen by `option`, under another cipher or with gains that are no fractions of sums."""
     if cipher != "lattice":
         raise ConfigError(f"{option} needs the lattice map, got {cipher!r}: leave out the other cipher and its keys")
-    check_lattice_fraction(common.fractional_bits, f"leave {option} out")
+    check_lattice_fraction(common.fractional_bits, "or take open sums")
     least = 2.0**-common.fractional_bits
     for name, fits, needed in (
         ("max_cat_to_onehot", common.max_cat_to_onehot is None or common.max_cat_to_onehot > MOST_BINS, "left out"),

@@ -97,6 +97,7 @@ from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
 from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonCandidates
+from treaty.systems.vertical.sealed.links import cost_in_words
 from treaty.systems.vertical.sealed.passive import SealedOwner
 from treaty.trees.columns import MayShow, SumsFinder
 
@@ -219,7 +220,8 @@ def _columns_of_others(
     take_hints(client, list(others.values()), party, seat.steps("hints"))
     sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
     if sealed:
-        make_ends(party, sealed, bounds, common.rules(objective))
+        cost = make_ends(party, sealed, bounds, common.rules(objective), trees, common.max_depth)
+        part.choice = cost_in_words(party.name, cost, trees)
     gradients = (SealedGradients if sealed else EncryptedGradients)(party, client, n_rows, first_tree)
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)

@@ -13,7 +13,6 @@ Level by level, for all passive parties that have columns in the tree, in the jo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,32 +30,27 @@ from treaty.crypto.wide import Wide, add
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack, unpack
+from treaty.systems.vertical.cipher_choice import Estimate
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
-    ECHOES,
-    MOST_STEP,
     End,
     LevelResult,
     MovedShares,
     OwnerShares,
     SealedColumns,
-    SealedStep,
     SealedSumsRequest,
     TournamentTerms,
     WonCandidates,
-    echoes,
     find_best,
     places_of,
     take_steps,
 )
+from treaty.systems.vertical.sealed.links import comparisons_of_a_step, estimate, measure
 from treaty.trees.columns import SumsFinder
 from treaty.trees.exact import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
 
-_TO_MAKE_A_STEP, _TO_MAKE_A_BYTE = 0.25e-3, 5e-9
-"""Seconds of computing: of a step, however little it compares, and for each byte sent."""
-_OF_PRODUCTS = 1.5  # bytes of a comparison by those of its products
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
 """Numbers of owners: nobody's split is good enough, the active party's is best, or that of passive party k - 2."""
 
@@ -146,6 +140,11 @@ class SealedPeer(PassiveColumns):
         self.missing = view(told.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()
         return told.key
 
+    def count_candidates(self) -> int:
+        """Return how many candidates all columns have."""
+        columns = np.arange(len(self.categorical), dtype=np.int32)
+        return len(Candidates(self.offsets, self.categorical, self.missing, columns))
+
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """See `SumsSource`."""
         super().start_tree(grad, hess, rows, columns)
@@ -179,8 +178,10 @@ class SealedPeer(PassiveColumns):
         return self._answered
 
 
-def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules) -> None:
-    """Introduce passive parties to each other, measure their links, and make transfers with each.
+def make_ends(
+    party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules, trees: int, max_depth: int
+) -> Estimate:
+    """Introduce passive parties to each other, make transfers with each, and return what the trees will take.
 
     Raises ConfigError where `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
     """
@@ -191,41 +192,16 @@ def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds,
         )
     keys = {name: peer.introduce() for name, peer in peers.items()}
     widths = Widths.of(bounds, rules.ridge)
-    step = max(comparisons_of_a_step(_echo_times(party, name), widths) for name in peers)
+    links = {name: measure(party, name) for name in peers}
+    step = max(comparisons_of_a_step(link, widths) for link in links.values())
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
         party.send(name, TournamentTerms(rules.ridge, step, others))
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
         peer.end = End(0, made[name], places_of(bounds), widths, step)
-
-
-def _echo_times(party: Party, peer: str) -> list[float]:
-    """Return the seconds of each of the `ECHOES` with a peer."""
-    steps, took = echoes(), list[float]()
-    sent = next(steps)
-    while True:
-        started = time.perf_counter()
-        party.send(peer, SealedStep(pack(sent)))
-        came = unpack(party.receive(peer, SealedStep).payload, peer, "SealedStep")
-        took.append(time.perf_counter() - started)
-        try:
-            sent = steps.send(came)
-        except StopIteration:
-            return took
-
-
-def comparisons_of_a_step(seconds: Sequence[float], widths: Widths) -> int:
-    """Return how many comparisons take as long as a step, from the seconds that the `ECHOES` took.
-
-    What a comparison takes beside a step is to compute and to move its bytes, most of them those of two products.
-    """
-    took = np.array(seconds)
-    took = (took[1:] + took[:-1]) / 2  # where one end is ahead, a step is short and the next one long
-    empty, loaded = (took[(ECHOES[1:] == n) & (ECHOES[:-1] == n)].min() for n in (0, ECHOES.max()))
-    of_a_byte = max(0.0, loaded - empty) / ECHOES.max() + _TO_MAKE_A_BYTE
-    nbytes = _OF_PRODUCTS * 2 * 8 * widths.below * widths.words
-    return int(np.clip((empty + _TO_MAKE_A_STEP) / (nbytes * of_a_byte), 1, MOST_STEP))
+    candidates = {name: peer.count_candidates() for name, peer in peers.items()}
+    return estimate(links, candidates, widths, step, trees, max_depth)
 
 
 class SealedFinder(SumsFinder):

@@ -33,7 +33,7 @@ from treaty.compute import Int32s, pieces
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.best import Known, best_of_shared
 from treaty.crypto.sealed.steps import Arrays as StepArrays
-from treaty.crypto.sealed.steps import Steps, take
+from treaty.crypto.sealed.steps import Steps
 from treaty.crypto.sealed.sums import Places, Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers
 from treaty.crypto.sums.lattice_sums import lattice_fields
@@ -46,9 +46,6 @@ from treaty.systems.vertical.sealed.candidates import Candidates
 MOST_STEP = 1 << 20
 _AT_A_TIME = 1 << 14
 """Candidates of a level that are compared at once: some 3 kB each are in memory."""
-
-ECHOES = np.array([0] * 4 + [1 << 17] * 4)
-"""Bytes of the steps by which the active party measures the link."""
 
 _Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
@@ -154,12 +151,6 @@ def find_best(
         best = best_of_shared(end.transfers, sums, known.only(part), end.widths, end.role, end.step)
         found.append((yield from best))
     return LevelResult(slots, np.concatenate(found))
-
-
-def echoes() -> Steps[None]:
-    """Take the steps by which the active party measures the link."""
-    for nbytes in ECHOES:
-        take((yield [np.zeros(nbytes, np.uint8)]), (np.uint8, (int(nbytes),)))
 
 
 def take_steps(party: Party, ends: Mapping[str, Steps[Any]]) -> dict[str, Any]:

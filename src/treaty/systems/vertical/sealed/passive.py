@@ -24,11 +24,11 @@ from treaty.systems.vertical.sealed.level import (
     SealedSumsRequest,
     TournamentTerms,
     WonCandidates,
-    echoes,
     find_best,
     places_of,
     take_steps,
 )
+from treaty.systems.vertical.sealed.links import echoes
 from treaty.systems.vertical.sealed.moving import MovingKey
 
 
