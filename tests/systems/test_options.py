@@ -381,7 +381,7 @@ def test_a_job_file_has_a_table_for_each_kind_of_option(tmp_path, name):
     job = load_job(written(tmp_path, job_text(name, own="allow_insecure = true", common=common)))
     assert (job.protocol, job.own) == (name, {"allow_insecure": True})
     own, shared = job.settings()
-    assert own == CLASSES[name](allow_insecure=True)
+    assert own == CLASSES[name](allow_insecure=True).settled(shared)
     assert getattr(shared, common.split()[0]) == 3
     (tmp_path / "job.json").write_bytes(job.encoded())
     assert {name, common_of(name).table} <= set(json.loads(job.encoded()))
@@ -390,7 +390,7 @@ def test_a_job_file_has_a_table_for_each_kind_of_option(tmp_path, name):
 
 def test_a_job_without_a_protocol_is_of_secureboost(tmp_path):
     text = job_text("secureboost", own="rl_trees = 1").replace('protocol = "secureboost"\n', "")
-    assert load_job(written(tmp_path, text)).settings()[0] == treaty.SecureBoost(rl_trees=1)
+    assert load_job(written(tmp_path, text)).settings()[0] == treaty.SecureBoost(rl_trees=1, sums="sealed")
     assert Job(name="t", active="a", label="y", parties={}).protocol == "secureboost"
 
 
