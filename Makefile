@@ -31,9 +31,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
-# One worker more than cores: many of these wait for time limits. QUARTER=1, 2, 3 or 4: every fourth file alone.
+# One worker more than cores: many of these wait for time limits. EIGHTH=1 to 8: every eighth file alone.
 test-slow: $(STAMP)
-	$(PYTEST) --numprocesses $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") -m slow $(QUARTER:%=--quarter %)
+	$(PYTEST) --numprocesses $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") -m slow $(EIGHTH:%=--eighth %)
 
 test-all: $(STAMP)
 	$(PYTEST)

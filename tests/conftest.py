@@ -41,19 +41,19 @@ def small_tables_are_trained_on() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quarter", type=int, choices=(1, 2, 3, 4), help="play every fourth file, from this one on")
+    parser.addoption("--eighth", type=int, choices=range(1, 9), help="play every eighth file, from this one on")
 
 
 @pytest.hookimpl(trylast=True)  # after those that are not to be played have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files of processes and faults first: they take longest, and a core that began one last would be alone.
 
-    Under `--quarter` every fourth file that has tests to play stays; long files are spread over the quarters that way.
+    Under `--eighth` every eighth file that has tests to play stays; long files are spread over the eighths that way.
     """
     items.sort(key=lambda item: not item.path.stem.endswith(("processes", "outages", "faults")))
-    quarter = config.getoption("quarter")
-    if quarter:
-        wanted = set(list(dict.fromkeys(item.path for item in items))[quarter - 1 :: 4])
+    eighth = config.getoption("eighth")
+    if eighth:
+        wanted = set(list(dict.fromkeys(item.path for item in items))[eighth - 1 :: 8])
         config.hook.pytest_deselected(items=[item for item in items if item.path not in wanted])
         items[:] = [item for item in items if item.path in wanted]
 
