@@ -41,6 +41,20 @@ def placed(digests: NDArray[np.uint64], bins: int) -> Int32s | None:
     return table if _insert(digests, bins // TABLES, secrets.randbits(62) | 1, table) else None
 
 
+def taken(digests: NDArray[np.uint64], numbers: Int32s) -> NDArray[np.uint64]:
+    """Return the digests of bins' items by their numbers, uint64 (n, 2); of an empty bin, -1, the first item's."""
+    out = np.empty((len(numbers), 2), np.uint64)
+    _take(digests, numbers, out)
+    return out
+
+
+@kernel
+def _take(digests: NDArray[np.uint64], numbers: Int32s, out: NDArray[np.uint64]) -> None:
+    for k in range(len(numbers)):
+        number = max(numbers[k], 0)
+        out[k, 0], out[k, 1] = digests[number, 0], digests[number, 1]
+
+
 @kernel
 def _place(low: Any, high: Any, which: Any, length: int) -> Any:
     """Return an item's bin in one table: 40 bits of its digest, scaled to the table's length and its first bin."""

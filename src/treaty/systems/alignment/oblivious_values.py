@@ -22,9 +22,9 @@ The token stands for the double-encrypted value of steps 6 and 7. It is the same
 
 Padding is hashed, put into bins and sent as ids are: what either party does takes as long for all lists of a bucket.
 
-Failures of each pair of parties, each of 2^-41 at most for the largest lists: other ids' values agree in 96 bits (2^25
-times 3 * 2^28 pairs), ids do not fit into the table (`cuckoo`; then another key is drawn, before anything is sent),
-code words are too close (`oprf`), different ids have one digest.
+Failures of each pair of parties, each of 2^-40 at most for the largest lists: other ids' values agree in 96 bits (2^25
+times 3 * 2^28 pairs), ids do not fit into the table (`cuckoo`; then the alignment ends and is to be started again), code
+words are too close (`oprf`), different ids have one digest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ VALUES = 1 << 15
 AHEAD = 8
 """Messages of steps 3 and 4 that are sent before the first of them is used: more would lie in the receiver's memory."""
 
-_TRIES = 8  # tables; one fails with a probability of 2^-40
 _LOW = np.uint64((1 << 32) - 1)
 
 _LISTED = np.dtype([("drawn", np.uint64), ("number", np.int32), ("digest", np.uint64, (2,))])
@@ -116,10 +115,10 @@ def find_by_values(
     that are not sorted. Errors that show only in values of ids that this party has are returned as well: whoever sees
     them raised learns that it has these ids.
     """
-    key, digests, table = _table(ids, threads, scratch)
-    ends = {peer: oprf.Receiver() for peer in peers}
-    for peer, end in ends.items():
+    key, ends = secrets.token_bytes(32), {peer: oprf.Receiver() for peer in peers}
+    for peer, end in ends.items():  # first: peers then hash their ids while this party places its own
         party.send(peer, OprfOffer(array_of(key), Array.of(end.offer)))
+    digests, table = _table(ids, key, threads, scratch)
     for peer, end in ends.items():
         answer = party.receive(peer, OprfChoices)
         points = view(answer.points, np.uint8, (oprf.WIDTH, 32), peer=peer, what="OprfChoices.points")
@@ -129,7 +128,7 @@ def find_by_values(
     for sent, part in enumerate(pieces(len(table), BINS)):
         number = table[part]
         full = number >= 0
-        codes = oprf.codes(key, digests[np.maximum(number, 0)])  # of empty bins too, to take as long
+        codes = oprf.codes(key, cuckoo.taken(digests, number))  # of empty bins too, to take as long
         codes[~full] = stream.bits(oprf.WIDTH, int(np.count_nonzero(~full)))
         for peer, end in ends.items():
             if sent >= AHEAD:
@@ -155,18 +154,16 @@ def find_by_values(
     return {peer: pairs for peer, (pairs, _) in found.items()}, faults
 
 
-def _table(ids: Ids, threads: int, scratch: Scratch) -> tuple[bytes, Words, Int32s]:
-    """Return a key, the digests of ids and padding under it, uint64 (n, 2), and the number in each bin, or -1."""
+def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words, Int32s]:
+    """Return the digests of ids and padding, uint64 (n, 2), and the number of the one in each bin, or -1."""
     size = bucket(len(ids))
-    for _ in range(_TRIES):
-        key = secrets.token_bytes(32)
-        digests = np.empty((size, 2), np.uint64)
-        for part in pieces(size, scratch.part):
-            digests[part] = _digests(ids, part, key, threads)
-        table = cuckoo.placed(digests, _bins(size))
-        if table is not None:
-            return key, digests, table
-    raise CryptoError(f"expected that {size} different ids fit into a cuckoo table, got {_TRIES} failures")
+    digests = np.empty((size, 2), np.uint64)
+    for part in pieces(size, scratch.part):
+        digests[part] = _digests(ids, part, key, threads)
+    table = cuckoo.placed(digests, _bins(size))
+    if table is None:
+        raise CryptoError(f"expected {size} ids to fit into a cuckoo table, got one that does not - align again")
+    return digests, table
 
 
 def _found(
