@@ -23,8 +23,8 @@ The token stands for the double-encrypted value of steps 6 and 7. It is the same
 Padding is hashed, put into bins and sent as ids are: what either party does takes as long for all lists of a bucket.
 
 Failures of each pair of parties, each of 2^-40 at most for the largest lists: other ids' values agree in 96 bits (2^25
-times 3 * 2^28 pairs), ids do not fit into the table (`cuckoo`; then the alignment ends, to be started again), code words
-are too close (`oprf`), different ids have one digest.
+times 3 * 2^28 pairs), ids do not fit into the table (`cuckoo`; then the alignment ends, to be started again), code
+words are too close (`oprf`), different ids have one digest.
 """
 
 from __future__ import annotations
