@@ -13,6 +13,7 @@ as there are: `--psi ecdh --ids 10000000` takes about half an hour. `--quick`: 2
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import resource
@@ -48,6 +49,7 @@ def play(name: str, folder: Path, count: int, threads: int, ports: list[int], ps
         certificate=load_certificate(str(folder / f"{name}.cert.pem")),
         peers={peer: Peer(f"127.0.0.1:{peer_port}", load_certificate(str(folder / f"{peer}.cert.pem")))},
     )
+    gc.freeze()  # as the command does
     load_compiler()  # as jobs do while parties wait for each other
     channel.connect(timeout=60)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

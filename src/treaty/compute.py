@@ -6,7 +6,6 @@ Kernels release the interpreter lock and run under ordinary threads; numba's own
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import threading
@@ -57,14 +56,10 @@ def processor_has(*features: str) -> bool:
 
 
 def load_compiler() -> None:
-    """Load what numba needs before its first kernel runs: a second's work, for while a party waits for others.
-
-    What the process has loaded by then is not looked through for garbage again: with each message Python would do so.
-    """
+    """Load what numba needs before its first kernel runs: a second's work, for while a party waits for others."""
     with global_compiler_lock:
         cpu_target.typing_context.refresh()
         cpu_target.target_context.refresh()
-    gc.freeze()
 
 
 class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]

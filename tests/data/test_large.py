@@ -128,3 +128,11 @@ def test_folder_that_cannot_be_used_is_named_with_what_to_do(monkeypatch: pytest
 def test_no_memory_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="in_memory of at least 1"):
         Scratch(0)
+
+
+def test_a_key_beyond_the_span_is_refused() -> None:
+    for key, span in ((np.int32(-3), 100), (np.int32(100), 100)):
+        with Scratch(4) as scratch:
+            some = scratch.sorted(np.dtype([("key", np.int32)]), "key", span, 10)
+            with pytest.raises(ValueError, match="expected keys below 100"):
+                some.add(np.array([(key,)] * 4, [("key", np.int32)]))

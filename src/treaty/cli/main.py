@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the job ended with an error, said on standard error, which
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -214,6 +215,7 @@ def keys(
 
 def main() -> NoReturn:
     """Run the command line; errors Treaty raises on purpose are one message, not a traceback."""
+    gc.freeze()  # hundreds of messages would have Python look through all that is loaded for garbage, again and again
     try:
         with ended_by_signals():
             app(standalone_mode=True)

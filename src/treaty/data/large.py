@@ -120,6 +120,8 @@ class SortedRecords:
         self._waiting = []
         key = block[self._key]
         high = (key[:, 0] if key.ndim == 2 else key).astype(np.uint64)
+        if int(high.max(initial=0)) >> self._shift >= self._span:
+            raise ValueError(f"expected keys below {self._span << self._shift}")
         dealt, edges = np.empty_like(block), np.zeros(self._parts + 1, np.int32)
         _deal(high, self._shift, self._parts, self._span, _words(block), edges, _words(dealt))
         block = dealt

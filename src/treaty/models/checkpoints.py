@@ -98,7 +98,9 @@ def _check_options(kept: Mapping[str, Any], given: Mapping[str, Any], may_change
         if given.get(name) != kept.get(name)
     ]
     if changed:
-        raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back, or {ANEW}")
+        sums = given.get("sums") != kept.get("sums")
+        hint = ", or name sums (else they follow from allow_exact_sums, encryption and key_bits)" if sums else ""
+        raise ConfigError(f"cannot resume with other options: {', '.join(changed)}; set them back{hint}, or {ANEW}")
 
 
 def _check_rows(party: str, kept: bytes, table: bytes) -> None:

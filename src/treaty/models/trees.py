@@ -49,7 +49,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     encryption : str
         The cipher it was trained under; empty for a pooled model.
     choice : str
-        At the active party, why that cipher.
+        At the active party, why that cipher, or what sealing sums was to take.
     spent : str
         At a passive party, what its noise cost in words; empty where there is none.
     exact_sums : dict of str to float

@@ -55,7 +55,7 @@ def _compile_alignment() -> None:
     inputs = np.zeros((oprf.STEP, 2), np.uint64)
     cuckoo.places(inputs[:1], cuckoo.bins_for(1, 1))
     cuckoo.placed(inputs[:1], cuckoo.bins_for(1, 1))
-    codes = oprf.codes(bytes(32), inputs)
+    codes = oprf.codes(bytes(32), cuckoo.taken(inputs, np.arange(oprf.STEP, dtype=np.int32)))
     rows = sender.extend(receiver.extend(codes, 0)[0])
     sender.values(rows, 0, np.zeros(len(codes), np.int64), codes)
 

@@ -82,6 +82,10 @@ class SystemOptions:
         """Return these options with what was left open and depends on the `common` ones decided."""
         return self
 
+    def why_open(self, common: Any) -> str:
+        """Return why sums that are sealed under other options cannot be; nothing where they can, or never are."""
+        return ""
+
     def check(self, common: Any) -> None:
         """Refuse options that do not go together; `common` are the `BoostingOptions` or `RegressionOptions`."""
 

@@ -212,9 +212,40 @@ def test_an_interrupted_training_goes_on_to_the_same_model(tmp_path: Path):
     X, y = real_table("binary")
     tables, options = cut(X, 3), {**SMALL, "n_estimators": 4, "n_jobs": 1, "max_depth": 2}
     whole = treaty.GBDTClassifier(SEALED, **options).fit(tables, y)
-    treaty.GBDTClassifier(SEALED, **{**options, "n_estimators": 2}).fit(tables, y, checkpoint=tmp_path)
-    resumed = treaty.GBDTClassifier(SEALED, **options).fit(tables, y, checkpoint=tmp_path)
-    assert_lossless(resumed, whole, tables)
+    with pytest.raises(Stopped):
+        treaty.GBDTClassifier(SEALED, callbacks=[StopAfter(2)], **options).fit(tables, y, checkpoint=tmp_path)
+    accepted = SecureBoost(allow_exact_sums=True)
+    with pytest.raises(ConfigError, match=r"sums='open' \(was 'sealed'\).* or name sums"):
+        treaty.GBDTClassifier(accepted, **options).fit(tables, y, checkpoint=tmp_path)
+    rounds = StopAfter(99)
+    resumed = treaty.GBDTClassifier("secureboost", callbacks=[rounds], **options)
+    assert_lossless(resumed.fit(tables, y, checkpoint=tmp_path), whole, tables)
+    assert rounds.seen == [1, 2, 3]  # the first round was kept
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopAfter:
+    """A callback that ends a training when so many rounds are done."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.seen = rounds, []
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> None:
+        self.seen.append(epoch)
+        if epoch + 1 == self.rounds:
+            raise Stopped
+
+
+def test_processes_over_grpc_give_the_same_trees():
+    X, y = real_table("binary")
+    tables, options = cut(with_gaps(X), 3), {**SMALL, "n_estimators": 2, "n_jobs": 1, "max_depth": 2}
+    whole = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
+    sealed = treaty.GBDTClassifier("secureboost", transport="grpc", **options).fit(tables, y)
+    assert "SealedStep" in sealed.communication_["p1 -> p0"]["by_type"]
+    assert_lossless(sealed, whole, tables)
 
 
 # ---------------------------------------------------------------- faults that must show
@@ -323,7 +354,7 @@ def other_table(tables: dict, seed: int = 7) -> dict:
 
 def test_the_active_party_receives_as_much_whatever_the_passive_table_holds(monkeypatch):
     # as on two equally quick links
-    monkeypatch.setattr(sealed_active, "comparisons_of_a_step", lambda seconds, widths: 2)
+    monkeypatch.setattr(sealed_active, "comparisons_of_a_step", lambda link, widths: 2)
     tables, y = tables_and_labels(parties=2)
     forms = []
     for seed in (7, 8):  # p1 has nothing but noise: p0 splits the root

@@ -187,8 +187,8 @@ class HintStore:
                 error = CryptoError(
                     "the answers about this table have reached the limit of what they may leak together (2^-40): "
                     f"{past / LEAK_LIMIT:.1%} of it so far, {total / LEAK_LIMIT:.1%} with these; "
-                    'keep on with encryption="ou" - fewer fractional_bits make later answers leak less, but take '
-                    "nothing back"
+                    'keep on with encryption="ou", whose sums are open - fewer fractional_bits make later answers leak '
+                    "less, but take nothing back"
                 )
                 error.public = "its answer budget for the lattice map is used up"
                 raise error

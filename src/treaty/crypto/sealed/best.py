@@ -90,7 +90,7 @@ def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Width
     a = cut(resized(a, of_below), widths.hess)
     rest = cut(subtract(wide(whole, of_below), a), widths.hess)
     top, below, fit_hess, fit_count = yield from together(
-        _numerators(transfers, sums, known, widths, role),
+        _tops(transfers, sums, known, widths, role),
         products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
         _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
         _within(transfers, sums[:, :, 2], known.count, widths.count, role),
@@ -138,7 +138,7 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, ste
 
 
 @cache
-def rounds_of(entries: int, nodes: int, bits: int, step: int) -> list[tuple[int, int]]:
+def rounds_of(entries: int, nodes: int, bits: int, step: int) -> tuple[tuple[int, int], ...]:
     """Return the rounds of a tournament that take the least time: sizes of groups, and how many of them play.
 
     Each of so many nodes has as many entries; one that is in no group goes on to the next round. A round takes the
@@ -158,12 +158,12 @@ def rounds_of(entries: int, nodes: int, bits: int, step: int) -> list[tuple[int,
         return best[left][0]
 
     time_for(entries)
-    rounds = []
+    rounds: list[tuple[int, int]] = []
     while entries > 1:
         _, size, groups = best[entries]
         rounds.append((size, groups))
         entries = max(entries - size * groups, 0) + groups
-    return rounds
+    return tuple(rounds)
 
 
 def steps_of(size: int, bits: int) -> int:
@@ -176,7 +176,7 @@ def _left_hess(sums: Wide, known: Known) -> Wide:
     return add(sums[:, :, 1], from_ints([known.ridge], WORDS))
 
 
-def _numerators(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
+def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
     """Return shares of V^2 modulo 2^top, (n * candidates, words of it)."""
     nodes, words = len(sums), -(-widths.grad // 64)
     factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]

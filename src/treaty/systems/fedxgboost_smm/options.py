@@ -94,6 +94,7 @@ class FedXGBoostSMM(SystemOptions):
             insecure_test_key_bits=self.insecure_test_key_bits,
             blind=True,
             sealed=self.reveal == "argmax",
+            to_open='another reveal than "argmax"',
         )
 
     @property

@@ -12,9 +12,9 @@ from treaty.systems.options import KeyBits, Positive, SystemOptions, TestKeyBits
 from treaty.systems.vertical.cipher_options import (
     CIPHER_BINS,
     CipherOptions,
-    can_seal,
     check_lattice_fraction,
     check_sealed,
+    why_unsealed,
 )
 
 PAPER_KEY_BITS = 512
@@ -35,14 +35,14 @@ class SecureBoost(SystemOptions):
         Cipher of encrypted sums. "lattice" is the hinted lattice map, by far the fastest; passive parties do not see
         which rows are in a node. "ou" is Okamoto-Uchiyama, which sends less where tables are long and trees deep.
         "paillier" is the paper's cipher, many times slower, which None is in paper mode. "auto", which None is in safe
-        mode, chooses one of the first two by the job's size and the speed of links: name "lattice" where passive
-        parties must not see rows of nodes in any case.
+        mode, is "lattice" under sealed sums, and else chooses one of the first two by the job's size and the speed of
+        links: name "lattice" where passive parties must not see rows of nodes in any case.
     sums : {"open", "sealed"} or None, default None
         What the active party learns of passive parties' columns in training. "sealed": nothing but which splits are
         best and which rows they send left; needs the lattice map, reg_lambda and min_child_weight above 0, no reg_alpha
-        and no max_delta_step, and takes half a second to a second longer for each tree (docs/sealed.md). "open": the
-        sums of every bin of every node. None is "sealed" where the other options allow it, but "open" in paper mode,
-        and with `allow_exact_sums`.
+        and no max_delta_step, and takes half a second to a second longer for each tree, and more where columns are many
+        (docs/sealed.md). "open": the sums of every bin of every node. None is "sealed" where the other options allow
+        it, but "open" in paper mode, and with `allow_exact_sums`.
     reveal : {"column", "node"} or None, default None
         How a passive party's split is applied under the lattice map: with "column" (None) the party says of all rows
         which go left, and learns nothing of the node; with "node" it is told the node's rows and decides only these.
@@ -95,8 +95,11 @@ class SecureBoost(SystemOptions):
         if self.sums is not None:
             return self
         accepted = self.mode == "paper" or self.allow_exact_sums
-        seals = not accepted and self.cipher in ("auto", "lattice") and can_seal(common)
-        return replace(self, sums="sealed" if seals else "open")
+        return replace(self, sums="open" if accepted or why_unsealed(self.cipher, common) else "sealed")
+
+    def why_open(self, common: Any) -> str:
+        """See `SystemOptions.why_open`."""
+        return "" if self.mode == "paper" or self.allow_exact_sums else why_unsealed(self.cipher, common)
 
     @property
     def cipher(self) -> str:
@@ -140,6 +143,7 @@ class SecureBoost(SystemOptions):
             insecure_test_key_bits=self.short_key_bits,
             rerandomise=self.rerandomises,
             sealed=self.sums == "sealed",
+            to_open='sums="open"',
         )
 
     @property

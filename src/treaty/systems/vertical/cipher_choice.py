@@ -109,16 +109,9 @@ def choose_cipher(
         return Choice(cipher, "as the job says")
     if fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
-    try:
-        parameters = sums_parameters(bounds)
-    except CryptoError as error:
-        return Choice("ou", str(error))
-    if sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values()) > MOST_HINT_BYTES:
-        return Choice("ou", f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB")
-    vectors = trees * 2 ** (max_depth - 1)
-    if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
-        return Choice("ou", "so many sums about so many columns would pass the limit of what the lattice map may leak")
-    speeds = {}
+    if unfit := beyond_lattice(bounds, offsets, trees, max_depth):
+        return Choice("ou", unfit)
+    parameters, vectors, speeds = sums_parameters(bounds), trees * 2 ** (max_depth - 1), {}
     for peer, of_peer in offsets.items():
         speeds[peer], left = _measure(party, peer)
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
@@ -141,6 +134,23 @@ def choose_cipher(
         f"estimated {best[1]} for {trees} trees; {other[0]} would take {other[1]}, {what}"
         f" (link of {rounded(link / 1e6)} MB/s{', hints kept earlier' if kept else ''})",
     )
+
+
+def beyond_lattice(
+    bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]], trees: int, max_depth: int, *, sealed: bool = False
+) -> str:
+    """Return why the lattice map does not hold a job, as far as its size tells; nothing where it does."""
+    try:
+        parameters = sums_parameters(bounds, sealed)
+    except CryptoError as error:
+        return str(error)
+    hints = sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values())
+    if hints > MOST_HINT_BYTES and not sealed:  # there is a choice
+        return f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB"
+    vectors = trees * 2 ** (max_depth - 1)
+    if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
+        return "so many sums about so many columns would pass the limit of what the lattice map may leak"
+    return ""
 
 
 def _measure(party: Party, peer: str) -> tuple[float, float]:

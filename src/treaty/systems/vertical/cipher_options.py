@@ -31,6 +31,7 @@ class CipherOptions:
     rerandomise: bool = True
     blind: bool = False
     sealed: bool = False
+    to_open: str = ""  # the option that opens sealed sums
 
     @property
     def may_hint(self) -> bool:
@@ -48,7 +49,7 @@ class CipherOptions:
 
 def unaudited(options: CipherOptions) -> str:
     """Say why no record can be kept for an audit of gradients; nothing where it can."""
-    return "records are of open sums, and these are sealed; with sums='open' it can" if options.sealed else ""
+    return f"records are of open sums, and these are sealed; take {options.to_open}" if options.sealed else ""
 
 
 def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
@@ -60,30 +61,42 @@ def check_lattice_fraction(fractional_bits: int, remedy: str) -> None:
         )
 
 
-def can_seal(common: Any) -> bool:
-    """Whether sums can be sealed under these common options, and the lattice map."""
-    try:
-        check_sealed("lattice", common, "")
-    except ConfigError:
-        return False
-    return True
+def why_unsealed(cipher: str, common: Any) -> str:
+    """Return why sums cannot be sealed under these options; nothing where they can."""
+    if cipher not in ("auto", "lattice"):
+        return f"they cannot be sealed under {cipher!r}"
+    if common.fractional_bits > MOST_LATTICE_FRACTION:
+        return f"they cannot be sealed with fractional_bits above {MOST_LATTICE_FRACTION}"
+    unfit = [f"{name}={given}" for name, fits, _, given in _needs(common) if not fits]
+    return f"they cannot be sealed with {' and '.join(unfit)}" if unfit else ""
+
+
+def _needs(common: Any) -> list[tuple[str, bool, str, Any]]:
+    """Return of each common option that has to do with sealed sums whether it fits, and what it has to be."""
+    least = 2.0**-common.fractional_bits
+    single = common.max_cat_to_onehot
+    return [
+        ("max_cat_to_onehot", single is None or single > MOST_BINS, "left out", single),
+        ("reg_alpha", common.reg_alpha == 0.0, "0", common.reg_alpha),
+        ("max_delta_step", common.delta_step == 0.0, "0", common.delta_step),
+        (
+            "reg_lambda",
+            common.reg_lambda >= least,
+            f"at least {least:g}, a step of the fixed point",
+            common.reg_lambda,
+        ),
+        ("min_child_weight", common.min_child_weight > 0.0, "above 0", common.min_child_weight),
+    ]
 
 
 def check_sealed(cipher: str, common: Any, option: str) -> None:
     """Refuse sealed sums, chosen by `option`, under another cipher or with gains that are no fractions of sums."""
     if cipher != "lattice":
         raise ConfigError(f"{option} needs the lattice map, got {cipher!r}: leave out the other cipher and its keys")
-    check_lattice_fraction(common.fractional_bits, "or take open sums")
-    least = 2.0**-common.fractional_bits
-    for name, fits, needed in (
-        ("max_cat_to_onehot", common.max_cat_to_onehot is None or common.max_cat_to_onehot > MOST_BINS, "left out"),
-        ("reg_alpha", common.reg_alpha == 0.0, "0"),
-        ("max_delta_step", common.delta_step == 0.0, "0"),
-        ("reg_lambda", common.reg_lambda >= least, f"at least {least:g}, a step of the fixed point"),
-        ("min_child_weight", common.min_child_weight > 0.0, "above 0"),
-    ):
+    check_lattice_fraction(common.fractional_bits, f"lower it, or leave {option} out")
+    for name, fits, needed, given in _needs(common):
         if not fits:
             raise ConfigError(
-                f"{option} compares gains as fractions of whole numbers and needs {name} to be {needed}, got "
-                f"{getattr(common, name)}; or take open sums"
+                f"{option} compares gains as fractions of whole numbers and needs {name} to be {needed}, got {given}; "
+                f"or leave {option} out"
             )

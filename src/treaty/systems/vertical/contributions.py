@@ -15,7 +15,7 @@ those of a prediction  both ways    see `treaty.systems.vertical.decisions`
 
 What each learns beyond a prediction:
 
-- *The active party*: which of an owner's records share a column; in SecureBoost it saw that in training. All else it
+- *The active party*: which of an owner's records share a column; under open sums it saw that in training. All else it
   computes from what a prediction gives it. So it knows, for every row, the contribution of every foreign column that
   the model uses, under a pseudonym ("shop #2").
 - *A passive party*: per row and used column a real number, where a prediction gives it nothing. They are parts of the

@@ -36,6 +36,7 @@ each system's `roles` has its adversary and assumptions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
@@ -66,7 +67,7 @@ from treaty.systems.vertical.audit.keeping import (
     keep_passive,
     new_number,
 )
-from treaty.systems.vertical.cipher_choice import PROBES, LinkEcho, LinkProbe, choose_cipher
+from treaty.systems.vertical.cipher_choice import PROBES, LinkEcho, LinkProbe, beyond_lattice, choose_cipher
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import (
     SplitOwner,
@@ -97,9 +98,11 @@ from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
 from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonCandidates
-from treaty.systems.vertical.sealed.links import cost_in_words
+from treaty.systems.vertical.sealed.links import LONG, estimate
 from treaty.systems.vertical.sealed.passive import SealedOwner
 from treaty.trees.columns import MayShow, SumsFinder
+
+logger = logging.getLogger(__name__)
 
 MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
 """Makes the active party's end of a cipher from bounds and the first slots of every peer's features."""
@@ -198,12 +201,20 @@ def _columns_of_others(
     layouts = {peer: columns.offsets for peer, columns in others.items()}
     bounds = sums_bounds(n_rows, objective, common)
     trees = (common.n_estimators - training.forest.rounds) * objective.n_outputs
+    if options.sealed and (unfit := beyond_lattice(bounds, layouts, trees, common.max_depth, sealed=True)):
+        raise ConfigError(
+            f"sums cannot be sealed here: {unfit}; or take {options.to_open}; docs/secureboost.md has what it shows",
+            public="sums cannot be sealed: the lattice map does not hold so many rows, columns or trees, or weights",
+        )
     choice = choose_cipher(
         party, options.cipher, bounds, layouts,
         trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits,
         store=store, threads=seat.threads,
     )  # fmt: skip
     part.encryption, part.choice = choice.cipher, choice.why
+    if not options.sealed and (why := seat.options.why_open(common)):
+        part.choice += f"; sums are open: {why}"
+        logger.info("%s: sums are open: %s (docs/secureboost.md has what they show)", party.name, why)
     if client_of is not None:
         client = client_of(bounds, layouts)
     else:
@@ -220,8 +231,16 @@ def _columns_of_others(
     take_hints(client, list(others.values()), party, seat.steps("hints"))
     sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
     if sealed:
-        cost = make_ends(party, sealed, bounds, common.rules(objective), trees, common.max_depth)
-        part.choice = cost_in_words(party.name, cost, trees)
+        links = make_ends(party, sealed, bounds, common.rules(objective))
+        grown = max(0, common.n_estimators * objective.n_outputs - first_tree)
+        of_a_tree = {name: common.colsample_bytree * columns.count_candidates() for name, columns in sealed.items()}
+        end = next(iter(sealed.values())).end
+        cost = estimate(links, of_a_tree, end, grown, common.max_depth, max(1, n_rows // common.fewest_rows))
+        part.choice = f"sums are sealed, which takes {cost} more for {grown} trees"
+        said = "%s: %s; %s does without, and shows what docs/secureboost.md says"
+        logger.log(
+            logging.WARNING if cost.seconds > LONG else logging.INFO, said, party.name, part.choice, options.to_open
+        )
     gradients = (SealedGradients if sealed else EncryptedGradients)(party, client, n_rows, first_tree)
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)

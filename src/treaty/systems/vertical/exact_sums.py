@@ -49,12 +49,13 @@ def check_share(seat: Seat, owner: str, share: float) -> None:
     """Refuse a training in safe mode that would give away too much of `owner`'s bins without the job's consent."""
     if seat.options.mode != "safe" or seat.options.allow_exact_sums or share <= MOST_SHARE:
         return
+    why = seat.options.why_open(seat.common)
     said = (
         f"exact sums would show {seat.cast.active}, by no breach of the protocol, the bins of single rows of {owner}: "
         f"an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} (docs/secureboost.md, "
         "What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
-        "less; under sealed sums nothing of it shows (docs/sealed.md); allow_exact_sums=True, in every party's copy of "
-        "the job, accepts it"
+        f"less; under sealed sums nothing of it shows (docs/sealed.md{'; ' if why else ''}{why}); "
+        "allow_exact_sums=True, in every party's copy of the job, accepts it"
     )
     raise ConfigError(said, public=said)
 

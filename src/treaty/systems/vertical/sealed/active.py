@@ -30,7 +30,6 @@ from treaty.crypto.wide import Wide, add
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.vertical.cipher_choice import Estimate
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
@@ -46,7 +45,7 @@ from treaty.systems.vertical.sealed.level import (
     places_of,
     take_steps,
 )
-from treaty.systems.vertical.sealed.links import comparisons_of_a_step, estimate, measure
+from treaty.systems.vertical.sealed.links import Link, comparisons_of_a_step, measure
 from treaty.trees.columns import SumsFinder
 from treaty.trees.exact import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
@@ -178,17 +177,15 @@ class SealedPeer(PassiveColumns):
         return self._answered
 
 
-def make_ends(
-    party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules, trees: int, max_depth: int
-) -> Estimate:
-    """Introduce passive parties to each other, make transfers with each, and return what the trees will take.
+def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules) -> dict[str, Link]:
+    """Introduce passive parties to each other, make transfers with each, and return their links as measured.
 
     Raises ConfigError where `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
     """
     if not rules.exact:
         raise ConfigError(
             f"comparing gains exactly, as sealed sums do, needs reg_lambda to be less, got {rules.reg_lambda:g}; "
-            "or take open sums"
+            'or take sums="open"'
         )
     keys = {name: peer.introduce() for name, peer in peers.items()}
     widths = Widths.of(bounds, rules.ridge)
@@ -200,8 +197,7 @@ def make_ends(
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
         peer.end = End(0, made[name], places_of(bounds), widths, step)
-    candidates = {name: peer.count_candidates() for name, peer in peers.items()}
-    return estimate(links, candidates, widths, step, trees, max_depth)
+    return links
 
 
 class SealedFinder(SumsFinder):

@@ -43,7 +43,7 @@ from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import SumsRequest, pack, unpack
 from treaty.systems.vertical.sealed.candidates import Candidates
 
-MOST_STEP = 1 << 20
+MOST_STEP = 1 << 13
 _AT_A_TIME = 1 << 14
 """Candidates of a level that are compared at once: some 3 kB each are in memory."""
 

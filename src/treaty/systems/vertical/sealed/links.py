@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from treaty.crypto.sealed.sums import Widths
 from treaty.messaging.party import Party
 from treaty.systems.vertical.cipher_choice import Estimate
 from treaty.systems.vertical.encrypted_columns import pack, unpack
-from treaty.systems.vertical.sealed.level import MOST_STEP, SealedStep
-
-logger = logging.getLogger(__name__)
+from treaty.systems.vertical.sealed.level import MOST_STEP, End, SealedStep
 
 LONG = 60.0
 """Estimated seconds from which an active party is warned of what sealed sums take."""
@@ -82,33 +79,25 @@ def comparisons_of_a_step(link: Link, widths: Widths) -> int:
 
 
 def estimate(
-    links: Mapping[str, Link], candidates: Mapping[str, int], widths: Widths, step: int, trees: int, max_depth: int
+    links: Mapping[str, Link], candidates: Mapping[str, float], end: End, trees: int, max_depth: int, most_nodes: int
 ) -> Estimate:
     """Return what trees will take beyond what they take under open sums, by each peer's link and its candidates.
 
-    Complete trees are meant. `step` is what `comparisons_of_a_step` gave for the job.
+    Trees are complete, but for levels of more than `most_nodes` nodes; `end` is that of any peer.
     """
     seconds, nbytes = 0.0, 0.0
-    slowest = max((link.step for link in links.values()), default=0.0) + _TO_MAKE_A_STEP
+    bits, slowest = end.widths.difference, max((link.step for link in links.values()), default=0.0) + _TO_MAKE_A_STEP
     for level in range(max_depth):
-        steps, computing, moving = 0, 0.0, 0.0
+        nodes, steps, computing, moving = min(1 << level, most_nodes), 0, 0.0, 0.0
         for peer, link in links.items():
-            rounds = rounds_of(1 + candidates[peer], 1 << level, widths.difference, step)
+            rounds = rounds_of(1 + round(candidates[peer]), nodes, bits, end.step)
             pairs = sum(groups * size * (size - 1) // 2 for size, groups in rounds)
-            sent = (pairs + _BYTES_BEFORE * candidates[peer]) * 2**level * _bytes_of_a_comparison(widths)
-            steps = max(steps, _STEPS_BEFORE + sum(steps_of(size, widths.difference) for size, _ in rounds))
+            sent = (pairs + _BYTES_BEFORE * candidates[peer]) * nodes * _bytes_of_a_comparison(end.widths)
+            steps = max(steps, _STEPS_BEFORE + sum(steps_of(size, bits) for size, _ in rounds))
             computing, moving = computing + sent * _TO_MAKE_A_BYTE, moving + sent * link.byte
             nbytes += 2 * sent
         seconds += steps * slowest + computing + moving
     return Estimate(trees * seconds, trees * nbytes)
-
-
-def cost_in_words(party: str, cost: Estimate, trees: int) -> str:
-    """Say what sealing sums will take, and log it at the active party."""
-    said = f"sums are sealed, which takes {cost} more for {trees} trees"
-    remedy = 'sums="open", in every party\'s copy of the job, does without, and shows what docs/secureboost.md says'
-    logger.log(logging.WARNING if cost.seconds > LONG else logging.INFO, "%s: %s; %s", party, said, remedy)
-    return said
 
 
 def _bytes_of_a_comparison(widths: Widths) -> float:
