@@ -170,7 +170,7 @@ _NOT_NEEDED = {
     "penalty": "the penalty is on squared weights, and l2 says how much",
     "fit_intercept": "there is always an intercept",
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
-    "warm_start": "fit(..., checkpoint=FOLDER) goes on from what an earlier fit of fewer rounds left there",
+    "warm_start": "fit(..., checkpoint=FOLDER) goes on from what a fit that was interrupted left there",
 }
 """Options of XGBoost and scikit-learn without a counterpart, and why."""
 
