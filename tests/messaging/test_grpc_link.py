@@ -3,6 +3,7 @@
 import _thread
 import contextlib
 import gc
+import os
 import signal
 import socket
 import threading
@@ -82,6 +83,7 @@ def test_stopped_process_is_noticed_by_keepalive_even_in_the_middle_of_a_send(
     child.stdout.readline()
     clinic.send("lab", b"over the connection for frames", 5)  # else it would not be there yet
     child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)  # or it might still take a small frame
     start = time.monotonic()
     outcome = together(
         sender=lambda: clinic.send("lab", bytes(size), 60),
