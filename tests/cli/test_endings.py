@@ -45,8 +45,8 @@ def test_what_is_in_the_way_of_a_file_is_named_with_exit_code_2(tmp_path, monkey
     (tmp_path / "output.toml").write_text(job)
     write_identity(tmp_path, "foo")
     cases = {
-        ("keys", "foo", "--folder", tmp_path): "expected no file yet, got an existing .*foo.key.pem",
-        ("keys", "foo", "--folder", tmp_path / "file"): "cannot write the identity of foo to .*file",
+        ("keys", "new", "foo", "--folder", tmp_path): "expected no file yet, got an existing .*foo.key.pem",
+        ("keys", "new", "foo", "--folder", tmp_path / "file"): "cannot write the identity of foo to .*file",
         ("train", tmp_path / "none.toml"): "cannot read the job .*none.toml: No such file",
         ("train", tmp_path / "job.toml", "--as", "nobody"): "expected --as to be one of a, b, c, got 'nobody'",
         ("predict", tmp_path / "output.toml", "--as", "a"): "cannot read .*file",

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from treaty.data.sources import read_table, refuse_strays, write_predictions
+from treaty.data.sources import check_there, read_table, refuse_strays, table_facts, write_predictions
 from treaty.data.table import to_table
 from treaty.errors import DataError
 
@@ -349,3 +349,99 @@ def test_files_that_are_called_csv_and_are_not_are_named(tmp_path: Path, content
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(DataError, match=what):
         read_table(tmp_path / "t.csv")
+
+
+def parquet(path: Path, frame: pd.DataFrame) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    frame.to_parquet(path)
+    return path
+
+
+def test_a_folder_of_parquet_files_is_one_table_in_the_order_of_names(tmp_path: Path) -> None:
+    folder = tmp_path / "t.parquet"
+    for name, first in (("b.parquet", 3), ("a.PARQUET", 1), ("c.parquet", 5)):
+        frame = pd.DataFrame({"id": [first, first + 1], "city": ["Rom", None], "x": [0.5, None]})
+        parquet(folder / name, frame.set_index(pd.Index([7, 9])))
+    table = read_table(folder)
+    assert table.to_pydict() == {"id": [1, 2, 3, 4, 5, 6], "city": ["Rom", None] * 3, "x": [0.5, None] * 3}
+    assert read_table(folder, columns=["x", "id"], drop=["x"]).column_names == ["id"]
+    rows, schema = table_facts(folder)
+    assert (rows, schema.names) == (6, ["id", "city", "x"])
+    check_there(folder, "shop")
+    features = to_table(read_table(folder, drop=["id"]), text_as_categories=True)
+    assert features.schema.categories == (("Rom",), None)
+
+
+def test_categories_of_the_files_of_a_folder_are_one_column(tmp_path: Path) -> None:
+    for name, city in (("a", "Rom"), ("b", "Oslo")):
+        parquet(tmp_path / "t" / f"{name}.parquet", pd.DataFrame({"city": pd.Categorical([city])}))
+    assert read_table(tmp_path / "t")["city"].to_pylist() == ["Rom", "Oslo"]
+    assert to_table(read_table(tmp_path / "t")).schema.categories[0] == ("Rom", "Oslo")
+
+
+def test_names_of_folders_above_are_no_columns(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "year=2026" / "t.parquet", pd.DataFrame({"x": [1]}))
+    assert read_table(file).column_names == read_table(file.parent).column_names == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        ({"x": [1.0], "y": [1]}, r"got b\.parquet, which has also 'y'"),
+        ({"z": [1.0]}, r"got b\.parquet, which has also 'z'; lacks 'x', 'city'"),
+        ({"x": [1], "city": ["Rom"]}, r"got b\.parquet, which has 'x' as int64, not double"),
+        ({"city": ["Rom"], "x": [1.0]}, r"got b\.parquet, which has the columns in another order"),
+    ],
+)
+def test_a_file_of_a_folder_with_other_columns_is_named(tmp_path: Path, frame: dict[str, list], said: str) -> None:
+    parquet(tmp_path / "t" / "a.parquet", pd.DataFrame({"x": [1.0], "city": ["Rom"]}))
+    parquet(tmp_path / "t" / "b.parquet", pd.DataFrame(frame))
+    for read in (read_table, table_facts):
+        with pytest.raises(DataError, match=rf"^shop: expected files with the columns of a\.parquet, {said}.* - at"):
+            read(tmp_path / "t", party="shop")
+
+
+@pytest.mark.parametrize("stray", [".part", "_SUCCESS", "b.csv", ".b.parquet", "sub.parquet/"])
+def test_a_folder_with_anything_else_is_refused(tmp_path: Path, stray: str) -> None:
+    parquet(tmp_path / "t" / "a.parquet", pd.DataFrame({"x": [1.0]}))
+    path = tmp_path / "t" / stray.rstrip("/")
+    path.mkdir() if stray.endswith("/") else path.write_text("x")
+    for read in (read_table, table_facts, lambda path, party: check_there(path, party)):
+        with pytest.raises(
+            DataError, match=rf"^shop: expected a folder of Parquet files alone, got one with '{path.name}'"
+        ):
+            read(tmp_path / "t", party="shop")
+
+
+def test_a_damaged_file_of_a_folder_is_named(tmp_path: Path) -> None:
+    parquet(tmp_path / "t" / "a.parquet", pd.DataFrame({"x": [1.0]}))
+    for damaged in (b"", b"PAR1 and no more", (tmp_path / "t" / "a.parquet").read_bytes()[:-20]):
+        (tmp_path / "t" / "b.parquet").write_bytes(damaged)
+        for read in (read_table, table_facts):
+            with pytest.raises(DataError, match=r"one whose file b\.parquet is damaged, cut off or of another kind"):
+                read(tmp_path / "t")
+
+
+def test_folders_that_are_no_tables_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "t.csv").mkdir()
+    for read in (read_table, table_facts):
+        with pytest.raises(DataError, match="expected a folder of Parquet files, got an empty one"):
+            read(tmp_path / "empty")
+        with pytest.raises(DataError, match=r"expected a file at .*t\.csv, got a folder"):
+            read(tmp_path / "t.csv")
+        with pytest.raises(DataError, match=r"expected a file at .*none\.parquet, got none"):
+            read(tmp_path / "none.parquet")
+
+
+def test_facts_of_every_format_are_those_of_the_table(file: Path) -> None:
+    rows, schema = table_facts(file)
+    table = read_table(file)
+    assert (rows, schema.names, schema.types) == (table.num_rows, table.schema.names, table.schema.types)
+    assert table_facts(file, text=["id"])[1].field("id").type == (pa.int64() if "parquet" in file.name else pa.string())
+
+
+def test_facts_of_an_arrow_file(tmp_path: Path) -> None:
+    write_predictions(tmp_path / "t.arrow", {"id": [1, 2], "x": [0.5, 1.5]})
+    rows, schema = table_facts(tmp_path / "t.arrow")
+    assert (rows, schema.names) == (2, ["id", "x"])

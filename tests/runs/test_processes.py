@@ -353,7 +353,7 @@ def test_a_party_refuses_its_key_file_if_others_can_read_it(tmp_path):
 
 @pytest.mark.slow
 def test_keys_are_made_once_and_shown_by_fingerprint(tmp_path):
-    command = [*TREATY, "keys", "bank", "--folder", str(tmp_path)]
+    command = [*TREATY, "keys", "new", "bank", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.search(r"SHA256:", done.stdout)
     assert (tmp_path / "bank.key.pem").stat().st_mode & 0o077 == 0

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from treaty.cli.node import DEFAULT, NodeFile, check_as_node
 from treaty.errors import ConfigError, TreatyError
 from treaty.runs.job import Job, load_job, seconds_of
 from treaty.runs.local_checks import Finding, check_own, peers_of, probe
@@ -22,21 +23,36 @@ LINGER = 3.0  # seconds for which one that waited still listens, for those who h
 
 def check(
     job: Annotated[Path, typer.Argument(help="The job's file.")],
-    party: Annotated[str, typer.Option("--as", help="Check as this party.")],
-    wait: Annotated[str, typer.Option(help="How long to try to reach the others: 90s, 10m, 1h.")] = "0s",
+    party: Annotated[
+        str | None, typer.Option("--as", help="Check as this party of a job without nodes. Default: as this node.")
+    ] = None,
+    wait: Annotated[
+        str, typer.Option(help="How long to try to reach the others: 90s, 10m, 1h. Default: 0s, of nodes 1m.")
+    ] = "",
+    with_peers: Annotated[
+        bool, typer.Option("--with-peers", help="Have the nodes of all parties check, too; they show nobody anything.")
+    ] = False,
+    node: NodeFile = DEFAULT,
 ) -> None:
     """Check a party's own tables, labels, folders, disk, key, certificates and clock; then who answers.
 
-    Nothing is trained and no row is sent. Meanwhile this party listens, so that others that check at the same time
-    reach it: with --wait 10m all may begin within ten minutes. A line of each check says ok, or WRONG and what to do.
+    Nothing is trained and no row is sent. With --as this party listens meanwhile, so that others that check at the same
+    time reach it: with --wait 10m all may begin within ten minutes. Without it the job is one for nodes: this node's
+    policy is asked, too, and its peers are those that the running node is connected with. A line of each check says ok,
+    or WRONG and what to do.
 
     Ends with 0 where all is well, 2 where something of this party's own is wrong, 1 where only other parties do not
     answer as they should.
     """
+    if party is None:
+        here, there = check_as_node(job, node, with_peers=with_peers, patience=seconds_of("--wait", wait or "1m"))
+        raise typer.Exit(0 if here and there else 1 if here else 2)
+    if with_peers:
+        raise ConfigError("expected --with-peers without --as: only nodes can check at others' request")
     described = load_job(job)
     if party not in described.parties:
         raise ConfigError(f"expected --as to be one of {', '.join(described.parties)}, got {party!r}")
-    patience = seconds_of("--wait", wait)
+    patience = seconds_of("--wait", wait or "0s")
     own = check_own(described, party)
     for finding in own:
         _show(finding)

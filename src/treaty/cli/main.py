@@ -17,13 +17,16 @@ import typer
 from rich.console import Console
 
 import treaty
+from treaty.cli.audit_log import audit_log
 from treaty.cli.check import check
 from treaty.cli.jobs import explain, predict, train
+from treaty.cli.keys import keys
 from treaty.cli.logs import BY_SIGNAL, Ended, last_line
+from treaty.cli.node import approve, cancel, jobs, logs, models, node, reject, submit
+from treaty.cli.serve import serve
 from treaty.cli.show import show
 from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.messaging.certificates import fingerprint, load_certificate, write_identity
 from treaty.privacy.ledger import cost, read_ledger, summary
 from treaty.runs.processes import ended_by_signals
 from treaty.runs.progress import steps_bar
@@ -113,8 +116,11 @@ def demo(
     )  # fmt: skip
 
 
-for command in (check, train, predict, explain, show):
+for command in (check, train, predict, explain, serve, show):
     app.command()(command)
+for of_node in (node, submit, jobs, approve, reject, cancel, logs, models):
+    app.command(rich_help_panel="Nodes")(of_node)
+app.add_typer(audit_log, name="audit-log")
 
 
 @app.command()
@@ -196,21 +202,7 @@ def audit_gradients(
         raise typer.Exit(1)
 
 
-@app.command()
-def keys(
-    name: Annotated[str, typer.Argument(help="The party's name, as in job files.")],
-    folder: Annotated[Path, typer.Option(help="Where to write the two files.")] = Path("."),
-) -> None:
-    """Make a party's private key and certificate.
-
-    Keep NAME.key.pem to yourself; give NAME.cert.pem to the other organisations and compare the fingerprint with them
-    over another channel.
-    """
-    write_identity(folder, name)
-    certificate = folder / f"{name}.cert.pem"
-    console.print(f"key          {folder / (name + '.key.pem')}  (private: never send it)", soft_wrap=True)
-    console.print(f"certificate  {certificate}  (give it to your partners)", soft_wrap=True)
-    console.print(f"fingerprint  {fingerprint(load_certificate(certificate))}", soft_wrap=True)
+app.add_typer(keys, name="keys")
 
 
 def main() -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from treaty.cli.node import show_job
 from treaty.errors import ConfigError
 from treaty.files import kind_of, read_json
 from treaty.models.checkpoints import FORMAT as CHECKPOINT
@@ -24,13 +26,24 @@ console = Console()
 
 
 def show(
-    path: Annotated[Path, typer.Argument(help="A part of a model, NAME.part, or a report, NAME.report.json.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="A part of a model, NAME.part, a report, NAME.report.json, or the id of a node's job."),
+    ],
+    node: Annotated[Path, typer.Option("--node", envvar="TREATY_NODE", help="The node's settings, for a job.")] = Path(
+        "node.toml"
+    ),
 ) -> None:
-    """Print what a part of a model has, and what its party noted about the training.
+    """Print what a part of a model has, and what its party noted about the training; or a job of the node.
+
+    Of a job: its hash, how it stands at all parties, what each would learn, and what this node's policy says.
 
     Options, versions, date, rows, types of own columns, losses by round, importances of own columns, times, who was
     waited for, and what each party learned. The last ones come from NAME.report.json beside the part.
     """
+    if not path.exists() and re.fullmatch(r"[0-9a-f]{1,64}", str(path)):
+        show_job(str(path), node)
+        return
     if path.name.endswith(".report.json"):
         _show_report(read_json(path, Report, REPORT))
         return

@@ -8,11 +8,11 @@ import re
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,8 +27,11 @@ from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
 from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
 from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
+from treaty.data.parquet_files import FolderProblem, files_of, parquet_facts, read_parquet
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
+
+Read = TypeVar("Read")
 
 _CHECKED = b"treaty.schema"
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
@@ -51,21 +54,17 @@ def read_table(
 ) -> Any:
     """Read a .csv, .csv.gz (with a header line, commas between), .parquet or .arrow file (IPC) into an arrow table.
 
-    Only .arrow keeps the order of categories. `columns` are kept, in this order (default all), less those of `drop`;
-    with `drop_all` a file that lacks one of `drop`, perhaps misspelt, is refused. `text` names columns of a CSV file
-    to take as text even where every value looks like a number. Empty cells and the usual marks (NA, NaN, null, ...)
-    are null.
+    A folder is read as one table of all its Parquet files, in the order of their names. Only .arrow keeps the order of
+    categories. `columns` are kept, in this order (default all), less those of `drop`; with `drop_all` a file that lacks
+    one of `drop`, perhaps misspelt, is refused. `text` names columns of a CSV file to take as text even where every
+    value looks like a number. Empty cells and the usual marks (NA, NaN, null, ...) are null.
 
     Raises DataError if the file does not exist, has another ending, is empty, without rows or malformed (a CSV row of
     the wrong length is named by its line, a column of text that is not UTF-8 by its name), repeats a column name, or
-    lacks one of `columns`.
+    lacks one of `columns`; of a folder, if it holds anything else, or files of different columns.
     """
     path = Path(path)
-    ending = _ending(path, party)
-    if not path.is_file():
-        raise DataError(f"{party}: expected a file at {path}, got none")
-    if path.stat().st_size == 0:
-        raise DataError(f"{party}: expected a table, got an empty file - at {path}")
+    ending = _checked_ending(path, party)
     read = {".parquet": _read_parquet, ".arrow": _read_arrow}.get(ending)
     table = _read_csv(path, text, party) if read is None else read(path, party)
     names = table.column_names
@@ -73,9 +72,7 @@ def read_table(
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)} - at {path}")
-    of_pandas = b"pandas" in (table.schema.metadata or {})
-    usual = [name for name in names if not (of_pandas and _PANDAS_INDEX.fullmatch(name))]
-    wanted = usual if columns is None else list(columns)
+    wanted = _usual(table.schema) if columns is None else list(columns)
     absent = [name for name in wanted if name not in names]
     if absent:
         raise DataError(f"{party}: expected columns {quoted(absent)}, {file_without(absent, names)} - at {path}")
@@ -89,6 +86,45 @@ def read_table(
     return kept
 
 
+def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the table") -> tuple[int, Any]:
+    """Return the number of rows and the arrow schema of a table that `read_table` reads; `text` is as there.
+
+    Of Parquet files no row is read for that. Raises DataError as `read_table` does, for what can be seen so.
+    """
+    path = Path(path)
+    ending = _checked_ending(path, party)
+    if ending == ".parquet":
+        rows, schema = _of_parquet(parquet_facts, path, party)
+    else:
+        table = _read_arrow(path, party) if ending == ".arrow" else _read_csv(path, text, party)
+        rows, schema = table.num_rows, table.schema
+    return rows, pa.schema([schema.field(schema.names.index(name)) for name in _usual(schema)])
+
+
+def _usual(schema: Any) -> list[str]:
+    """Return the names of all columns but an index that pandas wrote."""
+    of_pandas = b"pandas" in (schema.metadata or {})
+    return [name for name in schema.names if not (of_pandas and _PANDAS_INDEX.fullmatch(name))]
+
+
+def check_there(path: str | Path, party: str) -> None:
+    """Raise DataError unless there is a file, or a folder of Parquet files alone."""
+    path = Path(path)
+    if path.is_dir() and not path.name.lower().endswith((".csv", ".csv.gz", ".arrow")):
+        _of_parquet(files_of, path, party)
+    elif not path.is_file():
+        raise DataError(f"{party}: expected a file at {path}, got {'a folder' if path.is_dir() else 'none'}")
+
+
+def _checked_ending(path: Path, party: str) -> str:
+    """Return the ending that says how a table is read, that of Parquet for a folder; refuse what is not there."""
+    ending = ".parquet" if path.is_dir() else ending_of(path, party)
+    check_there(path, party)
+    if path.is_file() and path.stat().st_size == 0:
+        raise DataError(f"{party}: expected a table, got an empty file - at {path}")
+    return ending
+
+
 def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> None:
     """Write columns (n_rows,) to a file as `read_table` reads them, replacing what was there.
 
@@ -96,7 +132,7 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
     ConfigError where the file cannot be written.
     """
     path = Path(path)
-    ending = _ending(path, "predictions")
+    ending = ending_of(path, "predictions")
     if not path.parent.is_dir():
         raise DataError(f"predictions: expected an existing folder, got {path.parent}")
     arrays = {name: np.asarray(values) for name, values in columns.items()}
@@ -183,7 +219,8 @@ def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])
 
 
-def _ending(path: Path, party: str) -> str:
+def ending_of(path: Path, party: str) -> str:
+    """Return which of the known endings a file has; raise DataError where it has another."""
     for ending in _ENDINGS:
         if path.name.lower().endswith(ending):
             return ending
@@ -191,8 +228,15 @@ def _ending(path: Path, party: str) -> str:
 
 
 def _read_parquet(path: Path, party: str) -> Any:
+    return _of_parquet(read_parquet, path, party)
+
+
+def _of_parquet(read: Callable[[Path], Read], path: Path, party: str) -> Read:
+    """Read a Parquet file or folder, with errors that name the party."""
     try:
-        return pyarrow.parquet.read_table(path)
+        return read(path)
+    except FolderProblem as problem:
+        raise DataError(f"{party}: {problem} - at {path}") from None
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{party}: expected a Parquet file, got {_not_that(path, error)} - at {path}") from None
 

@@ -101,7 +101,7 @@ def load_identity(key_file: str | Path, certificate_file: str | Path, name: str)
     Refuses a key file that is another user's or open to others, a key that is not the certificate's, and a certificate
     not valid for `name`; warns of one that ends soon (`RENEW_WITHIN`).
     """
-    key = _given(key_file) or _read_secret(Path(key_file))
+    key = _given(key_file) or read_secret(Path(key_file))
     identity = Identity(key, load_certificate(certificate_file))
     check_identity(identity, name)
     last = _parse(identity.certificate, name).not_valid_after_utc
@@ -119,6 +119,23 @@ def load_certificate(file: str | Path) -> bytes:
     pem = given or _read(Path(file))
     _parse(pem, "the job" if given else str(file))
     return pem
+
+
+def read_secret(file: Path) -> bytes:
+    """Read a file that only this user may read; what is checked is the very file that is read."""
+    try:
+        with file.open("rb") as stream:
+            found = os.fstat(stream.fileno())
+            if os.name == "posix" and found.st_uid != os.geteuid():
+                raise ConfigError(
+                    f"expected a key file of this user, got one of another: {file}; take a copy of your own and run "
+                    "chmod 600 on it"
+                )
+            if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
+                raise ConfigError(f"expected a key file only its owner can read, got {file}; run chmod 600 on it")
+            return stream.read()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -213,22 +230,5 @@ def _given(file: str | Path) -> bytes | None:
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-
-
-def _read_secret(file: Path) -> bytes:
-    """Read a file that only this user may read; what is checked is the very file that is read."""
-    try:
-        with file.open("rb") as stream:
-            found = os.fstat(stream.fileno())
-            if os.name == "posix" and found.st_uid != os.geteuid():
-                raise ConfigError(
-                    f"expected a key file of this user, got one of another: {file}; take a copy of your own and run "
-                    "chmod 600 on it"
-                )
-            if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
-                raise ConfigError(f"expected a key file only its owner can read, got {file}; run chmod 600 on it")
-            return stream.read()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error

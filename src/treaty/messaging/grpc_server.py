@@ -113,7 +113,7 @@ class Server:
                 f"{name} cannot listen at {address}: in use by another process, or no address of this machine; where "
                 f'others reach it at another address, name its own as well: parties.{name}.listen = "0.0.0.0:7000", say'
             ) from error
-        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self.address = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
         self._server.start()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from treaty.errors import ConfigError
@@ -74,11 +74,18 @@ def check_writable(folders: Iterable[Path]) -> None:
 
 
 def wait_until_all_kept(
-    party: Party, cast: Cast, owners: list[str], may_lose: Iterable[str], patience: float | None = None
+    party: Party,
+    cast: Cast,
+    owners: list[str],
+    may_lose: Iterable[str],
+    patience: float | None = None,
+    *,
+    keep: Callable[[], None],
 ) -> None:
     """Return once every party with a part of the model has written it; call it when this one has written its own.
 
-    The active party hears of all and tells all; users hear it from their edge server. One that could not write its
+    `keep` puts this party's part in its place. The active party hears of all, keeps its own, and tells all: nobody hears
+    of a model that the active party may yet lose. Users hear it from their edge server. One that could not write its
     part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection lost
     between the two messages can still leave a party in doubt: it ends with an error although all have their parts.
 
@@ -92,14 +99,17 @@ def wait_until_all_kept(
         Seconds that a user of an edge server has to take the message.
     """
     if party.name not in owners:
+        keep()
         return
     party.round = LAST_ROUND
     if party.name in cast.edges:
         party.receive(cast.edges[party.name], AllKept)
+        keep()
         return
     if party.name != cast.active:
         party.send(cast.active, PartKept())
         party.receive(cast.active, AllKept)
+        keep()
         users = [user for user in party.peers if cast.edges.get(user) == party.name]
         party.send_each({user: AllKept() for user in users if user in owners}, timeout=patience)
         return
@@ -110,6 +120,7 @@ def wait_until_all_kept(
             party.receive(peer, PartKept)
     rest = [peer for peer in others if peer in expendable]
     heard = party.gather(rest, PartKept) if rest else {}
+    keep()
     party.send_each({peer: AllKept() for peer in others if peer in heard or peer not in expendable})
 
 

@@ -21,7 +21,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import Cast, Place, System
 
-_ADDRESS, _NAME = r"^.+:\d{1,5}$", r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+_ADDRESS, _NAME = r"^(.+:\d{1,5}|unix:/.+)$", r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=_ADDRESS)]
 Name = Annotated[str, msgspec.Meta(pattern=_NAME)]  # stands in a certificate
 
@@ -239,7 +239,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def load_job(path: str | Path) -> Job:
-    """Read a job from a TOML (or JSON) file; its paths become absolute.
+    """Read a job from a TOML (or JSON) file; its paths become absolute. Raises as `read_job`."""
+    return _absolute(read_job(path), Path(path).resolve().parent)
+
+
+def read_job(path: str | Path) -> Job:
+    """Read a job from a TOML (or JSON) file, and check it.
 
     Raises
     ------
@@ -274,7 +279,7 @@ def load_job(path: str | Path) -> Job:
             f"{'no group' if job.group is None else f'group = {job.group!r}'} - in {path}"
         )
     _check_classifies(job, path)
-    return _absolute(job, path.resolve().parent)
+    return job
 
 
 def _job_of(fields: Any) -> Job:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from treaty.errors import ConfigError, DataError, TreatyError
+from treaty.data.sources import check_there
+from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.runs.checks import check_training
@@ -65,9 +66,8 @@ def check_cheaply(job: Job, name: str) -> None:
 
 
 def check_file(name: str, path: str) -> None:
-    """Raise DataError where a party's table is no file."""
-    if not Path(path).is_file():
-        raise DataError(f"{name}: expected a file at {path}, got {'a folder' if Path(path).is_dir() else 'none'}")
+    """Raise DataError where a party's table is neither a file nor a folder of Parquet files."""
+    check_there(path, name)
 
 
 def probe(job: Job, name: str, peer: str) -> Finding:

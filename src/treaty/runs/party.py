@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,11 +100,12 @@ def train_party(
         try:
             waiting = cast.having(*job.system.has_model, *job.system.until_kept)
             may_lose = job.system.may_lose(cast, job.settings()[0])
-            wait_until_all_kept(party, cast, waiting, may_lose, patience_of(job))
-        except (PeerLost, PeerTimeout):  # the others may have ended well
-            put_in_place(name, _files_of_training(job, name))
+            keep = partial(put_in_place, name, _files_of_training(job, name))
+            wait_until_all_kept(party, cast, waiting, may_lose, patience_of(job), keep=keep)
+        except (PeerLost, PeerTimeout):
+            if name != job.active:  # the others may have ended well
+                put_in_place(name, _files_of_training(job, name))
             raise
-        put_in_place(name, _files_of_training(job, name))
         return part
 
     try:

@@ -134,11 +134,16 @@ def _tell_job(process: subprocess.Popen[bytes], job: Job) -> None:
 
 def job_of_parent() -> Job:
     """Return the job that `run_all` has written to this process, which from now on ends with the one that wrote it."""
+    return decoded_job(line_of_parent())
+
+
+def line_of_parent() -> bytes:
+    """Return the line on standard input, whose writer keeps it open: from now on this process ends with that one."""
     line = bytearray()
     while not line.endswith(b"\n") and (found := os.read(0, 1 << 16)):
         line += found
     threading.Thread(target=_end_with_parent, name="treaty-parent", daemon=True).start()
-    return decoded_job(bytes(line))
+    return bytes(line)
 
 
 def _end_with_parent() -> None:

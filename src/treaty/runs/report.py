@@ -68,12 +68,7 @@ def write_report(
 
     `model_id` is the model's, as far as such a role knows it.
     """
-    own, common = job.settings()
-    learned = job.system.disclosures(cast, own, common, part)
-    if job.align is not None:
-        others = [other for other in cast.owners if other != job.active]
-        before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate, psi=job.align.psi)
-        learned = {who: before.get(who, []) + learned[who] for who in learned}
+    learned = learned_by(job, cast, part)
     noted: dict[str, Any] = {
         field: getattr(part, field, "") for field in ("encryption", "choice", "spent", "unsettled")
     }
@@ -88,6 +83,16 @@ def write_report(
         exact_sums=getattr(part, "exact_sums", {}), **noted,
     )  # fmt: skip
     write_json(path, report, FORMAT, party.name)
+
+
+def learned_by(job: Job, cast: Cast, part: Any = None) -> dict[str, list[str]]:
+    """Return what each party, or role, learns in a training, in words; `part` is what is there of the model."""
+    learned = job.system.disclosures(cast, *job.settings(), part)
+    if job.align is None:
+        return learned
+    others = [other for other in cast.owners if other != job.active]
+    before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate, psi=job.align.psi)
+    return {who: before.get(who, []) + learned[who] for who in learned}
 
 
 def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:

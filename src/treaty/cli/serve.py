@@ -1,0 +1,113 @@
+"""``treaty serve``: predictions over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from treaty.cli.logs import LogFile, Verbose, logged
+from treaty.compute import cores
+from treaty.errors import ConfigError
+
+console = Console()
+
+
+def serve(
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="The active party's part, NAME.part, or a whole model: its part, or the folder with it."),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:8000",
+    api_keys: Annotated[Path | None, typer.Option(help="File with the digests of keys that may be used.")] = None,
+    new_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make a key for NAME, add its digest to --api-keys, and stop.")
+    ] = None,
+    no_keys: Annotated[
+        bool, typer.Option("--no-keys", help="Let in whoever reaches the address, from other machines too.")
+    ] = False,
+    fallback: Annotated[
+        Literal["own"] | None,
+        typer.Option(help="own: predict from own columns alone where partners are needed. Less accurate."),
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM): serve HTTPS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 10_000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of a request.")] = 8 << 20,
+    max_requests: Annotated[int, typer.Option(min=1, help="Most requests at a time; others get 503.")] = 64,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
+) -> None:
+    """Serve a model's predictions over HTTP: POST /predict, GET /model, /docs, /metrics, /health.
+
+    Without --api-keys only this machine can ask. Values of rows are written to no log. A model with splits of other
+    parties cannot predict without them; docs/serving.md says what can be done. A signal ends it, with exit code 0.
+    """
+    if new_key is not None:
+        _make_key(new_key, api_keys)
+        return
+    if model is None:
+        raise ConfigError("expected a model to serve: treaty serve MODEL")
+    if (certificate is None) != (key is None):
+        raise ConfigError("expected --certificate and --key, or neither of them, got one")
+    if api_keys is not None and no_keys:
+        raise ConfigError("expected --api-keys or --no-keys, got both")
+    try:
+        from treaty.serving.app import make_app
+        from treaty.serving.server import is_loopback, run
+        from treaty.serving.server import listen as listen_at
+    except ModuleNotFoundError as error:
+        raise ConfigError("treaty serve needs FastAPI: pip install 'treaty-learn[web]'") from error
+    from treaty.serving.keys import read_keys
+    from treaty.serving.models import load_model
+    from treaty.serving.service import Limits, Service
+
+    near = is_loopback(listen)
+    if api_keys is None and not no_keys and not near:
+        raise ConfigError(
+            f"{listen} can be reached from other machines: name --api-keys FILE (with --new-key NAME it makes one), or "
+            "say --no-keys if everybody may ask"
+        )
+    with logged(verbose, log_file):
+        limits = Limits(rows=max_rows, body_bytes=max_bytes, under_way=max_requests)
+        service = Service(load_model(model), limits, fallback=fallback == "own", threads=cores())
+        keys = None if api_keys is None else read_keys(api_keys)
+        service.warm_up()
+        if keys is not None and certificate is None and not near:
+            _warn("keys and rows travel in clear text: give --certificate and --key, or put a proxy with TLS in front")
+        if service.model.needs and not service.falls_back:
+            _warn(f"no prediction can be made without {', '.join(service.model.needs)}; /predict will answer 503")
+        with listen_at(listen) as socket:
+
+            def tell() -> None:
+                host, port = socket.getsockname()[:2]
+                at = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+                who = "whoever reaches it" if keys is None else f"{len(keys)} keys"
+                _print(f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}")
+                _print(f"columns and examples: {at}/docs")
+
+            run(make_app(service, keys), socket, certificate=certificate, key=key, ready=tell)
+
+
+def _make_key(name: str, file: Path | None) -> None:
+    """Print a new key, and keep its digest, or say what line to keep."""
+    from treaty.serving.keys import add_key, new_key
+
+    if file is None:
+        made, line = new_key(name)
+        _print(f"line for the file of keys: {line}")
+    else:
+        made = add_key(file, name)
+        _print(f"added {name} to {file}; restart the server to let it in")
+    _print(f"key (shown once, give it to {name} alone): {made}")
+
+
+def _print(text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _warn(text: str) -> None:
+    print(f"treaty: {text}", file=sys.stderr)

@@ -1,0 +1,306 @@
+"""Tables that are the result of an SQL query: read from PostgreSQL, kept as a snapshot in a Parquet file.
+
+A job reads the snapshot, so that all of it, and a training that goes on, sees the same rows. The query runs in a
+read-only transaction, one statement of its own, under a time limit; its rows come in batches that are written as they
+come. It needs the extra ``treaty-learn[sql]`` (ADBC).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from treaty.data.columns import quoted
+from treaty.errors import ConfigError, DataError
+
+CONNECT_SECONDS = 10
+"""How long a database may take to answer, unless the URI says otherwise (connect_timeout)."""
+
+_SOURCES = '"env:NAME" (a variable of the environment) or "file:PATH" (a file of mode 0600) that has the URI'
+_KEPT = (  # types that arrow has as they are
+    *("int2", "int4", "int8", "float4", "float8", "bool", "text", "varchar", "bpchar", "name", "char"),
+    *("date", "timestamp", "timestamptz", "time"),
+)
+_SIGN = re.compile(
+    r"""(?P<comment>--[^\n]*) | (?P<block>/\*) | (?P<text>[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*')
+    | (?P<name>"(?:[^"]|"")*") | (?P<word>[^\W\d][\w$]*) | (?P<dollar>\$(?:[^\W\d]\w*)?\$) | (?P<space>\s+)
+    | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def check_source(source: str) -> None:
+    """Refuse what does not say where a database's URI is to be found; the error never shows it.
+
+    Raises ConfigError.
+    """
+    kind, _, where = source.partition(":")
+    if kind == "env" and re.fullmatch(r"[A-Za-z_]\w*", where, re.ASCII):
+        return
+    if kind == "file" and where:
+        return
+    plain = "://" in source or "=" in source
+    got = "a URI, whose password would stand in the file" if plain else "something else"
+    raise ConfigError(f"expected database to be {_SOURCES}, got {got}")
+
+
+def database_uri(source: str) -> str:
+    """Return the URI of a PostgreSQL database from where `source` says it is: "env:NAME" or "file:PATH".
+
+    Raises
+    ------
+    ConfigError
+        If it is not there, others may read the file, or it is no such URI. It is never shown.
+    """
+    check_source(source)
+    kind, _, where = source.partition(":")
+    if kind == "env":
+        uri = os.environ.get(where, "")
+        if not uri:
+            raise ConfigError(f"expected a database's URI in the variable {where} of the environment, got nothing")
+    else:
+        try:
+            mode = Path(where).stat().st_mode
+            uri = Path(where).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise ConfigError(f"cannot read a database's URI: {reason} - at {where}") from None
+        if mode & 0o077:
+            raise ConfigError(f"expected that only its owner may read a database's URI, got mode {mode & 0o777:03o}; "
+                              f"chmod 600 it - at {where}")  # fmt: skip
+    return _checked(uri.strip(), source)
+
+
+def check_query(query: str, *, ordered: bool) -> str:
+    """Refuse all but one SELECT (or WITH ... SELECT); with `ordered` it must say in which order rows come.
+
+    The database itself refuses what writes, and several statements; this says so before anything is asked. Returns the
+    query without a semicolon at its end.
+
+    Raises ConfigError.
+    """
+    signs, end = [], len(query)
+    for depth, sign, place in _signs(query):
+        if sign == ";":
+            end = min(end, place)
+        elif place > end:
+            raise ConfigError("expected one SQL statement, got several: leave one SELECT")
+        else:
+            signs.append((depth, sign))
+    if not signs or signs[0][1] not in ("SELECT", "WITH"):
+        got = signs[0][1] if signs and signs[0][1].isalpha() else "something else" if signs else "nothing"
+        raise ConfigError(f"expected an SQL query that begins with SELECT or WITH, got {got}")
+    outer = [sign for depth, sign in signs if depth == 0]
+    if ordered and ("ORDER", "BY") not in pairwise(outer):
+        raise ConfigError(
+            "expected ORDER BY at the end of the SQL query, by columns that tell all rows apart, got none; without it "
+            "rows come in any order, and nothing else says which belongs to which row of the others: name a column of "
+            "ids (id), or an order"
+        )
+    return f"{query[:end]}\n"  # a comment may end it
+
+
+def fetch(
+    uri: str,
+    query: str,
+    to: Path,
+    *,
+    text: Sequence[str] = (),
+    seconds: float = 3600.0,
+    what: str = "the query",
+) -> int:
+    """Run a query and write its rows to the Parquet file `to`, whole or not at all, for its owner alone.
+
+    Parameters
+    ----------
+    text : sequence of str
+        Columns whose numbers of any precision (numeric) are kept as text, ids say; others become floating point.
+    seconds : float
+        The longest that the query may take.
+    what : str
+        What an error calls it.
+
+    Returns
+    -------
+    int
+        How many rows there are.
+
+    Raises
+    ------
+    ConfigError
+        If the extra is missing, the database cannot be reached or refuses the query, or the file cannot be written.
+        The URI's password is never shown.
+    DataError
+        If there is no row, a column has no name of its own, or is of a type that must be cast.
+    """
+    uri = _checked(uri, what)
+    query = check_query(query, ordered=False)
+    dbapi = _driver()
+    with _said(what, _secrets_of(uri)), dbapi.connect(_with_timeout(uri)) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute(f"SET LOCAL statement_timeout = {max(1, int(min(seconds, 2e6) * 1000))}")
+            cursor.execute(query)
+            return _write(cursor.fetch_record_batch(), to, text, what)
+
+
+def _write(reader: Any, to: Path, text: Sequence[str], what: str) -> int:
+    names = [str(field.name) for field in reader.schema]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(f"{what}: expected unique column names, got more than one of {quoted(repeated)}; name them: AS")
+    converts = [_conversion(field, field.name in text, what) for field in reader.schema]
+    schema = pa.schema([pa.field(name, kind) for name, (kind, _) in zip(names, converts, strict=True)])
+    whole, n_rows = to.with_name(f".{secrets.token_hex(8)}.parquet"), 0
+    try:
+        to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        whole.touch(mode=0o600)
+        with pyarrow.parquet.ParquetWriter(whole, schema, compression="zstd") as writer:
+            for batch in reader:
+                columns = [convert(column) for (_, convert), column in zip(converts, batch.columns, strict=True)]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+                n_rows += batch.num_rows
+        if n_rows == 0:
+            raise DataError(f"{what}: expected at least one row of the query, got none")
+        with whole.open("rb") as file:
+            os.fsync(file.fileno())
+        whole.replace(to)
+    finally:
+        with suppress(OSError):
+            whole.unlink(missing_ok=True)
+    return n_rows
+
+
+def _conversion(field: Any, as_text: bool, what: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Return the type that a column has in the file, and what makes it of a batch's column."""
+    kind = (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
+    if kind in _KEPT:
+        return field.type, lambda column: column
+    if kind == "numeric" and as_text:
+        return pa.string(), lambda column: column.storage
+    if kind == "numeric":
+        return pa.float64(), lambda column: column.storage.cast(pa.float64())
+    if kind == "uuid":
+        return pa.string(), _uuids
+    raise DataError(
+        f"{what}: column {field.name!r} is of type {kind or field.type}, which no table has: cast it in the query, "
+        f'"::text" or "::float8" say, or leave it out'
+    )
+
+
+def _uuids(column: Any) -> Any:
+    found = [None if value is None else str(uuid.UUID(bytes=value)) for value in column.storage.to_pylist()]
+    return pa.array(found, pa.string())
+
+
+@contextmanager
+def _said(what: str, hidden: Sequence[str]) -> Iterator[None]:
+    """Put what the driver, the database and the disk say into an error of ours, without the `hidden` texts."""
+    try:
+        yield
+    except (import_module("adbc_driver_manager").Error, pa.ArrowException, OSError) as error:
+        said = str(error)
+        for begins in ("Failed to connect: ", "ERROR:  ", "] "):  # what libpq and the driver put before it
+            said = said.partition(begins)[2] or said
+        said = said.strip().partition("\n")[0]
+        for secret in hidden:
+            said = said.replace(secret, "***")
+        if isinstance(error, OSError) and error.strerror:
+            raise ConfigError(f"{what}: cannot write the rows of the query: {error.strerror}; make room") from None
+        raise ConfigError(f"{what}: the database did not answer the query: {said}") from None
+
+
+def _driver() -> Any:
+    try:
+        return import_module("adbc_driver_postgresql.dbapi")
+    except ImportError:
+        raise ConfigError(
+            "tables by SQL need ADBC's driver of PostgreSQL: pip install 'treaty-learn[sql]'",
+            public="it lacks what its table needs; it has the details",
+        ) from None
+
+
+def _checked(uri: str, where: str) -> str:
+    """Refuse what is no URI of PostgreSQL, or one that two readers could take differently; it is never shown."""
+    try:
+        parts = urlsplit(uri)
+        fine = parts.scheme in ("postgresql", "postgres") and "://" in uri and not re.search(r"\s", uri)
+        odd = parts.netloc.count("@") > 1 or "@" in parts.path + parts.query or parts.fragment != ""
+        badly = re.search(r"%(?![0-9A-Fa-f]{2})", uri) is not None
+    except ValueError:
+        fine, odd, badly = "postgres" in uri[:10], True, True
+    if not fine:
+        raise ConfigError(f"expected a URI that begins with postgresql://, got something else - at {where}")
+    if odd or badly:
+        raise ConfigError(
+            "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, got a URI that can be read in two ways: write "
+            f"signs of the password as %XX (@ is %40, / is %2F, # is %23, ? is %3F, % is %25) - at {where}"
+        )
+    return uri
+
+
+def _secrets_of(uri: str) -> list[str]:
+    """Return what an error must not show: the URI, and its passwords as written and as meant; the longest first."""
+    parts = urlsplit(uri)
+    given = [parts.password or "", *(v for name, v in parse_qsl(parts.query) if "password" in name or "key" in name)]
+    found = {uri, *given, *(unquote(secret) for secret in given)} - {""}
+    return sorted(found, key=len, reverse=True)
+
+
+def _with_timeout(uri: str) -> str:
+    parts = urlsplit(uri)
+    if "connect_timeout" in dict(parse_qsl(parts.query)):
+        return uri
+    return f"{uri}{'&' if parts.query else '?'}connect_timeout={CONNECT_SECONDS}"
+
+
+def _signs(query: str) -> Iterator[tuple[int, str, int]]:
+    """Return the words and signs of a query with their depth in parentheses and their place, but no comments.
+
+    Of texts and quoted names there is the quotation mark alone.
+    """
+    place, depth = 0, 0
+    while place < len(query):
+        found = _SIGN.match(query, place)
+        assert found is not None  # whatever a character is, it matches `other`
+        kind, sign, begins, place = found.lastgroup, found[0], place, found.end()
+        if kind == "block":
+            place = _after_comment(query, place)
+        elif kind == "dollar":
+            place = query.find(sign, place) + len(sign)
+            if place < found.end():
+                raise ConfigError(f"expected the end of a text of the SQL query that begins with {sign}, got none")
+            yield depth, "'", begins
+        elif kind == "word":
+            yield depth, sign.upper(), begins
+        elif kind == "other":
+            if sign in "'\"":
+                raise ConfigError(f"expected the end of what begins with {sign} in the SQL query, got none")
+            depth -= sign == ")"
+            yield depth, sign, begins
+            depth += sign == "("
+        elif kind in ("text", "name"):
+            yield depth, sign[-1], begins
+
+
+def _after_comment(query: str, place: int) -> int:
+    """Return where a comment ends that began before `place`; comments may hold comments."""
+    depth = 1
+    for mark in re.finditer(r"/\*|\*/", query[place:]):
+        depth += 1 if mark[0] == "/*" else -1
+        if depth == 0:
+            return place + mark.end()
+    raise ConfigError("expected the end of a comment of the SQL query, */, got none")

@@ -1,0 +1,161 @@
+"""How nodes agree to begin an attempt at a job, and what follows when one ends: pure decisions, without any I/O.
+
+The active party's node leads. It asks for attempt k; every other node that has a place free and reaches its peers says
+that it is ready, and holds the place; then the active party's node runs k, and the others follow. Whoever's process
+ends early says so, whereupon the others end theirs, and the active party's node asks for k + 1, after a pause that
+doubles where attempts bring nothing. Each process goes on from the last tree that all have (`--resume`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from treaty.node.exchange import View
+from treaty.node.proposals import Proposal
+from treaty.node.store import FINAL, JobRow
+from treaty.runs.job import Job
+from treaty.systems.system import Cast
+
+ASKED_FOR = 30.0
+"""Seconds that others have to say that they are ready."""
+MOST_TRIES = 8
+"""Attempts in a row that bring no round further, after which a job has failed."""
+LONGEST_PAUSE = 60.0
+"""Seconds, at most, between two attempts."""
+
+
+@dataclass
+class Standing:
+    """A job at this node: what is kept of it (`row`), and what lasts only as long as the node's process.
+
+    `asks`, `ready`, `runs`, `ended` and `done` are numbers of attempts, as in `exchange.View`; `kept` is the last one
+    that left this party's part in its place, which others may lack. Times are monotonic seconds.
+    """
+
+    row: JobRow
+    proposal: Proposal
+    job: Job
+    cast: Cast
+    asks: int = 0
+    ready: int = 0
+    runs: int = 0
+    ended: int = 0
+    done: int = 0
+    approvals: dict[str, bytes] = field(default_factory=dict)
+    views: dict[str, View] = field(default_factory=dict)
+    process: Any = None
+    kept: int = 0
+    ending: bool = False  # its process was told to end
+    approver: str = ""  # who has approved it here, before the policy's verdict was there
+    asked_at: float = 0.0
+    not_before: float = 0.0
+    tries: int = 0
+    furthest: int = 0
+    phase: str = ""
+    phase_done: tuple[int, int] = (0, 0)
+
+    @property
+    def active(self) -> str:
+        """The party whose node leads."""
+        return self.job.active
+
+    def others(self, name: str) -> list[str]:
+        """Return all other parties."""
+        return [party for party in self.job.parties if party != name]
+
+    def needed(self, name: str) -> list[str]:
+        """Return the other parties without which an attempt cannot begin."""
+        absent = self.job.system.may_be_absent(self.cast, self.job.settings()[0])
+        return [party for party in self.others(name) if party not in absent]
+
+    def linked(self, name: str) -> list[str]:
+        """Return the parties that this one talks to, and cannot do without."""
+        peers = self.job.system.links(self.cast, self.job.settings()[0])[name]
+        return [peer for peer in peers if peer in self.needed(name)]
+
+    @property
+    def holds_place(self) -> bool:
+        """Whether it counts as running here."""
+        return bool(self.asks or self.ready or self.process is not None)
+
+
+Decision = Literal[
+    "", "ask", "give up asking", "be ready", "not ready", "run", "stop", "went on without us", "finished"
+]
+
+
+def decide(at: Standing, name: str, up: Collection[str], *, place: bool, now: float) -> Decision:
+    """Say what a node is to do about a job that is approved by all and has not ended.
+
+    `up` are the peers that are connected, `place` says whether this node may take on another job, `now` is monotonic.
+    """
+    if at.process is not None:
+        return "stop" if not at.ending and _others_stopped(at, name) else ""
+    if name != at.active:
+        return _follow(at, name, up, place=place)
+    if at.kept and any(view.done == at.kept for view in at.views.values()):
+        return "finished"  # this process was killed after it had told others that all have their parts
+    if at.asks:
+        if all(view.ready == at.asks for view in _views(at, at.needed(name))):
+            return "run"
+        return "give up asking" if now - at.asked_at > ASKED_FOR else ""
+    reached = all(party in up for party in at.needed(name))
+    return "ask" if now >= at.not_before and place and reached else ""
+
+
+def _follow(at: Standing, name: str, up: Collection[str], *, place: bool) -> Decision:
+    lead = at.views.get(at.active)
+    if lead is None:
+        return ""
+    if lead.state == "finished" and at.row.state in ("queued", "running", "waiting"):
+        return "finished" if at.kept else "went on without us"
+    if at.ready:
+        if lead.runs == at.ready:
+            return "run"
+        return "not ready" if lead.asks != at.ready else ""
+    if lead.asks > max(at.ended, at.row.attempt) and place and all(peer in up for peer in at.linked(name)):
+        return "be ready"
+    return ""
+
+
+def _others_stopped(at: Standing, name: str) -> bool:
+    """Whether the attempt that this node's process plays has ended elsewhere, so that it cannot succeed."""
+    if name != at.active:
+        lead = at.views.get(at.active)
+        return lead is not None and lead.runs != at.runs and lead.state != "finished"
+    spared = at.job.system.may_lose(at.cast, at.job.settings()[0])
+    views = _views(at, [party for party in at.needed(name) if party not in spared])
+    return any(view.ended >= at.runs and view.state != "finished" for view in views)
+
+
+def _views(at: Standing, parties: list[str]) -> list[View]:
+    return [at.views.get(party) or View(job=at.row.id, state="proposed") for party in parties]
+
+
+def pause_after(at: Standing, rounds: int) -> float | None:
+    """Note that an attempt ended early after `rounds`; return the seconds to wait, None where it is time to give up."""
+    if rounds > at.furthest:
+        at.furthest, at.tries = rounds, 0
+    at.tries += 1
+    if at.tries >= MOST_TRIES:
+        return None
+    return min(LONGEST_PAUSE, 0.5 * 2.0**at.tries) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+
+
+def stopped_by(at: Standing, name: str) -> tuple[str, str] | None:
+    """Return the final state that another party's node has brought a job to, and why; None where none has."""
+    spared = at.job.system.may_lose(at.cast, at.job.settings()[0])
+    for party in at.others(name):
+        view = at.views.get(party)
+        if view is None or view.state not in FINAL or view.state == "finished" or party in spared:
+            continue
+        return view.state, f"{party}: {view.reason}" if not view.reason.startswith(f"{party}: ") else view.reason
+    return None
+
+
+def all_approved(at: Standing) -> bool:
+    """Whether every party's approval is at hand."""
+    return all(party in at.approvals for party in at.job.parties)

@@ -1,0 +1,118 @@
+"""A node's audit log: what it did and why, each entry bound to all before it by SHA-256.
+
+An entry's digest is SHA-256 over the digest before it and the canonical JSON (sorted keys, no spaces) of its number,
+time and event. So an entry that was changed, or removed or moved among others, no longer fits the next one, and
+`faults` says where.
+
+What a chain does not show: whoever may write the file can write it anew from any entry on, with new digests, or take
+away its newest entries. Only heads that others were told bind its owner: an entry's number and digest, kept by somebody
+else, hold that entry and all before it (`holds`). Nor does a log show that what it says is true, only that it was not
+changed later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+TABLE = """CREATE TABLE audit (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL,
+    previous BLOB NOT NULL, digest BLOB NOT NULL)"""
+FIRST = bytes(32)  # what stands before the first entry
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: its number from 1 on, its time (UTC, ISO 8601), what happened, and its digest."""
+
+    seq: int
+    time: str
+    event: dict[str, Any]
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest entry of a log, by number and digest, which stand for all before it; number 0 where there is none."""
+
+    seq: int
+    digest: bytes
+
+    def __str__(self) -> str:
+        return f"{self.seq}:{self.digest.hex()}"
+
+
+def canonical(event: Mapping[str, Any]) -> str:
+    """Return the one JSON text of an event; ValueError or TypeError where it has none."""
+    return json.dumps(event, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest_of(previous: bytes, seq: int, time: bytes, event: bytes) -> bytes:
+    """Return an entry's digest; `time` and `event` as the bytes that are kept, in which no quote needs escaping."""
+    text = b'{"event":' + event + b',"seq":' + str(seq).encode() + b',"time":"' + time + b'"}'
+    return hashlib.sha256(previous + text).digest()
+
+
+def head(db: sqlite3.Connection) -> Head:
+    """Return the newest entry's number and digest."""
+    row = db.execute("SELECT seq, digest FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+    return Head(*row) if row else Head(0, FIRST)
+
+
+def append(db: sqlite3.Connection, event: Mapping[str, Any]) -> None:
+    """Append an event to the log, in the caller's transaction."""
+    last, text = head(db), canonical(event)
+    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    digest = digest_of(last.digest, last.seq + 1, time.encode(), text.encode())
+    db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", (last.seq + 1, time, text, last.digest, digest))
+
+
+def entries(db: sqlite3.Connection, since: int = 0) -> Iterator[Entry]:
+    """Yield all entries after number `since`, oldest first, as they were written: nothing is verified."""
+    for seq, time, event, digest in db.execute(
+        "SELECT seq, time, event, digest FROM audit WHERE seq > ? ORDER BY seq", (since,)
+    ):
+        try:
+            read = json.loads(event)
+        except ValueError:
+            read = None
+        yield Entry(
+            seq, str(time), read if isinstance(read, dict) else {"what": "an entry that cannot be read"}, digest
+        )
+
+
+def faults(db: sqlite3.Connection) -> list[str]:
+    """Return where the log is not what was written, in sentences; none for a log that is whole.
+
+    Each entry is compared with the digests that stand in the log, so that those after a fault are not faults, too.
+    """
+    found: list[str] = []
+    expected, before = 1, FIRST
+    rows = db.execute(
+        "SELECT seq, typeof(time), CAST(time AS BLOB), typeof(event), CAST(event AS BLOB), typeof(previous), previous,"
+        " typeof(digest), digest FROM audit ORDER BY seq"
+    )
+    for seq, *columns in rows:
+        kinds, (time, event, previous, digest) = columns[::2], columns[1::2]
+        if seq < expected:
+            found.append(f"entry {seq} has a number that is never given")
+            continue
+        if seq > expected:
+            lost = f"entry {expected} is" if seq == expected + 1 else f"entries {expected} to {seq - 1} are"
+            found.append(f"{lost} missing")
+        elif previous != before:
+            found.append(f"entry {seq} does not follow the entry before it: one of them was changed or moved")
+        if kinds != ["text", "text", "blob", "blob"] or digest != digest_of(previous, seq, time, event):
+            found.append(f"entry {seq} was changed")
+        expected, before = seq + 1, digest
+    return found
+
+
+def holds(db: sqlite3.Connection, told: Head) -> bool:
+    """Tell whether a head that was noted elsewhere is an entry of this log."""
+    row = db.execute("SELECT digest FROM audit WHERE seq = ?", (told.seq,)).fetchone()
+    return told == Head(0, FIRST) if row is None else bool(row[0] == told.digest)

@@ -1,0 +1,191 @@
+"""An organisation's card: its name and public keys, signed by itself, as the file that its partners get.
+
+A card is either exactly what its owner signed or refused: every part of the file that can be written in two ways may be
+written in one alone, but for the spaces and order of JSON. A certificate's dates are checked where a card is used.
+All functions raise ConfigError for files and cards that cannot be used.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import re
+import ssl
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from treaty.errors import ConfigError
+from treaty.messaging.certificates import check_certificate, check_names, fingerprint
+
+LARGEST_CARD = 64 * 1024
+"""How many bytes a card's file may have; a card has about 1,200."""
+
+_FINGERPRINT = re.compile(r"SHA256:[0-9a-f]{4}(?: [0-9a-f]{4}){15}")
+# What begins each text that a signing key signs, so that no signature counts as one of another kind.
+_OF_CARD, _OF_SUCCESSOR, _OF_CONTENT = b"treaty-card\n", b"treaty-next-card\n", b"treaty-content\n"
+
+
+class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="format", tag="treaty-card 1"):
+    """What an organisation gives to its partners, a JSON file.
+
+    Attributes
+    ----------
+    name : str
+        The organisation's name, as in job files.
+    certificate : str
+        Its TLS certificate, PEM.
+    signing_key : str
+        Its public Ed25519 key, 32 bytes in base64.
+    signature : str
+        By that key, over all other fields, base64.
+    previous, previous_signature : str or None
+        Fingerprint of the card that this one replaces, and a signature by its signing key; None for a first card.
+    """
+
+    name: str
+    certificate: str
+    signing_key: str
+    signature: str = ""
+    previous: str | None = None
+    previous_signature: str | None = None
+
+
+def make_card(
+    name: str, certificate: bytes, signing: Ed25519PrivateKey, replaced: tuple[Card, Ed25519PrivateKey] | None = None
+) -> Card:
+    """Make and sign a card; with `replaced`, the card before and its signing key, also as that one's successor."""
+    card = Card(name, certificate.decode(), _text(signing.public_key().public_bytes_raw()))
+    if replaced is not None:
+        old, old_key = replaced
+        card = msgspec.structs.replace(card, previous=fingerprint_of(old))
+        card = msgspec.structs.replace(card, previous_signature=_text(old_key.sign(_successor_content(card))))
+    return msgspec.structs.replace(card, signature=_text(signing.sign(_card_content(card))))
+
+
+def read_card(path: str | Path, *, today: bool = True) -> Card:
+    """Read a card and check its signature and certificate; with `today` also that the certificate is valid today."""
+    card = decode_card(read_small(path), path)
+    if today:
+        check_certificate(card.certificate.encode(), card.name)
+    return card
+
+
+def decode_card(data: bytes, where: str | Path) -> Card:
+    """Decode a card and check its signature, but not its certificate's name and dates."""
+    try:
+        card = msgspec.json.decode(data, type=Card)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"expected a card of an organisation, got something else - at {where} ({error})") from None
+    check_names([card.name])
+    exact = _exact(card.signing_key, 32) and _exact(card.signature, 64) and _is_pem(card.certificate)
+    if card.previous is None or card.previous_signature is None:
+        exact = exact and card.previous is None and card.previous_signature is None
+    else:
+        exact = exact and _FINGERPRINT.fullmatch(card.previous) is not None and _exact(card.previous_signature, 64)
+    if not exact or not _signed(card.signing_key, base64.b64decode(card.signature), _card_content(card)):
+        raise ConfigError(f"the card is damaged or forged: its signature is not by the key that it states - at {where}")
+    try:
+        fingerprint(card.certificate.encode())
+    except ConfigError:
+        raise ConfigError(
+            f"expected a card with a certificate signed by its own key, got another - at {where}"
+        ) from None
+    return card
+
+
+def encode_card(card: Card) -> bytes:
+    """Return the file of a card, for people to read."""
+    return msgspec.json.format(msgspec.json.encode(card)) + b"\n"
+
+
+def read_small(file: str | Path) -> bytes:
+    """Read a file of the size of a card."""
+    try:
+        with Path(file).open("rb") as stream:
+            data = stream.read(LARGEST_CARD + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    if len(data) > LARGEST_CARD:
+        raise ConfigError(f"expected a file of at most {LARGEST_CARD} bytes, got a larger one - at {file}")
+    return data
+
+
+def fingerprint_of(card: Card) -> str:
+    """Return ``SHA256:`` and 64 hexadecimal digits in groups of four, of a card's name and both public keys."""
+    parts = (card.name.encode(), ssl.PEM_cert_to_DER_cert(card.certificate), base64.b64decode(card.signing_key))
+    digest = hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).hexdigest()
+    return "SHA256:" + " ".join(digest[i : i + 4] for i in range(0, 64, 4))
+
+
+def digits(of: str) -> str:
+    """Return the 64 digits of a fingerprint as somebody wrote it: spaces, case and ``SHA256:`` do not matter."""
+    return "".join(of.split()).lower().removeprefix("sha256:")
+
+
+def ends(card: Card) -> datetime.datetime:
+    """Return when a card's certificate ends (UTC)."""
+    return x509.load_pem_x509_certificate(card.certificate.encode()).not_valid_after_utc
+
+
+def replaces(card: Card, known: Card) -> bool:
+    """Tell whether a card names another as the one before it, and that one's signing key signed it."""
+    if card.previous != fingerprint_of(known) or card.previous_signature is None:
+        return False
+    return _signed(known.signing_key, base64.b64decode(card.previous_signature), _successor_content(card))
+
+
+def states_key(card: Card, signing: Ed25519PrivateKey) -> bool:
+    """Tell whether a card is that of a signing key."""
+    return card.signing_key == _text(signing.public_key().public_bytes_raw())
+
+
+def sign_content(signing: Ed25519PrivateKey, content: bytes) -> bytes:
+    """Sign what is no card."""
+    return signing.sign(_OF_CONTENT + content)
+
+
+def verify(card: Card, signature: bytes, content: bytes) -> bool:
+    """Tell whether the signing key of a card signed `content`, which is no card."""
+    return _signed(card.signing_key, signature, _OF_CONTENT + content)
+
+
+def _card_content(card: Card) -> bytes:
+    return _OF_CARD + msgspec.json.encode(msgspec.structs.replace(card, signature=""))
+
+
+def _successor_content(card: Card) -> bytes:
+    return _OF_SUCCESSOR + msgspec.json.encode(msgspec.structs.replace(card, signature="", previous_signature=None))
+
+
+def _signed(key: str, signature: bytes, content: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(base64.b64decode(key)).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _exact(text: str, size: int) -> bool:
+    """Tell whether a text is what `_text` makes of so many bytes."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return len(data) == size and _text(data) == text
+
+
+def _is_pem(text: str) -> bool:
+    """Tell whether a text is one PEM certificate and nothing else, not even another line break."""
+    try:
+        return ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,59 @@
+"""A job in words, for people: on a terminal, and on the node's page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treaty.node.exchange import View
+from treaty.node.page import JobView, Progress
+from treaty.node.policy import Verdict
+from treaty.node.proposals import Proposal, in_words
+from treaty.node.settings import Settings
+from treaty.node.store import JobRow, Store
+from treaty.node.verdicts import learned
+
+
+def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | None = None) -> JobView:
+    """Return what is shown of a job: what is proposed, how it stands at each party's node, what would be learned."""
+    proposal = msgspec.json.decode(row.proposal, type=Proposal)
+    job = proposal.described()
+    states = {party: "not heard of yet" for party in job.parties} | {settings.name: row.state}
+    for party, view in store.views(row.id).items():
+        if party != settings.name:
+            states[party] = msgspec.msgpack.decode(view, type=View).state
+    events = store.events_of(row.id) if row.state == "finished" else []
+    played: dict[str, Any] = next((event for event in reversed(events) if event["what"] == "played"), {})
+    told = played.get("learned") or learned(job, proposal.verb)
+    return JobView(
+        title=in_words(job, proposal.verb),
+        states=states,
+        hash=row.id,
+        progress=_progress(row),
+        disclosures=[f"{who}: {sentence}" for who, sentences in told.items() for sentence in sentences],
+        verdict=[(finding.fine, f"{finding.rule}: {finding.said}") for finding in verdict.findings] if verdict else [],
+        models=[str(path) for path in results(settings, row, proposal)],
+        sent=played.get("sent", {}),
+    )
+
+
+def results(settings: Settings, row: JobRow, proposal: Proposal) -> list[Path]:
+    """Return the files that a finished job has left here."""
+    if row.state != "finished":
+        return []
+    folder = Path(settings.folder) / "models" / (proposal.model or row.id)
+    name = settings.name
+    wanted = f"{name}.{proposal.verb}-{row.id[:16]}.csv" if proposal.model else f"{name}.*"
+    files = sorted(path for path in folder.glob(wanted) if "staged" not in path.name)
+    return files if proposal.model else [path for path in files if path.suffix != ".csv" or ".weights" in path.name]
+
+
+def _progress(row: JobRow) -> Progress | None:
+    if not row.total or row.state not in ("queued", "running", "waiting"):
+        return None
+    spent = time.time() - row.created
+    left = spent / row.rounds * (row.total - row.rounds) if row.rounds and row.state == "running" else None
+    return Progress(row.rounds, row.total, "rounds", left)

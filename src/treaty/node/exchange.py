@@ -1,0 +1,452 @@
+"""What nodes tell each other: one conversation between each two, kept up for as long as both are there.
+
+A conversation is one gRPC stream under mutual TLS, both ways, which whoever knows the other's address opens, again and
+again with longer pauses. It carries proposals, and each node's view of the jobs that both take part in. A view says
+all there is to know, so that one lost or sent twice does no harm: after an interruption both send theirs anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from treaty.compute import decoder_of
+from treaty.errors import TreatyError
+from treaty.messaging.daemon_threads import DaemonThreads
+from treaty.messaging.grpc_limits import limiting_options
+from treaty.messaging.grpc_wire import grpc, ping_options
+from treaty.messaging.messages import clean
+from treaty.node.cards import Card
+from treaty.node.identity import Own
+from treaty.node.proposals import LARGEST
+from treaty.node.store import TRANSITIONS
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of what nodes say; both must have the same."""
+TALK = "treaty.Node"
+LONGEST_PAUSE = 15.0
+"""Seconds, at most, between two attempts to open a conversation."""
+NOTES_A_SECOND = 100
+"""What a peer may say for long; whoever says more waits. A long note counts as one for every `_NOTE` bytes."""
+MOST_CONVERSATIONS = 4
+"""Conversations of a peer at once, those that have not begun with Hello too; the oldest ends."""
+HELLO_TIMEOUT = 10.0
+"""Seconds in which a peer must have said Hello."""
+MOST_UNSENT = 1000
+"""Notes for a peer that does not read them; then the conversation ends."""
+_NOTE = 4 << 10
+_STRANGER = "it is not trusted any more, or has another key"
+_BEAT = 5.0  # seconds after which whoever has nothing to say says so
+
+JobId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Name = Annotated[str, msgspec.Meta(max_length=63)]
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
+    """The first note of each: who speaks, which version, and the newest entry of its audit log."""
+
+    version: int
+    name: Name
+    treaty: Annotated[str, msgspec.Meta(max_length=40)]
+    incarnation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="head"):
+    """The newest entry of the sender's audit log, which the receiver remembers."""
+
+    entry: Count
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Proposed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proposed"):
+    """A job, signed by the active party."""
+
+    proposal: Annotated[bytes, msgspec.Meta(max_length=LARGEST)]
+    signature: Signature
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="wanted"):
+    """The sender does not know this job's proposal."""
+
+    job: JobId
+
+
+class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
+    """How a job stands at the sender's node.
+
+    Attributes
+    ----------
+    state, reason : str
+        One of `store.TRANSITIONS`; why, in words that other parties may read.
+    asks, ready, runs, ended, done : int
+        Numbers of attempts: which one the active party's node wants to begin, which one this node holds a place for,
+        which one its process plays, which one has ended last, and which one ended well. 0: none.
+    rounds, total : int
+        Trees, or epochs, that are done, and in all.
+    signed : dict of str to bytes
+        Signatures of `statement(state, job, party)`: approvals of all parties, as far as the sender has them.
+    count : int
+        Larger in each view that a process of the node sends.
+    """
+
+    job: JobId
+    state: Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(TRANSITIONS)})\Z")]
+    reason: Text = ""
+    asks: Count = 0
+    ready: Count = 0
+    runs: Count = 0
+    ended: Count = 0
+    done: Count = 0
+    rounds: Count = 0
+    total: Count = 0
+    signed: Annotated[dict[Name, Signature], msgspec.Meta(max_length=1000)] = {}
+    count: Count = 0
+
+
+class Back(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="back"):
+    """Please dial my door, and connect what answers with your process of this job."""
+
+    token: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    job: JobId
+
+
+class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="beat"):
+    """Nothing new."""
+
+
+Note = Hello | Head | Proposed | Wanted | View | Back | Beat
+
+
+class Desk(Protocol):
+    """What a node does with what it hears, and what it has to tell; called from several threads."""
+
+    def met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
+        """Take note that a conversation has begun."""
+
+    def heard(self, peer: str, conversation: Conversation, note: Note) -> None:
+        """Take in what a peer has said."""
+
+    def left(self, peer: str, why: str) -> None:
+        """Take note that the last conversation with a peer has ended."""
+
+    def view(self, job: str) -> View:
+        """Return how a job stands here."""
+
+    def head(self) -> Head:
+        """Return the newest entry of the audit log."""
+
+
+class Conversation:
+    """One end: notes to be sent, and views of jobs that have changed since they were.
+
+    `peer` is whose certificate the other end has shown, `incarnation` that of its process, once it has said hello.
+    """
+
+    def __init__(self, peer: str, certificate: bytes) -> None:
+        self.peer, self.certificate, self.began = peer, certificate, time.monotonic()
+        self.incarnation = b""
+        self.call: Any = None  # what to cancel
+        self._changed = threading.Condition()
+        self._notes: deque[Note] = deque()
+        self._jobs: dict[str, None] = {}
+        self._ended = False
+
+    def say(self, note: Note) -> None:
+        """Send a note, soon."""
+        with self._changed:
+            self._notes.append(note)
+            self._changed.notify()
+            unread = len(self._notes) > MOST_UNSENT
+        if unread:
+            logger.warning("%s does not read what it is told: hung up", self.peer)
+            self.break_off()
+
+    def tell(self, job: str) -> None:
+        """Send the view of a job, as it is then."""
+        with self._changed:
+            self._jobs[job] = None
+            self._changed.notify()
+
+    def end(self) -> None:
+        """Say no more; what is said is still sent."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def break_off(self) -> None:
+        """End at once, also where the peer does not read what is said."""
+        with self._changed:
+            self._notes.clear()
+            self._jobs.clear()
+        self.end()
+        if self.call is not None:
+            self.call.cancel()
+
+    def to_send(self, view: Callable[[str], View]) -> Iterator[bytes]:
+        """Yield encoded notes until the end; a note or view leaves when it can be sent, not before."""
+        while True:
+            note: Note | None = None
+            job = ""
+            with self._changed:
+                if not (self._notes or self._jobs or self._ended):
+                    self._changed.wait(_BEAT)
+                if self._notes:
+                    note = self._notes.popleft()
+                elif self._jobs:
+                    job = next(iter(self._jobs))
+                    del self._jobs[job]
+                elif self._ended:
+                    return
+            yield msgspec.msgpack.encode(note or (view(job) if job else Beat()))
+
+
+class Exchange:
+    """A node's conversations: answers at the `listen` socket, and opens those with peers that have a `dial` socket.
+
+    `trusted` returns the cards of peers as they are now: whoever is not among them any more is hung up on.
+    """
+
+    def __init__(
+        self,
+        own: Own,
+        trusted: Callable[[], Mapping[str, Card]],
+        desk: Desk,
+        listen: Path,
+        dial: Mapping[str, Path],
+        version: str,
+    ) -> None:
+        self._own, self._trusted, self._desk, self._dial, self._version = own, trusted, desk, dial, version
+        self._incarnation = secrets.token_bytes(16)
+        self._lock = threading.Lock()
+        self._talks: dict[str, list[Conversation]] = {}  # by peer: those that have begun with Hello
+        self._open: list[Conversation] = []  # all, oldest first
+        self._closing = threading.Event()
+        self._served: dict[str, Card] = {}
+        self._threads = DaemonThreads()
+        handler = grpc.stream_stream_rpc_method_handler(self._answer)
+        self._server = grpc.server(
+            self._threads,
+            handlers=[grpc.method_handlers_generic_handler(TALK, {"Talk": handler})],
+            options=[*_options(), *limiting_options(max(1, len(self._trusted())))],
+        )
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._configuration(self._trusted()), self._reconfigured, require_client_authentication=True
+        )
+        self._server.add_secure_port(f"unix:{listen}", credentials)
+        self._callers = [
+            threading.Thread(target=self._call, args=(peer, path), name=f"treaty-call-{peer}", daemon=True)
+            for peer, path in dial.items()
+        ]
+        self._callers.append(threading.Thread(target=self._watch, name="treaty-conversations", daemon=True))
+
+    def start(self) -> None:
+        """Begin to answer and to call."""
+        self._server.start()
+        for caller in self._callers:
+            caller.start()
+
+    def close(self) -> None:
+        """End all conversations."""
+        self._closing.set()
+        for talk in self._all():
+            talk.end()
+        self._server.stop(grace=1.0).wait()
+        self._threads.shutdown()
+        for talk in self._all():
+            talk.break_off()
+
+    def tell(self, peer: str, job: str) -> None:
+        """Tell a peer how a job stands, if it is there; else it is told when it comes."""
+        for talk in self._newest(peer):
+            talk.tell(job)
+
+    def say(self, peer: str, note: Note) -> bool:
+        """Send a note over the newest conversation with a peer; False where there is none."""
+        for talk in self._newest(peer):
+            talk.say(note)
+            return True
+        return False
+
+    def is_up(self, peer: str) -> bool:
+        """Whether there is a conversation with a peer."""
+        return bool(self._newest(peer))
+
+    def _all(self) -> list[Conversation]:
+        with self._lock:
+            return list(self._open)
+
+    def _watch(self) -> None:
+        """End conversations with peers that are not trusted any more, or say nothing."""
+        while not self._closing.wait(1.0):
+            for talk in self._all():
+                silent = not talk.incarnation and time.monotonic() - talk.began > HELLO_TIMEOUT
+                if silent or not self._trusts(talk):
+                    logger.warning("hung up on %s: %s", talk.peer, "it says nothing" if silent else _STRANGER)
+                    talk.break_off()
+
+    def _trusts(self, talk: Conversation) -> bool:
+        card = self._trusted().get(talk.peer)
+        return card is not None and _der(card.certificate.encode()) == talk.certificate
+
+    def _newest(self, peer: str) -> list[Conversation]:
+        with self._lock:
+            return self._talks.get(peer, [])[-1:]
+
+    def _configuration(self, trusted: Mapping[str, Card]) -> Any:
+        self._served = dict(trusted)
+        roots = [card.certificate for card in trusted.values()] or [self._own.card.certificate]
+        identity = self._own.identity
+        return grpc.ssl_server_certificate_configuration(
+            [(identity.key, identity.certificate)], root_certificates="".join(roots).encode()
+        )
+
+    def _reconfigured(self) -> Any:
+        """Return whom to admit, where that has changed; called before each handshake."""
+        try:
+            trusted = dict(self._trusted())
+        except TreatyError as error:
+            logger.warning("the keys of peers cannot be read: %s", error)
+            return None
+        return None if trusted == self._served else self._configuration(trusted)
+
+    def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Hold a conversation that a peer has opened."""
+        presented = _der(context.auth_context()["x509_pem_cert"][0])
+        peer = next(
+            (name for name, card in self._trusted().items() if _der(card.certificate.encode()) == presented), ""
+        )
+        if not peer:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not trusted here")
+        talk = Conversation(peer, presented)
+        talk.call = context
+        context.add_callback(talk.end)
+        self._opened(talk)
+        threading.Thread(target=self._listen, args=(talk, requests), daemon=True).start()
+        yield msgspec.msgpack.encode(self._hello())
+        yield from talk.to_send(self._desk.view)
+
+    def _call(self, peer: str, path: Path) -> None:
+        """Open a conversation with a peer again and again, until the end."""
+        pause = 0.5
+        while not self._closing.wait(pause * random.uniform(0.7, 1.3)):  # noqa: S311 - no secret
+            card = self._trusted().get(peer)
+            if card is None:
+                pause = 5.0
+                continue
+            began = time.monotonic()
+            why = self._converse(peer, path, card)
+            if why and not self.is_up(peer):
+                self._desk.left(peer, why)
+            pause = 0.5 if time.monotonic() - began > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+
+    def _converse(self, peer: str, path: Path, card: Card) -> str:
+        """Hold one conversation with a peer; return why it ended."""
+        identity = self._own.identity
+        credentials = grpc.ssl_channel_credentials(card.certificate.encode(), identity.key, identity.certificate)
+        target = ("grpc.ssl_target_name_override", peer)
+        with grpc.secure_channel(f"unix:{path}", credentials, [*_options(), target]) as channel:
+            talk = Conversation(peer, _der(card.certificate.encode()))
+            talk.say(self._hello())
+            talk.call = channel.stream_stream(f"/{TALK}/Talk")(talk.to_send(self._desk.view))
+            self._opened(talk)
+            try:
+                return self._listen(talk, talk.call)
+            finally:
+                talk.call.cancel()
+
+    def _hello(self) -> Hello:
+        return Hello(VERSION, self._own.name, self._version, self._incarnation)
+
+    def _opened(self, talk: Conversation) -> None:
+        with self._lock:
+            self._open.append(talk)
+            of_peer = [other for other in self._open if other.peer == talk.peer]
+        for old in of_peer[:-MOST_CONVERSATIONS]:
+            old.break_off()
+
+    def _listen(self, talk: Conversation, notes: Iterator[bytes]) -> str:
+        """Hear all that a peer says in one conversation; return why it ended."""
+        why, peer = "", talk.peer
+        try:
+            why = self._hear(talk, notes)
+        except grpc.RpcError as error:
+            error.__traceback__ = None
+            why = clean(error.details() or "", 300) if isinstance(error, grpc.Call) else "its connection broke"
+        except (ValueError, RecursionError, TreatyError) as error:
+            why = f"it said what nodes do not say: {clean(str(error), 300)}"
+            logger.warning("%s: %s", peer, why)
+        finally:
+            talk.end()
+            with self._lock:
+                self._open.remove(talk)
+                talks = self._talks.get(peer, [])
+                was_there = talk in talks
+                if was_there:
+                    talks.remove(talk)
+                last = was_there and not talks
+            if not self._trusts(talk):
+                why = _STRANGER
+            if last and not self._closing.is_set():
+                self._desk.left(peer, why or "it has ended the conversation")
+        return why
+
+    def _hear(self, talk: Conversation, notes: Iterator[bytes]) -> str:
+        allowance, last = float(NOTES_A_SECOND), time.monotonic()
+        decoder = decoder_of(Note)
+        for data in notes:
+            now = time.monotonic()
+            allowance = min(NOTES_A_SECOND, allowance + (now - last) * NOTES_A_SECOND) - max(1.0, len(data) / _NOTE)
+            last = now
+            if allowance < 0:
+                time.sleep(-allowance / NOTES_A_SECOND)
+            if not self._trusts(talk):
+                return _STRANGER
+            note: Note = decoder.decode(data)
+            if talk.incarnation:
+                self._desk.heard(talk.peer, talk, note)
+            elif not isinstance(note, Hello) or note.name != talk.peer:
+                raise ValueError(f"expected Hello of {talk.peer}, got {type(note).__name__}")
+            elif note.version != VERSION:
+                return (
+                    f"it speaks version {note.version} of nodes' language, this node {VERSION}: install the same Treaty"
+                )
+            else:
+                talk.incarnation = note.incarnation
+                self._begin(talk, note)
+        return ""
+
+    def _begin(self, talk: Conversation, hello: Hello) -> None:
+        with self._lock:
+            self._talks.setdefault(talk.peer, []).append(talk)
+        talk.say(self._desk.head())
+        self._desk.met(talk.peer, talk, hello)
+
+
+def _options() -> list[tuple[str, Any]]:
+    return [
+        *ping_options(10.0, 8.0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what a few bytes unpack to is not bounded
+        ("grpc.max_metadata_size", 8 << 10),
+    ]
+
+
+def _der(pem: bytes) -> bytes:
+    return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)

@@ -1,0 +1,351 @@
+"""Who an organisation is to its partners' nodes, and which partners it trusts.
+
+An organisation has two private keys: ECDSA P-256 for TLS (`treaty.messaging.certificates`) and Ed25519 for what it
+signs. Its *card* states both public keys under its name and is the one file that partners get. There is no authority:
+people compare a card's fingerprint over another channel, once; a later card is signed by the signing key of the one
+before.
+
+A folder of keys holds ``NAME.key.pem``, ``NAME.sign.pem`` (private), ``NAME.cert.pem`` and ``NAME.card``; ``old/`` what
+they were before; ``peers/`` the cards trusted; ``peers/revoked/`` cards, by fingerprint, never to be trusted again.
+
+All functions raise ConfigError for files, names, keys or cards that cannot be used.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from treaty.errors import ConfigError
+from treaty.files import write_whole
+from treaty.messaging.certificates import (
+    Identity,
+    check_certificate,
+    check_names,
+    load_identity,
+    make_identity,
+    read_secret,
+)
+from treaty.node.cards import (
+    Card,
+    digits,
+    encode_card,
+    fingerprint_of,
+    make_card,
+    read_card,
+    read_small,
+    replaces,
+    sign_content,
+    states_key,
+)
+
+_PRIVATE = ("key.pem", "sign.pem")  # mode 0600
+_PUBLIC = ("cert.pem", "card")  # mode 0644
+
+
+class Own(NamedTuple):
+    """An organisation's own keys and card."""
+
+    name: str
+    identity: Identity
+    signing: Ed25519PrivateKey
+    card: Card
+
+
+class Peer(NamedTuple):
+    """A card in ``peers/``: whose, since when, and why it cannot be used now (empty: it can)."""
+
+    name: str
+    card: Card | None  # None: it is damaged or revoked
+    since: datetime.datetime
+    wrong: str
+
+
+def make_keys(folder: str | Path, name: str) -> Card:
+    """Make an organisation's keys and card; no file is ever replaced."""
+    check_names([name])
+    folder = Path(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(folder):
+            for end in (*_PRIVATE, *_PUBLIC):
+                if (folder / f"{name}.{end}").exists():
+                    raise ConfigError(
+                        f"expected no file yet, got an existing {folder / f'{name}.{end}'}; to replace keys run treaty "
+                        "keys rotate, or make them in another folder"
+                    )
+            return _install(folder, name)
+    except OSError as error:
+        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
+
+
+def load_own(folder: str | Path, name: str) -> Own:
+    """Read an organisation's own keys and card; warns of a certificate that ends soon.
+
+    Refuses private files that are another user's or open to others, and files that do not belong together.
+    """
+    check_names([name])
+    folder = Path(folder)
+    with _alone(folder):
+        identity = load_identity(folder / f"{name}.key.pem", folder / f"{name}.cert.pem", name)
+        signing, card = _signing_key(folder, name), _own_card(folder, name)
+    if card.certificate.encode() != identity.certificate:
+        raise ConfigError(f"expected the card of {name}'s certificate, got one of another - at {folder / name}.card")
+    return Own(name, identity, signing, card)
+
+
+def own_cards(folder: str | Path) -> dict[str, Card]:
+    """Return the cards of the organisations whose keys are in a folder, mostly one, by name."""
+    with _alone(Path(folder)):
+        return {name: _own_card(Path(folder), name) for name in _own_names(Path(folder))}
+
+
+def rotate(folder: str | Path, name: str) -> Card:
+    """Replace an organisation's keys by new ones, and return the new card, which the old signing key signs, too.
+
+    Also works once the certificate has ended. Old files go to ``old/``. The new ones are all on the disk before the
+    first old one is replaced; if an earlier call was interrupted after that, this one finishes it and makes no others.
+    """
+    check_names([name])
+    folder = Path(folder)
+    try:
+        with _alone(folder) as finished:
+            if name in finished:
+                return _own_card(folder, name)
+            signing, card = _signing_key(folder, name), _own_card(folder, name)
+            old = folder / "old"
+            old.mkdir(mode=0o700, exist_ok=True)
+            label = f"{_now():%Y-%m-%dT%H%M%SZ}.{digits(fingerprint_of(card))[:8]}"
+            for end in (*_PRIVATE, *_PUBLIC):
+                file = folder / f"{name}.{end}"
+                data = read_secret(file) if end in _PRIVATE else read_small(file)
+                write_whole(old / f"{name}.{label}.{end}", [data])
+            return _install(folder, name, (card, signing))
+    except OSError as error:
+        raise ConfigError(f"cannot write the identity of {name} to {folder}: {error.strerror}") from error
+
+
+def must_compare(folder: str | Path, card: Card) -> bool:
+    """Tell whether people have to compare a card's fingerprint before it is trusted, or refuse a card.
+
+    They need not where the card is trusted already, or replaces a trusted one, whose signing key signed it.
+    """
+    folder = Path(folder)
+    check_certificate(card.certificate.encode(), card.name)
+    found = fingerprint_of(card)
+    if (folder / f"{card.name}.key.pem").exists():
+        raise ConfigError(f"expected a partner's card, got one of {card.name}, whose own keys are in {folder}")
+    if _revoked(folder, found).exists():
+        raise ConfigError(
+            f"the card of {card.name} was revoked or replaced here, and is not trusted again ({found}); it has to "
+            "make another (treaty keys rotate)"
+        )
+    known = _known(folder, card.name)
+    if known is None:
+        return True
+    if found == fingerprint_of(known) or replaces(card, known):
+        return False
+    raise ConfigError(
+        f"another card of {card.name} is trusted, and this one is not signed by its key (trusted "
+        f"{fingerprint_of(known)}, got {found}); if {card.name} says that its keys were lost, revoke them (treaty keys "
+        f"revoke {card.name}) and compare the new card's fingerprint"
+    )
+
+
+def trust(folder: str | Path, card: Card, said: str | None = None) -> None:
+    """Trust a partner's card from now on, in place of an earlier one; `must_compare` says what is refused.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder of keys.
+    card : Card
+        As `read_card` returned it.
+    said : str, optional
+        The card's fingerprint as the partner said it over another channel; needed where `must_compare` is true.
+    """
+    folder = Path(folder)
+    with _alone(folder):
+        if must_compare(folder, card) and said is None:
+            raise ConfigError(f"expected the fingerprint of {card.name}'s card as it said it, got none")
+        if said is not None and digits(said) != digits(fingerprint_of(card)):
+            raise ConfigError(
+                f"expected the card of {card.name} with the fingerprint given, got {fingerprint_of(card)}; it is not "
+                "trusted"
+            )
+        known = _known(folder, card.name)
+        if known is not None and fingerprint_of(known) == fingerprint_of(card):
+            return
+        _make_folder(folder / "peers" / "revoked")
+        write_whole(_trusted_file(folder, card.name), [encode_card(card)])
+        if known is not None:
+            write_whole(_revoked(folder, fingerprint_of(known)), [encode_card(known)])
+
+
+def peers(folder: str | Path) -> list[Peer]:
+    """Return all cards in ``peers/``, with what is wrong with each, by name."""
+    found = []
+    for file in sorted((Path(folder) / "peers").glob("*.card")):
+        card, wrong = None, ""
+        try:
+            since = file.stat().st_mtime
+        except FileNotFoundError:  # revoked just now
+            continue
+        try:
+            card = _known(Path(folder), file.stem)
+            if card is None:
+                wrong = f"the card of {file.stem} was revoked"
+            else:
+                check_certificate(card.certificate.encode(), card.name)
+        except ConfigError as error:
+            wrong = str(error)
+        found.append(Peer(file.stem, card, datetime.datetime.fromtimestamp(since, datetime.UTC), wrong))
+    return found
+
+
+def trusted(folder: str | Path) -> dict[str, Card]:
+    """Return the partners' cards that count today, by name; `peers` says what is wrong with the others."""
+    return {peer.name: peer.card for peer in peers(folder) if peer.card is not None and not peer.wrong}
+
+
+def revoke(folder: str | Path, name: str) -> None:
+    """Trust a partner no more, and its present card never again."""
+    check_names([name])
+    folder = Path(folder)
+    file = _trusted_file(folder, name)
+    with _alone(folder):
+        if not file.exists():
+            raise ConfigError(f"expected a trusted partner, got {name!r}: there is no {file}")
+        try:
+            target = _revoked(folder, fingerprint_of(read_card(file, today=False)))
+        except ConfigError:  # nobody can say which it was
+            target = folder / "peers" / "revoked" / f"{name}.{_now():%Y-%m-%dT%H%M%SZ}.damaged"
+        _make_folder(target.parent)
+        file.replace(target)
+        _sync(target.parent)
+        _sync(file.parent)
+
+
+def sign(own: Own, content: bytes) -> bytes:
+    """Sign with an organisation's signing key."""
+    return sign_content(own.signing, content)
+
+
+def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] | None = None) -> Card:
+    """Make new files beside the present ones, whole and on the disk, then put them in their place."""
+    identity, signing = make_identity(name), Ed25519PrivateKey.generate()
+    card = make_card(name, identity.certificate, signing, replaced)
+    secret = signing.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    making = folder / f".{name}.making"
+    shutil.rmtree(making, ignore_errors=True)  # what a killed process left
+    making.mkdir(mode=0o700)
+    for end, data in zip(
+        (*_PRIVATE, *_PUBLIC), (identity.key, secret, identity.certificate, encode_card(card)), strict=True
+    ):
+        write_whole(making / f"{name}.{end}", [data], mode=0o600 if end in _PRIVATE else 0o644)
+    making.rename(folder / f".{name}.next")
+    _sync(folder)
+    _finish(folder)
+    return card
+
+
+def _finish(folder: Path) -> list[str]:
+    """Put whole sets of new files in their place, also those of a call that was interrupted; return whose."""
+    sets = list(folder.glob(".*.next"))
+    for ready in sets:
+        for file in ready.iterdir():
+            file.replace(folder / file.name)
+        _sync(folder)
+        ready.rmdir()
+    return [ready.name.removeprefix(".").removesuffix(".next") for ready in sets]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[list[str]]:
+    """Keep other processes from changing a folder of keys meanwhile; give whose interrupted change was finished."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the folder of keys {folder}: {error.strerror}; treaty keys new NAME makes one"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, too
+        yield _finish(folder)
+    finally:
+        os.close(handle)
+
+
+def _own_names(folder: Path) -> list[str]:
+    return sorted(file.name.removesuffix(".sign.pem") for file in folder.glob("*.sign.pem"))
+
+
+def _own_card(folder: Path, name: str) -> Card:
+    file = folder / f"{name}.card"
+    card = read_card(file, today=False)
+    if card.name != name:
+        raise ConfigError(f"expected the card of {name}, got one of {card.name} - at {file}")
+    if not states_key(card, _signing_key(folder, name)):
+        raise ConfigError(f"expected the card of {name}'s signing key, got one of another - at {file}")
+    return card
+
+
+def _signing_key(folder: Path, name: str) -> Ed25519PrivateKey:
+    file = folder / f"{name}.sign.pem"
+    pem = read_secret(file)
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"expected an unencrypted PEM private key, got something else - at {file}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"expected an Ed25519 private key, got another kind of key - at {file}")
+    return key
+
+
+def _known(folder: Path, name: str) -> Card | None:
+    """Return the card trusted under a name; None if there is none, or it was revoked."""
+    file = _trusted_file(folder, name)
+    if not file.exists():
+        return None
+    card = read_card(file, today=False)
+    if card.name != name:
+        raise ConfigError(f"expected the card of {name}, got one of {card.name} - at {file}")
+    return None if _revoked(folder, fingerprint_of(card)).exists() else card
+
+
+def _trusted_file(folder: Path, name: str) -> Path:
+    return folder / "peers" / f"{name}.card"
+
+
+def _revoked(folder: Path, of: str) -> Path:
+    return folder / "peers" / "revoked" / f"{digits(of)}.card"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

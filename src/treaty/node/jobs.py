@@ -1,0 +1,292 @@
+"""A node's jobs: what was proposed, who has approved, how each stands here and at others. Plays none of them itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from treaty.errors import ConfigError, TreatyError
+from treaty.messaging.messages import clean
+from treaty.node.attempts import Standing, all_approved, stopped_by
+from treaty.node.cards import Card, verify
+from treaty.node.exchange import Conversation, Proposed, View, Wanted
+from treaty.node.identity import Own, sign, trusted
+from treaty.node.policy import Verdict
+from treaty.node.proposals import Proposal, cast_of, id_of, read_proposal, rounds_of, statement
+from treaty.node.settings import Settings
+from treaty.node.store import FINAL, JobRow, Store
+from treaty.node.verdicts import checked, verdict_on
+
+logger = logging.getLogger(__name__)
+
+LONGEST_REASON = 1500  # characters of what others are told
+
+
+class Jobs:
+    """The jobs of a node that have not ended; `lock` is held by whoever changes them.
+
+    Parameters
+    ----------
+    tell : callable
+        ``tell(party, job)``: tell a party's node how a job stands here.
+    over : callable
+        ``over(standing)``: a job has ended; end its process.
+    wake : callable
+        There is something to look at.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        own: Own,
+        store: Store,
+        tell: Callable[[str, str], None],
+        over: Callable[[Standing], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.settings, self.own, self.store, self.name = settings, own, store, own.name
+        self.standings: dict[str, Standing] = {}
+        self.verdicts: dict[str, Future[Verdict]] = {}  # of jobs that wait to be approved here
+        self.lock = threading.RLock()
+        self._tell_one, self._over, self._wake = tell, over, wake
+        self._sent = 0  # number of views sent
+        self._newest: dict[tuple[str, str], tuple[bytes, int]] = {}  # by job and peer: its process and number of view
+        self._cards: tuple[float, dict[str, Card]] = (-1e9, {})
+        self._readers = ThreadPoolExecutor(1, "treaty-verdict")  # tables are read for one verdict at a time
+
+    def close(self) -> None:
+        """Begin no more verdicts."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def trusted(self) -> dict[str, Card]:
+        """Return the cards of peers as they are now, give or take a second."""
+        with self.lock:
+            read, cards = self._cards
+            if time.monotonic() - read > 1.0:
+                known = trusted(self.settings.keys)
+                cards = {peer: card for peer, card in known.items() if peer in self.settings.peers}
+                self._cards = time.monotonic(), cards
+            return cards
+
+    def view(self, job: str) -> View:
+        """Return how a job stands here, for others."""
+        with self.lock:
+            self._sent += 1
+            at = self.standings.get(job)
+            row = self.store.job(job) if at is None else at.row
+            reason = row.reason if row.state in FINAL or (at is not None and at.proposal.trial) else ""
+            if at is None:
+                return View(job=job, state=row.state, reason=reason, ended=row.attempt, count=self._sent)
+            return View(
+                job=job, state=row.state, reason=reason, asks=at.asks, ready=at.ready, runs=at.runs, ended=at.ended,
+                done=at.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals), count=self._sent,
+            )  # fmt: skip
+
+    def load(self, *, all_states: bool) -> None:
+        """Take up jobs as the database has them: at the start all, later those that commands have added."""
+        for row in self.store.jobs() if all_states else self.store.jobs(["proposed"]):
+            if row.state not in FINAL and row.id not in self.standings:
+                self._load(row)
+
+    def _load(self, row: JobRow) -> None:
+        proposal = msgspec.json.decode(row.proposal, type=Proposal)
+        try:
+            job = proposal.described()
+            cast = cast_of(job, proposal.verb)
+        except TreatyError as error:  # proposed under another version of Treaty
+            self.end(row.id, "failed", f"this version of Treaty cannot play it: {error}")
+            return
+        if row.state in ("running", "queued"):
+            event = {"what": "interrupted", "attempt": row.attempt}
+            row = self.store.change(row.id, state="waiting", reason="its node was restarted", event=event)
+        at = Standing(row, proposal, job, cast, ended=row.attempt, furthest=row.rounds)
+        for encoded in self.store.views(row.id).values():
+            with suppress(msgspec.MsgspecError):
+                self._approvals(at, msgspec.msgpack.decode(encoded, type=View).signed)
+        self.standings[row.id] = at
+
+    def proposed(self, peer: str, conversation: Conversation, note: Proposed) -> None:
+        """Take in a proposal, or say why not."""
+        job_id = id_of(note.proposal)
+        if job_id in self.standings:
+            return
+        try:
+            at = self._accepted(job_id, peer, note)
+        except TreatyError as error:
+            why = clean(str(error), 500)
+            logger.warning("a proposal of %s was refused: %s", peer, why)
+            self.store.note({"what": "refused", "who": peer, "job": job_id, "why": why})
+            reason = f"{self.name} refuses it: {clean(error.public or str(error), 500)}"
+            conversation.say(View(job=job_id, state="rejected", reason=reason))
+            return
+        if at is not None:
+            self.standings[job_id] = at
+            self._tell(at)
+
+    def _accepted(self, job_id: str, peer: str, note: Proposed) -> Standing | None:
+        """Check a proposal that a peer has sent, and keep it; None where it is known."""
+        proposal = read_proposal(note.proposal)
+        job = proposal.described()
+        cast = cast_of(job, proposal.verb)
+        card = self.trusted().get(job.active)
+        if peer != job.active or card is None:
+            raise _refused(f"expected a job of {peer} itself, got one of {clean(job.active, 63)}")
+        if not verify(card, note.signature, statement("submit", job_id, job.active)):
+            raise _refused(f"expected a proposal signed by {peer}, got another signature")
+        if self.name not in job.parties:
+            raise _refused(f"expected a job in which {self.name} takes part, got one without")
+        waiting = [at for at in self.standings.values() if at.row.submitter == peer]
+        if len(waiting) >= self.settings.limits.max_queued:
+            raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are taken")
+        row = JobRow(job_id, note.proposal, note.signature, peer, proposal.verb, total=rounds_of(job, proposal.verb))
+        event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.verb}
+        if not self.store.add_job(row, event=event):
+            return None
+        return Standing(self.store.job(job_id), proposal, job, cast)
+
+    def seen(self, peer: str, conversation: Conversation, view: View) -> None:
+        """Take in a peer's view of a job."""
+        at = self.standings.get(view.job)
+        if at is None:
+            self._seen_later(peer, conversation, view)
+            return
+        incarnation, count = self._newest.get((view.job, peer), (b"", -1))
+        if peer not in at.job.parties or (incarnation == conversation.incarnation and view.count <= count):
+            return
+        self._newest[view.job, peer] = conversation.incarnation, view.count
+        before, at.views[peer] = at.views.get(peer), view
+        self._approvals(at, view.signed)
+        if before is None or (before.state, before.signed) != (view.state, view.signed):
+            self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
+
+    def _seen_later(self, peer: str, conversation: Conversation, view: View) -> None:
+        """Take in a peer's view of a job that has ended here, or was never here."""
+        if not self.store.has(view.job):
+            if view.state not in FINAL:
+                conversation.say(Wanted(view.job))
+            return
+        proposal = msgspec.json.decode(self.store.job(view.job).proposal, type=Proposal)
+        if peer not in msgspec.json.decode(proposal.job)["parties"]:
+            return
+        if view.state in FINAL:
+            self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
+        else:  # it has not heard how the job ended
+            conversation.tell(view.job)
+
+    def _approvals(self, at: Standing, signed: Mapping[str, bytes]) -> None:
+        """Keep the approvals of parties whose signature is good."""
+        for who, signature in signed.items():
+            if who in at.approvals or who not in at.job.parties:
+                continue
+            card = self.own.card if who == self.name else self.trusted().get(who)
+            if card is not None and verify(card, signature, statement("approve", at.row.id, who)):
+                at.approvals[who] = signature
+
+    def obey(self, job: str, command: str, given: Mapping[str, str]) -> None:
+        """Do what a user of this node has asked for."""
+        at, by, reason = self.standings.get(job), given.get("by", ""), given.get("reason", "")
+        if at is None:
+            return
+        if command == "approve" and at.row.state == "proposed":
+            at.approver = by or "a person"
+        elif command == "reject" and at.row.state in ("proposed", "approved"):
+            self.end(job, "rejected", reason or "rejected by a person", by=by)
+        elif command == "cancel":
+            self.end(job, "cancelled", reason or "cancelled by a person", by=by)
+
+    def bring_on(self, at: Standing) -> bool:
+        """Bring a job as far as it goes without playing it; return whether it may be played."""
+        hours = self.settings.limits.job_hours
+        stopped = stopped_by(at, self.name)
+        if stopped is not None:
+            self.end(at.row.id, *stopped)
+        elif time.time() - at.row.created > 3600.0 * hours:
+            self.end(at.row.id, "failed", f"{self.name}: it has not ended in {hours:g} hours")
+        elif at.row.state == "proposed":
+            self._judge(at)
+        elif at.proposal.trial:
+            self._conclude(at)
+            return False
+        elif at.row.state == "approved" and all_approved(at):
+            self.change(at, state="queued")
+        return at.row.state in ("queued", "waiting", "running")
+
+    def _judge(self, at: Standing) -> None:
+        """Look at the policy's verdict once it is there, and approve or reject by it what needs nobody."""
+        verdict = self.verdicts.get(at.row.id)
+        if verdict is None:
+            verdict = self._readers.submit(self._found, at, self.trusted())
+            verdict.add_done_callback(lambda _: self._wake())
+            self.verdicts[at.row.id] = verdict
+        if not verdict.done():
+            return
+        found = verdict.result()
+        if not found.allowed:
+            broken = ", ".join(finding.rule for finding in found.findings if not finding.fine)
+            details = "; ".join(f"{finding.rule}: {finding.said}" for finding in found.findings if not finding.fine)
+            how = "would not take part" if at.proposal.trial else "does not take part"
+            reason = f"{self.name}: {how}, by its policy or its tables: {broken}"
+            self.end(at.row.id, "rejected", reason, by="policy", said=details)
+        elif at.proposal.trial:
+            self._approve(at, "policy", reason="a person must approve it" if found.needs_person else "")
+        elif at.approver or at.row.submitter == self.name:
+            self._approve(at, at.approver or "its submitter")
+        elif not found.needs_person:
+            self._approve(at, "policy")
+
+    def _found(self, at: Standing, cards: dict[str, Card]) -> Verdict:
+        """Return the policy's verdict; of a trial also whether tables, folders and keys will do."""
+        found = verdict_on(self.settings, cards, at.job, at.proposal.verb)
+        if not at.proposal.trial or not found.allowed:
+            return found
+        findings = [*found.findings, *checked(self.own, cards, self.settings, at.job, at.proposal.verb)]
+        return Verdict(all(finding.fine for finding in findings), found.needs_person, findings)
+
+    def _conclude(self, at: Standing) -> None:
+        """End a trial that all nodes have passed."""
+        lead = at.views.get(at.active)
+        if all_approved(at) if self.name == at.active else lead is not None and lead.state == "finished":
+            self.end(at.row.id, "finished", at.row.reason)
+
+    def _approve(self, at: Standing, by: str, reason: str = "") -> None:
+        signature = sign(self.own, statement("approve", at.row.id, self.name))
+        at.approvals[self.name] = signature
+        view = View(job=at.row.id, state="approved", signed={self.name: signature})
+        self.store.put_view(at.row.id, self.name, msgspec.msgpack.encode(view))
+        self.change(at, state="approved", reason=reason, event={"what": "approved", "by": by})
+
+    def change(self, at: Standing, **changes: Any) -> None:
+        """Change a job in the database, and tell all its parties."""
+        at.row = self.store.change(at.row.id, **changes)
+        self._tell(at)
+
+    def end(self, job_id: str, state: str, reason: str = "", *, by: str = "", said: str = "") -> None:
+        """Bring a job to a final state: `reason` is told to others, `said` kept in the audit log alone."""
+        reason = clean(reason, LONGEST_REASON)
+        event = {"what": state, "why": said or reason, "by": by}
+        changed = self.store.change(
+            job_id, state=state, reason=reason, event={name: value for name, value in event.items() if value}
+        )
+        self.verdicts.pop(job_id, None)
+        logger.info("job %s is %s%s", job_id[:12], state, f": {reason}" if reason else "")
+        at = self.standings.pop(job_id, None)
+        if at is not None:
+            at.row = changed
+            self._tell(at)
+            self._over(at)
+
+    def _tell(self, at: Standing) -> None:
+        for party in at.others(self.name):
+            self._tell_one(party, at.row.id)
+
+
+def _refused(why: str) -> ConfigError:
+    """Return the error for a proposal that is not taken, of which its sender is told all."""
+    return ConfigError(why, public=why)

@@ -1,0 +1,281 @@
+"""The node's page as HTML: jobs, approvals waiting, models, peers. No script, one style sheet, nothing loaded.
+
+Whatever is not `Html` is escaped when it is put into a tag, so a name that another organisation chose stays a name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from treaty.node.audit import Head
+from treaty.node.store import FINAL, JobRow, PeerState
+
+REFRESH = 5  # seconds
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is: `done` of `total` in `unit`, and how many seconds are left, where that is known."""
+
+    done: int
+    total: int
+    unit: str = "trees"
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What the page shows of a job, read from its proposal and from what the parties' nodes said.
+
+    Attributes
+    ----------
+    title : str
+        What the job is, in a few words.
+    states : mapping
+        By party, the state that its node has told; all parties of the job, this node's own among them.
+    hash : str
+        The digest of the proposal, which parties compare.
+    progress : Progress or None
+    disclosures : sequence of str
+        What would be learned, or was, a sentence each.
+    verdict : sequence of (bool, str)
+        What this node's policy finds: whether a rule allows it, and the rule in words.
+    models : sequence of str
+        Names of the parts of models that this node has kept of it.
+    sent, received : mapping
+        Bytes of messages by peer, in this job so far.
+    """
+
+    title: str
+    states: Mapping[str, str] = field(default_factory=dict)
+    hash: str = ""
+    progress: Progress | None = None
+    disclosures: Sequence[str] = ()
+    verdict: Sequence[tuple[bool, str]] = ()
+    models: Sequence[str] = ()
+    sent: Mapping[str, int] = field(default_factory=dict)
+    received: Mapping[str, int] = field(default_factory=dict)
+
+
+Shown = tuple[JobRow, JobView]
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b2330;--dim:#5a6474;--paper:#f6f7f9;--card:#fff;--line:#d9dee6;--link:#1c5fb0;
+--good:#1a6e3c;--bad:#a8261f;--busy:#1c5fb0;--wait:#80560a}
+@media(prefers-color-scheme:dark){:root{--ink:#e5e9f0;--dim:#a0aabb;--paper:#12161d;--card:#1b212b;--line:#333c4a;
+--link:#82b4f5;--good:#6fcf97;--bad:#ff8f87;--busy:#82b4f5;--wait:#e5b85c}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1rem;max-width:64rem;font:1rem/1.5 system-ui,sans-serif;color:var(--ink);
+background:var(--paper);overflow-wrap:anywhere}
+header{margin-bottom:1rem}
+h1{font-size:1.5rem;line-height:1.3;margin:0}
+h2{font-size:1.15rem;margin:2rem 0 .6rem}
+h3{font-size:1rem;margin:0;display:flex;flex-wrap:wrap;gap:.2rem .7rem;align-items:baseline}
+h4{font-size:.875rem;margin:1rem 0 .2rem}
+p{margin:.2rem 0}
+a{color:var(--link)}
+a:focus-visible{outline:2px solid;outline-offset:2px}
+code{font:.875em ui-monospace,monospace}
+ul{margin:0;padding:0 0 0 1.2rem}
+article,.rows{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.8rem 1rem;
+margin:0 0 .8rem}
+.rows{list-style:none}
+.rows li{padding:.45rem 0;border-top:1px solid var(--line);display:flex;flex-wrap:wrap;gap:0 .7rem;align-items:baseline}
+.rows li:first-child{border:0;padding-top:0}
+.rows li:last-child{padding-bottom:0}
+.dim,footer,.none{color:var(--dim);font-size:.875rem}
+footer{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.6rem}
+.state{font-weight:600;font-size:.875rem;white-space:nowrap}
+.state::before{content:"\\25CF\\00A0"}
+.good{color:var(--good)}.bad{color:var(--bad)}.busy{color:var(--busy)}.wait{color:var(--wait)}
+.parties{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;margin-top:.5rem}
+.verdict{list-style:none;padding:0}
+.verdict li{display:grid;grid-template-columns:4.5rem 1fr;align-items:baseline}
+.verdict .state::before{content:none}
+progress{width:100%;height:.7rem;margin-top:.6rem;accent-color:var(--busy)}
+"""
+STYLE_HASH = "sha256-" + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+
+_LOOKS = {
+    "proposed": "wait", "approved": "busy", "queued": "busy", "running": "busy", "waiting": "wait",
+    "finished": "good", "failed": "bad", "rejected": "bad", "cancelled": "dim",
+}  # fmt: skip
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def tag(name: str, *inside: str, **attributes: str | None) -> Html:
+    """Return an element; what is inside is escaped unless it is `Html`. ``look`` stands for the attribute ``class``."""
+    given = {"class" if key == "look" else key: value for key, value in attributes.items() if value is not None}
+    words = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
+    return Html(f"<{name}{words}>{joined(inside)}</{name}>")
+
+
+def joined(parts: Iterable[str]) -> Html:
+    """Return parts one after another, escaped unless they are `Html`."""
+    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in parts))
+
+
+def overview(
+    name: str, open_jobs: Sequence[Shown], ended: Sequence[Shown], peers: Mapping[str, PeerState], head: Head,
+    *, refresh: bool, now: float,
+) -> str:  # fmt: skip
+    """Return the node's page: jobs that have not ended, the newest of those that have, and peers."""
+    asked = [shown for shown in open_jobs if shown[0].state == "proposed"]
+    going = [shown for shown in open_jobs if shown[0].state != "proposed"]
+    models = [tag("li", tag("code", model), _of(job)) for job, view in ended for model in view.models]
+    up = sum(peer.up for peer in peers.values())
+    facts = f"{up} of {len(peers)} peers connected", f"{len(going)} jobs under way", f"{len(asked)} to approve"
+    content = joined([
+        tag("header", tag("h1", f"Node of {name}"), tag("p", " · ".join(facts), look="dim")),
+        tag("main",
+            _section("To approve", [_card(*shown, whole=True) for shown in asked], "No job waits for an approval."),
+            _section("Under way", [_card(*shown) for shown in going], "No job is under way."),
+            _section("Ended", _rows(_ended_row(*shown) for shown in ended), "No job has ended yet."),
+            _section("Models", _rows(models), "No job that is shown here has left a model."),
+            _section("Peers", _rows(_peer_row(*peer) for peer in peers.items()), "This node has no peers."),
+        ),
+    ])  # fmt: skip
+    return _document(f"{name}: node", content, head, refresh=refresh, now=now)
+
+
+def job_page(name: str, job: JobRow, view: JobView, head: Head, *, refresh: bool, now: float) -> str:
+    """Return the page of one job, with all that is known of it."""
+    head_line = tag("header", tag("p", tag("a", f"Node of {name}", href="/")), tag("h1", view.title))
+    refresh = refresh and job.state not in FINAL
+    content = joined(
+        [head_line, tag("main", tag("article", tag("p", _state(job.state)), *_facts(job, view), *_details(job, view)))]
+    )
+    return _document(f"{view.title}: {name}", content, head, refresh=refresh, now=now)
+
+
+def _document(title: str, content: Html, head: Head, *, refresh: bool, now: float) -> str:
+    again = Html(f'<meta http-equiv="refresh" content="{REFRESH}">') if refresh else Html("")
+    turn = tag("a", "keep it as it is", href="?still") if refresh else tag("a", "show it anew", href="?")
+    every = f"Shown anew every {REFRESH} seconds: " if refresh else "Not shown anew by itself: "
+    log = f" · audit log: {head.seq} entries, head {head.digest.hex()[:16]} · "
+    foot = tag("footer", "As of ", _time(now), log, every, turn)
+    meta = Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">')
+    style = Html(f"<style>{STYLE}</style>")
+    whole = tag("html", tag("head", meta, again, tag("title", title), style), tag("body", content, foot), lang="en")
+    return f"<!doctype html>{whole}"
+
+
+def _section(title: str, inside: Sequence[Html], none: str) -> Html:
+    anchor = title.lower().replace(" ", "-")
+    return tag(
+        "section",
+        tag("h2", title, id=anchor),
+        *(inside or [tag("p", none, look="none")]),
+        **{"aria-labelledby": anchor},
+    )
+
+
+def _rows(rows: Iterable[Html]) -> list[Html]:
+    every = list(rows)
+    return [tag("ul", *every, look="rows")] if every else []
+
+
+def _card(job: JobRow, view: JobView, *, whole: bool = False) -> Html:
+    line = tag("h3", tag("a", view.title, href=_path(job)), _state(job.state))
+    return tag("article", line, *_facts(job, view), *(_details(job, view) if whole else ()))
+
+
+def _facts(job: JobRow, view: JobView) -> Iterator[Html]:
+    id = tag("code", job.id[:12])
+    yield tag("p", f"{job.verb} · job ", id, f" · proposed by {job.submitter}, ", _time(job.created), look="dim")
+    if job.reason:
+        yield tag("p", job.reason)
+    if view.progress is not None and job.state not in FINAL:
+        yield from _progress(view.progress)
+    if view.states:
+        states = [tag("li", f"{party} ", _state(state)) for party, state in view.states.items()]
+        yield tag("ul", *states, look="parties")
+    if job.state == "proposed":
+        yield tag("p", "It is approved or rejected by this node's command line, with a signature.", look="dim")
+
+
+def _details(job: JobRow, view: JobView) -> Iterator[Html]:
+    if view.disclosures:
+        yield tag("h4", "What would be learned" if job.state == "proposed" else "What is learned")
+        yield tag("ul", *(tag("li", sentence) for sentence in view.disclosures))
+    if view.verdict:
+        yield tag("h4", "This node's policy")
+        yield tag("ul", *(tag("li", _mark(found[0]), tag("span", found[1])) for found in view.verdict), look="verdict")
+    if view.models:
+        yield tag("h4", "Models")
+        yield tag("ul", *(tag("li", tag("code", model)) for model in view.models))
+    traffic = [
+        tag("li", f"{peer}: {_size(view.sent.get(peer, 0))} sent, {_size(view.received.get(peer, 0))} received")
+        for peer in sorted({*view.sent, *view.received})
+    ]
+    if traffic:
+        yield tag("h4", "Messages")
+        yield tag("ul", *traffic)
+    if view.hash:
+        yield tag("h4", "Digest of the proposal")
+        yield tag("p", tag("code", view.hash))
+
+
+def _mark(fine: bool) -> Html:
+    return tag("span", "fine" if fine else "refused", look=f"state {'good' if fine else 'bad'}")
+
+
+def _progress(progress: Progress) -> list[Html]:
+    total = max(progress.total, 1)
+    left = "" if progress.seconds_left is None else f", about {_duration(progress.seconds_left)} left"
+    said = f"{progress.done} of {progress.total} {progress.unit}{left}"
+    bar = tag("progress", value=str(min(progress.done, total)), max=str(total), **{"aria-label": said})
+    return [bar, tag("p", said)]
+
+
+def _ended_row(job: JobRow, view: JobView) -> Html:
+    reason = [tag("span", job.reason)] if job.reason else []
+    title = tag("a", view.title, href=_path(job))
+    return tag("li", title, _state(job.state), tag("span", _time(job.changed), look="dim"), *reason)
+
+
+def _peer_row(party: str, peer: PeerState) -> Html:
+    state = tag("span", "connected" if peer.up else "not connected", look=f"state {'good' if peer.up else 'bad'}")
+    said = [tag("span", peer.said)] if peer.said else []
+    return tag("li", tag("strong", party), state, tag("span", "since ", _time(peer.since), look="dim"), *said)
+
+
+def _of(job: JobRow) -> Html:
+    return tag("span", "of job ", tag("code", job.id[:12]), look="dim")
+
+
+def _path(job: JobRow) -> str:
+    return f"/jobs/{quote(job.id, safe='')}"
+
+
+def _state(state: str) -> Html:
+    return tag("span", state, look=f"state {_LOOKS.get(state, 'dim')}")
+
+
+def _time(seconds: float) -> Html:
+    when = time.gmtime(seconds)
+    return tag("time", time.strftime("%Y-%m-%d %H:%M UTC", when), datetime=time.strftime("%Y-%m-%dT%H:%M:%SZ", when))
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{round(seconds / length)} {unit}"
+    return f"{round(seconds)} seconds"
+
+
+def _size(count: float) -> str:
+    if count < 1000:
+        return f"{count} bytes"
+    power = min(int(math.log10(count)) // 3, 4)
+    return f"{count / 1000**power:.3g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"

@@ -1,0 +1,381 @@
+"""Whether a proposed job may use a data set: every rule of its policy, with a sentence for a person.
+
+A rule that cannot be decided counts as broken, and says why: of a system that has no epsilon of the kind asked about,
+say, or a table that cannot be read. So an option or a system that a policy knows nothing of does not pass in silence.
+Findings are for the data set's owner: they name columns and numbers of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import fit_bins
+from treaty.data.columns import quoted
+from treaty.data.sources import as_text, read_table, table_facts
+from treaty.data.table import to_table
+from treaty.errors import TreatyError
+from treaty.models.checkpoints import noise_folder
+from treaty.node.settings import DataSet, Policy
+from treaty.privacy.ledger import FILE, per_person, read_ledger
+from treaty.runs.job import Job, Member, id_column
+from treaty.runs.rows import labels_of
+from treaty.systems import SYSTEMS
+from treaty.systems.vertical.exact_sums import expected_share
+
+_FIRST = ("peers", "systems", "verbs")  # rules that are decided without a look at the table
+_ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
+_WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")  # they make no release under noise
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule comes to: its name in the policy, whether it is kept, and what was asked and is allowed."""
+
+    rule: str
+    fine: bool
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a policy comes to.
+
+    Attributes
+    ----------
+    allowed : bool
+        Whether every rule is kept.
+    needs_person : bool
+        Whether a person must approve the job as well.
+    findings : list of Finding
+        One for each rule that the policy has and the job touches; where parties, system or verb are not allowed, of
+        these alone.
+    """
+
+    allowed: bool
+    needs_person: bool
+    findings: list[Finding]
+
+
+class Facts:
+    """What is to be known of a data set, looked up when it is first asked for; a query is run then, once.
+
+    What cannot be looked up raises DataError or ConfigError.
+    """
+
+    def __init__(self, data_set: DataSet, party: str) -> None:
+        self._data_set, self._party = data_set, party
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self._seen[0]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns, in the table's order."""
+        return list(self._seen[1].names)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Arrow's name of each column's type: "double", "string"."""
+        schema = self._seen[1]
+        return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+
+    def codes(self, columns: list[str], max_bin: int) -> NDArray[np.uint8]:
+        """Return the bins of columns, uint8 (n_rows, n_columns), as a training has them; all rows are read for that."""
+        categorical = self._data_set.categorical
+        arrow = read_table(self._path, columns=columns, text=self._text, party=self._party)
+        table = to_table(as_text(arrow, categorical), party=self._party, text_as_categories=True)
+        return fit_bins(table, max_bin).transform(table)
+
+    @cached_property
+    def _seen(self) -> tuple[int, Any]:
+        return table_facts(self._path, text=self._text, party=self._party)
+
+    @cached_property
+    def _path(self) -> Path:
+        return self._data_set.fetch()
+
+    @property
+    def _text(self) -> list[str]:
+        return [*([] if self._data_set.id is None else [self._data_set.id]), *self._data_set.categorical]
+
+
+def facts_of(data_set: DataSet, party: str) -> Facts:
+    """Return what is known of a party's data set; nothing is read, and no query run, before it is asked for."""
+    return Facts(data_set, party)
+
+
+def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) -> Verdict:
+    """Return what a data set's policy says of a proposed job.
+
+    Parameters
+    ----------
+    job : Job
+        As proposed.
+    verb : {"train", "predict", "explain"}
+    party : str
+        Whose data set it is.
+    data_set : DataSet
+        One of those that the job names for this party; each has its own verdict.
+    facts : Facts
+        See `facts_of`.
+    """
+    case = _Case(job, verb, party, data_set, facts)
+    findings: list[Finding] = []
+    for rule, check in _RULES.items():
+        if rule not in _FIRST and not all(finding.fine for finding in findings if finding.rule in _FIRST):
+            break  # nobody makes us read tables for what is out of the question
+        try:
+            found = check(case)
+        except TreatyError as error:
+            found = False, f"cannot be decided: {error}"
+        if found is not None:
+            findings.append(Finding(rule, *found))
+    return Verdict(all(finding.fine for finding in findings), data_set.policy.approve, findings)
+
+
+def over_budget(job: Job, verb: str, party: str, data_set: DataSet) -> str:
+    """Return why a job would now spend more than `most_epsilon_total`; "" where it would not.
+
+    Asked for again just before a job begins: another one may have spent since it was approved.
+    """
+    found = _epsilon_total(_Case(job, verb, party, data_set, facts_of(data_set, party)))
+    return "" if found is None or found[0] else found[1]
+
+
+@dataclass(frozen=True)
+class _Case:
+    job: Job
+    verb: str
+    party: str
+    data_set: DataSet
+    facts: Facts
+
+    @property
+    def policy(self) -> Policy:
+        return self.data_set.policy
+
+    @cached_property
+    def member(self) -> Member:
+        """The party's part of the job, with what the data set has to say of it."""
+        return self.data_set.member(self.job.parties[self.party], aligned=self.job.align is not None)
+
+    @cached_property
+    def settings(self) -> tuple[Any, Any]:
+        return self.job.settings()
+
+    @property
+    def trains(self) -> bool:
+        return self.verb == "train"
+
+    @property
+    def known(self) -> bool:
+        """Whether the system is one that comes with Treaty."""
+        return any(self.job.protocol in systems for systems in SYSTEMS.values())
+
+    @property
+    def rounds_of_trees(self) -> int:
+        """Trees that a round has."""
+        return self.job.classes if self.job.classes > 2 else 1
+
+    @cached_property
+    def features(self) -> list[str]:
+        """Columns that a model may use."""
+        without = {*self.member.drop, *labels_of(self.job, self.party)}
+        if self.job.align is not None:
+            without.add(self.member.id or id_column(self.job, self.party))
+        return [name for name in self.member.columns or self.facts.columns if name not in without]
+
+
+_Found = tuple[bool, str] | None  # None: the policy has no such rule, or the job does not touch it
+
+
+def _peers(case: _Case) -> _Found:
+    others = [name for name in case.job.parties if name != case.party]
+    strangers = [name for name in others if name not in case.policy.peers]
+    allowed = quoted(case.policy.peers) if case.policy.peers else "nobody"
+    return not strangers, f"with {quoted(others)}; allowed: {allowed}"
+
+
+def _systems(case: _Case) -> _Found:
+    protocol, allowed = case.job.protocol, case.policy.systems
+    if allowed is None:
+        return case.known, f"system {protocol!r}; allowed: every system that comes with Treaty"
+    return protocol in allowed, f"system {protocol!r}; allowed: {quoted(allowed) or 'none'}"
+
+
+def _verbs(case: _Case) -> _Found:
+    allowed = case.policy.verbs
+    return None if allowed is None else (case.verb in allowed, f"to {case.verb}; allowed: {', '.join(allowed)}")
+
+
+def _consents(case: _Case) -> _Found:
+    own, _ = case.settings
+    asked = [name for name in ("allow_insecure", "allow_exact_sums") if getattr(own, name, False)]
+    asked += [name for name in ("show_weights", "show_eval_margins") if getattr(own, name, False)]
+    asked += ["paper"] if own.mode == "paper" else []
+    asked += ["dropout"] if getattr(own, "dropout", None) == "accept" else []
+    if not asked:
+        return True, "no consent to what is broken or shows more"
+    allowed = quoted(case.policy.consents) if case.policy.consents else "none"
+    return set(asked) <= set(case.policy.consents), f"consent to {quoted(asked)}; allowed: {allowed}"
+
+
+def _alignments(case: _Case) -> _Found:
+    if case.job.align is None:
+        return None
+    asked, most = case.job.align.max_runs, case.policy.most_alignments
+    return asked <= most, f"at most {asked} alignments with a partner in 30 days (align.max_runs); allowed: {most}"
+
+
+def _labels(case: _Case) -> _Found:
+    if not case.trains or not (brought := labels_of(case.job, case.party)):
+        return None
+    allowed = "allowed" if case.policy.labels else "its labels may not be used"
+    return case.policy.labels, f"its columns {quoted(brought)} as label, weight or group; {allowed}"
+
+
+def _columns(case: _Case) -> _Found:
+    asked, data_set, allowed = case.job.parties[case.party].columns, case.data_set, case.policy.columns
+    hidden = [name for name in asked or () if name in data_set.drop or name not in (data_set.columns or asked or ())]
+    if hidden:
+        return False, f"columns {quoted(hidden)}, which the data set leaves out"
+    if allowed is None:
+        return None
+    used = [*case.features, *(labels_of(case.job, case.party) if case.trains else ())]
+    if case.job.align is not None and data_set.id is None:  # the job says what ids are
+        used.append(id_column(case.job, case.party))
+    more = [name for name in used if name not in allowed]
+    return not more, f"columns {quoted(more or used) if used else 'none'}; allowed: {quoted(allowed) or 'none'}"
+
+
+def _least_rows(case: _Case) -> _Found:
+    least = case.policy.least_rows
+    return None if least is None else (case.facts.rows >= least, f"{case.facts.rows} rows; allowed: from {least} on")
+
+
+def _least_child(case: _Case) -> _Found:
+    least = case.policy.least_min_child_samples
+    if least is None or not case.trains:
+        return None
+    given = getattr(case.settings[1], "min_child_samples", None)
+    if given is None:
+        return False, f"cannot be decided: models of {case.job.protocol!r} have no leaves whose rows could be counted"
+    return given >= least, f"leaves of {given} rows (min_child_samples); allowed: from {least} on"
+
+
+def _sums(case: _Case) -> _Found:
+    allowed = case.policy.sums
+    if allowed is None or not case.trains or {"open", "sealed"} <= set(allowed):
+        return None
+    mode = _mode_of_sums(case)
+    if mode is None:
+        return False, f"cannot be decided: system {case.job.protocol!r} has neither open nor sealed sums of bins"
+    return mode in allowed, f"{mode} sums; allowed: {', '.join(allowed) or 'none'}"
+
+
+def _mode_of_sums(case: _Case) -> str | None:
+    """Return how sums of bins are shown; None where that is no question of the system, or its paper mode shows more."""
+    own, _ = case.settings
+    if not case.known or not hasattr(own, "ciphers"):
+        return None
+    return "sealed" if own.ciphers.sealed else "open"
+
+
+def _recoverable(case: _Case) -> _Found:
+    most = case.policy.most_recoverable
+    if most is None or not case.trains:
+        return None
+    (own, common), mode = case.settings, _mode_of_sums(case)
+    allowed = f"allowed: {most:.0%} of the bins of its rows"
+    if mode is None or own.mode == "paper":
+        return False, f"cannot be decided: what {case.job.protocol!r} shows is not only sums of bins; {allowed}"
+    if case.party == case.job.active or mode == "sealed":
+        whose = "of its own columns" if case.party == case.job.active else "under sealed sums"
+        return True, f"no sum of bins is shown {whose}; {allowed}"
+    job = case.job
+    varied = job.task != "classification" or job.weight is not None
+    codes = case.facts.codes(case.features, common.most_bins)
+    share = expected_share(codes, common, case.rounds_of_trees, varied=varied)
+    return share <= most, f"open sums, of which {job.active} may work out an estimated {share:.1%}; {allowed}"
+
+
+def _epsilon(case: _Case) -> _Found:
+    most = case.policy.most_epsilon
+    if most is None or not case.trains:
+        return None
+    paid, why = _cost(case)
+    return paid <= most * _ROUNDED, f"{why}; allowed: epsilon {most:g}"
+
+
+def _epsilon_total(case: _Case) -> _Found:
+    most = case.policy.most_epsilon_total
+    if most is None or not case.trains:
+        return None
+    paid, why = _cost(case)
+    folder = noise_folder(case.data_set.store, case.party)
+    before = per_person(read_ledger(folder)) if (folder / FILE).exists() else 0.0
+    fine = paid == 0.0 or before + paid <= most * _ROUNDED
+    return fine, f"{why}, and epsilon {before:g} so far; allowed: epsilon {most:g} together"
+
+
+def _cost(case: _Case) -> tuple[float, str]:
+    """Return the most that a job's noisy releases of the party's table cost a person, and what they are."""
+    own = case.settings[0]
+    protocol, active = case.job.protocol, case.party == case.job.active
+    nothing = 0.0, "no release under noise of this table, so that no epsilon is paid"
+    if protocol in _WITHOUT_EPSILON or (protocol in ("secureboost", "fedxgboost-ldp") and not active):
+        return nothing
+    if protocol in ("secureboost", "fedxgboost-ldp") and (labels := own.label_epsilon) is not None:
+        return labels, f"epsilon {labels:g} for labels randomised once"
+    if protocol == "secureboost":
+        return nothing
+    if protocol == "fedxgboost-ldp":
+        return _cost_of_gradients(case)
+    if protocol == "federboost-horizontal":
+        total = own.epsilon_total
+        return nothing if total is None else (total, f"epsilon {total:g} for noise on sums (epsilon_total)")
+    if protocol == "federboost-vertical":
+        if active:
+            return nothing
+        costs = own.epsilons(case.features)
+        paid = math.fsum(costs.values())
+        return paid, f"epsilon {paid:g} for randomised buckets of {len(costs)} columns"
+    return math.inf, f"cannot be decided: what system {protocol!r} costs is not known"
+
+
+def _cost_of_gradients(case: _Case) -> tuple[float, str]:
+    own, common = case.settings
+    if own.mode == "paper":
+        return math.inf, "exact sums beside the noise, so that no epsilon holds (mode='paper')"
+    trees = common.n_estimators * case.rounds_of_trees
+    paid = trees * own.noise_epsilon
+    if own.epsilon_total is not None and own.delta is None:  # with a delta it limits what an accountant finds
+        paid = min(paid, own.epsilon_total)
+    return paid, f"epsilon {paid:g} for noise on gradients of {trees} trees"
+
+
+_RULES: dict[str, Callable[[_Case], _Found]] = {
+    "peers": _peers,
+    "systems": _systems,
+    "verbs": _verbs,
+    "consents": _consents,
+    "labels": _labels,
+    "columns": _columns,
+    "most_alignments": _alignments,
+    "least_rows": _least_rows,
+    "least_min_child_samples": _least_child,
+    "sums": _sums,
+    "most_recoverable": _recoverable,
+    "most_epsilon": _epsilon,
+    "most_epsilon_total": _epsilon_total,
+}

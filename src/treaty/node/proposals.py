@@ -1,0 +1,269 @@
+"""A job as organisations propose and approve it: the same bytes at every node, named by their hash.
+
+The active party's node signs the proposal, each party's node its approval of that hash (Ed25519). What is approved can
+never change: another option makes another hash. A proposal has no addresses, keys, files or folders; the name of a
+party's table is that of a data set declared at its node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from treaty.errors import ConfigError, TreatyError
+from treaty.messaging.certificates import check_names
+from treaty.messaging.messages import clean
+from treaty.runs.job import Job, Member, decoded_job, read_job
+from treaty.runs.party import check_explainable
+from treaty.systems import SYSTEMS
+from treaty.systems.system import Cast
+
+Verb = Literal["train", "predict", "explain"]
+VERBS: tuple[Verb, ...] = ("train", "predict", "explain")
+
+LARGEST = 256 << 10
+"""Bytes of a proposal, at most."""
+OPEN_FOR = timedelta(days=30)
+"""How long a proposal may wait to be approved by all."""
+CLOCK_SLACK = timedelta(hours=24)
+"""By how much the clocks of two organisations may differ."""
+MOST_PARTIES = 1000
+"""Parties of a job between nodes: each view of it may hold the approval of every one."""
+LONGEST_TEXT = 1000
+"""Characters of a name, an option or a column in a proposal."""
+LONGEST_WAIT = 30 * 86400.0
+"""Seconds that a proposal may have parties wait for a message."""
+MOST_CLASSES = 10_000
+"""Classes of a job between nodes: parties keep a column of numbers for each."""
+
+_OF_NODES = ("output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
+_OF_MEMBERS = (
+    "address", "listen", "certificate", "key", "id", "noisy_labels", "keep_for_audit", "audit_gigabytes",
+)  # fmt: skip
+"""Fields that are each node's own business, and no part of a proposal."""
+
+
+class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a node signs and sends.
+
+    Attributes
+    ----------
+    job : str
+        The job, JSON as `Job.encoded` writes it.
+    verb : {"train", "predict", "explain"}
+    model : str
+        The training's id, of a prediction or explanation.
+    submitted : str
+        Date and time, UTC.
+    nonce : str
+        Random, so that the same job submitted twice is two jobs.
+    trial : bool
+        Nodes only check whether they could take part; nobody is asked, and nothing is played.
+    """
+
+    job: Annotated[str, msgspec.Meta(max_length=LARGEST)]
+    verb: Verb
+    model: Annotated[str, msgspec.Meta(pattern=r"^(|[0-9a-f]{64})\Z")] = ""
+    submitted: Annotated[str, msgspec.Meta(max_length=40)]
+    nonce: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    trial: bool = False
+
+    def described(self) -> Job:
+        """Return the job.
+
+        Raises
+        ------
+        ConfigError
+            If it is no valid job, or has fields that are each node's own business.
+        """
+        try:
+            job = decoded_job(self.job.encode())
+            job.settings()
+        except TreatyError:
+            raise
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # of msgspec, and of numbers too large
+            raise ConfigError(f"expected a job in the proposal, got {error}") from None
+        check_shared(job)
+        return job
+
+
+def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) -> bytes:
+    """Return the proposal of a job file.
+
+    Raises
+    ------
+    ConfigError
+        If the file is wrong, or names what is each node's own business.
+    """
+    job = read_job(file)
+    check_shared(job)
+    cast_of(job, verb)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    proposal = Proposal(
+        job=job.encoded().decode(), verb=verb, model=model, submitted=now, nonce=secrets.token_hex(16), trial=trial
+    )
+    _check_job(proposal.job, [job.protocol])
+    content = msgspec.json.encode(proposal)
+    if len(content) > LARGEST:
+        raise ConfigError(f"expected a job of at most {LARGEST} bytes, got {len(content)} - in the job {file}")
+    return content
+
+
+def read_proposal(content: bytes, systems: Collection[str] = ()) -> Proposal:
+    """Decode a proposal that somebody sent; nothing of it is looked up or imported.
+
+    Parameters
+    ----------
+    systems : collection of str
+        Systems that do not come with Treaty, as ``package.module:NAME``, which this node's own settings name.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, or too old, or from the future; or its job is of another system, or has texts or numbers that
+        no job needs.
+    """
+    if len(content) > LARGEST:
+        raise ConfigError(f"expected a proposal of at most {LARGEST} bytes, got {len(content)}")
+    try:
+        proposal = msgspec.json.decode(content, type=Proposal)
+        submitted = datetime.strptime(proposal.submitted, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"expected a proposal, got {error}") from None
+    age = datetime.now(UTC) - submitted
+    if not -CLOCK_SLACK <= age <= OPEN_FOR:
+        raise ConfigError(
+            f"expected a proposal of the last {OPEN_FOR.days} days, got one of {proposal.submitted}; submit it again, "
+            "or compare clocks"
+        )
+    _check_job(proposal.job, systems)
+    return proposal
+
+
+def _check_job(encoded: str, systems: Collection[str]) -> None:
+    """Refuse a job before it is understood: to look for a system by name is to run its module."""
+    try:
+        raw = msgspec.json.decode(encoded)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"expected a job in the proposal, got {error}") from None
+    if not isinstance(raw, dict) or not isinstance(parties := raw.get("parties"), dict):
+        raise ConfigError("expected a job with parties in the proposal, got something else")
+    known = {name for named in SYSTEMS.values() for name in named} | set(systems)
+    protocol = raw.get("protocol", "secureboost")
+    if not isinstance(protocol, str) or protocol not in known:
+        raise ConfigError(
+            "expected a system that comes with Treaty, or one that a policy here names, got "
+            + clean(repr(protocol), 80)
+        )
+    if not 2 <= len(parties) <= MOST_PARTIES:
+        raise ConfigError(f"expected from 2 to {MOST_PARTIES} parties, got {len(parties)}")
+    check_names(parties)
+    for text in _texts(raw):
+        if len(text) > LONGEST_TEXT or not text.isprintable():  # it is shown to people, on terminals too
+            raise ConfigError(
+                f"expected printable texts of at most {LONGEST_TEXT} characters in a job, got {clean(repr(text), 80)}"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in decoded JSON, names of fields too, however deep it is."""
+    left = [value]
+    while left:
+        inner = left.pop()
+        if isinstance(inner, str):
+            yield inner
+        elif isinstance(inner, dict):
+            left += [*inner, *inner.values()]
+        elif isinstance(inner, list):
+            left += inner
+
+
+def id_of(content: bytes) -> str:
+    """Return a proposal's hash, by which all nodes call the job: SHA-256, 64 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def statement(what: str, job: str, who: str) -> bytes:
+    """Return what is signed: `what` is "submit", "approve", "reject" or "cancel"."""
+    return b"\0".join([b"treaty node 1", what.encode(), job.encode(), who.encode()])
+
+
+def check_shared(job: Job) -> None:
+    """Refuse a job that names addresses, keys, files or folders: those are each node's own business.
+
+    Raises
+    ------
+    ConfigError
+    """
+    usual = {field.name: field.default for field in msgspec.structs.fields(Job)}
+    wrong = [name for name in _OF_NODES if getattr(job, name) != usual[name]]
+    if job.align is not None and job.align.log is not None:
+        wrong.append("align.log")
+    for party, member in job.parties.items():
+        for named in (member.table, *member.eval_tables, member.predict_table):
+            try:
+                check_names([] if named is None else [named])
+            except ConfigError as error:
+                raise ConfigError(f"parties.{party} names no data set of its node: {error}") from None
+    for name, seconds in (("timeout", job.timeout), ("reconnect", job.reconnect)):
+        if seconds > LONGEST_WAIT:
+            raise ConfigError(f"expected {name} of at most {LONGEST_WAIT / 86400:g} days, got {seconds:g} seconds")
+    if job.classes > MOST_CLASSES:
+        raise ConfigError(f"expected at most {MOST_CLASSES} classes, got more")
+    plain = Member()
+    wrong += [
+        f"parties.{party}.{name}"
+        for party, member in job.parties.items()
+        for name in _OF_MEMBERS
+        if getattr(member, name) != getattr(plain, name)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"expected a job for nodes without {', '.join(wrong)}: each organisation's NODE.toml says where its node "
+            "is, and how its data sets are read; the job says what is trained"
+        )
+
+
+def cast_of(job: Job, verb: Verb) -> Cast:
+    """Return who plays which role.
+
+    Raises
+    ------
+    ConfigError
+        If roles are wrong, or the verb is not for this system.
+    """
+    if verb != "train" and job.by_row:
+        raise ConfigError(
+            f"expected no {verb} job with protocol {job.protocol!r}: who has a model there has the whole one, and "
+            "predicts alone (treaty predict, treaty serve)"
+        )
+    if verb == "explain":
+        check_explainable(job)
+    reason = job.system.only_simulated(job.settings()[0])
+    if reason:
+        raise ConfigError(reason)
+    return job.cast()
+
+
+def data_sets(job: Job, party: str, verb: Verb) -> list[str]:
+    """Return the names of a party's data sets that a job would read."""
+    member = job.parties[party]
+    named = [member.table, *member.eval_tables] if verb == "train" else [member.predict_table]
+    return list(dict.fromkeys(name for name in named if name is not None))
+
+
+def rounds_of(job: Job, verb: Verb) -> int:
+    """Return how many rounds, or epochs, a training has at most; 0 of a prediction."""
+    return int(job.settings()[1].most_rounds) if verb == "train" else 0
+
+
+def in_words(job: Job, verb: Verb) -> str:
+    """Describe a job in one line: what is done, under which system, between whom."""
+    rows = "" if verb == "train" else " of a model"
+    return f"{verb}{rows}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties"

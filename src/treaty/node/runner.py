@@ -1,0 +1,141 @@
+"""Processes that play this organisation's party: how they are told what to play, watched, and ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from treaty.compute import cores
+from treaty.models.checkpoints import checkpoint_file
+from treaty.node.cards import Card
+from treaty.node.identity import Own
+from treaty.node.local import local_job, tables_of
+from treaty.node.proposals import Verb
+from treaty.node.settings import Settings
+from treaty.node.worker import Event, Order
+from treaty.runs.job import Job
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS = 20.0
+"""Seconds that a process which is told to end has to say so to others and to write its checkpoint."""
+
+
+class Process:
+    """One attempt of a job, playing.
+
+    `on_event` is called with each of its events, from a thread of its own; the last one has an `end`, also where the
+    process was killed and could not say so.
+    """
+
+    def __init__(self, order: Order, errors: Path, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        with errors.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "treaty.node.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
+                start_new_session=True,  # a key pressed at the node's terminal is the node's business
+            )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+        self._reader = threading.Thread(target=self._read, name="treaty-worker", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def end(self) -> None:
+        """Tell it to end, and kill it where it has not done so in `LAST_WORDS` seconds; returns at once."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            killing = threading.Timer(LAST_WORDS, self._kill)
+            killing.daemon = True
+            killing.start()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until its last event was told."""
+        self._reader.join(timeout)
+        if self._reader.is_alive():
+            self._kill()
+            self._reader.join(5.0)
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def _read(self) -> None:
+        decoder, ended = msgspec.json.Decoder(Event), False
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        for line in self._process.stdout:
+            try:
+                event = decoder.decode(line)
+            except msgspec.MsgspecError:  # something that a library printed
+                continue
+            ended = ended or bool(event.end)
+            self._on_event(event)
+        code = self._process.wait()
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        if not ended:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._on_event(Event(end="again", said=f"its process {how}", public=f"its process {how}"))
+
+
+def order_of(
+    job: Job,
+    job_id: str,
+    verb: Verb,
+    model: str,
+    own: Own,
+    cards: Mapping[str, Card],
+    settings: Settings,
+    addresses: Mapping[str, str],
+    wait: float,
+) -> Order:
+    """Return what a process is told; arguments as of `local_job`, `wait` are the seconds to wait for others to start.
+
+    Raises
+    ------
+    ConfigError
+        If the job names a data set that this node does not have.
+    """
+    name, folder = own.name, Path(settings.folder)
+    checkpoints, output = folder / "checkpoints" / job_id, folder / "models" / (model or job_id)
+    for made in (checkpoints, output, folder / "logs"):
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tables = tables_of(job, settings, checkpoints)
+    local = msgspec.structs.replace(
+        local_job(job, job_id, verb, own, cards, settings, tables, addresses),
+        output=str(output),
+        checkpoints=str(checkpoints),
+        wait=wait,
+        n_jobs=max(1, cores() // settings.max_running),
+    )
+    resumes = verb == "train" and "resume" not in job.system.cannot and name == job.active
+    return Order(
+        job=local.encoded().decode(),
+        name=name,
+        verb=verb,
+        resume=resumes and checkpoint_file(checkpoints, name).exists(),
+        log=str(folder / "logs" / f"{job_id}.log"),
+        lock=str(checkpoints / ".lock"),
+        result=str(output / f"{name}.{verb}-{job_id[:16]}.csv"),
+        fetch={path: settings.data[of] for of, path in tables.items() if settings.data[of].sql is not None},
+    )

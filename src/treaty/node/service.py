@@ -1,0 +1,332 @@
+"""A node: talks to its peers, and plays its organisation's party in what all have approved."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import queue
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import treaty
+from treaty.errors import ConfigError, TreatyError
+from treaty.messaging.messages import clean
+from treaty.node.attempts import Standing, decide, pause_after
+from treaty.node.door import Door
+from treaty.node.exchange import Back, Conversation, Exchange, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.identity import load_own
+from treaty.node.jobs import Jobs
+from treaty.node.policy import over_budget
+from treaty.node.proposals import data_sets
+from treaty.node.runner import LAST_WORDS, Process, order_of
+from treaty.node.settings import Settings
+from treaty.node.store import Store
+from treaty.node.worker import Event
+
+logger = logging.getLogger(__name__)
+
+TICK = 0.5
+"""Seconds, at most, between two looks at all jobs."""
+TOLD_EVERY = 1.0
+"""Seconds, at least, between two notes of rounds that are done."""
+CONNECT_WAIT = 60.0
+"""Seconds that the processes of an attempt wait for each other."""
+MOST_HEARD = 1000
+"""Notes of peers, and events of processes, that wait to be looked at; whoever says more meanwhile waits."""
+
+
+class Node:
+    """An organisation's node, which works from `run` to `stop`.
+
+    Raises ConfigError where the folder is another node's, keys or the database cannot be used, or the address cannot
+    be listened at.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.name, self.folder = settings, settings.name, Path(settings.folder)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = load_own(settings.keys, settings.name)
+        self._inbox: queue.Queue[tuple[Any, ...]] = queue.Queue(MOST_HEARD)
+        self._wake, self._stopping = threading.Event(), threading.Event()
+        self._noted: dict[str, float] = {}  # by job: when its rounds were last written down
+        with ExitStack() as held:
+            held.enter_context(_alone(self.folder))
+            self.store = held.enter_context(Store(self.folder))
+            self.jobs = Jobs(settings, own, self.store, self._tell, self._over, self._wake.set)
+            held.callback(self.jobs.close)
+            # sockets have short names, which folders may not have
+            sockets = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-")))
+            self.door = Door(settings.listen, sockets, settings.dialled, self._ask_back)
+            held.callback(self.door.close)
+            dialled = {peer: self.door.peer_socket(peer) for peer in settings.dialled}
+            self.exchange = Exchange(own, self.jobs.trusted, self, self.door.node_socket, dialled, treaty.__version__)
+            self._held = held.pop_all()
+
+    # what conversations ask and tell, from threads of theirs
+
+    def met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
+        """See `exchange.Desk`."""
+        self._put("met", peer, conversation, hello)
+
+    def heard(self, peer: str, conversation: Conversation, note: Note) -> None:
+        """See `exchange.Desk`."""
+        self._put("heard", peer, conversation, note)
+
+    def left(self, peer: str, why: str) -> None:
+        """See `exchange.Desk`."""
+        self._put("left", peer, why)
+
+    def head(self) -> Head:
+        """See `exchange.Desk`."""
+        newest = self.store.head()
+        return Head(newest.seq, newest.digest)
+
+    def view(self, job: str) -> View:
+        """See `exchange.Desk`."""
+        return self.jobs.view(job)
+
+    # the node's own thread
+
+    def run(self) -> None:
+        """Do all there is to do, until `stop` is called."""
+        self.store.note({"what": "node started", "version": treaty.__version__})
+        for peer in self.settings.peers:
+            self.store.set_peer(peer, False, "it has not connected since this node was started")
+        with self.jobs.lock:
+            self.jobs.load(all_states=True)
+        self.exchange.start()
+        logger.info("%s is up%s", self.name, f", at {self.door.address}" if self.door.address else "; no port is open")
+        try:
+            while not self._stopping.is_set():
+                self._wake.wait(TICK)
+                self._wake.clear()
+                with self.jobs.lock:
+                    self._look()
+        finally:
+            self._shut()
+
+    def stop(self) -> None:
+        """Have `run` return, after processes have written their checkpoints."""
+        self._stopping.set()
+        self._wake.set()
+
+    def before_end(self, call: Callable[[], None]) -> None:
+        """Have something called when the node stops, before its database is closed."""
+        self._held.callback(call)
+
+    def _shut(self) -> None:
+        with self.jobs.lock:
+            playing = [at for at in self.jobs.standings.values() if at.process is not None]
+            for at in playing:
+                at.ending = True
+                at.process.end()
+        for at in playing:
+            at.process.wait(LAST_WORDS + 5.0)
+        with self.jobs.lock:
+            self._read_inbox()
+        self.exchange.close()
+        for peer in self.settings.peers:
+            self.store.set_peer(peer, False, "this node has stopped")
+        self.store.note({"what": "node stopped"})
+        self._held.close()
+
+    def _put(self, *item: Any) -> None:
+        self._inbox.put(item)
+        self._wake.set()
+
+    def _look(self) -> None:
+        """Read what has come in, then bring each job further."""
+        self._read_inbox()
+        for command in self.store.take_commands():
+            try:
+                self.jobs.obey(command.job, command.command, msgspec.json.decode(command.argument or b"{}"))
+            except (TreatyError, msgspec.MsgspecError) as error:
+                logger.warning("%s of %s was not done: %s", command.command, command.job[:12], error)
+        if self.store.changed():
+            self.jobs.load(all_states=False)
+        up = {peer for peer in self.settings.peers if self.exchange.is_up(peer)}
+        for at in list(self.jobs.standings.values()):
+            if self.jobs.bring_on(at):
+                self._act(at, up)
+
+    def _read_inbox(self) -> None:
+        while True:
+            try:
+                kind, *what = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            act: Any = {"met": self._met, "heard": self._heard, "left": self._left, "event": self._happened}[kind]
+            act(*what)
+
+    def _met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
+        version = clean(hello.treaty, 40)
+        if self.store.set_peer(peer, True, f"Treaty {version}"):
+            self.store.note({"what": "peer up", "who": peer, "version": version})
+        for job, at in self.jobs.standings.items():
+            if peer in at.job.parties:
+                conversation.tell(job)
+
+    def _left(self, peer: str, why: str) -> None:
+        if self.store.set_peer(peer, False, why):
+            self.store.note({"what": "peer down", "who": peer, "why": why})
+
+    def _heard(self, peer: str, conversation: Conversation, note: Note) -> None:
+        match note:
+            case View():
+                self.jobs.seen(peer, conversation, note)
+            case Wanted(job=job):
+                at = self.jobs.standings.get(job)
+                if at is not None and peer in at.job.parties:
+                    conversation.say(Proposed(at.row.proposal, at.row.signature))
+                    conversation.tell(job)
+            case Proposed():
+                self.jobs.proposed(peer, conversation, note)
+            case Back(token=token, job=job):
+                self.door.dial_back(peer, token, job)
+            case Head(entry=entry, digest=digest):
+                fault = self.store.note_head(peer, entry, digest)
+                if fault:
+                    logger.warning("%s", fault)
+                    self.store.note({"what": "audit log of a peer", "who": peer, "why": fault})
+
+    # playing
+
+    def _act(self, at: Standing, up: set[str]) -> None:
+        """Do what follows for a job that all have approved."""
+        playing = [other for other in self.jobs.standings.values() if other.holds_place]
+        place = len(playing) < self.settings.max_running and not self._shares_budget(at, playing)
+        now = time.monotonic()
+        match decide(at, self.name, up, place=place, now=now):
+            case "ask":
+                at.asks, at.asked_at = at.row.attempt + 1, now
+                self.jobs.change(at, attempt=at.asks, state="queued")
+            case "give up asking":
+                lacking = [p for p in at.needed(self.name) if (v := at.views.get(p)) is None or v.ready != at.asks]
+                at.ended, at.asks = at.asks, 0
+                at.not_before = now + random.uniform(1.0, 5.0)  # noqa: S311 - so that two jobs do not wait for each other
+                self.jobs.change(at, reason=f"waiting for {', '.join(lacking)} to have a place free")
+            case "be ready":
+                at.ready = at.views[at.active].asks
+                self.jobs.change(at, attempt=at.ready, state="queued")
+            case "not ready":
+                at.ended, at.ready = at.ready, 0
+                self.jobs.change(at, state="queued")
+            case "run":
+                self._begin(at)
+            case "stop":
+                at.ending = True
+                at.process.end()
+            case "finished":
+                self.jobs.end(at.row.id, "finished")
+            case "went on without us":
+                self.jobs.end(at.row.id, "finished", "the job went on without this party")
+
+    def _budgets(self, at: Standing) -> set[str]:
+        """Return a job's data sets whose releases under noise are limited by what all jobs together spend."""
+        named = data_sets(at.job, self.name, at.proposal.verb)
+        known = (self.settings.data.get(of) for of in named)
+        return {of.name for of in known if of is not None and of.policy.most_epsilon_total is not None}
+
+    def _shares_budget(self, at: Standing, playing: list[Standing]) -> bool:
+        """Whether a job that plays now may spend from the same budget: the two play one after the other."""
+        own = self._budgets(at)
+        return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
+
+    def _begin(self, at: Standing) -> None:
+        """Start the process of an attempt."""
+        job_id, peers = at.row.id, at.job.system.links(at.cast, at.job.settings()[0])[self.name]
+        at.runs, at.asks, at.ready, at.ending, at.kept = at.row.attempt, 0, 0, False, 0
+        attempt = at.runs
+        try:
+            for of in self._budgets(at):
+                over = over_budget(at.job, at.proposal.verb, self.name, self.settings.data_set(of))
+                if over:
+                    raise ConfigError(f"{of}: {over}")
+            sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, peers).items()}
+            order = order_of(
+                at.job, job_id, at.proposal.verb, at.proposal.model, self.jobs.own, self.jobs.trusted(), self.settings,
+                {**sockets, self.name: f"unix:{self.door.job_socket(job_id)}"}, CONNECT_WAIT,
+            )  # fmt: skip
+            errors = self.folder / "logs" / f"{job_id}.log"
+            at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
+        except (OSError, TreatyError) as error:
+            self._happened(job_id, attempt, Event(end="wrong", said=str(error), public="its process could not begin"))
+            return
+        event = {"what": "started", "attempt": attempt, "process": at.process.pid}
+        self.jobs.change(at, state="running", reason="", event=event)
+
+    def _happened(self, job_id: str, attempt: int, event: Event) -> None:
+        """Take in what a process has said."""
+        at = self.jobs.standings.get(job_id)
+        if at is None or at.runs != attempt:
+            return
+        if not event.end:
+            at.phase, at.phase_done = event.phase, (event.done, event.total)
+            if not event.phase and event.done > at.row.rounds:
+                self._note_rounds(at, event)
+            return
+        self.door.close_job(job_id)
+        at.process, at.ended, at.runs, at.phase, at.kept = None, attempt, 0, "", attempt if event.kept else 0
+        if event.end == "done":
+            at.done = attempt
+            told = {"what": "played", "attempt": attempt, "sent": event.sent, "learned": event.learned}
+            told |= {"spent": event.spent} if event.spent else {}
+            self.jobs.change(at, state="waiting", reason=f"done; waiting to hear that {at.active} is", event=told)
+            if self.name == at.active:
+                self.jobs.end(job_id, "finished")
+        elif event.end == "wrong":
+            self.jobs.end(job_id, "failed", f"{self.name}: {event.public}", said=event.said)
+        else:
+            self._again(at, event)
+
+    def _note_rounds(self, at: Standing, event: Event) -> None:
+        now = time.monotonic()
+        if now - self._noted.get(at.row.id, 0.0) >= TOLD_EVERY or event.done >= event.total:
+            self._noted[at.row.id] = now
+            self.jobs.change(at, rounds=event.done, total=event.total)
+
+    def _again(self, at: Standing, event: Event) -> None:
+        """Wait for another attempt, or give the job up where attempts bring nothing."""
+        pause = pause_after(at, at.row.rounds)
+        if pause is None and self.name == at.active:
+            reason = f"no progress in several attempts; the last one ended since {event.public or event.said}"
+            self.jobs.end(at.row.id, "failed", reason, said=event.said)
+            return
+        at.not_before = time.monotonic() + (pause or 0.0)
+        stopped = {"what": "stopped", "attempt": at.ended, "why": event.said}
+        self.jobs.change(at, state="waiting", reason=event.said, event=stopped)
+
+    def _over(self, at: Standing) -> None:
+        """End the process of a job that has ended, and remove what was kept for its attempts alone."""
+        self._noted.pop(at.row.id, None)
+        if at.process is not None:
+            at.process.end()
+            self.door.close_job(at.row.id)
+        if at.row.state == "finished":
+            shutil.rmtree(self.folder / "checkpoints" / at.row.id, ignore_errors=True)
+
+    def _tell(self, party: str, job: str) -> None:
+        self.exchange.tell(party, job)
+
+    def _ask_back(self, peer: str, token: str, job: str) -> bool:
+        return bool(job) and self.exchange.say(peer, Back(token, job))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Refuse a folder that another node's process has."""
+    with (folder / ".lock").open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another node's process has the folder {folder}: stop it first") from None
+        yield

@@ -1,0 +1,381 @@
+"""NODE.toml: who an organisation's node is, whom it talks to, and which tables it offers to jobs under which rules.
+
+Paths are relative to the file. Unknown names are refused: a misspelt rule of a policy would allow what it forbids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from treaty.data.sources import ending_of
+from treaty.data.sql import check_query, check_source, database_uri, fetch
+from treaty.errors import ConfigError, DataError
+from treaty.messaging.certificates import check_names
+from treaty.node.toml_tables import Places, converted
+from treaty.runs.job import Member
+from treaty.systems import SYSTEMS, find_system
+
+Verb = Literal["train", "predict", "explain"]
+Sums = Literal["open", "sealed"]
+Consent = Literal["paper", "allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins", "dropout"]
+HostPort = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]+:\d{1,5}$")]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+
+
+class Web(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The read-only page and metrics.
+
+    Attributes
+    ----------
+    listen : str
+        ``host:port``; of this machine alone where the host is 127.0.0.1.
+    """
+
+    listen: HostPort
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Another organisation's node.
+
+    Attributes
+    ----------
+    address : str or None
+        ``host:port`` where this node dials it. None: it dials this one.
+    """
+
+    address: HostPort | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a node takes on at most.
+
+    Attributes
+    ----------
+    job_hours : float
+        A job that has not ended so many hours after it was proposed has failed.
+    max_queued : int
+        Jobs of one peer that have not ended; further ones are refused.
+    """
+
+    job_hours: Positive = 168.0
+    max_queued: AtLeastOne = 100
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a data set may be used for, see `treaty.node.policy`; None: the rule allows everything.
+
+    Attributes
+    ----------
+    peers : list of str
+        Who may take part: all other parties of a job must be among them. Nobody, unless named.
+    systems : list of str or None
+        Systems by name. None: all that come with Treaty; others must be named.
+    verbs : list of {"train", "predict", "explain"} or None
+    sums : list of {"open", "sealed"} or None
+        Which sums of bins a training may have.
+    columns : list of str or None
+        The only columns that may be used, as label, weight or group either; ids need not be named where the data set
+        says which they are.
+    labels : bool
+        Whether a training may take labels from it.
+    consents : list of str
+        By which options a job may have this party consent to what is broken, or shows more: "allow_insecure",
+        "allow_exact_sums", "show_weights", "show_eval_margins", "paper" (mode="paper") and "dropout"
+        (dropout="accept"). None of them, unless named.
+    most_alignments : int
+        Alignments that a job may let one partner start within 30 days.
+    least_rows : int or None
+        Fewest rows that the table must have.
+    least_min_child_samples : int or None
+        Fewest rows of a leaf that a training may allow.
+    most_recoverable : float or None
+        Largest share of the table's bins that the active party may work out from open sums, as estimated.
+    most_epsilon, most_epsilon_total : float or None
+        What noisy releases may cost a person of this table: by one job, and with all that the ledger already has.
+    approve : bool
+        Whether a person must approve what passes all this. False: it is approved by itself.
+    """
+
+    peers: list[str] = []
+    systems: list[str] | None = None
+    verbs: list[Verb] | None = None
+    sums: list[Sums] | None = None
+    columns: list[str] | None = None
+    labels: bool = True
+    consents: list[Consent] = []
+    most_alignments: AtLeastOne = 20
+    least_rows: AtLeastOne | None = None
+    least_min_child_samples: AtLeastOne | None = None
+    most_recoverable: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    most_epsilon: NotNegative | None = None
+    most_epsilon_total: NotNegative | None = None
+    approve: bool = True
+
+
+class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table that jobs may name: a file, a folder of Parquet files, or the result of an SQL query.
+
+    Attributes
+    ----------
+    table : str or None
+        Path of a .csv, .csv.gz, .parquet or .arrow file, or of a folder of Parquet files.
+    sql : str or None
+        In its place a query, one SELECT; it needs ORDER BY where there is no `id`.
+    database : str or None
+        Where the URI of the query's PostgreSQL database is: "env:NAME", a variable of the node's environment, or
+        "file:PATH", a file that only the node's user may read.
+    sql_seconds : float
+        Longest that the query may take.
+    id : str or None
+        Its column of ids.
+    columns : list of str or None
+        The columns to use; None for all but `drop`.
+    drop, categorical : list of str
+        Columns to leave out, and columns of categories whose cells may look like numbers.
+    policy : Policy
+    name, folder : str
+        Its own name, and the node's folder; not in the file.
+    """
+
+    table: str | None = None
+    sql: str | None = None
+    database: str | None = None
+    sql_seconds: Positive = 3600.0
+    id: str | None = None
+    columns: list[str] | None = None
+    drop: list[str] = []
+    categorical: list[str] = []
+    policy: Policy = Policy()
+    name: str = ""
+    folder: str = ""
+
+    @property
+    def path(self) -> str:
+        """What a job reads: the table, or of a query the snapshot that `fetch` makes."""
+        return self.table or str(Path(self.folder) / "snapshots" / f"{self.name}.parquet")
+
+    @property
+    def store(self) -> str:
+        """Folder of what serves later jobs about it: ledgers, hints, counts of alignments."""
+        return str(Path(self.folder) / "stores" / self.name)
+
+    def member(self, given: Member, *, aligned: bool) -> Member:
+        """Return a party's fields of a job, as proposed, with its own of this data set; ids are no features."""
+        unused = [] if aligned or self.id is None else [self.id]
+        drop = [*self.drop, *unused, *given.drop]
+        return msgspec.structs.replace(
+            given,
+            table=self.path,
+            id=self.id or given.id,
+            columns=self.columns if given.columns is None else given.columns,
+            drop=list(dict.fromkeys(drop)),
+            categorical=list(dict.fromkeys([*self.categorical, *given.categorical])),
+        )
+
+    def fetch(self, to: str | Path | None = None) -> Path:
+        """Run the query and keep its rows as a snapshot, at `path` or `to`; return where. A table is where it was.
+
+        Raises ConfigError or DataError; neither shows the URI.
+        """
+        if self.sql is None:
+            return Path(self.path)
+        place, source = Path(to or self.path), str(self.database)
+        as_text = [*([] if self.id is None else [self.id]), *self.categorical]
+        fetch(database_uri(source), self.sql, place, text=as_text, seconds=self.sql_seconds, what=f"data.{self.name}")
+        return place
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A node's settings.
+
+    Attributes
+    ----------
+    name : str
+        The organisation's, as in jobs and in its card.
+    listen : str or None
+        ``host:port`` of the one port. None: no port is opened, and this node dials its peers.
+    folder, keys : str
+        Where the node keeps its jobs, models and ledgers; and its keys and its peers' cards.
+    max_running : int
+        Jobs that run at a time.
+    web : Web or None
+    limits : Limits
+    peers : dict of str to Peer
+    data : dict of str to DataSet
+    """
+
+    name: str
+    listen: HostPort | None = None
+    folder: str = "state"
+    keys: str = "keys"
+    max_running: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 2
+    web: Web | None = None
+    limits: Limits = Limits()
+    peers: dict[str, Peer] = {}
+    data: dict[str, DataSet] = {}
+
+    @property
+    def dialled(self) -> dict[str, str]:
+        """The peers that this node dials, with their addresses."""
+        return {name: peer.address for name, peer in self.peers.items() if peer.address is not None}
+
+    def data_set(self, name: str) -> DataSet:
+        """Return a data set by its name; ConfigError, which says nothing of the others, where there is none."""
+        if name not in self.data:
+            raise ConfigError(
+                f"expected a data set of {self.name}, got {name!r}; it has {_listed(self.data)}",
+                public=f"{self.name} has no data set {name!r}",
+            )
+        return self.data[name]
+
+
+def load_settings(path: str | Path) -> Settings:
+    """Read a node's settings from a TOML file; its paths become absolute.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or a name is unknown, missing, of the wrong type or contradicts another.
+    """
+    path = Path(path)
+    try:
+        raw = msgspec.toml.decode(path.read_bytes())
+        settings = _absolute(_converted(raw), path.resolve().parent)
+        _check(settings)
+    except OSError as error:
+        raise ConfigError(f"cannot read the node's settings {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError, DataError) as error:
+        raise ConfigError(f"{error} - in the node's settings {path}") from None
+    return settings
+
+
+_FILLED_IN = ("name", "folder")  # fields of a data set that are not the file's
+_PLACES: Places = {
+    "at the top": (Settings, Settings.__struct_fields__),
+    "in [web]": (Web, Web.__struct_fields__),
+    "in [limits]": (Limits, Limits.__struct_fields__),
+    "in [peers.NAME]": (Peer, Peer.__struct_fields__),
+    "in [data.NAME]": (DataSet, [name for name in DataSet.__struct_fields__ if name not in _FILLED_IN]),
+    "in [data.NAME.policy]": (Policy, Policy.__struct_fields__),
+}
+
+
+def _converted(raw: dict[str, Any]) -> Settings:
+    """Convert a file's tables one by one, so that errors name table and field."""
+    kinds: dict[str, Any] = {"web": Web, "limits": Limits}
+    ready: dict[str, Any] = {
+        name: converted(f"[{name}]", raw[name], kind, _PLACES, {}) for name, kind in kinds.items() if name in raw
+    }
+    kinds = {"peers": Peer, "data": DataSet}
+    for name, kind in kinds.items():
+        tables = raw.get(name, {})
+        if not isinstance(tables, dict):
+            raise ConfigError(f"expected tables [{name}.NAME], got {name} = {tables!r}")
+        ready[name] = {}
+        for of, table in tables.items():
+            where, inner = f"{name}.{of}", {}
+            try:
+                check_names([of])
+            except ConfigError as error:
+                raise ConfigError(f"[{where}] {error}") from None
+            if kind is DataSet and isinstance(table, dict) and "policy" in table:
+                inner["policy"] = converted(f"[{where}.policy]", table["policy"], Policy, _PLACES, {})
+            ready[name][of] = converted(f"[{where}]", table, kind, _PLACES, inner)
+    settings: Settings = converted("", raw, Settings, _PLACES, ready)
+    return settings
+
+
+def _absolute(settings: Settings, here: Path) -> Settings:
+    """Return the settings with absolute paths; data sets get their names and the node's folder."""
+    folder = str(here / settings.folder)
+
+    def placed(name: str, data_set: DataSet) -> DataSet:
+        table, database = data_set.table, data_set.database
+        if database is not None and database.startswith("file:"):
+            database = f"file:{here / database.removeprefix('file:')}"
+        table = None if table is None else str(here / table)
+        return msgspec.structs.replace(data_set, table=table, database=database, name=name, folder=folder)
+
+    data = {name: placed(name, data_set) for name, data_set in settings.data.items()}
+    return msgspec.structs.replace(settings, folder=folder, keys=str(here / settings.keys), data=data)
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what is of the right type and cannot be meant."""
+    check_names([settings.name])
+    _check_ports(settings)
+    if settings.name in settings.peers:
+        raise ConfigError(f"[peers.{settings.name}] is this node itself: take it out")
+    for name, peer in settings.peers.items():
+        if peer.address is None and settings.listen is None:
+            raise ConfigError(
+                f"[peers.{name}] has no address, and this node has no `listen`: neither could dial the other; name one"
+            )
+    for data_set in settings.data.values():
+        _check_data(data_set)
+        _check_policy(data_set, settings)
+
+
+def _check_ports(settings: Settings) -> None:
+    own = {"listen": settings.listen, "[web] listen": None if settings.web is None else settings.web.listen}
+    ports = {where: listen for where, listen in own.items() if listen is not None}
+    if len(ports) == 2 and len(set(ports.values())) == 1 and not str(settings.listen).endswith(":0"):
+        raise ConfigError(f"expected `listen` and [web] listen to differ, got {settings.listen!r} twice")
+    ports |= {f"[peers.{name}] address": address for name, address in settings.dialled.items()}
+    for where, address in ports.items():
+        least = 1 if where.endswith("address") else 0  # a node that listens at 0 takes any free port
+        if not least <= int(address.rpartition(":")[2]) <= 65535:
+            raise ConfigError(f"{where} = {address!r}: expected a port from {least} to 65535")
+
+
+def _check_data(data_set: DataSet) -> None:
+    where = f"[data.{data_set.name}]"
+    if (data_set.table is None) == (data_set.sql is None):
+        got = "neither" if data_set.table is None else "both"
+        raise ConfigError(f"{where} expected a table or a query (sql), got {got}")
+    if (data_set.sql is None) != (data_set.database is None):
+        raise ConfigError(f'{where} expected sql and database ("env:NAME" or "file:PATH") together, got one of them')
+    both = set(data_set.columns or ()) & set(data_set.drop)
+    if both:
+        raise ConfigError(f"{where} expected columns to use or to drop, got {_listed(sorted(both))} in both")
+    try:
+        if data_set.table is not None and not Path(data_set.table).is_dir():
+            ending_of(Path(data_set.table), "table")
+        if data_set.sql is not None and data_set.database is not None:
+            check_source(data_set.database)
+            check_query(data_set.sql, ordered=data_set.id is None)
+    except (ConfigError, DataError) as error:
+        raise ConfigError(f"{where} {error}") from None
+
+
+def _check_policy(data_set: DataSet, settings: Settings) -> None:
+    """Refuse names that a policy misspells."""
+    where, policy = f"[data.{data_set.name}.policy]", data_set.policy
+    for name in policy.peers:
+        if name not in settings.peers and name != settings.name:
+            near = get_close_matches(name, list(settings.peers), 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"declare [peers.{name}]"
+            raise ConfigError(f"{where} peers names {name!r}, which is no peer of this node; {hint}")
+    known = [name for systems in SYSTEMS.values() for name in systems if name != "pooled"]
+    for name in policy.systems or ():
+        if name not in known and ":" not in name:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"{where} systems names {name!r}, which is no system between parties; {hint}")
+        if ":" in name:
+            find_system(name)
+    allowed = set(policy.columns or ())
+    stray = sorted(set(data_set.columns or ()) - allowed) if policy.columns is not None else []
+    if stray:
+        raise ConfigError(f"{where} columns lacks {_listed(stray)} of the columns that the data set itself uses")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"

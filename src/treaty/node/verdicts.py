@@ -1,0 +1,63 @@
+"""What a node finds of a proposed job before anybody approves it: all policies that it touches, and what is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from treaty.errors import TreatyError
+from treaty.node.cards import Card
+from treaty.node.identity import Own
+from treaty.node.local import local_job, tables_of
+from treaty.node.policy import Finding, Verdict, facts_of, verdict
+from treaty.node.proposals import Verb, cast_of, data_sets
+from treaty.node.settings import Settings
+from treaty.runs.job import Job
+from treaty.runs.local_checks import check_own
+from treaty.runs.report import learned_by
+
+
+def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Verb) -> Verdict:
+    """Return what the policies of all data sets that a job names here say of it together.
+
+    Parameters
+    ----------
+    trusted : collection of str
+        The peers whose cards are trusted.
+
+    Queries are run, and tables read, as far as rules ask for it. A party that brings no data needs a person.
+    """
+    name = settings.name
+    strangers = [party for party in job.parties if party != name and party not in trusted]
+    said = f"no trusted card, or no [peers.NAME], of {', '.join(strangers)}" if strangers else "cards of all parties"
+    findings, needs_person = [Finding("keys", not strangers, said)], False
+    named = data_sets(job, name, verb)
+    for of in named:
+        try:
+            data_set = settings.data_set(of)
+            found = verdict(job, verb, name, data_set, facts_of(data_set, name))
+        except TreatyError as error:
+            findings.append(Finding("data", False, f"{of}: {error}"))
+            continue
+        where = f"{of}: " if len(named) > 1 else ""
+        findings += [Finding(finding.rule, finding.fine, where + finding.said) for finding in found.findings]
+        needs_person |= found.needs_person
+    return Verdict(all(finding.fine for finding in findings), needs_person or not named, findings)
+
+
+def checked(own: Own, cards: Mapping[str, Card], settings: Settings, job: Job, verb: Verb) -> list[Finding]:
+    """Return what this node finds when it reads its tables as the job would, and tries folders, keys and its clock."""
+    tables = tables_of(job, settings)
+    for of in tables:
+        settings.data_set(of).fetch()
+    nowhere = {own.name: f"unix:{settings.folder}"}  # nobody listens there, nobody dials it
+    local = local_job(job, "check", verb, own, cards, settings, tables, nowhere)
+    return [Finding(found.what, found.fine, found.said) for found in check_own(local, own.name)]
+
+
+def learned(job: Job, verb: Verb) -> dict[str, list[str]]:
+    """Return what each party, or role, would learn, in words."""
+    if verb == "train":
+        return learned_by(job, cast_of(job, verb))
+    lines = {party: ["which of its rows are asked for, and when"] for party in job.parties if party != job.active}
+    what = "predictions" if verb == "predict" else "predictions, and what each party's columns add to them in all"
+    return {job.active: [f"{what}, of the rows that all parties have"], **lines}

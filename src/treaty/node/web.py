@@ -1,0 +1,159 @@
+"""A node's read-only web page, its metrics and its health, for those who run the node; part of the extra ``web``.
+
+Nobody is asked who they are, so it listens on this machine alone, or behind a server that asks. It shows jobs,
+sentences on what is learned, and names: no row, id or value of a table. Nothing can be changed by it; approvals are
+given by the command line, where they are signed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from treaty.errors import ConfigError
+from treaty.node.metrics import registry
+from treaty.node.page import STYLE_HASH, JobView, Shown, job_page, overview
+from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
+
+ENDED = 20  # how many of the jobs that have ended the page shows
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_CONNECTIONS = 100
+
+_HEADERS = {
+    "content-security-policy": f"default-src 'none'; style-src '{STYLE_HASH}'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def app(
+    store: Store, name: str, describe: Callable[[JobRow], JobView], *, hosts: Collection[str] | None = LOCAL
+) -> ASGIApp:
+    """Return the application: ``/``, ``/jobs/ID``, ``/metrics`` and ``/health``, for GET alone.
+
+    Parameters
+    ----------
+    store : Store
+        The node's database.
+    name : str
+        The organisation's name.
+    describe : callable
+        Returns what is shown of a job.
+    hosts : collection of str or None
+        The names by which it may be asked for: a page elsewhere whose name is made to lead to this machine is refused.
+        None: any, where it listens to others than this machine.
+    """
+    metrics = registry(store, name, describe)
+
+    def shown(states: Collection[str], newest: int | None = None) -> list[Shown]:
+        return [(job, describe(job)) for job in store.jobs(states, newest)]
+
+    def page(request: Request) -> Response:
+        still = "still" in request.query_params
+        open_jobs, ended = shown(TRANSITIONS.keys() - FINAL), shown(FINAL, ENDED)
+        peers, head = store.peers(), store.head()
+        return HTMLResponse(overview(name, open_jobs, ended, peers, head, refresh=not still, now=time.time()))
+
+    def one_job(request: Request) -> Response:
+        still = "still" in request.query_params
+        job = store.states().get(request.path_params["id"]) and store.job(request.path_params["id"])
+        if not job:
+            return PlainTextResponse("There is no such job.\n", 404)
+        return HTMLResponse(job_page(name, job, describe(job), store.head(), refresh=not still, now=time.time()))
+
+    def measured(request: Request) -> Response:
+        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
+
+    def health(request: Request) -> Response:
+        store.head()
+        return JSONResponse({"status": "ok"})
+
+    routes = [Route("/", page), Route("/jobs/{id}", one_job), Route("/metrics", measured), Route("/health", health)]
+    return Starlette(
+        routes=routes, middleware=[Middleware(_Guard, hosts=hosts)], exception_handlers={ConfigError: _unusable}
+    )
+
+
+def _unusable(request: Request, error: Exception) -> Response:
+    """Say that the database cannot be used; why, and where it is, stands in the node's log."""
+    return JSONResponse({"status": "the node's database cannot be used; its log has the details"}, 503)
+
+
+class _Guard:
+    """Refuses requests for other hosts, and puts what a browser may do with them on all responses."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        asked = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
+        name = asked if asked.endswith("]") else asked.rpartition(":")[0] or asked
+        if scope["type"] == "http" and self._hosts is not None and name.lower() not in self._hosts:
+            await PlainTextResponse("This page is not at that name.\n", 400)(scope, receive, with_headers)
+        else:
+            await self._app(scope, receive, with_headers)
+
+
+class Serving:
+    """The page at an address, served by a thread until `stop`; ConfigError where it cannot listen there.
+
+    Parameters
+    ----------
+    listen : str
+        ``host:port``. Where only this machine can reach it, it answers to this machine's names alone, see `app`.
+    """
+
+    def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView], listen: str) -> None:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        try:
+            family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+            self._socket = socket.create_server((host, int(port)), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"the page cannot listen at {listen}: {error.strerror or error} - at web.listen"
+            ) from None
+        application = app(store, name, describe, hosts=LOCAL if _is_local(host) else None)
+        config = uvicorn.Config(
+            application, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
+            limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(config)
+        run = {"sockets": [self._socket]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=run, name="treaty-web", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and return when nothing is read from the database any more."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

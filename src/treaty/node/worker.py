@@ -1,0 +1,214 @@
+"""A process that plays this organisation's party in one attempt at a job; it is started by its node, and ends with it.
+
+It is written an `Order` on standard input, and writes events on standard output, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treaty.data.sources import write_predictions
+from treaty.errors import CryptoError, LocalProtocolError, PeerError, TreatyError
+from treaty.files import read_json
+from treaty.node.proposals import Verb
+from treaty.node.settings import DataSet
+from treaty.runs.job import Job, decoded_job, id_column
+from treaty.runs.party import explain_party, find_part, predict_party, train_party
+from treaty.runs.processes import ended_by_signals, line_of_parent
+from treaty.runs.report import FORMAT, Report, report_file
+
+OFTEN = 0.2  # seconds, at least, between two events about rounds
+LOCK_TIMEOUT = 60.0  # seconds for an earlier attempt's process to end
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to play.
+
+    Attributes
+    ----------
+    job : str
+        This party's copy of the job, with its tables, key and folders, as `Job.encoded` writes it.
+    name : str
+    verb : {"train", "predict", "explain"}
+    resume : bool
+        At the active party: go on from the checkpoint, if there is one.
+    log, lock : str
+        Files: of the log, which is added to; held by the one process that may write the job's checkpoints.
+    result : str
+        Where predictions, or contributions, are written.
+    fetch : dict of str to DataSet
+        Files that are to hold the rows of queries.
+    """
+
+    job: str
+    name: str
+    verb: Verb
+    resume: bool
+    log: str
+    lock: str
+    result: str
+    fetch: dict[str, DataSet] = {}
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What has happened.
+
+    Attributes
+    ----------
+    phase : str
+        What is being done before the first round; "" for rounds.
+    done, total : int
+    end : str
+        "": it goes on. "done"; "again": somebody else, or the network, or the system failed, and another attempt may
+        do; "wrong": this party's own options, tables or ledgers will not do.
+    kept : bool
+        Whether this party's part is in place.
+    said, public : str
+        What went wrong, for this organisation and for others.
+    sent : dict of str to int
+        Bytes to each peer.
+    learned : dict of str to list of str
+        What each party learned, in words.
+    spent : str
+        What this party's noise cost.
+    """
+
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    end: str = ""
+    kept: bool = False
+    said: str = ""
+    public: str = ""
+    sent: dict[str, int] = {}
+    learned: dict[str, list[str]] = {}
+    spent: str = ""
+
+
+def main() -> None:
+    """Play what standard input says; the exit code is 0 when that went well."""
+    order = msgspec.json.decode(line_of_parent(), type=Order)
+    job, tell = decoded_job(order.job.encode()), _Teller()
+    gc.freeze()
+    _log_to(Path(order.log))
+    try:
+        with ended_by_signals(), _alone(Path(order.lock)):
+            _play(order, job, tell)
+    except BaseException as error:
+        logging.getLogger("treaty").warning("%s: %s", order.name, error or type(error).__name__)
+        kept = order.verb == "train" and report_file(job, order.name).exists()
+        tell(_failure(error, kept=kept))
+        sys.stdout.flush()
+        os._exit(1)  # a call of gRPC that was cut off half-way can keep the interpreter from ending
+    tell(_success(order, job))
+
+
+def _play(order: Order, job: Job, tell: _Teller) -> None:
+    for file, data_set in order.fetch.items():
+        if not Path(file).exists():
+            tell.phase("running a query", 0, 1)
+            data_set.fetch(file)
+    if order.verb == "train":
+        total = job.settings()[1].most_rounds
+        train_party(job, order.name, lambda done, part: tell.rounds(done, total), resume=order.resume, phase=tell.phase)
+        return
+    result = Path(order.result)
+    if order.verb == "explain":
+        found = explain_party(job, order.name, tell.phase)
+        if found:
+            write_predictions(result, found)
+        return
+    ids, margins = predict_party(job, order.name, tell.phase)
+    if margins is not None:
+        columns: dict[str, Any] = {} if ids is None else {id_column(job, order.name): ids}
+        write_predictions(result, {**columns, **find_part(job, order.name).predictions(margins)})
+
+
+def _success(order: Order, job: Job) -> Event:
+    """Say what a training has cost and told, by its report."""
+    if order.verb != "train" or not report_file(job, order.name).exists():
+        return Event(end="done", kept=order.verb != "train")
+    report = read_json(report_file(job, order.name), Report, FORMAT, order.name)
+    sent = {peer: int(totals["bytes"]) for peer, totals in report.sent.items()}
+    return Event(end="done", kept=True, sent=sent, learned=report.learned, spent=report.spent)
+
+
+def _failure(error: BaseException, *, kept: bool) -> Event:
+    if isinstance(error, PeerError) or not isinstance(error, TreatyError):
+        own = isinstance(error, OSError)
+        public = f"a file of its own, or its system, failed ({error})" if own else getattr(error, "public", None)
+        said = str(error) or type(error).__name__
+        said = "it was told to end" if isinstance(error, SystemExit | KeyboardInterrupt) else said
+        return Event(end="again", kept=kept, said=said, public=public or (said if isinstance(error, PeerError) else ""))
+    usual = "its program failed" if isinstance(error, LocalProtocolError | CryptoError) else "its own files will not do"
+    return Event(end="wrong", kept=kept, said=str(error), public=error.public or usual)
+
+
+class _Teller:
+    """Writes events, of rounds and steps only now and then."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0.0
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+            sys.stdout.buffer.flush()
+
+    def rounds(self, done: int, total: int) -> None:
+        self._now_and_then(Event(done=done, total=total), last=done >= total)
+
+    def phase(self, title: str, done: int, total: int) -> None:
+        self._now_and_then(Event(phase=re.sub(r" at unix:\S+", "", title), done=done, total=total), last=done >= total)
+
+    def _now_and_then(self, event: Event, *, last: bool) -> None:
+        now = time.monotonic()
+        if last or now - self._last >= OFTEN:
+            self._last = now
+            self(event)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process plays this job here: one that was told to end may still write its checkpoint."""
+    with lock.open("w") as held:
+        deadline = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise LocalProtocolError(f"an earlier process of this job has not ended - at {lock}") from None
+                time.sleep(0.05)
+        yield
+
+
+def _log_to(file: Path) -> None:
+    """Add to the job's log, which only its owner may read: errors may show cells of a table."""
+    os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+    handler = logging.FileHandler(file, encoding="utf-8")
+    formatter = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    package = logging.getLogger("treaty")
+    package.setLevel(logging.INFO)
+    package.addHandler(handler)
+
+
+if __name__ == "__main__":
+    main()

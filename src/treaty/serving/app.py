@@ -1,0 +1,193 @@
+"""The web application: which paths there are, who may use them, and how much is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from msgspec import json
+
+import treaty
+from treaty.serving.errors import Refused
+from treaty.serving.keys import Keys
+from treaty.serving.metrics import Metrics
+from treaty.serving.schema import CONTENT_SECURITY_POLICY, docs_page, predict_operation
+from treaty.serving.service import Answer, Service
+
+logger = logging.getLogger(__name__)
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+"""An ASGI application: of scope, receive and send."""
+
+_AT_ONCE = 1 << 16  # bytes of a request that is answered without another thread: less work than the hand-over
+_ASK_FOR_KEY = [(b"www-authenticate", b"Bearer"), (b"www-authenticate", b'Basic realm="treaty", charset="UTF-8"')]
+_USUAL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_PATHS = "POST /predict, GET /model, /docs, /openapi.json, /metrics and /health"
+
+
+def make_app(service: Service, keys: Keys | None = None) -> Application:
+    """Return the ASGI application that serves a model.
+
+    Parameters
+    ----------
+    service : Service
+        Answers the requests.
+    keys : Keys or None
+        Who may use it, all but ``/health``; None: whoever reaches it.
+    """
+    metrics = Metrics()
+    pages = FastAPI(title="Treaty", version=treaty.__version__, docs_url=None, redoc_url=None)
+
+    @pages.get("/health")
+    async def health() -> dict[str, str]:
+        """Say that the server answers."""
+        return {"status": "ok"}
+
+    @pages.get("/model")
+    async def model() -> dict[str, Any]:
+        """Say which columns a row has, and what may be predicted."""
+        return service.described()
+
+    @pages.get("/metrics", include_in_schema=False)
+    async def counts() -> Response:
+        return Response(metrics.page(), headers={"content-type": metrics.content_type})
+
+    @pages.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(service), headers={"content-security-policy": CONTENT_SECURITY_POLICY})
+
+    async def in_our_words(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 500)
+        said = "no such path" if status == 404 else f"{request.method} is not for this path"
+        return JSONResponse({"error": f"{said}: there are {_PATHS}"}, status)
+
+    for status in (404, 405):
+        pages.add_exception_handler(status, in_our_words)
+    pages.openapi()["paths"]["/predict"] = {"post": predict_operation(service)}  # FastAPI keeps what it has made
+    return _Front(pages, Predictions(service, metrics), keys)
+
+
+class _Front:
+    """Lets in who has a key.
+
+    Takes requests for predictions by itself: FastAPI's way to a handler costs more than most answers do.
+    """
+
+    def __init__(self, pages: FastAPI, predictions: Predictions, keys: Keys | None) -> None:
+        self._pages, self._predictions, self._keys = pages, predictions, keys
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._pages(scope, receive, send)
+        elif not self._may_enter(scope):
+            said = "expected a key that this server knows: the header Authorization: Bearer KEY"
+            await _send(send, 401, json.encode({"error": said}), _ASK_FOR_KEY)
+        elif scope["path"] == "/predict" and scope["method"] == "POST":
+            await self._predictions(scope, receive, send)
+        elif scope["path"] == "/predict":
+            said = f"{scope['method']} is not for this path: there are {_PATHS}"
+            await _send(send, 405, json.encode({"error": said}), [(b"allow", b"POST")])
+        else:
+            await self._pages(scope, receive, partial(_with_usual_headers, send))
+
+    def _may_enter(self, scope: Any) -> bool:
+        if self._keys is None or scope["path"] == "/health":
+            return True
+        return self._keys.holder(_header(scope, b"authorization")) is not None
+
+
+class Predictions:
+    """Takes requests for predictions in, so many at once and so large, and answers and counts them."""
+
+    def __init__(self, service: Service, metrics: Metrics) -> None:
+        self._service, self._metrics, self._under_way = service, metrics, 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request (ASGI)."""
+        began = time.perf_counter()
+        self._under_way += 1
+        self._metrics.began()
+        try:
+            answer = await self._answer(scope, receive)
+        except Refused as refused:
+            again = [] if refused.retry_after is None else [(b"retry-after", str(refused.retry_after).encode())]
+            self._metrics.answered(refused.status, time.perf_counter() - began)
+            await _send(send, refused.status, json.encode(refused.answer()), again)
+        else:
+            self._metrics.answered(200, time.perf_counter() - began, answer.n_rows, fallback=answer.fallback)
+            await _send(send, 200, answer.content)
+        finally:
+            self._under_way -= 1
+            self._metrics.ended()
+
+    async def _answer(self, scope: Any, receive: Any) -> Answer:
+        limits = self._service.limits
+        if self._under_way > limits.under_way:
+            raise Refused(503, f"{limits.under_way} requests are under way; ask again in a second", retry_after=1)
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                content = await self._body(scope, receive)
+        except TimeoutError:
+            raise Refused(408, f"the request did not arrive within {limits.body_seconds:g} seconds") from None
+        try:
+            if self._service.waits or len(content) > _AT_ONCE:
+                return await asyncio.to_thread(self._service.answer, content)
+            return self._service.answer(content)
+        except Refused:
+            raise
+        except Exception as error:  # its message may have values of rows in it
+            lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+            logger.error("a request failed with %s, at %s", type(error).__name__, " ".join(lines[-4:]))
+            raise Refused(500, "the request could not be answered: an error of the server, said in its log") from None
+
+    async def _body(self, scope: Any, receive: Any) -> bytes:
+        """Return a request's body, which is taken in only as far as it is small enough."""
+        most = self._service.limits.body_bytes
+        kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(415, f"expected a body of type application/json, got {kind or 'none'}: see Content-Type")
+        if _header(scope, b"content-encoding").lower() not in ("", "identity"):
+            raise Refused(415, "expected a body that is not compressed")
+        said = _header(scope, b"content-length")
+        if said.isdecimal() and int(said) > most:
+            raise Refused(413, f"expected a body of up to {most} bytes, got {said}; send the rows in several requests")
+        pieces, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "the connection ended before the request did")
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            size += len(piece)
+            if size > most:
+                raise Refused(
+                    413, f"expected a body of up to {most} bytes, got more; send the rows in several requests"
+                )
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _send(send: Any, status: int, content: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Send a whole answer in JSON."""
+    of_content = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*of_content, *_USUAL, *headers]})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _with_usual_headers(send: Any, message: Any) -> None:
+    if message["type"] == "http.response.start":
+        message["headers"] = [*message["headers"], *_USUAL]
+    await send(message)
+
+
+def _header(scope: Any, wanted: bytes) -> str:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return str(value.decode("latin-1"))
+    return ""

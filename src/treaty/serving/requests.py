@@ -1,0 +1,159 @@
+"""A request's rows, from JSON to float32: every cell checked, and what is wrong said with its row and column.
+
+The decoder is made from the model's schema, so that types are checked while the text is read. Numbers become float32 as
+those of a file do (`treaty.data.columns`): a whole number goes through float64. JSON has no NaN and no infinity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Union
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.columns import LARGEST, Category
+from treaty.data.table import Schema
+from treaty.errors import ConfigError
+from treaty.serving.errors import Refused
+
+_IN_ROW = re.compile(r"^(?P<what>.*) - at `\$\.(?P<list>rows|ids)\[(?P<row>\d+)\](?:\.(?P<column>.*))?`$", re.DOTALL)
+_AT_TOP = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>.*)`)?$", re.DOTALL)
+_TYPES = re.compile(r"^Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`$")
+_FIELD = re.compile(r"^Object (?P<is>missing required|contains unknown) field `(?P<field>.*)`$", re.DOTALL)
+_WORDS = {
+    "str": "text", "float": "a number", "int": "a number", "bool": "true or false", "null": "null",
+    "array": "a list", "object": "an object",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Rows to predict, float32 (n_rows, n_features) as a `Table` has them; and their ids, if they are asked for."""
+
+    matrix: NDArray[np.float32]
+    ids: list[str] | None
+
+
+class RequestReader:
+    """Reads requests: ``{"rows": [{column: value, ...}, ...]}``, and ``"ids"`` where partners need them."""
+
+    def __init__(self, schema: Schema, *, max_rows: int, with_ids: bool = False) -> None:
+        """Raise ConfigError for a name of a column that JSON writes in another way than it is."""
+        self._names, self._max_rows = schema.names, max_rows
+        self._codes: dict[int, Mapping[Category, int]] = {
+            place: {value: code for code, value in enumerate(values)}
+            for place, values in enumerate(schema.categories)
+            if values is not None
+        }
+        of_cells = [(f"c{place}", _cell(values)) for place, values in enumerate(schema.categories)]
+        renamed = dict(zip((name for name, _ in of_cells), schema.names, strict=True))
+        try:
+            row = msgspec.defstruct("Row", of_cells, rename=renamed, forbid_unknown_fields=True)
+        except ValueError:
+            raise ConfigError(
+                "the model cannot be served: the name of a column has a quotation mark, a backslash or a control "
+                "character; rename it and train anew"
+            ) from None
+        fields: list[Any] = [("rows", list[row])]  # type: ignore[valid-type]
+        if with_ids:
+            fields.append(("ids", list[str]))
+        body = msgspec.defstruct("Body", fields, forbid_unknown_fields=True)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body)
+        self._with_ids = with_ids
+
+    def read(self, content: bytes) -> Request:
+        """Return a request's rows; raise `Refused`, 400 for what is no JSON and 422 for what does not fit the model."""
+        try:
+            body = self._decoder.decode(content)
+        except msgspec.ValidationError as error:
+            raise _refused(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refused(400, f"expected JSON in UTF-8, got something else: {error}") from None
+        except RecursionError:
+            raise Refused(400, "expected rows of numbers and text, got lists or objects nested too deeply") from None
+        n_rows = len(body.rows)
+        if not 0 < n_rows <= self._max_rows:
+            raise Refused(
+                422, f"expected 1 to {self._max_rows} rows, got {n_rows}; send more of them in several requests"
+            )
+        if self._with_ids and len(body.ids) != n_rows:
+            raise Refused(422, f"expected an id of each of the {n_rows} rows, got {len(body.ids)}")
+        return Request(self._matrix(body.rows), body.ids if self._with_ids else None)
+
+    def _matrix(self, rows: list[Any]) -> NDArray[np.float32]:
+        cells: list[Any] = list(map(msgspec.structs.astuple, rows))
+        if self._codes:
+            cells = [self._coded(row) for row in cells]
+        wide = np.array(cells, np.float64).reshape(len(rows), len(self._names))  # None becomes NaN
+        with np.errstate(over="ignore"):
+            matrix = wide.astype(np.float32)
+        if np.isinf(matrix).any():
+            row, place = np.argwhere(np.isinf(matrix))[0].tolist()
+            raise Refused(
+                422, f"expected numbers up to {LARGEST:.2g}, got a larger one", row=row, column=self._names[place]
+            )
+        return matrix
+
+    def _coded(self, cells: tuple[Any, ...]) -> list[Any]:
+        """Return a row's cells with codes for categories; values that training did not have get the next code."""
+        coded = list(cells)
+        for place, codes in self._codes.items():
+            if coded[place] is not None:
+                coded[place] = codes.get(coded[place], len(codes))
+        return coded
+
+
+def _cell(values: tuple[Category, ...] | None) -> UnionType | Any:
+    """Return the type of a column's cells: numbers and truth values, or what the categories are."""
+    if values is None:
+        return float | bool | None
+    kinds: set[type] = {type(value) for value in values} or {str}
+    kinds = kinds | {int, float} if kinds & {int, float} else kinds
+    return Union[(*sorted(kinds, key=lambda kind: kind.__name__), None)]
+
+
+def _refused(said: str) -> Refused:
+    """Say in plain words what a decoder has found."""
+    found = _IN_ROW.match(said)
+    if found is None:
+        return _refused_at_top(said)
+    row, column = int(found["row"]), found["column"]
+    if found["list"] == "ids":
+        return Refused(422, f"ids: {_plain(found['what'])}", row=row)
+    field = _FIELD.match(found["what"])
+    if field is not None and field["is"] == "missing required":
+        return Refused(422, "it is missing; give null where a value is not known", row=row, column=field["field"])
+    if field is not None:
+        return Refused(422, "the model has no such column; /model lists those it has", row=row, column=field["field"])
+    return Refused(422, _plain(found["what"]), row=row, column=column)
+
+
+def _refused_at_top(said: str) -> Refused:
+    found = _AT_TOP.match(said)
+    assert found is not None
+    field, shape = _FIELD.match(found["what"]), '{"rows": [{"column": value, ...}, ...]}'
+    if field is not None and field["is"] == "missing required":
+        return Refused(422, f'expected a field "{field["field"]}", got none: a request is {shape}')
+    if field is not None:
+        return Refused(
+            422, f"the request has a field {field['field']!r}, which is not known here: a request is {shape}"
+        )
+    where = f'"{found["field"]}": ' if found["field"] else ""
+    return Refused(422, f"{where}{_plain(found['what'])}: a request is {shape}")
+
+
+def _plain(what: str) -> str:
+    if what == "Number out of range":
+        return f"expected numbers up to {LARGEST:.2g}, got a larger one"
+    types = _TYPES.match(what)
+    if types is None:
+        return what
+    wanted = list(dict.fromkeys(_WORDS.get(kind, kind) for kind in reversed(types["wanted"].split(" | "))))
+    wanted.sort(key=lambda words: words == "null")
+    listed = wanted[0] if len(wanted) == 1 else f"{', '.join(wanted[:-1])} or {wanted[-1]}"
+    return f"expected {listed}, got {_WORDS.get(types['got'], types['got'])}"

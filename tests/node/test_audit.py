@@ -1,0 +1,185 @@
+"""The audit log: any change of what was written is found, and what a chain cannot show is found by heads noted."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from treaty.cli.main import app
+from treaty.node import audit
+from treaty.node.audit import Head
+from treaty.node.store import Store
+
+EVENTS = [
+    {"what": "received", "job": "a1b2c3d4e5f6a7b8", "who": "bank"},
+    {"what": "approved", "job": "a1b2c3d4e5f6a7b8", "who": "anna"},
+    {"what": "peer down", "who": "clinic", "said": 'a "quoted" naïve\nline'},
+    {"what": "started", "job": "a1b2c3d4e5f6a7b8", "attempt": 1},
+    {"what": "refused", "job": "ffff", "reason": "nobody may"},
+    {"what": "finished", "job": "a1b2c3d4e5f6a7b8", "epsilon": 0.5, "sent": {"clinic": 1200},
+     "disclosures": ["the leaf weights", "which rows [both] have"]},
+]  # fmt: skip
+COLUMNS = ("seq", "time", "event", "previous", "digest")
+
+
+def written() -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.execute(audit.TABLE)
+    for event in EVENTS:
+        audit.append(db, event)
+    assert audit.faults(db) == []
+    return db
+
+
+values = st.one_of(
+    st.binary(max_size=40), st.text(max_size=40), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False),
+    st.sampled_from([bytes(32), "{}", "[]", '{"what":"approved"}']),
+)  # fmt: skip
+
+
+@given(st.integers(1, len(EVENTS)), st.sampled_from(COLUMNS), values)
+def test_any_single_change_of_any_value_is_found(row, column, value):
+    with closing(written()) as db:
+        before = db.execute("SELECT * FROM audit").fetchall()
+        if column == "seq" and (not isinstance(value, int) or 1 <= value <= len(EVENTS)):
+            return  # no number, or another row's: SQLite itself takes neither
+        db.execute(f"UPDATE audit SET {column} = ? WHERE seq = ?", (value, row))
+        assert audit.faults(db) or db.execute("SELECT * FROM audit").fetchall() == before
+
+
+@given(st.integers(1, len(EVENTS)), st.sampled_from(COLUMNS[1:]), st.data())
+def test_any_flipped_bit_is_found(row, column, data):
+    with closing(written()) as db:
+        kind, value = db.execute(
+            f"SELECT typeof({column}), CAST({column} AS BLOB) FROM audit WHERE seq = ?", (row,)
+        ).fetchone()
+        changed, bit = bytearray(value), data.draw(st.integers(0, 8 * len(value) - 1))
+        changed[bit // 8] ^= 1 << bit % 8
+        db.execute(f"UPDATE audit SET {column} = CAST(? AS {kind}) WHERE seq = ?", (bytes(changed), row))
+        assert audit.faults(db)
+        assert len(list(audit.entries(db))) == len(EVENTS) if column in ("previous", "digest") else True
+
+
+@given(st.integers(1, len(EVENTS) - 1), st.integers(1, len(EVENTS) - 1))
+def test_entries_that_are_removed_are_named(first, count):
+    last = min(first + count - 1, len(EVENTS) - 1)
+    with closing(written()) as db:
+        db.execute("DELETE FROM audit WHERE seq BETWEEN ? AND ?", (first, last))
+        gap = f"entry {first} is" if first == last else f"entries {first} to {last} are"
+        assert audit.faults(db) == [f"{gap} missing"]
+
+
+@given(st.permutations(range(1, len(EVENTS) + 1)))
+def test_entries_in_another_order_are_found(order):
+    with closing(written()) as db:
+        db.executemany("UPDATE audit SET seq = ? WHERE seq = ?", [(100 + new, old) for old, new in enumerate(order, 1)])
+        db.execute("UPDATE audit SET seq = seq - 100")
+        assert bool(audit.faults(db)) == (order != sorted(order))
+
+
+@given(st.integers(1, len(EVENTS)), st.dictionaries(st.text(max_size=5), st.integers(), max_size=2))
+def test_one_entry_written_anew_with_its_digest_does_not_fit_the_next(row, event):
+    with closing(written()) as db:
+        time, previous = db.execute("SELECT time, previous FROM audit WHERE seq = ?", (row,)).fetchone()
+        noted, text = audit.head(db), audit.canonical(event)
+        digest = audit.digest_of(previous, row, time.encode(), text.encode())
+        db.execute("UPDATE audit SET event = ?, digest = ? WHERE seq = ?", (text, digest, row))
+        if row < len(EVENTS):
+            assert audit.faults(db) == [
+                f"entry {row + 1} does not follow the entry before it: one of them was changed or moved"
+            ]
+        else:  # what the chain alone does not show
+            assert audit.faults(db) == []
+            assert not audit.holds(db, noted)
+
+
+def test_only_a_head_noted_elsewhere_shows_that_the_newest_entries_are_gone():
+    with closing(written()) as db:
+        noted = audit.head(db)
+        assert noted.seq == len(EVENTS)
+        assert audit.holds(db, noted)
+        db.execute("DELETE FROM audit WHERE seq > 4")
+        assert audit.faults(db) == []
+        assert not audit.holds(db, noted)
+        assert audit.holds(db, audit.head(db))
+        assert audit.holds(db, Head(0, audit.FIRST))
+
+
+def test_the_digest_is_the_one_that_is_documented():
+    import hashlib
+    import json
+
+    with closing(written()) as db:
+        before = bytes(32)
+        for entry in audit.entries(db):
+            whole = {"seq": entry.seq, "time": entry.time, "event": entry.event}
+            text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            assert entry.digest == hashlib.sha256(before + text.encode()).digest()
+            before = entry.digest
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Return the settings of a node whose log has `EVENTS`."""
+    settings = tmp_path / "NODE.toml"
+    settings.write_text('name = "bank"\n')
+    monkeypatch.setenv("TREATY_NODE", str(settings))
+    with Store(tmp_path / "state") as store:
+        for event in EVENTS:
+            store.note(event)
+    return settings
+
+
+def run(*more: str):
+    return CliRunner().invoke(app, ["audit-log", *more])
+
+
+def test_entries_are_printed_to_be_read(node):
+    lines = run("show").stdout.splitlines()
+    assert len(lines) == len(EVENTS) + 2
+    assert lines[1].startswith("     2 20")
+    assert lines[1].endswith("Z approved, job a1b2c3d4e5f6, who anna")
+    assert lines[2].endswith(r'Z peer down, said a "quoted" naïve\nline, who clinic')  # one line, whatever a peer says
+    assert lines[5].endswith('finished, epsilon 0.5, job a1b2c3d4e5f6, sent {"clinic": 1200}')
+    assert lines[6:] == ["       - the leaf weights", "       - which rows [both] have"]
+    assert [line.split()[0] for line in run("show", "--job", "a1b2", "-n", "3").stdout.splitlines()] == [
+        "2", "4", "6", "-", "-"
+    ]  # fmt: skip
+
+
+def test_a_whole_log_and_heads_noted_are_said_to_be_so(node):
+    with Store(node.parent / "state") as store:
+        store.note_head("clinic", 7, bytes(range(32)))
+        head = str(store.head())
+    for more in ((), ("--head", head), ("--head", f"0:{bytes(32).hex()}")):
+        done = run("verify", *more)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.splitlines()[0].startswith("ok     the log is whole")
+        assert f"head   {head}\n" in done.stdout
+        assert f"told   the log of clinic had the head 7:{bytes(range(32)).hex()}" in done.stdout
+
+
+def test_a_broken_log_ends_with_1_and_says_where(node):
+    with Store(node.parent / "state") as store:
+        head = str(store.head())
+        store._db.execute("""UPDATE audit SET event = replace(event, 'anna', 'otto') WHERE seq = 2""")
+    done = run("verify")
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (1, "WRONG  entry 2 was changed")
+    with Store(node.parent / "state") as store:
+        store._db.execute("""UPDATE audit SET event = 'not JSON' WHERE seq = 2""")
+        store._db.execute("DELETE FROM audit WHERE seq = 6")
+    assert "an entry that cannot be read" in run("show").stdout
+    done = run("verify", "--head", head)
+    assert done.exit_code == 1
+    assert "WRONG  entry 6 is not the one that was noted" in done.stdout
+
+
+@pytest.mark.parametrize("head", ["7", "7:abc", "x:" + "0" * 64, "-1:" + "0" * 64])
+def test_a_head_that_is_none_is_refused(node, head):
+    done = run("verify", "--head", head)
+    assert "expected a number, a colon and 64 hexadecimal digits" in str(done.exception)

@@ -1,0 +1,158 @@
+"""Nodes as processes: jobs from submission to model, and what kills, restarts and people do to them."""
+
+import time
+
+import pyarrow.csv
+import pytest
+from node.nodes import columns_of, job_file, organisations, wait_for, wait_until
+
+from treaty.models.checkpoints import checkpoint_file
+from treaty.models.trees import load_part
+
+SMALL = "[boosting]\nn_estimators = 6\nmax_depth = 3\nrandom_state = 1\n"
+LONG = "[boosting]\nn_estimators = 120\nmax_depth = 3\nrandom_state = 1\n[secureboost]\nallow_exact_sums = true\n"
+CONSENT = 'approve = false\nconsents = ["allow_exact_sums"]'
+BOTH = ("bank", "shop")
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Yield what makes organisations, whose nodes are stopped at the end."""
+    started = {}
+
+    def make(names=BOTH, **options):
+        tables = options.pop("tables", None) or columns_of(names)
+        started.update(organisations(tmp_path, names, tables, **options))
+        for organisation in started.values():
+            organisation.start()
+        return started
+
+    yield make
+    codes = {name: organisation.stop() for name, organisation in started.items()}
+    assert not any(codes.values()), {name: started[name].log()[-2000:] for name, code in codes.items() if code}
+
+
+def submitted(organisation, path, *more):
+    return organisation.treaty("submit", str(path), *more).split()[1]
+
+
+def model(organisation, job):
+    part = load_part(next((organisation.state / "models").glob(f"{job}*/{organisation.name}.part")))
+    return (None if part.forest is None else part.forest.trees, repr(part.splits))
+
+
+def test_a_job_goes_from_submission_to_predictions_by_itself(made, tmp_path):
+    nodes = made()
+    job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
+    rows = {name: wait_until(node, job, "finished", "failed") for name, node in nodes.items()}
+    assert {row.state for row in rows.values()} == {"finished"}
+    assert len({row.id for row in rows.values()}) == 1
+    assert rows["bank"].proposal == rows["shop"].proposal
+    again = submitted(nodes["bank"], tmp_path / "job.toml", "--predict", job)
+    for node in nodes.values():
+        wait_until(node, again, "finished")
+    (file,) = (nodes["bank"].state / "models").glob("*/bank.predict-*.csv")
+    found = pyarrow.csv.read_csv(file).to_pydict()
+    truth = pyarrow.csv.read_csv(nodes["bank"].folder / "rows.csv").to_pydict()
+    labels = dict(zip(truth["id"], truth["y"], strict=True))
+    probability = next(found[name] for name in found if name != "id")
+    right = [(p > 0.5) == labels[row] for row, p in zip(found["id"], probability, strict=True)]
+    assert sum(right) / len(right) > 0.75  # a guess has one half
+    assert str(file) in nodes["bank"].treaty("show", again[:10])
+    for node in nodes.values():
+        assert "ok" in node.treaty("audit-log", "verify")
+
+
+def test_nobody_trains_before_a_person_has_approved(made, tmp_path):
+    nodes = made(policy="approve = true")
+    job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
+    wait_until(nodes["shop"], job, "proposed")
+    wait_until(nodes["bank"], job, "approved")
+    time.sleep(2.0)
+    assert nodes["bank"].job(job).state == "approved"
+    shown = nodes["shop"].treaty("show", job)
+    assert nodes["bank"].job(job).id in shown
+    assert "shop: which of its own columns" in shown
+    assert "ok     peers" in shown
+    nodes["shop"].treaty("approve", job)
+    for node in nodes.values():
+        wait_until(node, job, "finished")
+
+
+def test_a_rejected_job_has_ended_for_all(made, tmp_path):
+    nodes = made(policy="approve = true")
+    job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
+    wait_until(nodes["shop"], job, "proposed")
+    nodes["shop"].treaty("reject", job, "--reason", "not this quarter")
+    assert "not this quarter" in wait_until(nodes["bank"], job, "rejected").reason
+    assert "rejected already" in nodes["shop"].treaty("approve", job, code=2)
+
+
+def test_a_policy_rejects_by_itself_and_says_which_rule(made, tmp_path):
+    nodes = made(policy='approve = false\nsystems = ["federboost-vertical"]', tables=columns_of(BOTH))
+    nodes["bank"].settings.write_text(nodes["bank"].settings.read_text().replace('systems = ["federboost-vertical"]', ""))
+    job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
+    reason = wait_until(nodes["bank"], job, "rejected").reason
+    assert "systems" in reason
+    assert "secureboost" not in reason  # what it allows is its own business
+
+
+@pytest.mark.parametrize("killed", BOTH)
+def test_a_killed_node_is_restarted_and_the_model_is_that_of_an_undisturbed_run(made, tmp_path, killed):
+    nodes = made(policy=CONSENT)
+    job = job_file(tmp_path / "job.toml", BOTH, LONG)
+    undisturbed = submitted(nodes["bank"], job)
+    wait_until(nodes["bank"], undisturbed, "finished")
+    disturbed = submitted(nodes["bank"], job)
+    node = nodes[killed]
+    wait_for("first trees", lambda: (row := nodes["bank"].job(disturbed)) and row.rounds > 3)
+    node.kill()
+    other = nodes[next(name for name in BOTH if name != killed)]
+    wait_until(other, disturbed, "waiting", "queued")
+    assert other.job(disturbed).rounds < 120
+    node.start()
+    for each in nodes.values():
+        wait_until(each, undisturbed, "finished")
+        wait_until(each, disturbed, "finished")
+        assert model(each, undisturbed) == model(each, disturbed)
+    assert nodes["bank"].job(disturbed).attempt > 1
+    assert not checkpoint_file(nodes["bank"].state / "checkpoints" / nodes["bank"].job(disturbed).id, "bank").exists()
+
+
+def test_a_cancelled_job_ends_at_all_parties(made, tmp_path):
+    nodes = made(policy=CONSENT)
+    job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, LONG.replace("120", "5000")))
+    wait_until(nodes["shop"], job, "running")
+    nodes["shop"].treaty("cancel", job, "--reason", "a mistake")
+    for node in nodes.values():
+        assert "a mistake" in wait_until(node, job, "cancelled").reason
+    again = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))  # places are free again
+    for node in nodes.values():
+        wait_until(node, again, "finished")
+
+
+def test_a_node_without_an_open_port_connects_out(made, tmp_path):
+    nodes = made(listening=["shop"])
+    job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
+    for node in nodes.values():
+        wait_until(node, job, "finished")
+    assert "no port is open" in nodes["bank"].log()
+
+
+def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
+    nodes = made(policy="approve = true")
+    job = job_file(tmp_path / "job.toml", BOTH, SMALL)
+    for node in nodes.values():
+        wait_for("peer", lambda node=node: "peer up" in node.treaty("audit-log", "show", code=None))
+    said = nodes["bank"].treaty("check", str(job), "--with-peers")
+    assert "WRONG" not in said
+    assert "shop: a person must approve it" in said
+    assert "400 rows" in said
+    assert not nodes["shop"].treaty("models")
+    (nodes["shop"].folder / "rows.csv").write_text("id,shop_0\n1,one\n1,2\n")
+    said = nodes["bank"].treaty("check", str(job), "--with-peers", code=1)
+    assert "WRONG  shop" in said
+    assert "shop_0" not in said  # columns of its own are its own business
+    nodes["shop"].stop()
+    wait_for("peer down", lambda: "away" in nodes["bank"].treaty("check", str(job), code=None))
+    assert nodes["shop"].treaty("check", str(job), code=2)
