@@ -2,12 +2,16 @@
 
 import time
 
+import numpy as np
 import pyarrow.csv
 import pytest
 from node.nodes import columns_of, job_file, organisations, wait_for, wait_until
 
+from treaty.data.table import Table
+from treaty.errors import PeerLost
 from treaty.models.checkpoints import checkpoint_file
 from treaty.models.trees import load_part
+from treaty.node.online import Partners, UnknownIds, find_socket
 
 SMALL = "[boosting]\nn_estimators = 6\nmax_depth = 3\nrandom_state = 1\n"
 LONG = "[boosting]\nn_estimators = 120\nmax_depth = 3\nrandom_state = 1\n[secureboost]\nallow_exact_sums = true\n"
@@ -156,3 +160,44 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
     nodes["shop"].stop()
     wait_for("peer down", lambda: "away" in nodes["bank"].treaty("check", str(job), code=None))
     assert nodes["shop"].treaty("check", str(job), code=2)
+
+
+def test_partners_that_stay_connected_are_asked_row_by_row(made, tmp_path):
+    nodes = made()
+    file = job_file(tmp_path / "job.toml", BOTH, SMALL)
+    job = submitted(nodes["bank"], file)
+    wait_until(nodes["bank"], job, "finished")
+    batch = submitted(nodes["bank"], file, "--predict", job)
+    wait_until(nodes["bank"], batch, "finished")
+    (written,) = (nodes["bank"].state / "models").glob("*/bank.predict-*.csv")
+    expected = pyarrow.csv.read_csv(written).to_pydict()
+    service = submitted(nodes["bank"], file, "--serve", job)
+    wait_until(nodes["bank"], service, "running")
+    part = load_part(next((nodes["bank"].state / "models").glob("*/bank.part")))
+    own = pyarrow.csv.read_csv(nodes["bank"].folder / "rows.csv").to_pandas().set_index("id")
+    asked = [int(row) for row in expected["id"][:40]]
+    columns = own.loc[asked, part.schema.names].to_numpy(np.float32)
+    table = Table(part.schema, list(np.ascontiguousarray(columns.T)), len(asked))
+    partners = Partners(lambda: find_socket(nodes["bank"].state, nodes["bank"].job(service).id), ["shop"])
+
+    def answers():
+        try:
+            return partners([str(row) for row in asked], table)
+        except PeerLost:
+            return None
+
+    def right():
+        found = part.predictions(wait_for("answer", lambda: (found := answers()) is not None and [found])[0])
+        return all(found[name].tolist() == values[:40] for name, values in expected.items() if name != "id")
+
+    assert right()
+    with pytest.raises(UnknownIds, match="999"):
+        partners(["1", "999"], Table(part.schema, [column[:2] for column in table.columns], 2))
+    nodes["shop"].kill()  # away, and back again: the service goes on by itself
+    wait_for("no answer", lambda: answers() is None)
+    nodes["shop"].start()
+    assert right()
+    partners.close()
+    nodes["bank"].treaty("cancel", service)
+    for node in nodes.values():
+        wait_until(node, service, "cancelled")

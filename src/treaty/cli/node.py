@@ -81,6 +81,9 @@ def submit(
         str | None, typer.Option(help="Predict with the model of this training, by the first letters of its id.")
     ] = None,
     explain: Annotated[str | None, typer.Option(help="Likewise: what each column adds to each prediction.")] = None,
+    serve: Annotated[
+        str | None, typer.Option(help="Likewise: stay connected, so that `treaty serve JOB` can predict row by row.")
+    ] = None,
 ) -> None:
     """Propose a job to the nodes of all its parties; the active party does.
 
@@ -91,11 +94,13 @@ def submit(
     from treaty.node.verdicts import verdict_on
 
     settings = load_settings(node)
-    if predict is not None and explain is not None:
-        raise ConfigError("expected --predict or --explain, got both")
-    verb: Verb = "predict" if predict is not None else "explain" if explain is not None else "train"
+    given: dict[Verb, str | None] = {"predict": predict, "explain": explain, "serve": serve}
+    asked = {verb: model for verb, model in given.items() if model is not None}
+    if len(asked) > 1:
+        raise ConfigError(f"expected one of --predict, --explain and --serve, got {len(asked)} of them")
+    verb: Verb = next(iter(asked), "train")
     with Store(Path(settings.folder)) as store:
-        content = proposed(job, verb, "" if verb == "train" else _model(store, str(predict or explain)))
+        content = proposed(job, verb, _model(store, asked[verb]) if asked else "")
         described = msgspec.json.decode(content, type=Proposal).described()
         _check_active(described, settings, node)
         verdict = verdict_on(settings, trusted(settings.keys), described, verb)

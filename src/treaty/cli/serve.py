@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 
 from treaty.cli.logs import LogFile, Verbose, logged
+from treaty.cli.node import DEFAULT, NodeFile
 from treaty.compute import cores
+from treaty.data.table import Table
 from treaty.errors import ConfigError
+from treaty.node.online import Partners as Asking
+from treaty.node.online import UnknownIds, find_socket
+from treaty.node.proposals import Proposal
+from treaty.node.settings import load_settings
+from treaty.node.store import Store
+
+if TYPE_CHECKING:
+    from treaty.serving.service import Partners
 
 console = Console()
 
@@ -19,7 +34,10 @@ console = Console()
 def serve(
     model: Annotated[
         Path | None,
-        typer.Argument(help="The active party's part, NAME.part, or a whole model: its part, or the folder with it."),
+        typer.Argument(
+            help="The active party's part, NAME.part, or a whole model: its part, or the folder with it; or a job of "
+            "this node: of `treaty submit --serve`, where partners are needed, or of a training."
+        ),
     ] = None,
     listen: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:8000",
     api_keys: Annotated[Path | None, typer.Option(help="File with the digests of keys that may be used.")] = None,
@@ -35,6 +53,7 @@ def serve(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM): serve HTTPS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    node: NodeFile = DEFAULT,
     max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 10_000,
     max_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of a request.")] = 8 << 20,
     max_requests: Annotated[int, typer.Option(min=1, help="Most requests at a time; others get 503.")] = 64,
@@ -73,12 +92,14 @@ def serve(
         )
     with logged(verbose, log_file):
         limits = Limits(rows=max_rows, body_bytes=max_bytes, under_way=max_requests)
-        service = Service(load_model(model), limits, fallback=fallback == "own", threads=cores())
+        path, partners = _of_node(model, node) if _names_job(model) else (model, None)
+        loaded = load_model(path)
+        service = Service(loaded, limits, partners=partners, fallback=fallback == "own", threads=cores())
         keys = None if api_keys is None else read_keys(api_keys)
         service.warm_up()
         if keys is not None and certificate is None and not near:
             _warn("keys and rows travel in clear text: give --certificate and --key, or put a proxy with TLS in front")
-        if service.model.needs and not service.falls_back:
+        if service.model.needs and not service.falls_back and partners is None:
             _warn(f"no prediction can be made without {', '.join(service.model.needs)}; /predict will answer 503")
         with listen_at(listen) as socket:
 
@@ -90,6 +111,35 @@ def serve(
                 _print(f"columns and examples: {at}/docs")
 
             run(make_app(service, keys), socket, certificate=certificate, key=key, ready=tell)
+
+
+def _names_job(model: Path) -> bool:
+    return not model.exists() and re.fullmatch(r"[0-9a-f]{1,64}", str(model)) is not None
+
+
+def _of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
+    """Return the part that a node's job has left, and who is asked for partners' splits, where it is a service."""
+    from treaty.serving.errors import Refused
+
+    settings = load_settings(node)
+    state = Path(settings.folder)
+    with Store(state, create=False) as store:
+        row = store.job(str(job))
+    proposal = msgspec.json.decode(row.proposal, type=Proposal)
+    part = state / "models" / (proposal.model or row.id) / f"{settings.name}.part"
+    if proposal.verb != "serve":
+        return part, None
+    asking = Asking(
+        lambda: find_socket(state, row.id), [name for name in proposal.described().parties if name != row.submitter]
+    )
+
+    def partners(ids: Sequence[str], table: Table) -> NDArray[np.float64]:
+        try:
+            return asking(ids, table)
+        except UnknownIds as error:
+            raise Refused(422, str(error)) from None
+
+    return part, partners
 
 
 def _make_key(name: str, file: Path | None) -> None:

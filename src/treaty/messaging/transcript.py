@@ -70,6 +70,11 @@ class Transcript:
             seconds = time.monotonic() - self._start
             self._entries.append(Entry(direction, peer, step, round, nbytes, seconds, kept))
 
+    def clear(self) -> None:
+        """Forget all messages so far: of a service there are ever more."""
+        with self._lock:
+            self._entries.clear()
+
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All messages so far, in the order they were recorded."""

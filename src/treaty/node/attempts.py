@@ -69,7 +69,7 @@ class Standing:
     def needed(self, name: str) -> list[str]:
         """Return the other parties without which an attempt cannot begin."""
         absent = self.job.system.may_be_absent(self.cast, self.job.settings()[0])
-        return [party for party in self.others(name) if party not in absent]
+        return [party for party in self.others(name) if party in self.cast.roles and party not in absent]
 
     def linked(self, name: str) -> list[str]:
         """Return the parties that this one talks to, and cannot do without."""
@@ -78,8 +78,13 @@ class Standing:
 
     @property
     def holds_place(self) -> bool:
-        """Whether it counts as running here."""
-        return bool(self.asks or self.ready or self.process is not None)
+        """Whether it takes one of the places for jobs that run at a time; services, which last, do not."""
+        return not self.lasts and bool(self.asks or self.ready or self.process is not None)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it is a service, which goes on until it is cancelled."""
+        return self.proposal.verb == "serve"
 
 
 Decision = Literal[
@@ -116,7 +121,8 @@ def _follow(at: Standing, name: str, up: Collection[str], *, place: bool) -> Dec
         if lead.runs == at.ready:
             return "run"
         return "not ready" if lead.asks != at.ready else ""
-    if lead.asks > max(at.ended, at.row.attempt) and place and all(peer in up for peer in at.linked(name)):
+    plays = name in at.cast.roles  # helpers of a training take no part in a prediction
+    if plays and lead.asks > max(at.ended, at.row.attempt) and place and all(peer in up for peer in at.linked(name)):
         return "be ready"
     return ""
 
@@ -140,9 +146,9 @@ def pause_after(at: Standing, rounds: int) -> float | None:
     if rounds > at.furthest:
         at.furthest, at.tries = rounds, 0
     at.tries += 1
-    if at.tries >= MOST_TRIES:
+    if at.tries >= MOST_TRIES and not at.lasts:
         return None
-    return min(LONGEST_PAUSE, 0.5 * 2.0**at.tries) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+    return min(LONGEST_PAUSE, 0.5 * 2.0 ** min(at.tries, 10)) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
 
 def stopped_by(at: Standing, name: str) -> tuple[str, str] | None:

@@ -56,7 +56,7 @@ class Door:
 
     def __init__(self, listen: str | None, folder: Path, addresses: Mapping[str, str], ask_back: AskBack) -> None:
         self.address: str | None = None
-        self._listen, self._folder, self._addresses, self._ask_back = listen, folder, addresses, ask_back
+        self._listen, self.folder, self._addresses, self._ask_back = listen, folder, addresses, ask_back
         self._loop = asyncio.new_event_loop()
         self._awaited: dict[str, asyncio.Future[_End]] = {}  # by token: the connection that is to come back
         self._servers: list[asyncio.Server] = []  # of the open port, and for conversations with peers
@@ -78,15 +78,15 @@ class Door:
     @property
     def node_socket(self) -> Path:
         """Where the node itself listens for conversations with other nodes."""
-        return self._folder / "node"
+        return self.folder / "node"
 
     def job_socket(self, job: str) -> Path:
         """Where the process of a job listens for its peers."""
-        return self._folder / job[:16] / "in"
+        return self.folder / job[:16] / "in"
 
     def peer_socket(self, peer: str) -> Path:
         """Where this node dials a peer's."""
-        return self._folder / f"peer-{sorted(self._addresses).index(peer)}"
+        return self.folder / f"peer-{sorted(self._addresses).index(peer)}"
 
     def open_job(self, job: str, peers: list[str]) -> dict[str, Path]:
         """Make the sockets through which a job's process dials its peers; return them by peer."""

@@ -40,7 +40,9 @@ TALK = "treaty.Node"
 LONGEST_PAUSE = 15.0
 """Seconds, at most, between two attempts to open a conversation."""
 NOTES_A_SECOND = 100
-"""What a peer may say for long; whoever says more waits. A long note counts as one for every `_NOTE` bytes."""
+"""What a peer may say for long; whoever says more waits. Notes that cost more, by kind or length, count as several."""
+CALLS_A_MINUTE = 30
+"""Conversations that a peer may open for long; further ones are refused."""
 MOST_CONVERSATIONS = 4
 """Conversations of a peer at once, those that have not begun with Hello too; the oldest ends."""
 HELLO_TIMEOUT = 10.0
@@ -132,6 +134,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="beat"):
 
 Note = Hello | Head | Proposed | Wanted | View | Back | Beat
 
+_COSTS: dict[type[Note], float] = {Proposed: 20.0, Wanted: 5.0, Back: 5.0}
+
 
 class Desk(Protocol):
     """What a node does with what it hears, and what it has to tell; called from several threads."""
@@ -216,6 +220,27 @@ class Conversation:
             yield msgspec.msgpack.encode(note or (view(job) if job else Beat()))
 
 
+class _Allowance:
+    """What may be had at a rate, and as much at once as the rate gives in a second or minute."""
+
+    def __init__(self, most: float, seconds: float) -> None:
+        self._most, self._rate = most, most / seconds
+        self._left, self._at = most, time.monotonic()
+
+    def take(self, cost: float) -> float:
+        """Take what something costs; return the seconds until it is paid for, 0 where it is."""
+        now = time.monotonic()
+        self._left, self._at = min(self._most, self._left + (now - self._at) * self._rate) - cost, now
+        return max(0.0, -self._left / self._rate)
+
+    def has(self, cost: float) -> bool:
+        """Take what something costs if it is there; tell whether it was."""
+        if self.take(cost) == 0.0:
+            return True
+        self._left += cost
+        return False
+
+
 class Exchange:
     """A node's conversations: answers at the `listen` socket, and opens those with peers that have a `dial` socket.
 
@@ -236,6 +261,7 @@ class Exchange:
         self._lock = threading.Lock()
         self._talks: dict[str, list[Conversation]] = {}  # by peer: those that have begun with Hello
         self._open: list[Conversation] = []  # all, oldest first
+        self._arrivals: dict[str, _Allowance] = {}  # by peer
         self._closing = threading.Event()
         self._served: dict[str, Card] = {}
         self._threads = DaemonThreads()
@@ -333,6 +359,10 @@ class Exchange:
         )
         if not peer:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not trusted here")
+        with self._lock:
+            welcome = self._arrivals.setdefault(peer, _Allowance(CALLS_A_MINUTE, 60.0)).has(1.0)
+        if not welcome:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations were begun")
         talk = Conversation(peer, presented)
         talk.call = context
         context.add_callback(talk.end)
@@ -407,17 +437,12 @@ class Exchange:
         return why
 
     def _hear(self, talk: Conversation, notes: Iterator[bytes]) -> str:
-        allowance, last = float(NOTES_A_SECOND), time.monotonic()
-        decoder = decoder_of(Note)
+        allowance, decoder = _Allowance(NOTES_A_SECOND, 1.0), decoder_of(Note)
         for data in notes:
-            now = time.monotonic()
-            allowance = min(NOTES_A_SECOND, allowance + (now - last) * NOTES_A_SECOND) - max(1.0, len(data) / _NOTE)
-            last = now
-            if allowance < 0:
-                time.sleep(-allowance / NOTES_A_SECOND)
+            note: Note = decoder.decode(data)
+            time.sleep(allowance.take(max(_COSTS.get(type(note), 1.0), len(data) / _NOTE)))
             if not self._trusts(talk):
                 return _STRANGER
-            note: Note = decoder.decode(data)
             if talk.incarnation:
                 self._desk.heard(talk.peer, talk, note)
             elif not isinstance(note, Hello) or note.name != talk.peer:

@@ -207,7 +207,7 @@ class Jobs:
         stopped = stopped_by(at, self.name)
         if stopped is not None:
             self.end(at.row.id, *stopped)
-        elif time.time() - at.row.created > 3600.0 * hours:
+        elif time.time() - at.row.created > 3600.0 * hours and not at.lasts:
             self.end(at.row.id, "failed", f"{self.name}: it has not ended in {hours:g} hours")
         elif at.row.state == "proposed":
             self._judge(at)

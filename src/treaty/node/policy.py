@@ -121,7 +121,7 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
     ----------
     job : Job
         As proposed.
-    verb : {"train", "predict", "explain"}
+    verb : {"train", "predict", "explain", "serve"}
     party : str
         Whose data set it is.
     data_set : DataSet

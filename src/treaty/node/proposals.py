@@ -20,12 +20,13 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_names
 from treaty.messaging.messages import clean
 from treaty.runs.job import Job, Member, decoded_job, read_job
-from treaty.runs.party import check_explainable
+from treaty.runs.online import check_online
+from treaty.runs.party import check_explainable, predicting
 from treaty.systems import SYSTEMS
 from treaty.systems.system import Cast
 
-Verb = Literal["train", "predict", "explain"]
-VERBS: tuple[Verb, ...] = ("train", "predict", "explain")
+Verb = Literal["train", "predict", "explain", "serve"]
+VERBS: tuple[Verb, ...] = ("train", "predict", "explain", "serve")
 
 LARGEST = 256 << 10
 """Bytes of a proposal, at most."""
@@ -35,6 +36,8 @@ CLOCK_SLACK = timedelta(hours=24)
 """By how much the clocks of two organisations may differ."""
 MOST_PARTIES = 1000
 """Parties of a job between nodes: each view of it may hold the approval of every one."""
+MOST_DATA_SETS = 100
+"""Data sets of a party that a job may name."""
 LONGEST_TEXT = 1000
 """Characters of a name, an option or a column in a proposal."""
 LONGEST_WAIT = 30 * 86400.0
@@ -56,7 +59,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ----------
     job : str
         The job, JSON as `Job.encoded` writes it.
-    verb : {"train", "predict", "explain"}
+    verb : {"train", "predict", "explain", "serve"}
     model : str
         The training's id, of a prediction or explanation.
     submitted : str
@@ -206,6 +209,10 @@ def check_shared(job: Job) -> None:
     if job.align is not None and job.align.log is not None:
         wrong.append("align.log")
     for party, member in job.parties.items():
+        if len(member.eval_tables) > MOST_DATA_SETS:
+            raise ConfigError(
+                f"expected at most {MOST_DATA_SETS} eval_tables of {party}, got {len(member.eval_tables)}"
+            )
         for named in (member.table, *member.eval_tables, member.predict_table):
             try:
                 check_names([] if named is None else [named])
@@ -231,7 +238,7 @@ def check_shared(job: Job) -> None:
 
 
 def cast_of(job: Job, verb: Verb) -> Cast:
-    """Return who plays which role.
+    """Return who plays which role; helpers of a training play none in a prediction.
 
     Raises
     ------
@@ -245,10 +252,12 @@ def cast_of(job: Job, verb: Verb) -> Cast:
         )
     if verb == "explain":
         check_explainable(job)
+    if verb == "serve":
+        check_online(job)
     reason = job.system.only_simulated(job.settings()[0])
     if reason:
         raise ConfigError(reason)
-    return job.cast()
+    return job.cast() if verb == "train" else predicting(job)
 
 
 def data_sets(job: Job, party: str, verb: Verb) -> list[str]:

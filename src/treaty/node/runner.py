@@ -18,6 +18,7 @@ from treaty.models.checkpoints import checkpoint_file
 from treaty.node.cards import Card
 from treaty.node.identity import Own
 from treaty.node.local import local_job, tables_of
+from treaty.node.online import serving_socket
 from treaty.node.proposals import Verb
 from treaty.node.settings import Settings
 from treaty.node.worker import Event, Order
@@ -107,9 +108,12 @@ def order_of(
     cards: Mapping[str, Card],
     settings: Settings,
     addresses: Mapping[str, str],
+    sockets: Path,
     wait: float,
 ) -> Order:
-    """Return what a process is told; arguments as of `local_job`, `wait` are the seconds to wait for others to start.
+    """Return what a process is told; arguments as of `local_job`.
+
+    `sockets` is the folder of the node's sockets, `wait` are the seconds to wait for others to start.
 
     Raises
     ------
@@ -137,5 +141,6 @@ def order_of(
         log=str(folder / "logs" / f"{job_id}.log"),
         lock=str(checkpoints / ".lock"),
         result=str(output / f"{name}.{verb}-{job_id[:16]}.csv"),
+        online=str(serving_socket(sockets, job_id)),
         fetch={path: settings.data[of] for of, path in tables.items() if settings.data[of].sql is not None},
     )

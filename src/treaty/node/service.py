@@ -19,6 +19,7 @@ import msgspec
 
 import treaty
 from treaty.errors import ConfigError, TreatyError
+from treaty.files import write_whole
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, decide, pause_after
 from treaty.node.door import Door
@@ -65,6 +66,7 @@ class Node:
             held.callback(self.jobs.close)
             # sockets have short names, which folders may not have
             sockets = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-")))
+            write_whole(self.folder / "sockets", [str(sockets).encode()])
             self.door = Door(settings.listen, sockets, settings.dialled, self._ask_back)
             held.callback(self.door.close)
             dialled = {peer: self.door.peer_socket(peer) for peer in settings.dialled}
@@ -203,7 +205,7 @@ class Node:
     def _act(self, at: Standing, up: set[str]) -> None:
         """Do what follows for a job that all have approved."""
         playing = [other for other in self.jobs.standings.values() if other.holds_place]
-        place = len(playing) < self.settings.max_running and not self._shares_budget(at, playing)
+        place = at.lasts or (len(playing) < self.settings.max_running and not self._shares_budget(at, playing))
         now = time.monotonic()
         match decide(at, self.name, up, place=place, now=now):
             case "ask":
@@ -254,7 +256,7 @@ class Node:
             sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, peers).items()}
             order = order_of(
                 at.job, job_id, at.proposal.verb, at.proposal.model, self.jobs.own, self.jobs.trusted(), self.settings,
-                {**sockets, self.name: f"unix:{self.door.job_socket(job_id)}"}, CONNECT_WAIT,
+                {**sockets, self.name: f"unix:{self.door.job_socket(job_id)}"}, self.door.folder, CONNECT_WAIT,
             )  # fmt: skip
             errors = self.folder / "logs" / f"{job_id}.log"
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))

@@ -20,7 +20,7 @@ from treaty.node.toml_tables import Places, converted
 from treaty.runs.job import Member
 from treaty.systems import SYSTEMS, find_system
 
-Verb = Literal["train", "predict", "explain"]
+Verb = Literal["train", "predict", "explain", "serve"]
 Sums = Literal["open", "sealed"]
 Consent = Literal["paper", "allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins", "dropout"]
 HostPort = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]+:\d{1,5}$")]
@@ -77,7 +77,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Who may take part: all other parties of a job must be among them. Nobody, unless named.
     systems : list of str or None
         Systems by name. None: all that come with Treaty; others must be named.
-    verbs : list of {"train", "predict", "explain"} or None
+    verbs : list of {"train", "predict", "explain", "serve"} or None
     sums : list of {"open", "sealed"} or None
         Which sums of bins a training may have.
     columns : list of str or None

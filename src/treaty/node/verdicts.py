@@ -59,5 +59,7 @@ def learned(job: Job, verb: Verb) -> dict[str, list[str]]:
     if verb == "train":
         return learned_by(job, cast_of(job, verb))
     lines = {party: ["which of its rows are asked for, and when"] for party in job.parties if party != job.active}
-    what = "predictions" if verb == "predict" else "predictions, and what each party's columns add to them in all"
+    if verb == "serve":
+        lines = {party: ["which of the rows that all have are asked for, and when"] for party in lines}
+    what = "predictions" if verb != "explain" else "predictions, and what each party's columns add to them in all"
     return {job.active: [f"{what}, of the rows that all parties have"], **lines}

@@ -23,12 +23,15 @@ import msgspec
 from treaty.data.sources import write_predictions
 from treaty.errors import CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
+from treaty.node.online import Requests, id_value
 from treaty.node.proposals import Verb
 from treaty.node.settings import DataSet
 from treaty.runs.job import Job, decoded_job, id_column
+from treaty.runs.online import serve_online
 from treaty.runs.party import explain_party, find_part, predict_party, train_party
 from treaty.runs.processes import ended_by_signals, line_of_parent
 from treaty.runs.report import FORMAT, Report, report_file
+from treaty.systems.vertical.online import Asked
 
 OFTEN = 0.2  # seconds, at least, between two events about rounds
 LOCK_TIMEOUT = 60.0  # seconds for an earlier attempt's process to end
@@ -42,13 +45,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     job : str
         This party's copy of the job, with its tables, key and folders, as `Job.encoded` writes it.
     name : str
-    verb : {"train", "predict", "explain"}
+    verb : {"train", "predict", "explain", "serve"}
     resume : bool
         At the active party: go on from the checkpoint, if there is one.
     log, lock : str
         Files: of the log, which is added to; held by the one process that may write the job's checkpoints.
     result : str
         Where predictions, or contributions, are written.
+    online : str
+        Socket at which a service's process can be asked.
     fetch : dict of str to DataSet
         Files that are to hold the rows of queries.
     """
@@ -60,6 +65,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     lock: str
     result: str
+    online: str
     fetch: dict[str, DataSet] = {}
 
 
@@ -125,6 +131,9 @@ def _play(order: Order, job: Job, tell: _Teller) -> None:
         total = job.settings()[1].most_rounds
         train_party(job, order.name, lambda done, part: tell.rounds(done, total), resume=order.resume, phase=tell.phase)
         return
+    if order.verb == "serve":
+        _serve(order, job, tell)
+        return
     result = Path(order.result)
     if order.verb == "explain":
         found = explain_party(job, order.name, tell.phase)
@@ -135,6 +144,18 @@ def _play(order: Order, job: Job, tell: _Teller) -> None:
     if margins is not None:
         columns: dict[str, Any] = {} if ids is None else {id_column(job, order.name): ids}
         write_predictions(result, {**columns, **find_part(job, order.name).predictions(margins)})
+
+
+def _serve(order: Order, job: Job, tell: _Teller) -> None:
+    """Take part in a service; at the active party take requests at a socket."""
+    schema, normalise = find_part(job, order.name).schema, () if job.align is None else job.align.normalise
+
+    def ready(numbers: dict[str, int]) -> Iterator[Asked | None]:
+        by_value = {id_value(one): number for one, number in numbers.items()}
+        tell(Event(phase=f"serving {len(by_value)} rows", done=1, total=1))
+        return iter(Requests(Path(order.online), by_value, schema, normalise))
+
+    serve_online(job, order.name, ready, tell.phase)
 
 
 def _success(order: Order, job: Job) -> Event:

@@ -84,10 +84,10 @@ def wait_until_all_kept(
 ) -> None:
     """Return once every party with a part of the model has written it; call it when this one has written its own.
 
-    `keep` puts this party's part in its place. The active party hears of all, keeps its own, and tells all: nobody hears
-    of a model that the active party may yet lose. Users hear it from their edge server. One that could not write its
-    part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection lost
-    between the two messages can still leave a party in doubt: it ends with an error although all have their parts.
+    `keep` puts this party's part in its place. The active party hears of all, keeps its own, and tells all: nobody
+    hears of a model that the active party may yet lose. Users hear it from their edge server. One that could not write
+    its part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection
+    lost between the two messages can still leave a party in doubt: it ends with an error although all have their parts.
 
     Parameters
     ----------

@@ -333,7 +333,7 @@ def owners_of_model(job: Job) -> list[str]:
     if service is not None and not service.refused(own):  # whose users need no training table
         cast = service.cast(places_to_predict(job), job.active, own)
     else:
-        cast = job.cast() if job.by_row else _predicting(job)
+        cast = job.cast() if job.by_row else predicting(job)
     return cast.having(*job.system.has_model)
 
 
@@ -344,7 +344,7 @@ def places_to_predict(job: Job) -> dict[str, Place]:
     }
 
 
-def _predicting(job: Job) -> Cast:
+def predicting(job: Job) -> Cast:
     """Return who plays which role in a prediction by columns: helpers of the training take no part."""
     named = job.system.named_roles
     wrong = [name for name, member in job.parties.items() if member.edge or member.role not in (None, *named)]
@@ -368,7 +368,7 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
 
 def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
-    cast, (own, common), threads = _predicting(job), job.settings(), cores(job.n_jobs)
+    cast, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
     path = to_predict(job, name)
     programs: Mapping[str, Program] = {"predict": job.system.predict, "explain": job.system.explain}[verb]
 

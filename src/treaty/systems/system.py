@@ -183,6 +183,8 @@ class Seat:
         the training names. Empty where it is not known.
     read : callable or None
         Of a `Service`: returns own rows, given the model's columns, which this party learns from others.
+    requests : iterator or None
+        At the active party of a prediction row by row (`System.online`): what it is asked.
     """
 
     party: Party
@@ -210,6 +212,7 @@ class Seat:
     part: Any = None
     model_id: str = ""
     read: Callable[[Schema], Table] | None = None
+    requests: Any = None
 
     @property
     def rows(self) -> LabelledRows:
@@ -342,6 +345,8 @@ class System:
         its own data; `part` is the part of the model at hand, None before training and at parties without one.
     predict, explain : mapping of str to Program
         Prediction and contributions by role, where owners have to work together for them.
+    online : mapping of str to Program
+        Prediction row by row of aligned rows, by parties that stay connected.
     service : Service or None
         Prediction for parties without a part of the model, where rows are split.
     until_kept : frozenset of str
@@ -395,6 +400,7 @@ class System:
     links: Callable[[Cast, Any], dict[str, list[str]]] = star
     predict: Mapping[str, Program] = field(default_factory=dict)
     explain: Mapping[str, Program] = field(default_factory=dict)
+    online: Mapping[str, Program] = field(default_factory=dict)
     service: Service | None = None
     may_lose: Callable[[Cast, Any], list[str]] = nobody
     may_be_absent: Callable[[Cast, Any], list[str]] = nobody

@@ -10,6 +10,7 @@ from treaty.systems.system import System
 from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.online import online_active, online_passive
 
 SYSTEM = System(
     name="federboost-vertical",
@@ -22,6 +23,7 @@ SYSTEM = System(
     has_model=frozenset({"active", "passive"}),
     orders_by_id=True,  # so that buckets of an earlier job on the same rows are the same
     predict={"active": predict_active, "passive": predict_passive},
+    online={"active": online_active, "passive": online_passive},
     explain={"active": explain_active, "passive": explain_passive},
     warm_up=lambda options: [FederBoostVertical()],
 )

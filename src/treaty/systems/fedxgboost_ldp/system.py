@@ -13,6 +13,7 @@ from treaty.systems.system import System
 from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.online import online_active, online_passive
 
 
 def warm_up(options: FedXGBoostLDP | None) -> list[FedXGBoostLDP]:
@@ -32,6 +33,7 @@ SYSTEM = System(
     disclosures=disclosures,
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict_active, "passive": predict_passive},
+    online={"active": online_active, "passive": online_passive},
     explain={"active": explain_active, "passive": explain_passive},
     warm_up=warm_up,
 )

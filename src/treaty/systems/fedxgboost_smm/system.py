@@ -15,6 +15,7 @@ from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.online import online_active, online_passive
 
 
 def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM) -> Cast:
@@ -84,6 +85,7 @@ SYSTEM = System(
     has_model=frozenset({"active", "passive"}),
     helpers=dealer_of,
     predict={"active": predict_active, "passive": predict_passive},
+    online={"active": online_active, "passive": online_passive},
     explain={"active": explain_active, "passive": explain_passive},
     unaudited=unaudited,
     warm_up=warm_up,

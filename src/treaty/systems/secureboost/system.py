@@ -15,6 +15,7 @@ from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.online import online_active, online_passive
 
 
 def predict(seat: Seat) -> NDArray[np.float64]:
@@ -48,6 +49,7 @@ SYSTEM = System(
     lossless=True,
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict, "passive": follow_prediction},
+    online={"active": online_active, "passive": online_passive},
     explain={"active": explain_active, "passive": explain_passive},
     unaudited=lambda options: unaudited(options.ciphers),
     warm_up=warm_up,

@@ -1,0 +1,246 @@
+"""How an HTTP endpoint asks the process that stays connected with partners for predictions, on one machine.
+
+Both ends of a socket of this machine: a request is a line of JSON with ids and a matrix of own columns, an answer one
+with margins, or with what is wrong. Requests that come while others are predicted are predicted together.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from treaty.data.ids import NORMALISE, Normalisation, canonical_ids
+from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError, DataError, PeerLost
+from treaty.systems.vertical.online import Asked
+
+MOST_BYTES = 64 << 20
+"""Of a request or an answer."""
+TOGETHER = 4096
+"""Rows that are predicted together, at most, but for larger requests."""
+ANSWER_TIMEOUT = 30.0
+"""Seconds for partners to answer."""
+_WAITING = 256  # requests that wait; others are refused
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Ids of rows, and own columns of them: float32 (n_rows, n_features), row by row."""
+
+    ids: list[str]
+    matrix: bytes
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Margins, float64 (n_rows, n_outputs), row by row; or ids that are not common to all; or what is wrong."""
+
+    margins: bytes = b""
+    n_outputs: int = 0
+    unknown: list[str] = []
+    wrong: str = ""
+
+
+class UnknownIds(DataError):
+    """Rows that are asked for are not common to all parties."""
+
+
+def id_value(canonical: str) -> str:
+    """Return an id without what `canonical_ids` puts in front, its kind: requests have text alone."""
+    return canonical.partition(" ")[2]
+
+
+class Requests:
+    """Takes requests at a socket, and gives them to the active party's role, one after the other.
+
+    `numbers` are those of common rows, by `id_value`. Iterating yields what is asked, None where nothing was for a
+    second, and ends when `ended` says so.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        numbers: dict[str, int],
+        schema: Schema,
+        normalise: Sequence[Normalisation] = NORMALISE,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._numbers, self._schema, self._normalise, self._ended = numbers, schema, normalise, ended
+        self._waiting: queue.Queue[Asked] = queue.Queue(_WAITING)
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen(64)
+        threading.Thread(target=self._accept, name="treaty-online", daemon=True).start()
+
+    def __iter__(self) -> Iterator[Asked | None]:
+        """Yield requests, several together where they have come together."""
+        while not self._ended():
+            try:
+                first = self._waiting.get(timeout=1.0)
+            except queue.Empty:
+                yield None
+                continue
+            batch, rows = [first], len(first.rows)
+            while rows < TOGETHER and not self._waiting.empty():
+                batch.append(self._waiting.get())
+                rows += len(batch[-1].rows)
+            yield self._together(batch)
+        self._socket.close()
+
+    def _together(self, asked: list[Asked]) -> Asked:
+        if len(asked) == 1:
+            return asked[0]
+        ends = np.cumsum([len(one.rows) for one in asked])
+        columns = [np.concatenate(of) for of in zip(*(one.table.columns for one in asked), strict=True)]
+
+        def tell(margins: NDArray[np.float64]) -> None:
+            for one, part in zip(asked, np.split(margins, ends[:-1]), strict=True):
+                one.tell(part)
+
+        return Asked(np.concatenate([one.rows for one in asked]), Table(self._schema, columns, int(ends[-1])), tell)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="treaty-online", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as stream:
+            while line := stream.readline(MOST_BYTES):
+                try:
+                    answer = self._answer(msgspec.json.decode(line, type=Request))
+                except (msgspec.MsgspecError, ValueError) as error:
+                    answer = Answer(wrong=str(error))
+                try:
+                    stream.write(msgspec.json.encode(answer) + b"\n")
+                    stream.flush()
+                except OSError:  # it has gone
+                    return
+
+    def _answer(self, request: Request) -> Answer:
+        values = canonical_ids(pa.array(request.ids, pa.string()), normalise=self._normalise)
+        rows = [self._numbers.get(id_value(value), -1) for value in values]
+        unknown = [one for one, row in zip(request.ids, rows, strict=True) if row < 0]
+        if unknown:
+            return Answer(unknown=unknown[:10])
+        n_features = len(self._schema.names)
+        matrix = np.frombuffer(request.matrix, np.float32).reshape(len(rows), n_features)
+        found: list[NDArray[np.float64]] = []
+        answered = threading.Event()
+
+        def tell(margins: NDArray[np.float64]) -> None:
+            found.append(margins)
+            answered.set()
+
+        table = Table(self._schema, list(np.ascontiguousarray(matrix.T)), len(rows))
+        try:
+            self._waiting.put(Asked(np.array(rows, np.int32), table, tell), timeout=1.0)
+        except queue.Full:
+            return Answer(wrong="too many requests wait for partners")
+        if not answered.wait(ANSWER_TIMEOUT):
+            return Answer(wrong=f"partners have not answered within {ANSWER_TIMEOUT:g} s")
+        margins = np.ascontiguousarray(found[0], np.float64)
+        return Answer(margins=margins.tobytes(), n_outputs=margins.shape[1])
+
+
+class Partners:
+    """Asks such a process, at the socket that `find` returns; for `treaty.serving`, from several threads at once.
+
+    Raises
+    ------
+    UnknownIds
+        If rows are not common to all parties.
+    PeerLost
+        If there is no such process just now, or it has no answer.
+    """
+
+    def __init__(self, find: Callable[[], Path | None], names: Sequence[str]) -> None:
+        self._find, self._names = find, ", ".join(names)
+        self._idle: queue.LifoQueue[socket.socket] = queue.LifoQueue()
+
+    def __call__(self, ids: Sequence[str], table: Table) -> NDArray[np.float64]:
+        """Return margins, float64 (n_rows, n_outputs)."""
+        request = msgspec.json.encode(Request(list(ids), np.ascontiguousarray(table.matrix(), np.float32).tobytes()))
+        try:
+            line = self._ask(request)
+        except OSError as error:
+            raise PeerLost(self._names, f"the process that is connected with {self._names} is away: {error}") from None
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.unknown:
+            raise UnknownIds(f"ids that not all of the parties have: {', '.join(answer.unknown)}")
+        if answer.wrong:
+            raise PeerLost(self._names, answer.wrong)
+        return np.frombuffer(answer.margins, np.float64).reshape(len(ids), answer.n_outputs)
+
+    def close(self) -> None:
+        """Close connections that are not in use."""
+        while not self._idle.empty():
+            self._idle.get().close()
+
+    def _ask(self, request: bytes) -> bytes:
+        connection = self._connection()
+        try:
+            connection.settimeout(ANSWER_TIMEOUT + 5.0)
+            connection.sendall(request + b"\n")
+            answer = bytearray()
+            while not answer.endswith(b"\n"):
+                if not (piece := connection.recv(1 << 16)):
+                    raise ConnectionResetError("it has ended")
+                answer += piece
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.put(connection)
+        return bytes(answer)
+
+    def _connection(self) -> socket.socket:
+        path = self._find()
+        if path is None:
+            raise FileNotFoundError("it does not run here")
+        while not self._idle.empty():
+            try:
+                connection = self._idle.get_nowait()
+            except queue.Empty:
+                break
+            connection.setblocking(False)
+            try:
+                if not connection.recv(1, socket.MSG_PEEK):
+                    connection.close()
+                    continue
+            except BlockingIOError:
+                return connection
+            except OSError:
+                connection.close()
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.settimeout(5.0)
+            made.connect(str(path))
+        except OSError:
+            made.close()
+            raise
+        return made
+
+
+def serving_socket(folder: Path, job: str) -> Path:
+    """Return where a service's process can be asked: `folder` has the sockets of the node's processes."""
+    return folder / job[:16] / "online"
+
+
+def find_socket(state: Path, job: str) -> Path | None:
+    """Return such a socket of the node whose folder is `state`, None where there is none just now."""
+    try:
+        folder = Path((state / "sockets").read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read where the node's sockets are: {error.strerror}; has it been started?") from None
+    path = serving_socket(folder, job)
+    return path if path.exists() else None

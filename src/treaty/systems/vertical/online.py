@@ -1,0 +1,116 @@
+"""Prediction row by row, for as long as it is wanted: parties that have aligned their rows once stay connected.
+
+The active party names rows by their numbers among those that all parties have, and gets their sides at all records in
+use, in one round for each request; its own columns of these rows may be newer than those of its table.
+
+==================  ===========  ==============================================================================
+message             from -> to   what it tells
+==================  ===========  ==============================================================================
+`RecordCount`       owner ->     how many records it has, once
+`OnlineRows`        active ->    which of the common rows are asked for; none: the active party is still there
+`DecideRequest`     active ->    which of the owner's records are in use, after each `OnlineRows` with rows
+`Decisions`         owner ->     each of these rows' side at every one of them
+`Finish`            active ->    nothing more will be asked
+==================  ===========  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.table import Table
+from treaty.errors import PeerProtocolError
+from treaty.messaging.agreement import OF_ONE_MODEL, agree
+from treaty.messaging.messages import Array, Message, view
+from treaty.models.decisions import margins
+from treaty.systems.system import Seat
+from treaty.systems.vertical.decisions import (
+    DecideRequest,
+    Finish,
+    RecordCount,
+    RowSets,
+    ask_all,
+    check_present,
+    decidable,
+)
+from treaty.systems.vertical.shown_rows import check_unknown, shown_matrix
+
+MOST_ROWS = 1 << 20
+"""Rows of one request, at most."""
+SAYS_SO = 20.0
+"""Seconds after which an active party that is asked nothing says that it is still there."""
+
+
+class OnlineRows(Message):
+    """Numbers, int32, of the common rows that are asked for next; none: nothing is asked just now."""
+
+    rows: Array
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request: numbers of common rows, int32, the active party's columns of them, and where margins go."""
+
+    rows: NDArray[np.int32]
+    table: Table
+    tell: Callable[[NDArray[np.float64]], None]
+
+
+Requests = Iterator[Asked | None]
+"""What the active party is asked, one after the other; None now and then, where nothing is."""
+
+
+def online_active(seat: Seat) -> None:
+    """Predict what `seat.requests` asks for, until it ends."""
+    party, part = seat.party, seat.part
+    assert part.forest is not None
+    assert seat.requests is not None
+    check_present(party, part, seat.rows.table)
+    agree(party, {"model": part.model_id, "rows": seat.rows.table.n_rows}, remedy=OF_ONE_MODEL)
+    held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
+    trees = decidable(party, part, held)
+    spoken, often = time.monotonic(), min(SAYS_SO, party.timeout / 4)
+    for asked in seat.requests:
+        if asked is None:
+            party.heed()
+            party.transcript.clear()  # or it would grow for as long as the service lasts
+            if time.monotonic() - spoken < often:
+                continue
+        spoken, rows = time.monotonic(), np.zeros(0, np.int32) if asked is None else asked.rows
+        for peer in party.peers:
+            party.send(peer, OnlineRows(Array.of(rows)))
+        if asked is None:
+            continue
+        found = ask_all(party, part, trees, asked.table.matrix(), 0, seat.threads)
+        asked.tell(margins(found, part.forest.objective, seat.threads))
+    for peer in party.peers:
+        party.send(peer, Finish())
+
+
+def online_passive(seat: Seat) -> None:
+    """Decide the common rows that the active party asks for at own splits, until it has finished."""
+    party, part, table = seat.party, seat.part, seat.rows.table
+    (active,) = party.peers
+    check_present(party, part, table)
+    agree(party, {"model": part.model_id, "rows": table.n_rows}, remedy=OF_ONE_MODEL)
+    if part.randomised is not None and seat.apart:
+        check_unknown(seat, part.randomised.known, seat.rows)
+    matrix = shown_matrix(part.randomised, seat.rows)
+    party.send(active, RecordCount(len(part.splits)))
+    sets = RowSets(active, [])
+    while not isinstance(asked := party.receive(active, OnlineRows, DecideRequest, Finish), Finish):
+        if isinstance(asked, DecideRequest):
+            party.send(active, sets.decide(asked, part.splits, seat.threads))
+            continue
+        assert isinstance(asked, OnlineRows)
+        party.transcript.clear()
+        rows = view(asked.rows, np.int32, (None,), peer=active, what="OnlineRows.rows")
+        if len(rows) > MOST_ROWS or np.any(rows < 0) or np.any(rows >= len(matrix)):
+            raise PeerProtocolError(
+                active, f"expected at most {MOST_ROWS} rows below {len(matrix)} - at OnlineRows from {active}"
+            )
+        sets = RowSets(active, [matrix[rows]] if len(rows) else [])
