@@ -111,6 +111,35 @@ def decide(at: Standing, name: str, up: Collection[str], *, place: bool, now: fl
     return "ask" if now >= at.not_before and place and reached else ""
 
 
+def follow_up(at: Standing, decision: Decision, name: str, now: float) -> dict[str, Any]:
+    """Do what a decision means for an attempt's numbers; return what changes in the database."""
+    match decision:
+        case "ask":
+            at.asks, at.asked_at = at.row.attempt + 1, now
+            return {"attempt": at.asks, "state": "queued"}
+        case "give up asking":
+            lacking = [p for p in at.needed(name) if (v := at.views.get(p)) is None or v.ready != at.asks]
+            at.ended, at.asks = at.asks, 0
+            at.not_before = now + random.uniform(1.0, 5.0)  # noqa: S311 - so that two jobs do not wait for each other
+            return {"reason": f"waiting for {', '.join(lacking)} to have a place free"}
+        case "be ready":
+            at.ready = at.views[at.active].asks
+            return {"attempt": at.ready, "state": "queued"}
+        case "not ready":
+            at.ended, at.ready = at.ready, 0
+            return {"state": "queued"}
+        case "run":
+            at.runs, at.asks, at.ready, at.ending, at.kept = at.row.attempt, 0, 0, False, 0
+            return {"state": "running", "reason": ""}
+    return {}
+
+
+def over(at: Standing, *, done: bool, kept: bool) -> None:
+    """Note that this node's process of an attempt has ended."""
+    at.process, at.ended, at.phase, at.kept = None, at.runs, "", at.runs if kept else 0
+    at.done, at.runs = at.runs if done else at.done, 0
+
+
 def _follow(at: Standing, name: str, up: Collection[str], *, place: bool) -> Decision:
     lead = at.views.get(at.active)
     if lead is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import queue
-import random
 import shutil
 import tempfile
 import threading
@@ -21,7 +20,7 @@ import treaty
 from treaty.errors import ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.messaging.messages import clean
-from treaty.node.attempts import Standing, decide, pause_after
+from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
 from treaty.node.door import Door
 from treaty.node.exchange import Back, Conversation, Exchange, Head, Hello, Note, Proposed, View, Wanted
 from treaty.node.identity import load_own
@@ -207,23 +206,12 @@ class Node:
         playing = [other for other in self.jobs.standings.values() if other.holds_place]
         place = at.lasts or (len(playing) < self.settings.max_running and not self._shares_budget(at, playing))
         now = time.monotonic()
-        match decide(at, self.name, up, place=place, now=now):
-            case "ask":
-                at.asks, at.asked_at = at.row.attempt + 1, now
-                self.jobs.change(at, attempt=at.asks, state="queued")
-            case "give up asking":
-                lacking = [p for p in at.needed(self.name) if (v := at.views.get(p)) is None or v.ready != at.asks]
-                at.ended, at.asks = at.asks, 0
-                at.not_before = now + random.uniform(1.0, 5.0)  # noqa: S311 - so that two jobs do not wait for each other
-                self.jobs.change(at, reason=f"waiting for {', '.join(lacking)} to have a place free")
-            case "be ready":
-                at.ready = at.views[at.active].asks
-                self.jobs.change(at, attempt=at.ready, state="queued")
-            case "not ready":
-                at.ended, at.ready = at.ready, 0
-                self.jobs.change(at, state="queued")
+        decision = decide(at, self.name, up, place=place, now=now)
+        match decision:
+            case "ask" | "give up asking" | "be ready" | "not ready":
+                self.jobs.change(at, **follow_up(at, decision, self.name, now))
             case "run":
-                self._begin(at)
+                self._begin(at, follow_up(at, decision, self.name, now))
             case "stop":
                 at.ending = True
                 at.process.end()
@@ -243,10 +231,9 @@ class Node:
         own = self._budgets(at)
         return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
 
-    def _begin(self, at: Standing) -> None:
+    def _begin(self, at: Standing, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
         job_id, peers = at.row.id, at.job.system.links(at.cast, at.job.settings()[0])[self.name]
-        at.runs, at.asks, at.ready, at.ending, at.kept = at.row.attempt, 0, 0, False, 0
         attempt = at.runs
         try:
             for of in self._budgets(at):
@@ -264,7 +251,7 @@ class Node:
             self._happened(job_id, attempt, Event(end="wrong", said=str(error), public="its process could not begin"))
             return
         event = {"what": "started", "attempt": attempt, "process": at.process.pid}
-        self.jobs.change(at, state="running", reason="", event=event)
+        self.jobs.change(at, **changes, event=event)
 
     def _happened(self, job_id: str, attempt: int, event: Event) -> None:
         """Take in what a process has said."""
@@ -277,9 +264,8 @@ class Node:
                 self._note_rounds(at, event)
             return
         self.door.close_job(job_id)
-        at.process, at.ended, at.runs, at.phase, at.kept = None, attempt, 0, "", attempt if event.kept else 0
+        over(at, done=event.end == "done", kept=event.kept)
         if event.end == "done":
-            at.done = attempt
             told = {"what": "played", "attempt": attempt, "sent": event.sent, "learned": event.learned}
             told |= {"spent": event.spent} if event.spent else {}
             self.jobs.change(at, state="waiting", reason=f"done; waiting to hear that {at.active} is", event=told)

@@ -1,0 +1,166 @@
+"""How nodes agree on attempts: any order of messages, ends and restarts leads to an end that all parties share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
+from treaty.node.exchange import View
+from treaty.node.store import JobRow
+from treaty.runs.job import Job
+from treaty.systems.system import Cast
+
+JOB = "a" * 64
+NAMES = ["bank", "shop", "post"]
+ROUNDS = 4
+
+
+class World:
+    """Nodes, their clocks and their processes, which get one round further whenever all of an attempt play."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.active = names, names[0]
+        self.nodes = {name: self._standing(JobRow(JOB, b"", b"", names[0], "train", "queued")) for name in names}
+        self.now = 0.0
+        self.rounds = 0
+        self.finished: set[str] = set()
+        self.under_way: list[tuple[str, str, View]] = []
+
+    def _standing(self, row: JobRow) -> Standing:
+        system = SimpleNamespace(
+            may_be_absent=lambda cast, own: [],
+            may_lose=lambda cast, own: [],
+            links=lambda cast, own: {name: [o for o in self.names if o != name] for name in self.names},
+        )
+        job: Any = SimpleNamespace(
+            active=self.active, parties=dict.fromkeys(self.names), system=system, settings=lambda: (None, None)
+        )
+        proposal: Any = SimpleNamespace(verb="train")
+        roles = {name: "active" if name == self.active else "passive" for name in self.names}
+        return Standing(row, proposal, cast(Job, job), Cast(self.active, roles, self.names), ended=row.attempt)
+
+    def change(self, name: str, changes: dict[str, Any]) -> None:
+        at = self.nodes[name]
+        at.row = replace(at.row, **{field: changes[field] for field in ("state", "attempt") if field in changes})
+        self.tell(name)
+
+    def tell(self, name: str) -> None:
+        at = self.nodes[name]
+        view = View(
+            job=JOB, state="finished" if name in self.finished else at.row.state, asks=at.asks, ready=at.ready,
+            runs=at.runs, ended=at.ended, done=at.done,
+        )  # fmt: skip
+        self.under_way += [(name, other, view) for other in self.names if other != name]
+
+    def deliver(self) -> None:
+        if self.under_way:
+            sender, to, view = self.under_way.pop(0)
+            self.nodes[to].views[sender] = view
+
+    def look(self, name: str) -> None:
+        """Let a node decide, as its own thread does."""
+        at = self.nodes[name]
+        if name in self.finished:
+            return
+        decision = decide(at, name, set(self.names), place=True, now=self.now)
+        if decision == "run":
+            at.process = object()
+        elif decision == "stop":
+            at.ending = True
+            self.end(name, done=False)
+            return
+        elif decision == "finished":
+            self.finished.add(name)
+            self.tell(name)
+            return
+        assert decision != "went on without us"
+        changes = follow_up(at, decision, name, self.now)
+        if changes:
+            self.change(name, changes)
+
+    def play(self) -> None:
+        """Let processes get a round further, or end well, if all play the same attempt."""
+        playing = {at.runs if at.process is not None else 0 for at in self.nodes.values()}
+        if len(playing) == 1 and playing != {0}:
+            self.rounds += 1
+            if self.rounds >= ROUNDS:
+                for name in self.names:
+                    self.end(name, done=True)
+
+    def end(self, name: str, *, done: bool) -> None:
+        at = self.nodes[name]
+        if at.process is None:
+            return
+        over(at, done=done, kept=done)
+        if done and name == self.active:
+            self.finished.add(name)
+        if not done:
+            at.not_before = self.now + (pause_after(at, self.rounds) or 60.0)
+        self.change(name, {"state": "waiting"})
+
+    def restart(self, name: str) -> None:
+        """Kill a node with its process, and start it from what its database has."""
+        if name not in self.finished:
+            self.nodes[name] = self._standing(replace(self.nodes[name].row, state="waiting"))
+        self.under_way = [one for one in self.under_way if one[1] != name]
+        for other in self.names:
+            self.tell(other)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["look", "deliver", "play", "kill", "restart", "wait"]), st.sampled_from(NAMES)),
+    max_size=60,
+)
+
+
+@given(steps, st.integers(2, 3))
+def test_whatever_happens_all_nodes_finish_once_it_stops(taken, parties):
+    world = World(NAMES[:parties])
+    for name in world.names:
+        world.tell(name)
+    for what, name in taken:
+        if name not in world.names:
+            continue
+        match what:
+            case "look":
+                world.look(name)
+            case "deliver":
+                world.deliver()
+            case "play":
+                world.play()
+            case "kill":
+                world.end(name, done=False)
+            case "restart":
+                world.restart(name)
+            case "wait":
+                world.now += 1.0
+    for _ in range(400):  # nothing fails any more
+        world.now += 5.0
+        while world.under_way:
+            world.deliver()
+        for name in world.names:
+            world.look(name)
+        world.play()
+    assert world.finished == set(world.names)
+
+
+@given(steps)
+def test_no_two_nodes_play_different_attempts_to_the_end(taken):
+    world = World(NAMES)
+    for name in world.names:
+        world.tell(name)
+    for what, name in taken:
+        if what == "restart":
+            world.restart(name)
+        elif what == "deliver":
+            world.deliver()
+        else:
+            world.look(name)
+        running = {at.runs for at in world.nodes.values() if at.process is not None}
+        lead = world.nodes[world.active]
+        assert all(number <= lead.row.attempt for number in running)
