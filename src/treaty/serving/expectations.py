@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
-from treaty.serving.walks import Walk, forest_of_active
-from treaty.trees.ensemble import Tree
+from treaty.serving.walks import forest_of_active
+from treaty.trees.ensemble import Tree, Walk, join_splits
 from treaty.trees.shap import node_weights
 
 
@@ -65,7 +65,7 @@ def expected_walk(part: ModelPart) -> Walk:
     for start in range(0, len(expected), n_outputs):  # tree i adds to output i % n_outputs
         for side_by_side in zip_longest(*expected[start : start + n_outputs], fillvalue=_NOTHING):
             trees += [_flat(root) for root in side_by_side]
-    return Walk(trees, part.splits, len(part.schema.names))
+    return Walk(trees, join_splits([part.splits], [len(part.schema.names)]))
 
 
 def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> list[_Node]:

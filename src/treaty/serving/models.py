@@ -20,7 +20,8 @@ from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import ModelPart, load_part
 from treaty.serving.expectations import expected_walk
-from treaty.serving.walks import Walk, absent_owners, forest_of_active, whole_walk
+from treaty.serving.walks import absent_owners, forest_of_active, whole_walk
+from treaty.trees.ensemble import Walk
 
 Margins = NDArray[np.float64]
 
