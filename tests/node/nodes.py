@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from treaty.node.identity import make_keys, trust
 from treaty.node.cards import fingerprint_of
+from treaty.node.identity import make_keys, trust
 from treaty.node.store import JobRow, Store
 from treaty.runs.processes import free_ports
 

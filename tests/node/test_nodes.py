@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pyarrow.csv
 import pytest
-from node.nodes import columns_of, job_file, organisations, wait_for, wait_until
 
+from node.nodes import columns_of, job_file, organisations, wait_for, wait_until
 from treaty.data.table import Table
 from treaty.errors import PeerLost
 from treaty.models.checkpoints import checkpoint_file
@@ -94,7 +94,9 @@ def test_a_rejected_job_has_ended_for_all(made, tmp_path):
 
 def test_a_policy_rejects_by_itself_and_says_which_rule(made, tmp_path):
     nodes = made(policy='approve = false\nsystems = ["federboost-vertical"]', tables=columns_of(BOTH))
-    nodes["bank"].settings.write_text(nodes["bank"].settings.read_text().replace('systems = ["federboost-vertical"]', ""))
+    nodes["bank"].settings.write_text(
+        nodes["bank"].settings.read_text().replace('systems = ["federboost-vertical"]', "")
+    )
     job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
     reason = wait_until(nodes["bank"], job, "rejected").reason
     assert "systems" in reason
@@ -150,7 +152,7 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
         wait_for("peer", lambda node=node: "peer up" in node.treaty("audit-log", "show", code=None))
     said = nodes["bank"].treaty("check", str(job), "--with-peers")
     assert "WRONG" not in said
-    assert "shop: a person must approve it" in said
+    assert "shop: could take part; a person must approve it" in said
     assert "400 rows" in said
     assert not nodes["shop"].treaty("models")
     (nodes["shop"].folder / "rows.csv").write_text("id,shop_0\n1,one\n1,2\n")

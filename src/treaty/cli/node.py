@@ -15,6 +15,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import treaty
 from treaty.errors import ConfigError
@@ -23,6 +24,7 @@ from treaty.node.proposals import Proposal, Verb, id_of, in_words, proposed, rou
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
+from treaty.runs.progress import NOTED
 
 if TYPE_CHECKING:
     from treaty.node.page import JobView
@@ -211,7 +213,8 @@ def jobs(
         proposal = msgspec.json.decode(row.proposal, type=Proposal)
         rounds = f"{row.rounds}/{row.total}" if row.total else ""
         since = datetime.fromtimestamp(row.changed, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(row.id[:12], in_words(proposal.described(), proposal.verb), row.state, rounds, since, row.reason)
+        what = Text(in_words(proposal.described(), proposal.verb))  # no markup: others have chosen it
+        table.add_row(row.id[:12], what, row.state, rounds, since, Text(row.reason))
     if sys.stdout.isatty():
         console.print(table)
     else:  # one line each, for scripts
@@ -351,6 +354,7 @@ def _log() -> None:
 
     handler = logging.StreamHandler()
     handler.setFormatter(Lines())
+    logging.addLevelName(NOTED, "INFO")
     package = logging.getLogger("treaty")
     package.setLevel(logging.INFO)
     package.addHandler(handler)

@@ -187,7 +187,9 @@ def stopped_by(at: Standing, name: str) -> tuple[str, str] | None:
         view = at.views.get(party)
         if view is None or view.state not in FINAL or view.state == "finished" or party in spared:
             continue
-        return view.state, f"{party}: {view.reason}" if not view.reason.startswith(f"{party}: ") else view.reason
+        # who has approved a job and says that it has rejected it has cancelled it
+        state = "cancelled" if view.state == "rejected" and at.row.state == "running" else view.state
+        return state, view.reason if view.reason.startswith(f"{party}: ") else f"{party}: {view.reason}"
     return None
 
 

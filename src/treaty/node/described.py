@@ -27,16 +27,19 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | N
             states[party] = msgspec.msgpack.decode(view, type=View).state
     events = store.events_of(row.id) if row.state == "finished" else []
     played: dict[str, Any] = next((event for event in reversed(events) if event["what"] == "played"), {})
-    told = played.get("learned") or learned(job, proposal.verb)
+    told = played.get("learned") or [
+        f"{who}: {sentence}" for who, sentences in learned(job, proposal.verb).items() for sentence in sentences
+    ]
     return JobView(
         title=in_words(job, proposal.verb),
         states=states,
         hash=row.id,
         progress=_progress(row),
-        disclosures=[f"{who}: {sentence}" for who, sentences in told.items() for sentence in sentences],
+        disclosures=told,
         verdict=[(finding.fine, f"{finding.rule}: {finding.said}") for finding in verdict.findings] if verdict else [],
         models=[str(path) for path in results(settings, row, proposal)],
         sent=played.get("sent", {}),
+        received=played.get("received", {}),
     )
 
 

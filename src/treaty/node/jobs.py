@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +28,8 @@ from treaty.node.verdicts import checked, verdict_on
 logger = logging.getLogger(__name__)
 
 LONGEST_REASON = 1500  # characters of what others are told
+MOST_REFUSALS = 100
+"""Refused proposals of a peer in an hour that the audit log has; further ones are in the node's log alone."""
 
 
 class Jobs:
@@ -57,6 +60,7 @@ class Jobs:
         self.lock = threading.RLock()
         self._tell_one, self._over, self._wake = tell, over, wake
         self._sent = 0  # number of views sent
+        self._hour, self._refusals = 0, Counter[str]()  # proposals refused in this hour, by peer
         self._newest: dict[tuple[str, str], tuple[bytes, int]] = {}  # by job and peer: its process and number of view
         self._cards: tuple[float, dict[str, Card]] = (-1e9, {})
         self._readers = ThreadPoolExecutor(1, "treaty-verdict")  # tables are read for one verdict at a time
@@ -96,11 +100,11 @@ class Jobs:
                 self._load(row)
 
     def _load(self, row: JobRow) -> None:
-        proposal = msgspec.json.decode(row.proposal, type=Proposal)
         try:
+            proposal = msgspec.json.decode(row.proposal, type=Proposal)
             job = proposal.described()
             cast = cast_of(job, proposal.verb)
-        except TreatyError as error:  # proposed under another version of Treaty
+        except (TreatyError, msgspec.MsgspecError) as error:  # proposed under another version of Treaty
             self.end(row.id, "failed", f"this version of Treaty cannot play it: {error}")
             return
         if row.state in ("running", "queued"):
@@ -122,7 +126,12 @@ class Jobs:
         except TreatyError as error:
             why = clean(str(error), 500)
             logger.warning("a proposal of %s was refused: %s", peer, why)
-            self.store.note({"what": "refused", "who": peer, "job": job_id, "why": why})
+            hour = int(time.time() / 3600.0)
+            self._refusals = Counter() if hour != self._hour else self._refusals
+            self._hour = hour
+            self._refusals[peer] += 1
+            if self._refusals[peer] <= MOST_REFUSALS:
+                self.store.note({"what": "refused", "who": peer, "job": job_id, "why": why})
             reason = f"{self.name} refuses it: {clean(error.public or str(error), 500)}"
             conversation.say(View(job=job_id, state="rejected", reason=reason))
             return
@@ -132,19 +141,22 @@ class Jobs:
 
     def _accepted(self, job_id: str, peer: str, note: Proposed) -> Standing | None:
         """Check a proposal that a peer has sent, and keep it; None where it is known."""
-        proposal = read_proposal(note.proposal)
+        card = self.trusted().get(peer)
+        if card is None or not verify(card, note.signature, statement("submit", job_id, peer)):
+            raise _refused(f"expected a proposal signed by {peer}, got another signature")
+        systems = [of for data_set in self.settings.data.values() for of in data_set.policy.systems or ()]
+        proposal = read_proposal(note.proposal, systems)
         job = proposal.described()
         cast = cast_of(job, proposal.verb)
-        card = self.trusted().get(job.active)
-        if peer != job.active or card is None:
+        if peer != job.active:
             raise _refused(f"expected a job of {peer} itself, got one of {clean(job.active, 63)}")
-        if not verify(card, note.signature, statement("submit", job_id, job.active)):
-            raise _refused(f"expected a proposal signed by {peer}, got another signature")
         if self.name not in job.parties:
             raise _refused(f"expected a job in which {self.name} takes part, got one without")
         waiting = [at for at in self.standings.values() if at.row.submitter == peer]
         if len(waiting) >= self.settings.limits.max_queued:
             raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are taken")
+        if self.store.received(peer, time.time() - 86400.0) >= self.settings.limits.max_daily:
+            raise _refused(f"{peer} has proposed {self.settings.limits.max_daily} jobs to {self.name} within a day")
         row = JobRow(job_id, note.proposal, note.signature, peer, proposal.verb, total=rounds_of(job, proposal.verb))
         event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.verb}
         if not self.store.add_job(row, event=event):
@@ -227,7 +239,12 @@ class Jobs:
             self.verdicts[at.row.id] = verdict
         if not verdict.done():
             return
-        found = verdict.result()
+        try:
+            found = verdict.result()
+        except Exception as error:
+            logger.exception("no verdict on job %s", at.row.id[:12])
+            self.end(at.row.id, "rejected", f"{self.name}: its policy could not be decided", said=repr(error))
+            return
         if not found.allowed:
             broken = ", ".join(finding.rule for finding in found.findings if not finding.fine)
             details = "; ".join(f"{finding.rule}: {finding.said}" for finding in found.findings if not finding.fine)
@@ -235,7 +252,8 @@ class Jobs:
             reason = f"{self.name}: {how}, by its policy or its tables: {broken}"
             self.end(at.row.id, "rejected", reason, by="policy", said=details)
         elif at.proposal.trial:
-            self._approve(at, "policy", reason="a person must approve it" if found.needs_person else "")
+            person = "could take part; a person must approve it" if found.needs_person else ""
+            self._approve(at, "policy", reason=person)
         elif at.approver or at.row.submitter == self.name:
             self._approve(at, at.approver or "its submitter")
         elif not found.needs_person:
@@ -270,13 +288,15 @@ class Jobs:
     def end(self, job_id: str, state: str, reason: str = "", *, by: str = "", said: str = "") -> None:
         """Bring a job to a final state: `reason` is told to others, `said` kept in the audit log alone."""
         reason = clean(reason, LONGEST_REASON)
-        event = {"what": state, "why": said or reason, "by": by}
+        event = {"what": state, "why": clean(said or reason, 2 * LONGEST_REASON), "by": by}
         changed = self.store.change(
             job_id, state=state, reason=reason, event={name: value for name, value in event.items() if value}
         )
         self.verdicts.pop(job_id, None)
         logger.info("job %s is %s%s", job_id[:12], state, f": {reason}" if reason else "")
         at = self.standings.pop(job_id, None)
+        for key in [key for key in self._newest if key[0] == job_id]:
+            del self._newest[key]
         if at is not None:
             at.row = changed
             self._tell(at)

@@ -19,7 +19,7 @@ import msgspec
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_names
 from treaty.messaging.messages import clean
-from treaty.runs.job import Job, Member, decoded_job, read_job
+from treaty.runs.job import Job, Member, check_whole, decoded_job, read_job
 from treaty.runs.online import check_online
 from treaty.runs.party import check_explainable, predicting
 from treaty.systems import SYSTEMS
@@ -88,6 +88,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         try:
             job = decoded_job(self.job.encode())
             job.settings()
+            check_whole(job, "the proposal")
         except TreatyError:
             raise
         except (ValueError, TypeError, OverflowError, RecursionError) as error:  # of msgspec, and of numbers too large

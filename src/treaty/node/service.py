@@ -29,7 +29,7 @@ from treaty.node.policy import over_budget
 from treaty.node.proposals import data_sets
 from treaty.node.runner import LAST_WORDS, Process, order_of
 from treaty.node.settings import Settings
-from treaty.node.store import Store
+from treaty.node.store import FINAL, Store
 from treaty.node.worker import Event
 
 logger = logging.getLogger(__name__)
@@ -63,9 +63,7 @@ class Node:
             self.store = held.enter_context(Store(self.folder))
             self.jobs = Jobs(settings, own, self.store, self._tell, self._over, self._wake.set)
             held.callback(self.jobs.close)
-            # sockets have short names, which folders may not have
-            sockets = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-")))
-            write_whole(self.folder / "sockets", [str(sockets).encode()])
+            sockets = held.enter_context(_sockets(self.folder))
             self.door = Door(settings.listen, sockets, settings.dialled, self._ask_back)
             held.callback(self.door.close)
             dialled = {peer: self.door.peer_socket(peer) for peer in settings.dialled}
@@ -104,6 +102,9 @@ class Node:
             self.store.set_peer(peer, False, "it has not connected since this node was started")
         with self.jobs.lock:
             self.jobs.load(all_states=True)
+        for kept in (self.folder / "checkpoints").glob("*"):  # of jobs upon whose end this node was killed
+            if self.store.has(kept.name) and self.store.job(kept.name).state in FINAL:
+                shutil.rmtree(kept, ignore_errors=True)
         self.exchange.start()
         logger.info("%s is up%s", self.name, f", at {self.door.address}" if self.door.address else "; no port is open")
         try:
@@ -156,8 +157,19 @@ class Node:
             self.jobs.load(all_states=False)
         up = {peer for peer in self.settings.peers if self.exchange.is_up(peer)}
         for at in list(self.jobs.standings.values()):
-            if self.jobs.bring_on(at):
-                self._act(at, up)
+            with self._going_on(f"job {at.row.id[:12]}"):
+                if self.jobs.bring_on(at):
+                    self._act(at, up)
+
+    @contextmanager
+    def _going_on(self, what: str) -> Iterator[None]:
+        """Note an error that nobody expected, in place of ending the node and all its jobs."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("unexpected error - at %s", what)
+            why = clean(f"{type(error).__name__}: {error}", 500)
+            self.store.note({"what": "unexpected error", "at": what, "why": why})
 
     def _read_inbox(self) -> None:
         while True:
@@ -166,12 +178,14 @@ class Node:
             except queue.Empty:
                 return
             act: Any = {"met": self._met, "heard": self._heard, "left": self._left, "event": self._happened}[kind]
-            act(*what)
+            with self._going_on(kind):
+                act(*what)
 
     def _met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
         version = clean(hello.treaty, 40)
         if self.store.set_peer(peer, True, f"Treaty {version}"):
             self.store.note({"what": "peer up", "who": peer, "version": version})
+            logger.info("%s is connected", peer)
         for job, at in self.jobs.standings.items():
             if peer in at.job.parties:
                 conversation.tell(job)
@@ -179,6 +193,7 @@ class Node:
     def _left(self, peer: str, why: str) -> None:
         if self.store.set_peer(peer, False, why):
             self.store.note({"what": "peer down", "who": peer, "why": why})
+            logger.info("%s is away: %s", peer, why)
 
     def _heard(self, peer: str, conversation: Conversation, note: Note) -> None:
         match note:
@@ -186,13 +201,16 @@ class Node:
                 self.jobs.seen(peer, conversation, note)
             case Wanted(job=job):
                 at = self.jobs.standings.get(job)
-                if at is not None and peer in at.job.parties:
+                if at is not None and at.active == self.name and peer in at.job.parties:
+                    # taken from the active party alone: from anybody else it would be refused, and so rejected
                     conversation.say(Proposed(at.row.proposal, at.row.signature))
                     conversation.tell(job)
             case Proposed():
                 self.jobs.proposed(peer, conversation, note)
             case Back(token=token, job=job):
-                self.door.dial_back(peer, token, job)
+                at = self.jobs.standings.get(job)
+                if at is not None and peer in at.job.parties:
+                    self.door.dial_back(peer, token, job)
             case Head(entry=entry, digest=digest):
                 fault = self.store.note_head(peer, entry, digest)
                 if fault:
@@ -206,6 +224,9 @@ class Node:
         playing = [other for other in self.jobs.standings.values() if other.holds_place]
         place = at.lasts or (len(playing) < self.settings.max_running and not self._shares_budget(at, playing))
         now = time.monotonic()
+        if at.process is not None and not at.ending and set(at.linked(self.name)) - self.jobs.trusted().keys():
+            at.ending = True  # a card was revoked, or has ended: nothing more is told
+            at.process.end()
         decision = decide(at, self.name, up, place=place, now=now)
         match decision:
             case "ask" | "give up asking" | "be ready" | "not ready":
@@ -266,7 +287,8 @@ class Node:
         self.door.close_job(job_id)
         over(at, done=event.end == "done", kept=event.kept)
         if event.end == "done":
-            told = {"what": "played", "attempt": attempt, "sent": event.sent, "learned": event.learned}
+            told = {"what": "played", "attempt": attempt, "sent": event.sent, "received": event.received}
+            told |= {"learned": [f"{who}: {each}" for who, said in event.learned.items() for each in said]}
             told |= {"spent": event.spent} if event.spent else {}
             self.jobs.change(at, state="waiting", reason=f"done; waiting to hear that {at.active} is", event=told)
             if self.name == at.active:
@@ -286,7 +308,8 @@ class Node:
         """Wait for another attempt, or give the job up where attempts bring nothing."""
         pause = pause_after(at, at.row.rounds)
         if pause is None and self.name == at.active:
-            reason = f"no progress in several attempts; the last one ended since {event.public or event.said}"
+            why = event.public or "its process ended; the details are in its log"
+            reason = f"{self.name}: no progress in several attempts; the last one: {why}"
             self.jobs.end(at.row.id, "failed", reason, said=event.said)
             return
         at.not_before = time.monotonic() + (pause or 0.0)
@@ -296,11 +319,18 @@ class Node:
     def _over(self, at: Standing) -> None:
         """End the process of a job that has ended, and remove what was kept for its attempts alone."""
         self._noted.pop(at.row.id, None)
+        for party in at.others(self.name):
+            self.exchange.say(party, self.head())  # so that others hold this log to what it says of the job
         if at.process is not None:
             at.process.end()
             self.door.close_job(at.row.id)
-        if at.row.state == "finished":
-            shutil.rmtree(self.folder / "checkpoints" / at.row.id, ignore_errors=True)
+        threading.Thread(target=self._clear, args=(at,), name="treaty-clear", daemon=True).start()
+
+    def _clear(self, at: Standing) -> None:
+        """Remove what was kept for a job's attempts, once its process has written there for the last time."""
+        if at.process is not None:
+            at.process.wait(LAST_WORDS + 5.0)
+        shutil.rmtree(self.folder / "checkpoints" / at.row.id, ignore_errors=True)
 
     def _tell(self, party: str, job: str) -> None:
         self.exchange.tell(party, job)
@@ -318,3 +348,16 @@ def _alone(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ConfigError(f"another node's process has the folder {folder}: stop it first") from None
         yield
+
+
+@contextmanager
+def _sockets(folder: Path) -> Iterator[Path]:
+    """Make a folder for sockets, which have short names that the node's own may not have; a killed node leaves its."""
+    noted = folder / "sockets"
+    if noted.exists():
+        left = Path(noted.read_text())
+        if left.parent == Path(tempfile.gettempdir()) and left.name.startswith("treaty-"):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="treaty-") as made:
+        write_whole(noted, [made.encode()])
+        yield Path(made)

@@ -62,10 +62,13 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         A job that has not ended so many hours after it was proposed has failed.
     max_queued : int
         Jobs of one peer that have not ended; further ones are refused.
+    max_daily : int
+        Jobs of one peer within a day.
     """
 
     job_hours: Positive = 168.0
     max_queued: AtLeastOne = 100
+    max_daily: AtLeastOne = 1000
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

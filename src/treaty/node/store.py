@@ -112,6 +112,11 @@ class Store(NodeFile):
         """Return the states of all jobs by their ids."""
         return dict(self._read("SELECT id, state FROM jobs ORDER BY created, rowid"))
 
+    def received(self, submitter: str, since: float) -> int:
+        """Return how many jobs a party has proposed since a time."""
+        rows = self._read("SELECT COUNT(*) FROM jobs WHERE submitter = ? AND created >= ?", (submitter, since))
+        return int(rows[0][0])
+
     def has(self, id: str) -> bool:
         """Tell whether a job is here."""
         return bool(self._read("SELECT 1 FROM jobs WHERE id = ?", (id,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from treaty.data.sources import check_there
 from treaty.errors import TreatyError
 from treaty.node.cards import Card
 from treaty.node.identity import Own
@@ -34,6 +35,8 @@ def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Ver
     for of in named:
         try:
             data_set = settings.data_set(of)
+            if data_set.sql is None:
+                check_there(data_set.path, name)
             found = verdict(job, verb, name, data_set, facts_of(data_set, name))
         except TreatyError as error:
             findings.append(Finding("data", False, f"{of}: {error}"))

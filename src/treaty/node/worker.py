@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         Whether this party's part is in place.
     said, public : str
         What went wrong, for this organisation and for others.
-    sent : dict of str to int
-        Bytes to each peer.
+    sent, received : dict of str to int
+        Bytes to, and from, each peer.
     learned : dict of str to list of str
         What each party learned, in words.
     spent : str
@@ -100,6 +100,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     said: str = ""
     public: str = ""
     sent: dict[str, int] = {}
+    received: dict[str, int] = {}
     learned: dict[str, list[str]] = {}
     spent: str = ""
 
@@ -116,10 +117,12 @@ def main() -> None:
     except BaseException as error:
         logging.getLogger("treaty").warning("%s: %s", order.name, error or type(error).__name__)
         kept = order.verb == "train" and report_file(job, order.name).exists()
-        tell(_failure(error, kept=kept))
-        sys.stdout.flush()
+        with suppress(BrokenPipeError):  # the node was killed: nobody hears it
+            tell(_failure(error, kept=kept))
+            sys.stdout.flush()
         os._exit(1)  # a call of gRPC that was cut off half-way can keep the interpreter from ending
-    tell(_success(order, job))
+    with suppress(BrokenPipeError):
+        tell(_success(order, job))
 
 
 def _play(order: Order, job: Job, tell: _Teller) -> None:
@@ -164,13 +167,13 @@ def _success(order: Order, job: Job) -> Event:
         return Event(end="done", kept=order.verb != "train")
     report = read_json(report_file(job, order.name), Report, FORMAT, order.name)
     sent = {peer: int(totals["bytes"]) for peer, totals in report.sent.items()}
-    return Event(end="done", kept=True, sent=sent, learned=report.learned, spent=report.spent)
+    return Event(end="done", kept=True, sent=sent, received=report.received, learned=report.learned, spent=report.spent)
 
 
 def _failure(error: BaseException, *, kept: bool) -> Event:
     if isinstance(error, PeerError) or not isinstance(error, TreatyError):
         own = isinstance(error, OSError)
-        public = f"a file of its own, or its system, failed ({error})" if own else getattr(error, "public", None)
+        public = "a file of its own, or its system, failed" if own else getattr(error, "public", None)
         said = str(error) or type(error).__name__
         said = "it was told to end" if isinstance(error, SystemExit | KeyboardInterrupt) else said
         return Event(end="again", kept=kept, said=said, public=public or (said if isinstance(error, PeerError) else ""))

@@ -262,24 +262,34 @@ def read_job(path: str | Path) -> Job:
         raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{str(error).replace('| null`', '| None`')} - in the job {path}") from None
+    check_whole(job, str(path))
+    return job
+
+
+def check_whole(job: Job, where: str) -> None:
+    """Refuse a job whose fields contradict each other; `where` it is from, for the error.
+
+    Raises
+    ------
+    ConfigError
+    """
     if job.active not in job.parties:
-        raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {path}")
+        raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {where}")
     if len(job.parties) < 2:
-        raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {path}")
+        raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {where}")
     if job.by_row and job.align is not None:
         raise ConfigError(
             f"expected no [align] with protocol {job.protocol!r}, whose parties hold different people's rows; take it "
-            f"out - in {path}"
+            f"out - in {where}"
         )
     if job.task != "classification" and job.classes > 2:
-        raise ConfigError(f'expected no classes with task = "{job.task}", got {job.classes} - in {path}')
+        raise ConfigError(f'expected no classes with task = "{job.task}", got {job.classes} - in {where}')
     if (job.task == "ranking") != (job.group is not None):
         raise ConfigError(
             f'expected group, a column, with task = "ranking" and with no other, got task = "{job.task}" and '
-            f"{'no group' if job.group is None else f'group = {job.group!r}'} - in {path}"
+            f"{'no group' if job.group is None else f'group = {job.group!r}'} - in {where}"
         )
-    _check_classifies(job, path)
-    return job
+    _check_classifies(job, where)
 
 
 def _job_of(fields: Any) -> Job:
@@ -399,21 +409,23 @@ def _check_names(table: str, given: Any, kind: Any, system: System) -> None:
             raise ConfigError(f"{table} has no {what} {name!r}; {hint}")
 
 
-def _check_classifies(job: Job, path: Path) -> None:
+def _check_classifies(job: Job, where: str) -> None:
     """Refuse what a job of trees may ask for and a linear model does not have, or not in this family."""
     if job.system.common.table != "regression":
         return
     common = job.settings()[1]
     family, expected = common.family, "classification" if common.classifies else "regression"
     if job.task != expected:
-        raise ConfigError(f'expected task = "{expected}" with family = "{family}", got task = "{job.task}" - in {path}')
+        raise ConfigError(
+            f'expected task = "{expected}" with family = "{family}", got task = "{job.task}" - in {where}'
+        )
     if family == "multiclass" and job.classes == 2:
-        raise ConfigError(f'expected the number of classes with family = "multiclass", classes = 5 say - in {path}')
+        raise ConfigError(f'expected the number of classes with family = "multiclass", classes = 5 say - in {where}')
     asked = ["group"] if job.group is not None else []
     asked += [f"parties.{name}.noisy_labels" for name, member in job.parties.items() if member.noisy_labels]
     if asked:
         raise ConfigError(
-            f"expected no group and no noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - in {path}"
+            f"expected no group and no noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - in {where}"
         )
     if any(member.eval_tables for member in job.parties.values()):
         common.check_eval_sets(job.settings()[0])

@@ -126,7 +126,7 @@ def _compare(job: Job, peer: str) -> str:
 def _tried(what: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(what, True, check())
-    except TreatyError as error:
+    except (TreatyError, OSError) as error:
         return Finding(what, False, str(error))
 
 
@@ -205,4 +205,5 @@ def _clock(job: Job, name: str) -> str:
 
 def _files(job: Job, name: str) -> Iterable[Path]:
     member = job.parties[name]
-    return [Path(path) for path in (member.table, member.predict_table, member.key, member.certificate) if path]
+    named = (member.table, member.predict_table, member.key, member.certificate)
+    return [Path(path) for path in named if path and not path.startswith("-----BEGIN ")]  # a PEM may stand for its file

@@ -39,6 +39,7 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: dict[str, float]  # per phase
     waited: dict[str, float]  # seconds for each peer: to come, and for its messages
     sent: dict[str, dict[str, Any]]  # to each peer: messages, bytes, bytes by message type
+    received: dict[str, int] = {}  # bytes from each peer
     learned: dict[str, list[str]]  # by each party, or role, in words
     model: str = ""  # the model's id, the same at all parties
     rows: int | None = None  # trained on here: where they were aligned, those that all parties have
@@ -107,6 +108,7 @@ def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:
         "options": {name: "inf" if value == float("inf") else value for name, value in given(*job.settings()).items()},
         "waited": {peer: round(seconds, 3) for peer, seconds in party.waited.items()},
         "sent": _sent(party.transcript),
+        "received": {pair.sender: total.nbytes for pair, total in party.transcript.by_pair("received").items()},
     }
 
 

@@ -1,0 +1,405 @@
+"""Conversations between nodes, with peers that are not who they say, say what they may not, or too much of it."""
+
+import os
+import threading
+import time
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.hostile import Peer, mutated, rss
+from treaty.messaging.grpc_wire import CHUNK, grpc
+from treaty.node import exchange as exchanges
+from treaty.node.cards import fingerprint_of, read_card
+from treaty.node.exchange import (
+    MOST_CONVERSATIONS,
+    VERSION,
+    Back,
+    Beat,
+    Exchange,
+    Head,
+    Hello,
+    Note,
+    Proposed,
+    View,
+    Wanted,
+)
+from treaty.node.identity import load_own, make_keys, revoke, trust, trusted
+
+ID = "ab" * 32
+EVERY = [
+    Hello(VERSION, "shop", "1", bytes(16)),
+    Head(5, bytes(32)),
+    Proposed(b"{}" * 30, bytes(64)),
+    Wanted(ID),
+    View(job=ID, state="approved", reason="x", signed={"shop": bytes(64)}, count=3),
+    Back("0" * 64, ID),
+    Beat(),
+]
+
+
+class Desk:
+    """Keeps what a node hears."""
+
+    def __init__(self):
+        self.notes, self.met_peers, self.gone, self.pause = [], [], [], 0.0
+
+    def met(self, peer, conversation, hello):
+        self.met_peers.append((peer, conversation))
+
+    def heard(self, peer, conversation, note):
+        time.sleep(self.pause)
+        self.notes.append((peer, note))
+
+    def left(self, peer, why):
+        self.gone.append((peer, why))
+
+    def view(self, job):
+        return View(job=job, state="proposed")
+
+    def head(self):
+        return Head(0, bytes(32))
+
+
+class Bank:
+    """A node's conversations, which trust "shop" and "lab"."""
+
+    def __init__(self, folder):
+        self.folder, self.desk = folder, Desk()
+        self.keys = {name: folder / name for name in ("bank", "shop", "lab", "stranger")}
+        for name, keys in self.keys.items():
+            make_keys(keys, name)
+        for name in ("shop", "lab"):
+            card = read_card(self.keys[name] / f"{name}.card")
+            trust(self.keys["bank"], card, said=fingerprint_of(card))
+        self.own, self.socket = load_own(self.keys["bank"], "bank"), folder / "s"
+        self.exchange = Exchange(self.own, lambda: trusted(self.keys["bank"]), self.desk, self.socket, {}, "1")
+        self.exchange.start()
+        self.peers = []
+
+    def peer(self, name):
+        card = self.keys["bank"] / "bank.card"
+        self.peers.append(Peer(self.keys[name], name, card, self.folder / "p", None, self.socket))
+        return self.peers[-1]
+
+    def close(self):
+        for peer in self.peers:
+            peer.close()
+        self.exchange.close()
+
+
+@pytest.fixture
+def bank(tmp_path):
+    made = Bank(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchanges, "CALLS_A_MINUTE", 6000)
+        made = Bank(tmp_path_factory.mktemp("bank"))
+        yield made
+        made.close()
+
+
+def begun(bank, name="shop", **options):
+    """Open a conversation, and wait until it has begun."""
+    talk = bank.peer(name).talk(**options)
+    talk.next(Head)
+    return talk
+
+
+def wait_until(there, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, f"not in {seconds:g} s"
+        time.sleep(0.02)
+
+
+def threads():
+    return Counter(thread.name.rstrip("0123456789-") for thread in threading.enumerate())
+
+
+# who it is
+
+
+def test_a_trusted_peer_is_met_and_heard(bank):
+    talk = begun(bank)
+    talk.say(Wanted(ID))
+    wait_until(lambda: bank.desk.notes == [("shop", Wanted(ID))])
+
+
+def test_a_key_that_nobody_trusts_gets_no_further_than_the_handshake(bank):
+    talk = bank.peer("stranger").talk()
+    talk.wait_over(15.0)
+    assert talk.error.code() is grpc.StatusCode.UNAVAILABLE
+    assert talk.heard == []
+    assert bank.desk.met_peers == []
+
+
+def test_a_certificate_that_a_peer_has_signed_for_itself_is_not_its_card(bank, tmp_path):
+    """Another key under a trusted name: the handshake takes none but the pinned certificates."""
+    make_keys(tmp_path / "forged", "shop")
+    talk = Peer(tmp_path / "forged", "shop", bank.keys["bank"] / "bank.card", tmp_path / "q", None, bank.socket).talk()
+    talk.wait_over(15.0)
+    assert bank.desk.met_peers == []
+
+
+@pytest.mark.parametrize("name", ["lab", "bank", "stranger", "", "shop ", "SHOP"])
+def test_a_trusted_peer_cannot_be_another(bank, name):
+    talk = bank.peer("shop").talk(hello=False)
+    talk.say(Hello(VERSION, name, "1", bytes(16)), Wanted(ID))
+    talk.wait_over(5.0)
+    assert bank.desk.met_peers == []
+    assert bank.desk.notes == []
+    assert not bank.exchange.is_up("shop")
+
+
+@pytest.mark.parametrize(
+    "first", [note for note in EVERY if not isinstance(note, Hello)], ids=lambda n: type(n).__name__
+)
+def test_nothing_is_heard_before_hello(bank, first):
+    talk = bank.peer("shop").talk(hello=False)
+    talk.say(first, EVERY[0], first)
+    talk.wait_over(5.0)
+    assert bank.desk.notes == []
+
+
+def test_another_version_is_told_apart(bank):
+    talk = bank.peer("shop").talk(hello=False)
+    talk.say(Hello(VERSION + 1, "shop", "1", bytes(16)))
+    talk.wait_over(5.0)
+    assert bank.desk.met_peers == []
+
+
+def test_a_peer_that_never_says_hello_is_hung_up_on(bank, monkeypatch):
+    monkeypatch.setattr(exchanges, "HELLO_TIMEOUT", 1.0)
+    talk = bank.peer("shop").talk(hello=False)
+    talk.wait_over(5.0)
+    assert talk.error.code() is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_revoked_peer_is_hung_up_on_within_seconds_also_where_it_only_listens(bank, speaks):
+    talk, other = begun(bank), begun(bank, "lab")
+    revoke(bank.keys["bank"], "shop")
+    if speaks:
+        talk.say(Wanted(ID))
+    talk.wait_over(4.0)
+    assert bank.desk.notes == []
+    wait_until(lambda: bank.desk.gone == [("shop", "it is not trusted any more, or has another key")])
+    assert not other.over.is_set()
+    again = bank.peer("shop").talk()  # a new handshake is refused, and so is a new call on a connection that stands
+    again.wait_over(15.0)
+    assert len(bank.desk.met_peers) == 2
+
+
+def test_a_revoked_peer_that_does_not_read_is_hung_up_on_as_well(bank):
+    bank.peer("shop").talk(reads=False)
+    wait_until(lambda: bank.exchange.is_up("shop"))
+    for _ in range(200):
+        bank.exchange.say("shop", Proposed(bytes(200_000), bytes(64)))
+    revoke(bank.keys["bank"], "shop")
+    wait_until(lambda: not bank.exchange.is_up("shop"), 4.0)
+
+
+# what it says
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xc1",
+        b"\x00",
+        b"\x80",
+        b"\x91" * 300_000 + b"\x01",
+        b"\x82\xa1y" + b"\x91" * 300_000 + b"\x01\xa4type\xa4view",
+        msgspec.msgpack.encode({"type": "import", "job": ID}),
+        msgspec.msgpack.encode({"type": "beat", "more": 1}),
+        msgspec.msgpack.encode({"type": "wanted", "job": ID + "\n"}),
+        msgspec.msgpack.encode({"type": "wanted", "job": "../" + ID[3:]}),
+        msgspec.msgpack.encode({"type": "wanted", "job": ID.upper()}),
+        msgspec.msgpack.encode({"type": "back", "job": ID, "token": "0" * 64 + "\n"}),
+        msgspec.msgpack.encode({"type": "back", "job": "port", "token": "0" * 64}),
+        msgspec.msgpack.encode({"type": "view", "job": ID, "state": "done"}),
+        msgspec.msgpack.encode({"type": "view", "job": ID, "state": "finished\n"}),
+        msgspec.msgpack.encode({"type": "view", "job": ID, "state": "queued", "asks": -1}),
+        msgspec.msgpack.encode({"type": "view", "job": ID, "state": "queued", "asks": 1 << 41}),
+        msgspec.msgpack.encode({"type": "view", "job": ID, "state": "queued", "reason": "x" * 2001}),
+        msgspec.msgpack.encode({"type": "view", "job": ID, "state": "queued", "signed": {"a": b"short"}}),
+        msgspec.msgpack.encode({"type": "view", "job": ID, "state": "queued", "signed": {"a" * 64: bytes(64)}}),
+        msgspec.msgpack.encode(
+            {"type": "view", "job": ID, "state": "queued", "signed": {f"{k}": bytes(64) for k in range(1001)}}
+        ),
+        msgspec.msgpack.encode({"type": "head", "entry": 1, "digest": bytes(31)}),
+        msgspec.msgpack.encode({"type": "proposed", "proposal": bytes((256 << 10) + 1), "signature": bytes(64)}),
+        msgspec.msgpack.encode(Beat()) + b"\0",
+        b"\x81\xa4type\xa3\xed\xa0\x80",
+        b"\xdf\xff\xff\xff\xff",
+    ],
+    ids=range(25),
+)
+def test_whatever_nodes_do_not_say_ends_the_conversation_and_is_logged(bank, data, caplog):
+    talk = begun(bank)
+    talk.say(data)
+    talk.wait_over(5.0)
+    assert bank.desk.notes == []
+    wait_until(lambda: "it said what nodes do not say" in caplog.text)
+    begun(bank)  # it may come again
+
+
+def test_a_message_beyond_the_limit_is_not_taken_in(bank):
+    before = rss(os.getpid())
+    talk = begun(bank)
+    talk.say(bytes(2 * CHUNK + 1))
+    talk.wait_over(10.0)
+    assert bank.desk.notes == []
+    assert rss(os.getpid()) - before < 64
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_compressed_message_is_refused_before_it_is_unpacked(bank, algorithm):
+    """Under the limit as it comes, and a thousand times as large as it goes."""
+    peer = bank.peer("shop")
+    talk = peer.talk(channel=peer.channel(compression=algorithm), hello=False)
+    talk.say(Hello(VERSION, "shop", "1" * 40, bytes(16)), bytes(100 << 20))
+    before = rss(os.getpid())  # with the attacker's own copy
+    talk.wait_over(20.0)
+    assert bank.desk.met_peers == []
+    assert rss(os.getpid()) - before < 120
+
+
+def test_more_metadata_than_anybody_needs_is_refused(bank):
+    talk = bank.peer("shop").talk(metadata=[(f"x-{number}", "y" * 1000) for number in range(100)])
+    talk.wait_over(10.0)
+    assert bank.desk.met_peers == []
+
+
+def test_another_method_is_none(bank):
+    with pytest.raises(grpc.RpcError) as refused:
+        bank.peer("shop").channel().unary_unary("/treaty.Mail/Watch")(b"", timeout=10.0)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# how much it says
+
+
+def test_a_flood_of_notes_is_slowed_down(bank):
+    """What is heard keeps to the rate, and memory to what gRPC takes in of a stream that is not read."""
+    talk = begun(bank)
+    before, began = rss(os.getpid()), time.monotonic()
+    for _ in range(20_000):
+        talk.say(Beat())
+    time.sleep(3.0)
+    heard, seconds = len(bank.desk.notes), time.monotonic() - began
+    assert heard <= 100 + 110 * seconds
+    assert heard > 100
+    assert rss(os.getpid()) - before < 40
+    assert not talk.over.is_set()
+
+
+def test_long_notes_count_by_their_length(bank):
+    """A peer that sends proposals of the largest size has at most two a second looked at."""
+    talk = begun(bank)
+    long = msgspec.msgpack.encode(Proposed(bytes(256 << 10), bytes(64)))
+    for _ in range(40):
+        talk.say(long)
+    time.sleep(3.0)
+    assert 1 <= len(bank.desk.notes) <= 8
+
+
+def test_a_slow_desk_makes_the_sender_wait(bank):
+    bank.desk.pause = 0.2
+    talk = begun(bank)
+    before = rss(os.getpid())
+    note = msgspec.msgpack.encode(View(job=ID, state="queued", reason="x" * 2000))
+    for _ in range(5000):
+        talk.say(note)
+    time.sleep(2.0)
+    assert len(bank.desk.notes) <= 12
+    assert rss(os.getpid()) - before < 40
+    bank.desk.pause = 0.0
+
+
+def test_who_does_not_read_is_hung_up_on(bank, caplog):
+    """Answers to it pile up to a limit."""
+    bank.peer("shop").talk(reads=False)
+    wait_until(lambda: bank.exchange.is_up("shop"))
+    for _ in range(3 * exchanges.MOST_UNSENT):
+        bank.exchange.say("shop", Proposed(bytes(1000), bytes(64)))
+    wait_until(lambda: not bank.exchange.is_up("shop"))
+    assert "does not read" in caplog.text
+
+
+def test_a_peer_has_its_share_of_conversations_and_no_more_threads(bank):
+    before = threads()
+    talks = [bank.peer("shop").talk(hello=number % 2 == 0) for number in range(5)]
+    peer = bank.peer("shop")
+    channel = peer.channel()
+    talks += [peer.talk(hello=False, channel=channel) for _ in range(8)]
+    other = begun(bank, "lab")
+    wait_until(lambda: sum(talk.over.is_set() for talk in talks) >= len(talks) - MOST_CONVERSATIONS, 5.0)
+    wait_until(lambda: len(bank.exchange._all()) <= MOST_CONVERSATIONS + 1)
+    assert not other.over.is_set()
+    more = threads() - before
+    assert more["treaty-grpc-call"] <= 20
+
+
+def test_a_peer_that_comes_and_goes_is_refused_after_a_while(bank):
+    """Each coming and going is an entry in the audit log."""
+    peer = bank.peer("shop")
+    for _ in range(exchanges.CALLS_A_MINUTE + 20):
+        talk = peer.talk()
+        talk.say(b"\xc1")
+        talk.wait_over(5.0)
+    assert talk.error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(bank.desk.met_peers) <= exchanges.CALLS_A_MINUTE + 2
+    begun(bank, "lab")
+
+
+def test_proposals_and_questions_count_more(bank):
+    """Each may cost an entry in the audit log, or an answer of a quarter of a megabyte."""
+    talk = begun(bank)
+    for _ in range(200):
+        talk.say(Proposed(b"{}", bytes(64)))
+    time.sleep(2.0)
+    assert 5 <= len(bank.desk.notes) <= 18
+
+
+def test_views_of_one_job_are_sent_once_however_often_it_changes(bank):
+    talk = begun(bank)
+    for _ in range(10_000):
+        bank.exchange.tell("shop", ID)
+    time.sleep(1.0)
+    assert sum(isinstance(note, View) for note in talk.heard) < 5000
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.sampled_from(EVERY))
+def test_mutated_notes_are_notes_or_refused(seed, note):
+    data = mutated(msgspec.msgpack.encode(note), seed)
+    try:
+        found = msgspec.msgpack.decode(data, type=Note)
+    except (ValueError, RecursionError):  # what `_listen` expects
+        return
+    assert type(found) in (Hello, Head, Proposed, Wanted, View, Back, Beat)
+    for job in (getattr(found, "job", ID), getattr(found, "token", ID)):
+        assert len(job) == 64
+        assert job.isalnum()
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 2**32), st.sampled_from(EVERY)), min_size=1, max_size=8))
+def test_mutated_conversations_leave_the_node_able_to_talk(standing, sent):
+    talk = standing.peer("shop").talk()
+    talk.say(*(mutated(msgspec.msgpack.encode(note), seed) if seed % 3 else note for seed, note in sent))
+    talk.say(b"\xc1")  # so that it ends
+    talk.wait_over(10.0)
+    other = standing.peer("lab").talk()
+    other.next(Head)
+    other.end()
