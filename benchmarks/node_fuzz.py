@@ -24,7 +24,8 @@ from data import ROOT, arguments, report
 sys.path.insert(0, str(ROOT / "tests"))
 from node.hostile import JOB, Peer, content, dialled, mutated, rss, signed
 from node.nodes import Organisation, columns_of, organisations, wait_for
-from treaty.node.exchange import VERSION, Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.exchange import VERSION
+from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
 from treaty.node.proposals import id_of
 from treaty.node.store import Store
 

@@ -9,9 +9,9 @@ import pytest
 
 from node.hostile import JOB, Peer, content, dialled, is_hung_up, mutated, rss, signed, without_side_effects
 from node.nodes import columns_of, organisations, wait_for
-from treaty.node.exchange import Back, Head, Hello, Proposed, View, Wanted
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
+from treaty.node.notes import Back, Head, Hello, Proposed, View, Wanted
 from treaty.node.proposals import id_of, statement
 from treaty.node.service import Node
 from treaty.node.settings import DataSet, Policy, load_settings

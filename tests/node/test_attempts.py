@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
-from treaty.node.exchange import View
+from treaty.node.notes import View
 from treaty.node.store import JobRow
 from treaty.runs.job import Job
 from treaty.systems.system import Cast

@@ -14,20 +14,9 @@ from node.hostile import Peer, mutated, rss
 from treaty.messaging.grpc_wire import CHUNK, grpc
 from treaty.node import exchange as exchanges
 from treaty.node.cards import fingerprint_of, read_card
-from treaty.node.exchange import (
-    MOST_CONVERSATIONS,
-    VERSION,
-    Back,
-    Beat,
-    Exchange,
-    Head,
-    Hello,
-    Note,
-    Proposed,
-    View,
-    Wanted,
-)
+from treaty.node.exchange import MOST_CONVERSATIONS, VERSION, Exchange
 from treaty.node.identity import load_own, make_keys, revoke, trust, trusted
+from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
 
 ID = "ab" * 32
 EVERY = [

@@ -19,7 +19,7 @@ from rich.text import Text
 
 import treaty
 from treaty.errors import ConfigError
-from treaty.node.exchange import View
+from treaty.node.notes import View
 from treaty.node.proposals import Proposal, Verb, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from treaty.node.exchange import View
+from treaty.node.notes import View
 from treaty.node.proposals import Proposal
 from treaty.node.store import FINAL, JobRow
 from treaty.runs.job import Job
@@ -31,7 +31,7 @@ LONGEST_PAUSE = 60.0
 class Standing:
     """A job at this node: what is kept of it (`row`), and what lasts only as long as the node's process.
 
-    `asks`, `ready`, `runs`, `ended` and `done` are numbers of attempts, as in `exchange.View`; `kept` is the last one
+    `asks`, `ready`, `runs`, `ended` and `done` are numbers of attempts, as in `notes.View`; `kept` is the last one
     that left this party's part in its place, which others may lack. Times are monotonic seconds.
     """
 

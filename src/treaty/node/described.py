@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from treaty.node.exchange import View
+from treaty.node.notes import View
 from treaty.node.page import JobView, Progress
 from treaty.node.policy import Verdict
 from treaty.node.proposals import Proposal, in_words

@@ -17,8 +17,9 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, all_approved, stopped_by
 from treaty.node.cards import Card, verify
-from treaty.node.exchange import Conversation, Proposed, View, Wanted
+from treaty.node.exchange import Conversation
 from treaty.node.identity import Own, sign, trusted
+from treaty.node.notes import Proposed, View, Wanted
 from treaty.node.policy import Verdict
 from treaty.node.proposals import Proposal, cast_of, id_of, read_proposal, rounds_of, statement
 from treaty.node.settings import Settings

@@ -22,9 +22,10 @@ from treaty.files import write_whole
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
 from treaty.node.door import Door
-from treaty.node.exchange import Back, Conversation, Exchange, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.exchange import Conversation, Exchange
 from treaty.node.identity import load_own
 from treaty.node.jobs import Jobs
+from treaty.node.notes import Back, Head, Hello, Note, Proposed, View, Wanted
 from treaty.node.policy import over_budget
 from treaty.node.proposals import data_sets
 from treaty.node.runner import LAST_WORDS, Process, order_of
