@@ -14,14 +14,14 @@ REQUIREMENTS = [
     *PROJECT["dependencies"],
     *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
 ]
-IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc", "dp-accounting": "dp_accounting"}
-OF_ANOTHER = {"llvmlite": "numba"}  # a module that comes with a dependency, which pins it
+IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc"}
+OF_ANOTHER = {"llvmlite": "numba", "starlette": "fastapi"}  # modules that come with a dependency, which pins them
 TEXTS = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
 
 
 def modules(requirements: list[str]) -> set[str]:
     names = [re.match(r"[\w-]+", requirement).group() for requirement in requirements]
-    return {IMPORTED_AS.get(name, name) for name in names}
+    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
 
 
 def imported() -> set[str]:
@@ -33,6 +33,8 @@ def imported() -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+                found |= {each.value.partition(".")[0] for each in node.args if isinstance(each, ast.Constant)}
     return {OF_ANOTHER.get(name, name) for name in found - {"treaty"} - sys.stdlib_module_names}
 
 
