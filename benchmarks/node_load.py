@@ -6,8 +6,8 @@ what is measured is the nodes' own work and the start of a process for each part
 `--load` (`node_load.csv`): 60 jobs submitted at once with `max_running = 10`: seconds until the last has ended, jobs a
 minute, most jobs at a time, and most memory of each node's own process. About 6 minutes on two cores.
 
-`--soak MINUTES` (`node_soak.csv`): jobs one after the other, two at a time, for so long; each node's memory, open files
-and threads a minute. Flat: the last quarter of the time has at most 5 % more memory than the second.
+`--soak MINUTES` (`node_soak.csv`): one job after the other for so long, with five seconds between them; each node's
+memory, open files and threads a minute. Flat: the last quarter of the time has at most 5 % more memory than the second.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ NAMES = ("bank", "shop")
 OPTIONS = "[boosting]\nn_estimators = 5\nmax_depth = 3\n"
 JOBS, RUNNING = 60, 10
 MOST_GROWTH = 1.05
+PAUSE = 5.0  # seconds between two looks, and so between two jobs
 
 
 def memory_mb(pid: int) -> float:
@@ -92,7 +93,7 @@ def soak(minutes: float) -> list[dict]:
         began = time.monotonic()
         while time.monotonic() - began < 60 * minutes:
             found = states(nodes["bank"])
-            for _ in range(2 - sum(state not in FINAL for state in found.values())):
+            if all(state in FINAL for state in found.values()):
                 nodes["bank"].treaty("submit", str(file))
             minute = int((time.monotonic() - began) / 60)
             if minute > len(rows) - 1:
@@ -106,7 +107,7 @@ def soak(minutes: float) -> list[dict]:
                     }
                 rows.append(row)
                 print(row, flush=True)
-            time.sleep(0.2)
+            time.sleep(PAUSE)
         for node in nodes.values():
             node.stop()
     quarter = max(1, len(rows) // 4)

@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Under `--eighth` every eighth file that has tests to play stays; long files are spread over the eighths that way.
     """
-    items.sort(key=lambda item: not item.path.stem.endswith(("processes", "outages", "faults")))
+    items.sort(key=lambda item: not item.path.stem.endswith(("processes", "outages", "faults", "nodes")))
     eighth = config.getoption("eighth")
     if eighth:
         wanted = set(list(dict.fromkeys(item.path for item in items))[eighth - 1 :: 8])

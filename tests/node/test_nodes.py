@@ -83,6 +83,7 @@ def test_nobody_trains_before_a_person_has_approved(made, tmp_path):
         wait_until(node, job, "finished")
 
 
+@pytest.mark.slow
 def test_a_rejected_job_has_ended_for_all(made, tmp_path):
     nodes = made(policy="approve = true")
     job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
@@ -103,6 +104,7 @@ def test_a_policy_rejects_by_itself_and_says_which_rule(made, tmp_path):
     assert "secureboost" not in reason  # what it allows is its own business
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", BOTH)
 def test_a_killed_node_is_restarted_and_the_model_is_that_of_an_undisturbed_run(made, tmp_path, killed):
     nodes = made(policy=CONSENT)
@@ -125,6 +127,7 @@ def test_a_killed_node_is_restarted_and_the_model_is_that_of_an_undisturbed_run(
     assert not checkpoint_file(nodes["bank"].state / "checkpoints" / nodes["bank"].job(disturbed).id, "bank").exists()
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_ends_at_all_parties(made, tmp_path):
     nodes = made(policy=CONSENT)
     job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, LONG.replace("120", "5000")))
@@ -137,6 +140,7 @@ def test_a_cancelled_job_ends_at_all_parties(made, tmp_path):
         wait_until(node, again, "finished")
 
 
+@pytest.mark.slow
 def test_a_node_without_an_open_port_connects_out(made, tmp_path):
     nodes = made(listening=["shop"])
     job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
@@ -145,6 +149,7 @@ def test_a_node_without_an_open_port_connects_out(made, tmp_path):
     assert "no port is open" in nodes["bank"].log()
 
 
+@pytest.mark.slow
 def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
     nodes = made(policy="approve = true")
     job = job_file(tmp_path / "job.toml", BOTH, SMALL)
@@ -164,6 +169,7 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
     assert nodes["shop"].treaty("check", str(job), code=2)
 
 
+@pytest.mark.slow
 def test_partners_that_stay_connected_are_asked_row_by_row(made, tmp_path):
     nodes = made()
     file = job_file(tmp_path / "job.toml", BOTH, SMALL)
