@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import heapq
 import os
+import random
 import select
 import struct
 import subprocess
@@ -112,8 +113,8 @@ def bridged(spaces: Mapping[str, str], slow: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def carried(spaces: Mapping[str, str], rate: float, delay: float) -> Iterator[None]:
-    """Connect namespaces by a thread that carries packets between TUN devices; netem's rate and delay."""
+def carried(spaces: Mapping[str, str], rate: float, delay: float, loss: float = 0.0) -> Iterator[None]:
+    """Connect namespaces by a thread that carries packets between TUN devices; netem's rate, delay and loss."""
     devices: list[int] = []
     with ExitStack() as held:
         for k, space in enumerate(spaces.values()):
@@ -130,7 +131,7 @@ def carried(spaces: Mapping[str, str], rate: float, delay: float) -> Iterator[No
             command("ip", "-n", space, "link", "set", name, "mtu", str(MTU), "txqueuelen", "10000", "up")
             command("ip", "-n", space, "addr", "add", f"{address(k)}/24", "dev", name)
         ended = threading.Event()
-        carrier = threading.Thread(target=carry, args=(devices, rate, delay, ended), daemon=True)
+        carrier = threading.Thread(target=carry, args=(devices, rate, delay, loss, ended), daemon=True)
         carrier.start()
         try:
             yield
@@ -139,8 +140,9 @@ def carried(spaces: Mapping[str, str], rate: float, delay: float) -> Iterator[No
             carrier.join()
 
 
-def carry(devices: list[int], rate: float, delay: float, ended: threading.Event) -> None:
-    """Take packets from devices and hand them over when they are due, until `ended`."""
+def carry(devices: list[int], rate: float, delay: float, loss: float, ended: threading.Event) -> None:
+    """Take packets from devices and hand them over when they are due, but for a share `loss` of them, until `ended`."""
+    chance = random.Random(1)
     free = [0.0] * len(devices)  # when each sender's line is free again
     under_way: list[tuple[float, int, int, bytes]] = []
     number = 0
@@ -164,15 +166,17 @@ def carry(devices: list[int], rate: float, delay: float, ended: threading.Event)
                 if packet[0] >> 4 != 4 or packet[16:19] != bytes(map(int, NET.split("."))):
                     continue
                 to = packet[19] - 1
-                if 0 <= to < len(devices):
+                if 0 <= to < len(devices) and chance.random() >= loss:
                     free[k] = max(free[k], time.monotonic()) + 8 * len(packet) / rate
                     number += 1
                     heapq.heappush(under_way, (free[k] + delay, number, to, packet))
 
 
 @contextmanager
-def network(names: list[str], rate: float | None, delay: float) -> Iterator[tuple[dict[str, str], str]]:
-    """Make namespaces and links (bits per second or None for all there is, seconds one way).
+def network(
+    names: list[str], rate: float | None, delay: float, loss: float = 0.0
+) -> Iterator[tuple[dict[str, str], str]]:
+    """Make namespaces and links (bits per second or None for all there is, seconds one way, share of packets lost).
 
     Yields
     ------
@@ -192,12 +196,11 @@ def network(names: list[str], rate: float | None, delay: float) -> Iterator[tupl
             with bridged(spaces, []):
                 yield spaces, ""
         elif has_netem():
-            with bridged(
-                spaces, ["netem", "delay", f"{1000 * delay:g}ms", "rate", f"{rate:.0f}bit", "limit", "100000"]
-            ):
+            slow = ["delay", f"{1000 * delay:g}ms", "loss", f"{100 * loss:g}%", "rate", f"{rate:.0f}bit"]
+            with bridged(spaces, ["netem", *slow, "limit", "100000"]):
                 yield spaces, "tc netem"
         else:
-            with carried(spaces, rate, delay):
+            with carried(spaces, rate, delay, loss):
                 yield spaces, "TUN devices (no netem in this kernel)"
 
 

@@ -28,6 +28,7 @@ class World:
         self.nodes = {name: self._standing(JobRow(JOB, b"", b"", names[0], "train", "queued")) for name in names}
         self.now = 0.0
         self.rounds = 0
+        self.kept: set[str] = set()  # whose processes have only to end
         self.finished: set[str] = set()
         self.under_way: list[tuple[str, str, View]] = []
 
@@ -70,7 +71,9 @@ class World:
         decision = decide(at, name, set(self.names), place=True, now=self.now)
         if decision == "run":
             at.process = object()
+            self.kept.discard(name)
         elif decision == "stop":
+            assert name not in self.kept, "what had only to end was stopped"
             at.ending = True
             self.end(name, done=False)
             return
@@ -89,14 +92,19 @@ class World:
         if len(playing) == 1 and playing != {0}:
             self.rounds += 1
             if self.rounds >= ROUNDS:
-                for name in self.names:
-                    self.end(name, done=True)
+                self.kept = set(self.names)
+
+    def leave(self, name: str) -> None:
+        """Let a process end that has nothing left to do."""
+        if name in self.kept:
+            self.end(name, done=True)
 
     def end(self, name: str, *, done: bool) -> None:
         at = self.nodes[name]
         if at.process is None:
             return
-        over(at, done=done, kept=done)
+        over(at, done=done, kept=name in self.kept)
+        self.kept.discard(name)
         if done and name == self.active:
             self.finished.add(name)
         if not done:
@@ -105,6 +113,7 @@ class World:
 
     def restart(self, name: str) -> None:
         """Kill a node with its process, and start it from what its database has."""
+        self.kept.discard(name)
         if name not in self.finished:
             self.nodes[name] = self._standing(replace(self.nodes[name].row, state="waiting"))
         self.under_way = [one for one in self.under_way if one[1] != name]
@@ -113,7 +122,7 @@ class World:
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["look", "deliver", "play", "kill", "restart", "wait"]), st.sampled_from(NAMES)),
+    st.tuples(st.sampled_from(["look", "deliver", "play", "leave", "kill", "restart", "wait"]), st.sampled_from(NAMES)),
     max_size=60,
 )
 
@@ -133,6 +142,8 @@ def test_whatever_happens_all_nodes_finish_once_it_stops(taken, parties):
                 world.deliver()
             case "play":
                 world.play()
+            case "leave":
+                world.leave(name)
             case "kill":
                 world.end(name, done=False)
             case "restart":
@@ -146,6 +157,12 @@ def test_whatever_happens_all_nodes_finish_once_it_stops(taken, parties):
         for name in world.names:
             world.look(name)
         world.play()
+        for name in reversed(world.names):  # one after the other, the active party last: others hear of it meanwhile
+            world.leave(name)
+            while world.under_way:
+                world.deliver()
+            for other in world.names:
+                world.look(other)
     assert world.finished == set(world.names)
 
 

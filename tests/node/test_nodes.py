@@ -52,9 +52,10 @@ def test_a_job_goes_from_submission_to_predictions_by_itself(made, tmp_path):
     assert {row.state for row in rows.values()} == {"finished"}
     assert len({row.id for row in rows.values()}) == 1
     assert rows["bank"].proposal == rows["shop"].proposal
+    assert {row.attempt for row in rows.values()} == {1}
     again = submitted(nodes["bank"], tmp_path / "job.toml", "--predict", job)
     for node in nodes.values():
-        wait_until(node, again, "finished")
+        assert wait_until(node, again, "finished").attempt == 1
     (file,) = (nodes["bank"].state / "models").glob("*/bank.predict-*.csv")
     found = pyarrow.csv.read_csv(file).to_pydict()
     truth = pyarrow.csv.read_csv(nodes["bank"].folder / "rows.csv").to_pydict()

@@ -35,9 +35,9 @@ SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 """Options, and parties with their roles, of each system's smallest job."""
 
 
-def write_job(folder: Path, system: str) -> Job:
-    """Write the tables, keys and job of a system."""
-    options, roles = SYSTEMS[system]
+def write_job(folder: Path, system: str, given: tuple[dict[str, Any], dict[str, str]] | None = None) -> Job:
+    """Write the tables, keys and job of a system, with its options and parties or `given` ones."""
+    options, roles = SYSTEMS[system] if given is None else given
     X, y = real_table("binary", rows=180)
     protocol, tables = option_lines(system, **options)
     lines = ['name = "test"', protocol, 'active = "a"', 'label = "y"', "timeout = 1200", "reconnect = 75", "n_jobs = 1"]

@@ -157,13 +157,13 @@ def _follow(at: Standing, name: str, up: Collection[str], *, place: bool) -> Dec
 
 
 def _others_stopped(at: Standing, name: str) -> bool:
-    """Whether the attempt that this node's process plays has ended elsewhere, so that it cannot succeed."""
+    """Whether the attempt that this node's process plays has ended early elsewhere, so that it cannot succeed."""
     if name != at.active:
         lead = at.views.get(at.active)
-        return lead is not None and lead.runs != at.runs and lead.state != "finished"
+        return lead is not None and lead.runs != at.runs and lead.done < at.runs and lead.state != "finished"
     spared = at.job.system.may_lose(at.cast, at.job.settings()[0])
     views = _views(at, [party for party in at.needed(name) if party not in spared])
-    return any(view.ended >= at.runs and view.state != "finished" for view in views)
+    return any(view.ended >= at.runs > view.done for view in views)
 
 
 def _views(at: Standing, parties: list[str]) -> list[View]:

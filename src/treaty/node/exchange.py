@@ -350,7 +350,7 @@ class Exchange:
                 last = was_there and not talks
             if not self._trusts(talk):
                 why = _STRANGER
-            if last and not self._closing.is_set():
+            if (last or (why and not was_there and not talks)) and not self._closing.is_set():
                 self._desk.left(peer, why or "it has ended the conversation")
         return why
 

@@ -1,0 +1,198 @@
+"""Every system between nodes: from submission to predictions, with the model of the same job without nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pyarrow.csv
+import pytest
+
+from node.nodes import Organisation, organisations, wait_until
+from noise_keys import keep_key
+from pace import within
+from runs.small_jobs import EPOCHS, SYSTEMS, TREES, model, write_job
+from treaty.models.checkpoints import noise_folder
+from treaty.runs.job import Job, load_job
+from treaty.runs.processes import run_all
+
+OPEN = {"encryption": "ou", "insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True} | TREES
+TWO, FIVE = dict.fromkeys("ab", ""), dict.fromkeys("abcde", "")
+HELPED = {"a": "", "b": "", "notary": "coordinator"}
+ALONE = {"coordinator": False} | EPOCHS
+CONSENTS = 'approve = false\nconsents = ["allow_exact_sums", "allow_insecure"]'
+JOBS = {
+    "secureboost, open sums, two": ("secureboost", OPEN, TWO),
+    "secureboost, open sums, five": ("secureboost", OPEN, FIVE),
+    "secureboost, sealed sums, two": ("secureboost", TREES, TWO),
+    "fedxgboost-smm, dealer": ("fedxgboost-smm", {"backend": "dealer", "allow_exact_sums": True} | TREES,
+                               {"a": "", "b": "", "c": "dealer"}),
+    "fedxgboost-ldp, two": ("fedxgboost-ldp", *SYSTEMS["fedxgboost-ldp"]),
+    "federboost-vertical, two": ("federboost-vertical", {"epsilon": 50.0} | TREES, TWO),
+    "federboost-vertical, five": ("federboost-vertical", {"epsilon": 50.0} | TREES, FIVE),
+    "federboost-horizontal, three": ("federboost-horizontal", TREES, dict.fromkeys("abc", "")),
+    "federboost-horizontal, five": ("federboost-horizontal", TREES, FIVE),
+    "fedxgb, ten": ("fedxgb", *SYSTEMS["fedxgb"]),
+    "quasi-newton, coordinator": ("quasi-newton", EPOCHS, HELPED),
+    "quasi-newton, two": ("quasi-newton", ALONE, TWO),
+    "sgd, coordinator": ("sgd", EPOCHS, HELPED),
+    "sgd, two": ("sgd", ALONE, TWO),
+}  # fmt: skip
+PRIVATE = {name: f"10.78.0.{k + 1}" for k, name in enumerate("ab")}
+
+
+def job_for_nodes(folder: Path) -> Path:
+    """Write what is left of a job file once addresses, keys and files are each node's own business."""
+    lines = (folder / "job.toml").read_text().splitlines()
+    own = re.compile(r"(address|certificate|key|n_jobs) = ")
+    text = "\n".join(line for line in lines if not own.match(line))
+    text = re.sub(r'"\w+_new\.csv"', '"new"', text)
+    (folder / "nodes.toml").write_text(re.sub(r'"\w+\.csv"', '"rows"', text))
+    return folder / "nodes.toml"
+
+
+def with_predictions(folder: Path) -> Job:
+    """Have a job predict rows that are near those that it is trained on."""
+    for name in ("a", "b", "c", "d", "e"):
+        if (folder / f"{name}.csv").exists():
+            table = pd.read_csv(folder / f"{name}.csv")
+            if len(table.columns) > 1:  # else it has no features, and a file needs a column
+                table = table.drop(columns="y", errors="ignore")
+            (1.01 * table).to_csv(folder / f"{name}_new.csv", index=False)
+    text = (folder / "job.toml").read_text()
+    text = re.sub(r'^table = "(\w+)\.csv"', r'table = "\1.csv"\npredict_table = "\1_new.csv"', text, flags=re.M)
+    (folder / "job.toml").write_text(text)
+    return load_job(folder / "job.toml")
+
+
+def nodes_of(folder: Path, job: Job, listening: list[str] | None = None) -> dict[str, Organisation]:
+    """Make the nodes of a job's parties, with their tables."""
+    tables = {}
+    for name in job.parties:
+        if (folder / f"{name}.csv").exists():
+            tables[name] = pyarrow.csv.read_csv(folder / f"{name}.csv")
+    made = organisations(folder / "nodes", job.parties, tables, policy=CONSENTS, listening=listening)
+    for node in made.values():
+        text = node.settings.read_text().replace('id = "id"\n', "")
+        if (folder / f"{node.name}_new.csv").exists():
+            table = (folder / f"{node.name}_new.csv").resolve()
+            _, _, policy = text.partition("[data.rows.policy]")
+            text += f'[data.new]\ntable = "{table}"\n[data.new.policy]{policy}'
+        node.settings.write_text(text)
+    return made
+
+
+def same_noise(folder: Path, nodes: dict[str, Organisation]) -> None:
+    """Have a party draw the same noise with and without nodes."""
+    for name, node in nodes.items():
+        for store in (folder, node.state / "stores" / "rows"):
+            keep_key(noise_folder(store, name), hashlib.sha256(name.encode()).digest())
+
+
+def played(nodes: dict[str, Organisation], lead: str, file: Path, *more: str) -> str:
+    """Submit a job, approve it where no data set's policy does, and wait for its end; return its id."""
+    job = nodes[lead].treaty("submit", str(file), *more).split()[1]
+    for node in nodes.values():
+        if "[data.rows]" not in node.settings.read_text():
+            wait_until(node, job, "proposed")
+            node.treaty("approve", job)
+    for node in nodes.values():
+        row = wait_until(node, job, "finished", "failed", "rejected", patience=within(100))
+        assert row.state == "finished", row.reason
+    return row.id
+
+
+def of_nodes(job: Job, nodes: dict[str, Organisation], trained: str, folder: Path) -> Job:
+    """Return a job whose output has all parts that nodes keep."""
+    folder.mkdir()
+    for node in nodes.values():
+        for file in (node.state / "models" / trained).glob(f"{node.name}.*"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    return msgspec.structs.replace(job, output=str(folder))
+
+
+def probabilities(file: Path) -> list[list[float]]:
+    table = pyarrow.csv.read_csv(file)
+    return [column.to_pylist() for column in table.columns]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("what", JOBS)
+def test_nodes_train_the_model_of_the_job_without_nodes(what, tmp_path):
+    system, options, roles = JOBS[what]
+    job = write_job(tmp_path, system, (options, roles))
+    if not job.by_row:
+        job = with_predictions(tmp_path)
+    nodes = nodes_of(tmp_path, job)
+    if "epsilon" in options:
+        same_noise(tmp_path, nodes)
+    with ExitStack() as held:
+        for node in nodes.values():
+            held.callback(node.stop)
+            node.start()
+        file = job_for_nodes(tmp_path)
+        trained = played(nodes, job.active, file)
+        run_all(job, "train")
+        assert model(of_nodes(job, nodes, trained, tmp_path / "found")) == model(job)
+        if not job.by_row:
+            predicted = played(nodes, job.active, file, "--predict", trained)
+            run_all(job, "predict", arguments={job.active: ["--output", str(tmp_path / "predictions.csv")]})
+            found = nodes[job.active].state / "models" / trained / f"{job.active}.predict-{predicted[:16]}.csv"
+            assert probabilities(found) == probabilities(tmp_path / "predictions.csv")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def spaces():
+    """Yield two network namespaces on a bridge."""
+    mark = f"tn{os.getpid() % 100_000}"
+    with ExitStack() as held:
+        try:
+            ip("link", "add", mark, "type", "bridge")
+            held.callback(subprocess.run, ["ip", "link", "del", mark], check=False)
+            ip("link", "set", mark, "up")
+            for name, address in PRIVATE.items():
+                space = f"{mark}-{name}"
+                ip("netns", "add", space)
+                held.callback(subprocess.run, ["ip", "netns", "del", space], check=False)
+                ip("link", "add", f"{mark}{name}", "type", "veth", "peer", "name", "eth0", "netns", space)
+                ip("link", "set", f"{mark}{name}", "master", mark, "up")
+                ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+                ip("-n", space, "link", "set", "eth0", "up")
+                ip("-n", space, "link", "set", "lo", "up")
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces with veth pairs cannot be made here: {error}")
+        yield {name: f"{mark}-{name}" for name in PRIVATE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["a", "b"])
+def test_nodes_in_networks_of_their_own_need_one_open_port(spaces, closed, tmp_path):
+    write_job(tmp_path, "secureboost", (OPEN, TWO))
+    job = with_predictions(tmp_path)
+    nodes = nodes_of(tmp_path, job, listening=[name for name in TWO if name != closed])
+    with ExitStack() as held:
+        for name, node in nodes.items():
+            text = node.settings.read_text()
+            for other, address in PRIVATE.items():
+                text = text.replace(f"127.0.0.1:{nodes[other].port}", f"{address}:{nodes[other].port}")
+            node.settings.write_text(text)
+            node.prefix = ["ip", "netns", "exec", spaces[name]]
+            held.callback(node.stop)
+            node.start()
+        file = job_for_nodes(tmp_path)
+        trained = played(nodes, "a", file)
+        played(nodes, "a", file, "--predict", trained)
+        assert "no port is open" in nodes[closed].log()
+        run_all(job, "train")
+        assert model(of_nodes(job, nodes, trained, tmp_path / "found")) == model(job)
