@@ -15,6 +15,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+SHARES = 24  # into which slow tests are divided, for CI plays one
+
 
 def pytest_sessionstart() -> None:
     """Compile the kernels of all systems in each worker of several, of ciphers or of trees first.
@@ -41,21 +43,21 @@ def small_tables_are_trained_on() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--eighth", type=int, choices=range(1, 9), help="play every eighth file, from this one on")
+    parser.addoption("--share", type=int, choices=range(1, SHARES + 1), help="play every 24th test, from this one")
 
 
 @pytest.hookimpl(trylast=True)  # after those that are not to be played have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files of processes and faults first: they take longest, and a core that began one last would be alone.
 
-    Under `--eighth` every eighth file that has tests to play stays; long files are spread over the eighths that way.
+    Under `--share` every 24th test that is to be played stays: files differ too much in length to be dealt out whole.
     """
     items.sort(key=lambda item: not item.path.stem.endswith(("processes", "outages", "faults", "nodes")))
-    eighth = config.getoption("eighth")
-    if eighth:
-        wanted = set(list(dict.fromkeys(item.path for item in items))[eighth - 1 :: 8])
-        config.hook.pytest_deselected(items=[item for item in items if item.path not in wanted])
-        items[:] = [item for item in items if item.path in wanted]
+    share = config.getoption("share")
+    if share:
+        wanted = set(items[share - 1 :: SHARES])
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = [item for item in items if item in wanted]
 
 
 @pytest.fixture

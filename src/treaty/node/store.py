@@ -30,7 +30,7 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "queued": frozenset({"running", "waiting", "finished", "rejected", "cancelled", "failed"}),
     "running": frozenset({"queued", "waiting", "finished", "cancelled", "failed"}),
     "waiting": frozenset({"queued", "running", "finished", "rejected", "cancelled", "failed"}),
-} | dict.fromkeys(FINAL, frozenset())
+} | dict.fromkeys(sorted(FINAL), frozenset())
 """The states that may follow each; a job may be set to the state it has, unless that is final."""
 
 
