@@ -475,3 +475,21 @@ def test_notes_at_random_leave_the_node_up(live):
     peer.close()
     live.is_well()
     assert live.memory() - before < 40
+
+
+def test_a_model_is_used_with_those_it_was_trained_with_alone(shop):
+    """Under other options, or with another partner, a part of it would tell more than its parties have agreed on."""
+    training = shop.proposed()
+    shop.jobs.change(shop.jobs.standings[training], state="approved")
+    predicting = {**JOB, "parties": {name: {"predict_table": "rows"} for name in JOB["parties"]}}
+    shop.proposed(predicting, verb="predict", model=training)
+    assert "finished training" in shop.refusal()  # not yet
+    shop.jobs.change(shop.jobs.standings[training], state="queued")
+    shop.jobs.end(training, "finished")
+    assert shop.proposed(predicting, verb="predict", model=training) in shop.jobs.standings
+    for other in (
+        {"boosting": {"n_estimators": 7}},
+        {"parties": {**predicting["parties"], "lab": {"predict_table": "rows"}}},
+    ):
+        shop.proposed({**predicting, **other}, verb="predict", model=training)
+        assert "of the training" in shop.refusal()

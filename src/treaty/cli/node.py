@@ -19,8 +19,9 @@ from rich.text import Text
 
 import treaty
 from treaty.errors import ConfigError
+from treaty.node.jobs import trained
 from treaty.node.notes import View
-from treaty.node.proposals import Proposal, Verb, id_of, in_words, proposed, rounds_of, statement
+from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
@@ -102,9 +103,11 @@ def submit(
         raise ConfigError(f"expected one of --predict, --explain and --serve, got {len(asked)} of them")
     verb: Verb = next(iter(asked), "train")
     with Store(Path(settings.folder)) as store:
-        content = proposed(job, verb, _model(store, asked[verb]) if asked else "")
+        content = proposed(job, verb, store.job(str(asked[verb])).id if asked else "")
         described = msgspec.json.decode(content, type=Proposal).described()
         _check_active(described, settings, node)
+        if asked:
+            check_same(described, trained(store, msgspec.json.decode(content, type=Proposal).model))
         verdict = verdict_on(settings, trusted(settings.keys), described, verb)
         if not verdict.allowed:
             _print_findings(verdict.findings)
@@ -191,13 +194,6 @@ def _tried(store: Store, job_id: str, patience: float) -> bool:
     if row.state != "finished":
         _say(f"  WRONG  {row.reason or f'not all nodes have answered in {patience:g} s'}")
     return row.state == "finished"
-
-
-def _model(store: Store, prefix: str) -> str:
-    row = store.job(prefix)
-    if row.verb != "train" or row.state != "finished" or msgspec.json.decode(row.proposal, type=Proposal).trial:
-        raise ConfigError(f"expected a finished training, got a {row.verb} job that is {row.state}")
-    return row.id
 
 
 def jobs(

@@ -21,10 +21,11 @@ from treaty.node.exchange import Conversation
 from treaty.node.identity import Own, sign, trusted
 from treaty.node.notes import Proposed, View, Wanted
 from treaty.node.policy import Verdict
-from treaty.node.proposals import Proposal, cast_of, id_of, read_proposal, rounds_of, statement
+from treaty.node.proposals import Proposal, cast_of, check_same, id_of, read_proposal, rounds_of, statement
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.node.verdicts import checked, verdict_on
+from treaty.runs.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +154,8 @@ class Jobs:
             raise _refused(f"expected a job of {peer} itself, got one of {clean(job.active, 63)}")
         if self.name not in job.parties:
             raise _refused(f"expected a job in which {self.name} takes part, got one without")
+        if proposal.model:
+            check_same(job, trained(self.store, proposal.model))
         waiting = [at for at in self.standings.values() if at.row.submitter == peer]
         if len(waiting) >= self.settings.limits.max_queued:
             raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are taken")
@@ -306,6 +309,15 @@ class Jobs:
     def _tell(self, at: Standing) -> None:
         for party in at.others(self.name):
             self._tell_one(party, at.row.id)
+
+
+def trained(store: Store, model: str) -> Job:
+    """Return the job of a training that has finished here; ConfigError where there is none of that id."""
+    row = store.job(model) if store.has(model) else None
+    proposal = None if row is None else msgspec.json.decode(row.proposal, type=Proposal)
+    if row is None or proposal is None or row.verb != "train" or row.state != "finished" or proposal.trial:
+        raise _refused(f"expected the id of a finished training, got {model[:12]}")
+    return proposal.described()
 
 
 def _refused(why: str) -> ConfigError:

@@ -261,6 +261,22 @@ def cast_of(job: Job, verb: Verb) -> Cast:
     return job.cast() if verb == "train" else predicting(job)
 
 
+def check_same(job: Job, training: Job) -> None:
+    """Refuse a prediction that is not between the parties of the training, under its options, for its active party.
+
+    Raises
+    ------
+    ConfigError
+    """
+    roles = [[(name, member.role) for name, member in each.parties.items()] for each in (job, training)]
+    fields = ("protocol", "active", "own", "common", "task", "classes")
+    differ = [field for field in fields if getattr(job, field) != getattr(training, field)]
+    differ += ["parties"] if roles[0] != roles[1] else []
+    if differ:
+        text = f"expected the parties and options of the training whose model is named, got other {', '.join(differ)}"
+        raise ConfigError(text, public=text)
+
+
 def data_sets(job: Job, party: str, verb: Verb) -> list[str]:
     """Return the names of a party's data sets that a job would read."""
     member = job.parties[party]
