@@ -31,7 +31,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
-# One worker more than cores: many of these wait for time limits. SHARE=1 to 24: every 24th test alone.
+# One worker more than cores: many of these wait for time limits. SHARE=1 to 48: every 48th test alone.
 test-slow: $(STAMP)
 	$(PYTEST) --numprocesses $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") -m slow $(SHARE:%=--share %)
 

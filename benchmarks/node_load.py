@@ -115,7 +115,8 @@ def soak(minutes: float) -> list[dict]:
     for name in NAMES:
         before, after = rows[quarter : 2 * quarter], rows[-quarter:]
         mean = [sum(row[f"{name} MB"] for row in part) / len(part) for part in (before or rows, after)]
-        rows[-1][f"{name} flat"] = verdict(mean[1] / mean[0], MOST_GROWTH)
+        for row in rows:
+            row[f"{name} flat"] = verdict(mean[1] / mean[0], MOST_GROWTH) if row is rows[-1] else ""
     return rows
 
 

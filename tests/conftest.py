@@ -15,7 +15,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-SHARES = 24  # into which slow tests are divided, for CI plays one
+SHARES = 48  # into which slow tests are divided, for CI plays one
 
 
 def pytest_sessionstart() -> None:
@@ -43,14 +43,14 @@ def small_tables_are_trained_on() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", type=int, choices=range(1, SHARES + 1), help="play every 24th test, from this one")
+    parser.addoption("--share", type=int, choices=range(1, SHARES + 1), help="play every 48th test, from this one")
 
 
 @pytest.hookimpl(trylast=True)  # after those that are not to be played have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files of processes and faults first: they take longest, and a core that began one last would be alone.
 
-    Under `--share` every 24th test that is to be played stays: files differ too much in length to be dealt out whole.
+    Under `--share` every 48th test that is to be played stays: files differ too much in length to be dealt out whole.
     """
     items.sort(key=lambda item: not item.path.stem.endswith(("processes", "outages", "faults", "nodes")))
     share = config.getoption("share")

@@ -11,8 +11,9 @@ from node.hostile import JOB, Peer, content, dialled, is_hung_up, mutated, rss, 
 from node.nodes import columns_of, organisations, wait_for
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
+from treaty.node.local import tables_of
 from treaty.node.notes import Back, Head, Hello, Proposed, View, Wanted
-from treaty.node.proposals import id_of, statement
+from treaty.node.proposals import data_sets, id_of, statement
 from treaty.node.service import Node
 from treaty.node.settings import DataSet, Policy, load_settings
 from treaty.node.store import Store
@@ -302,7 +303,9 @@ def test_a_party_may_end_a_job_in_any_state_and_never_the_node(shop, here, said)
     shop.seen(job, state=said, reason="\x1b[2Jx")
     shop.jobs.bring_on(at)
     row = shop.store.job(job)
-    assert row.state == (here if said == "finished" else said) or row.state in ("failed", "cancelled")
+    # a job that waits for others' approvals and has finished went on without this party
+    kept = here if said == "finished" and here != "approved" else said
+    assert row.state == kept or row.state in ("failed", "cancelled")
     assert row.reason.isprintable()
 
 
@@ -493,3 +496,31 @@ def test_a_model_is_used_with_those_it_was_trained_with_alone(shop):
     ):
         shop.proposed({**predicting, **other}, verb="predict", model=training)
         assert "of the training" in shop.refusal()
+
+
+def test_a_training_names_no_model_and_a_prediction_names_one(shop):
+    """Else a training would be kept in place of the model that it names."""
+    for verb, model in (("train", "a" * 64), ("predict", "")):
+        shop.proposed(verb=verb, model=model)
+        assert "id of a training" in shop.events()[-1]["why"]
+
+
+def test_a_job_reads_the_data_sets_alone_whose_policies_were_asked(shop):
+    """A prediction may name a table to train on, a training one to predict: neither is read, nor its query run."""
+    both = {name: {"table": "rows", "predict_table": "other"} for name in ("bank", "shop")}
+    job = shop.jobs.standings[shop.proposed({**JOB, "parties": both})].job
+    assert list(data_sets(job, "shop", "train")) == ["rows"]
+    assert list(tables_of(job, "train", shop.settings)) == ["rows"]
+    assert data_sets(job, "shop", "predict") == ["other"]
+
+
+@pytest.mark.parametrize("command", ["reject", "cancel"])
+@pytest.mark.parametrize("here", ["proposed", "approved", "queued", "running", "waiting"])
+def test_a_persons_no_ends_a_job_whatever_it_has_become_meanwhile(shop, command, here):
+    job = shop.proposed()
+    at = shop.jobs.standings[job]
+    for state in {"proposed": [], "approved": ["approved"]}.get(here, ["approved", here]):
+        shop.jobs.change(at, state=state)
+    shop.jobs.obey(job, command, {"by": "ann", "reason": "no"})
+    assert shop.store.job(job).state in ("rejected", "cancelled")
+    assert shop.store.job(job).reason == "no"

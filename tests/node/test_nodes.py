@@ -68,6 +68,7 @@ def test_a_job_goes_from_submission_to_predictions_by_itself(made, tmp_path):
         assert "ok" in node.treaty("audit-log", "verify")
 
 
+@pytest.mark.slow
 def test_nobody_trains_before_a_person_has_approved(made, tmp_path):
     nodes = made(policy="approve = true")
     job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))

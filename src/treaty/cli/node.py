@@ -201,15 +201,16 @@ def jobs(
     every: Annotated[bool, typer.Option("--all", help="Also those that have ended more than a day ago.")] = False,
 ) -> None:
     """List jobs: those that wait for an approval, run, or have ended."""
+    from treaty.node.described import title_of
+
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
         rows = [row for row in store.jobs() if every or row.state not in FINAL or time.time() - row.changed < 86400]
     table = Table("job", "what", "state", "rounds", "since (UTC)", "why", box=None, pad_edge=False)
     for row in rows:
-        proposal = msgspec.json.decode(row.proposal, type=Proposal)
         rounds = f"{row.rounds}/{row.total}" if row.total else ""
         since = datetime.fromtimestamp(row.changed, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        what = Text(in_words(proposal.described(), proposal.verb))  # no markup: others have chosen it
+        what = Text(title_of(row))  # no markup: others have chosen it
         table.add_row(row.id[:12], what, row.state, rounds, since, Text(row.reason))
     if sys.stdout.isatty():
         console.print(table)

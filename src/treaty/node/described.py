@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from treaty.errors import TreatyError
 from treaty.node.notes import View
 from treaty.node.page import JobView, Progress
 from treaty.node.policy import Verdict
@@ -19,8 +20,11 @@ from treaty.node.verdicts import learned
 
 def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | None = None) -> JobView:
     """Return what is shown of a job: what is proposed, how it stands at each party's node, what would be learned."""
-    proposal = msgspec.json.decode(row.proposal, type=Proposal)
-    job = proposal.described()
+    try:
+        proposal = msgspec.json.decode(row.proposal, type=Proposal)
+        job = proposal.described()
+    except (TreatyError, msgspec.MsgspecError):  # proposed under another version of Treaty
+        return JobView(title=title_of(row), states={settings.name: row.state}, hash=row.id)
     states = {party: "not heard of yet" for party in job.parties} | {settings.name: row.state}
     for party, view in store.views(row.id).items():
         if party != settings.name:
@@ -41,6 +45,15 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | N
         sent=played.get("sent", {}),
         received=played.get("received", {}),
     )
+
+
+def title_of(row: JobRow) -> str:
+    """Describe a job in one line, also one that this version of Treaty cannot read."""
+    try:
+        proposal = msgspec.json.decode(row.proposal, type=Proposal)
+        return in_words(proposal.described(), proposal.verb)
+    except (TreatyError, msgspec.MsgspecError):
+        return f"{row.verb}: a job of another version of Treaty"
 
 
 def results(settings: Settings, row: JobRow, proposal: Proposal) -> list[Path]:

@@ -293,12 +293,13 @@ class Exchange:
         """Open a conversation with a peer again and again, until the end."""
         pause = 0.5
         while not self._closing.wait(pause * random.uniform(0.7, 1.3)):  # noqa: S311 - no secret
-            card = self._trusted().get(peer)
-            if card is None:
-                pause = 5.0
-                continue
             began = time.monotonic()
-            why = self._converse(peer, path, card)
+            try:
+                card = self._trusted().get(peer)
+                why = "" if card is None else self._converse(peer, path, card)
+            except Exception as error:  # or this peer would not be called again
+                logger.exception("a conversation with %s was not begun", peer)
+                why = f"unexpected error ({type(error).__name__})"
             if why and not self.is_up(peer):
                 self._desk.left(peer, why)
             pause = 0.5 if time.monotonic() - began > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)

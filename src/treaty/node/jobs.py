@@ -30,6 +30,8 @@ from treaty.runs.job import Job
 logger = logging.getLogger(__name__)
 
 LONGEST_REASON = 1500  # characters of what others are told
+PLAYED = ("queued", "waiting", "running")
+"""States of a job that all have approved and that has not ended."""
 MOST_REFUSALS = 100
 """Refused proposals of a peer in an hour that the audit log has; further ones are in the node's log alone."""
 
@@ -76,7 +78,11 @@ class Jobs:
         with self.lock:
             read, cards = self._cards
             if time.monotonic() - read > 1.0:
-                known = trusted(self.settings.keys)
+                try:
+                    known = trusted(self.settings.keys)
+                except OSError as error:  # too many open files, say: no reason to take a partner for a stranger
+                    logger.warning("the cards of peers cannot be read just now: %s", error)
+                    return cards
                 cards = {peer: card for peer, card in known.items() if peer in self.settings.peers}
                 self._cards = time.monotonic(), cards
             return cards
@@ -214,7 +220,7 @@ class Jobs:
             at.approver = by or "a person"
         elif command == "reject" and at.row.state in ("proposed", "approved"):
             self.end(job, "rejected", reason or "rejected by a person", by=by)
-        elif command == "cancel":
+        elif command in ("reject", "cancel"):  # what has begun meanwhile is cancelled: a person's no stays one
             self.end(job, "cancelled", reason or "cancelled by a person", by=by)
 
     def bring_on(self, at: Standing) -> bool:
@@ -223,7 +229,7 @@ class Jobs:
         stopped = stopped_by(at, self.name)
         if stopped is not None:
             self.end(at.row.id, *stopped)
-        elif time.time() - at.row.created > 3600.0 * hours and not at.lasts:
+        elif time.time() - at.row.created > 3600.0 * hours and not (at.lasts and at.row.state in PLAYED):
             self.end(at.row.id, "failed", f"{self.name}: it has not ended in {hours:g} hours")
         elif at.row.state == "proposed":
             self._judge(at)
@@ -232,7 +238,9 @@ class Jobs:
             return False
         elif at.row.state == "approved" and all_approved(at):
             self.change(at, state="queued")
-        return at.row.state in ("queued", "waiting", "running")
+        elif at.row.state == "approved" and (lead := at.views.get(at.active)) is not None and lead.state == "finished":
+            self.end(at.row.id, "finished", "the job went on without this party")
+        return at.row.state in PLAYED
 
     def _judge(self, at: Standing) -> None:
         """Look at the policy's verdict once it is there, and approve or reject by it what needs nobody."""
@@ -296,7 +304,9 @@ class Jobs:
         changed = self.store.change(
             job_id, state=state, reason=reason, event={name: value for name, value in event.items() if value}
         )
-        self.verdicts.pop(job_id, None)
+        verdict = self.verdicts.pop(job_id, None)
+        if verdict is not None:
+            verdict.cancel()  # if it waits for others', nobody needs it any more
         logger.info("job %s is %s%s", job_id[:12], state, f": {reason}" if reason else "")
         at = self.standings.pop(job_id, None)
         for key in [key for key in self._newest if key[0] == job_id]:

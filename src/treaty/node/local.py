@@ -9,13 +9,13 @@ import msgspec
 
 from treaty.node.cards import Card
 from treaty.node.identity import Own
-from treaty.node.proposals import Verb
+from treaty.node.proposals import Verb, data_sets
 from treaty.node.settings import Settings
 from treaty.runs.job import Job
 
 
-def tables_of(job: Job, settings: Settings, snapshots: Path | None = None) -> dict[str, str]:
-    """Return the files of the data sets that a job names for this node, by the data sets' names.
+def tables_of(job: Job, verb: Verb, settings: Settings, snapshots: Path | None = None) -> dict[str, str]:
+    """Return the files of the data sets that a job reads at this node, by the data sets' names: those it is judged by.
 
     A query's rows are kept in `snapshots` for the job, so that a later attempt has the same; None: where the newest
     ones are.
@@ -25,8 +25,7 @@ def tables_of(job: Job, settings: Settings, snapshots: Path | None = None) -> di
     ConfigError
         If the job names a data set that this node does not have.
     """
-    mine = job.parties[settings.name]
-    named = {of: settings.data_set(of) for of in [mine.table, *mine.eval_tables, mine.predict_table] if of}
+    named = {of: settings.data_set(of) for of in data_sets(job, settings.name, verb)}
     return {
         of: data_set.path if data_set.sql is None or snapshots is None else str(snapshots / f"{of}.parquet")
         for of, data_set in named.items()
@@ -67,9 +66,9 @@ def local_job(
     mine = msgspec.structs.replace(
         mine,
         key=own.identity.key.decode(),
-        table=None if given.table is None else tables[given.table],
-        eval_tables=[tables[of] for of in given.eval_tables],
-        predict_table=None if given.predict_table is None else tables[given.predict_table],
+        table=tables[given.table] if verb == "train" and given.table is not None else None,
+        eval_tables=[tables[of] for of in given.eval_tables] if verb == "train" else [],
+        predict_table=tables[given.predict_table] if verb != "train" and given.predict_table is not None else None,
     )
     store = None if main is None else main.store
     if name == job.active and store is not None and getattr(job.settings()[0], "mechanism", None) == "label_rr":

@@ -140,6 +140,8 @@ def read_proposal(content: bytes, systems: Collection[str] = ()) -> Proposal:
         submitted = datetime.strptime(proposal.submitted, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"expected a proposal, got {error}") from None
+    if (proposal.verb == "train") != (proposal.model == ""):
+        raise ConfigError("expected the id of a training of a prediction, explanation or service, and of nothing else")
     age = datetime.now(UTC) - submitted
     if not -CLOCK_SLACK <= age <= OPEN_FOR:
         raise ConfigError(

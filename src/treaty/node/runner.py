@@ -124,7 +124,7 @@ def order_of(
     checkpoints, output = folder / "checkpoints" / job_id, folder / "models" / (model or job_id)
     for made in (checkpoints, output, folder / "logs"):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    tables = tables_of(job, settings, checkpoints)
+    tables = tables_of(job, verb, settings, checkpoints)
     local = msgspec.structs.replace(
         local_job(job, job_id, verb, own, cards, settings, tables, addresses),
         output=str(output),

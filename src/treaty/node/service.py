@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Node:
         own = load_own(settings.keys, settings.name)
         self._inbox: queue.Queue[tuple[Any, ...]] = queue.Queue(MOST_HEARD)
         self._wake, self._stopping = threading.Event(), threading.Event()
+        self._unexpected = ("", "")
+        self._faults: set[str] = set()  # of peers' audit logs, noted once
         self._noted: dict[str, float] = {}  # by job: when its rounds were last written down
         with ExitStack() as held:
             held.enter_context(_alone(self.folder))
@@ -112,7 +114,7 @@ class Node:
             while not self._stopping.is_set():
                 self._wake.wait(TICK)
                 self._wake.clear()
-                with self.jobs.lock:
+                with self.jobs.lock, self._going_on("a look at all jobs"):
                     self._look()
         finally:
             self._shut()
@@ -149,13 +151,13 @@ class Node:
     def _look(self) -> None:
         """Read what has come in, then bring each job further."""
         self._read_inbox()
+        if self.store.changed():
+            self.jobs.load(all_states=False)  # before commands, which may be about a job that was just submitted
         for command in self.store.take_commands():
             try:
                 self.jobs.obey(command.job, command.command, msgspec.json.decode(command.argument or b"{}"))
             except (TreatyError, msgspec.MsgspecError) as error:
                 logger.warning("%s of %s was not done: %s", command.command, command.job[:12], error)
-        if self.store.changed():
-            self.jobs.load(all_states=False)
         up = {peer for peer in self.settings.peers if self.exchange.is_up(peer)}
         for at in list(self.jobs.standings.values()):
             with self._going_on(f"job {at.row.id[:12]}"):
@@ -170,7 +172,11 @@ class Node:
         except Exception as error:
             logger.exception("unexpected error - at %s", what)
             why = clean(f"{type(error).__name__}: {error}", 500)
-            self.store.note({"what": "unexpected error", "at": what, "why": why})
+            if (what, why) != self._unexpected:  # one that comes again and again is in the node's log alone
+                self._unexpected = what, why
+                with suppress(TreatyError):
+                    self.store.note({"what": "unexpected error", "at": what, "why": why})
+            time.sleep(TICK)
 
     def _read_inbox(self) -> None:
         while True:
@@ -214,7 +220,8 @@ class Node:
                     self.door.dial_back(peer, token, job)
             case Head(entry=entry, digest=digest):
                 fault = self.store.note_head(peer, entry, digest)
-                if fault:
+                if fault and fault not in self._faults:
+                    self._faults.add(fault)
                     logger.warning("%s", fault)
                     self.store.note({"what": "audit log of a peer", "who": peer, "why": fault})
 
@@ -258,7 +265,9 @@ class Node:
         job_id, peers = at.row.id, at.job.system.links(at.cast, at.job.settings()[0])[self.name]
         attempt = at.runs
         try:
-            for of in self._budgets(at):
+            # what this job's own first attempt has spent is not counted twice
+            again = any(event["what"] == "started" for event in self.store.events_of(job_id))
+            for of in () if again else self._budgets(at):
                 over = over_budget(at.job, at.proposal.verb, self.name, self.settings.data_set(of))
                 if over:
                     raise ConfigError(f"{of}: {over}")
@@ -269,8 +278,9 @@ class Node:
             )  # fmt: skip
             errors = self.folder / "logs" / f"{job_id}.log"
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
-        except (OSError, TreatyError) as error:
-            self._happened(job_id, attempt, Event(end="wrong", said=str(error), public="its process could not begin"))
+        except (OSError, KeyError, TreatyError) as error:  # KeyError: a card that was there just now
+            end = "wrong" if isinstance(error, TreatyError) else "again"
+            self._happened(job_id, attempt, Event(end=end, said=str(error), public="its process could not begin"))
             return
         event = {"what": "started", "attempt": attempt, "process": at.process.pid}
         self.jobs.change(at, **changes, event=event)

@@ -11,7 +11,7 @@ from treaty.node.identity import Own
 from treaty.node.local import local_job, tables_of
 from treaty.node.policy import Finding, Verdict, facts_of, verdict
 from treaty.node.proposals import Verb, cast_of, data_sets
-from treaty.node.settings import Settings
+from treaty.node.settings import DataSet, Settings
 from treaty.runs.job import Job
 from treaty.runs.local_checks import check_own
 from treaty.runs.report import learned_by
@@ -38,6 +38,10 @@ def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Ver
             if data_set.sql is None:
                 check_there(data_set.path, name)
             found = verdict(job, verb, name, data_set, facts_of(data_set, name))
+            main = settings.data_set(named[0])
+            if _read_by(data_set) != _read_by(main):
+                said = f"{of} has another id, columns, drop or categorical than {main.name}, as which it is read"
+                findings.append(Finding("eval_tables", False, said))
         except TreatyError as error:
             findings.append(Finding("data", False, f"{of}: {error}"))
             continue
@@ -47,9 +51,14 @@ def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Ver
     return Verdict(all(finding.fine for finding in findings), needs_person or not named, findings)
 
 
+def _read_by(data_set: DataSet) -> tuple[object, ...]:
+    """Return how a data set's table is read."""
+    return data_set.id, data_set.columns, data_set.drop, data_set.categorical
+
+
 def checked(own: Own, cards: Mapping[str, Card], settings: Settings, job: Job, verb: Verb) -> list[Finding]:
     """Return what this node finds when it reads its tables as the job would, and tries folders, keys and its clock."""
-    tables = tables_of(job, settings)
+    tables = tables_of(job, verb, settings)
     for of in tables:
         settings.data_set(of).fetch()
     nowhere = {own.name: f"unix:{settings.folder}"}  # nobody listens there, nobody dials it
