@@ -34,7 +34,7 @@ RATE, DELAY, LOSS = 20e6, 0.2, 0.05  # of the bad network: bits a second, second
 LOSSY = "5 % of packets lost, 200 ms late"
 ALIGNED, SEALED = "secureboost, ou", "secureboost, sealed sums"
 BREAKERS = {"process": "", "node": "node-"}  # who is killed, when the process of a job is at a message
-QUICK = ("process killed, in tree 2", "node killed, after-finished", "cut for 1 s", "older version")
+QUICK = ("process killed, in tree 2", "node killed, in tree 2", "cut for 1 s", "older version")
 
 
 def systems() -> dict[str, Setup]:
