@@ -25,14 +25,14 @@ class World:
 
     def __init__(self, names: list[str]) -> None:
         self.names, self.active = names, names[0]
-        self.nodes = {name: self._standing(JobRow(JOB, b"", b"", names[0], "train", "queued")) for name in names}
+        self.nodes = {name: self._standing(name, JobRow(JOB, b"", b"", names[0], "train", "queued")) for name in names}
         self.now = 0.0
         self.rounds = 0
         self.kept: set[str] = set()  # whose processes have only to end
         self.finished: set[str] = set()
         self.under_way: list[tuple[str, str, View]] = []
 
-    def _standing(self, row: JobRow) -> Standing:
+    def _standing(self, name: str, row: JobRow) -> Standing:
         system = SimpleNamespace(
             may_be_absent=lambda cast, own: [],
             may_lose=lambda cast, own: [],
@@ -43,7 +43,7 @@ class World:
         )
         proposal: Any = SimpleNamespace(verb="train")
         roles = {name: "active" if name == self.active else "passive" for name in self.names}
-        return Standing(row, proposal, cast(Job, job), Cast(self.active, roles, self.names), ended=row.attempt)
+        return Standing(name, row, proposal, cast(Job, job), Cast(self.active, roles, self.names), ended=row.attempt)
 
     def change(self, name: str, changes: dict[str, Any]) -> None:
         at = self.nodes[name]
@@ -68,7 +68,7 @@ class World:
         at = self.nodes[name]
         if name in self.finished:
             return
-        decision = decide(at, name, set(self.names), place=True, now=self.now)
+        decision = decide(at, set(self.names), place=True, now=self.now)
         if decision == "run":
             at.process = object()
             self.kept.discard(name)
@@ -82,7 +82,7 @@ class World:
             self.tell(name)
             return
         assert decision != "went on without us"
-        changes = follow_up(at, decision, name, self.now)
+        changes = follow_up(at, decision, self.now)
         if changes:
             self.change(name, changes)
 
@@ -115,7 +115,7 @@ class World:
         """Kill a node with its process, and start it from what its database has."""
         self.kept.discard(name)
         if name not in self.finished:
-            self.nodes[name] = self._standing(replace(self.nodes[name].row, state="waiting"))
+            self.nodes[name] = self._standing(name, replace(self.nodes[name].row, state="waiting"))
         self.under_way = [one for one in self.under_way if one[1] != name]
         for other in self.names:
             self.tell(other)

@@ -91,7 +91,7 @@ def test_what_is_a_nodes_own_business_is_refused(more):
         {"address": "evil.example:1"},
         {"listen": "0.0.0.0:1"},
         {"certificate": "x"},
-        {"key": "/work/keys/shop.key.pem"},
+        {"key": "/keys/shop.key.pem"},
         {"id": "salary"},
         {"noisy_labels": "x"},
         {"keep_for_audit": "/tmp"},

@@ -31,10 +31,10 @@ def store(tmp_path):
 def test_a_job_is_kept_once_and_found_by_its_first_letters(store):
     assert store.add_job(JOB, event={"what": "received", "who": "bank"})
     assert not store.add_job(JobRow("a1b2c3", b"another", b"", "clinic", "train"), event={"what": "received"})
-    store.add_job(JobRow("a1b2", b"", b"", "bank", "predict", resumed_from="a1b2c3"))
+    store.add_job(JobRow("a1b2", b"", b"", "bank", "predict"))
     assert [job.id for job in store.jobs()] == ["a1b2c3", "a1b2"]
     assert store.job("a1b2c").proposal == b"proposal"
-    assert store.job("a1b2").resumed_from == "a1b2c3"  # the whole id of one, though another begins with it
+    assert store.job("a1b2").verb == "predict"  # the whole id of one, though another begins with it
     assert store.job("a1b2c3").created == pytest.approx(time.time(), abs=60)
     assert [entry.event for entry in store.audit()] == [{"what": "received", "job": "a1b2c3", "who": "bank"}]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from treaty.node.notes import View
@@ -35,6 +36,7 @@ class Standing:
     that left this party's part in its place, which others may lack. Times are monotonic seconds.
     """
 
+    name: str  # this party's
     row: JobRow
     proposal: Proposal
     job: Job
@@ -54,27 +56,46 @@ class Standing:
     not_before: float = 0.0
     tries: int = 0
     furthest: int = 0
-    phase: str = ""
-    phase_done: tuple[int, int] = (0, 0)
 
     @property
     def active(self) -> str:
         """The party whose node leads."""
         return self.job.active
 
-    def others(self, name: str) -> list[str]:
-        """Return all other parties."""
-        return [party for party in self.job.parties if party != name]
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads."""
+        return self.name == self.active
 
-    def needed(self, name: str) -> list[str]:
-        """Return the other parties without which an attempt cannot begin."""
-        absent = self.job.system.may_be_absent(self.cast, self.job.settings()[0])
-        return [party for party in self.others(name) if party in self.cast.roles and party not in absent]
+    @cached_property
+    def others(self) -> list[str]:
+        """All other parties."""
+        return [party for party in self.job.parties if party != self.name]
 
-    def linked(self, name: str) -> list[str]:
-        """Return the parties that this one talks to, and cannot do without."""
-        peers = self.job.system.links(self.cast, self.job.settings()[0])[name]
-        return [peer for peer in peers if peer in self.needed(name)]
+    @cached_property
+    def needed(self) -> list[str]:
+        """The other parties without which an attempt cannot begin."""
+        absent = self.job.system.may_be_absent(self.cast, self._options)
+        return [party for party in self.others if party in self.cast.roles and party not in absent]
+
+    @cached_property
+    def peers(self) -> list[str]:
+        """The parties that this one talks to in an attempt; none where it takes no part."""
+        return self.job.system.links(self.cast, self._options).get(self.name, [])
+
+    @cached_property
+    def linked(self) -> list[str]:
+        """The parties that this one talks to, and cannot do without."""
+        return [peer for peer in self.peers if peer in self.needed]
+
+    @cached_property
+    def spared(self) -> list[str]:
+        """The parties without which an attempt goes on."""
+        return self.job.system.may_lose(self.cast, self._options)
+
+    @cached_property
+    def _options(self) -> Any:
+        return self.job.settings()[0]
 
     @property
     def holds_place(self) -> bool:
@@ -92,33 +113,33 @@ Decision = Literal[
 ]
 
 
-def decide(at: Standing, name: str, up: Collection[str], *, place: bool, now: float) -> Decision:
+def decide(at: Standing, up: Collection[str], *, place: bool, now: float) -> Decision:
     """Say what a node is to do about a job that is approved by all and has not ended.
 
     `up` are the peers that are connected, `place` says whether this node may take on another job, `now` is monotonic.
     """
     if at.process is not None:
-        return "stop" if not at.ending and _others_stopped(at, name) else ""
-    if name != at.active:
-        return _follow(at, name, up, place=place)
+        return "stop" if not at.ending and _others_stopped(at) else ""
+    if not at.leads:
+        return _follow(at, up, place=place)
     if at.kept and any(view.done == at.kept for view in at.views.values()):
         return "finished"  # this process was killed after it had told others that all have their parts
     if at.asks:
-        if all(view.ready == at.asks for view in _views(at, at.needed(name))):
+        if all(view.ready == at.asks for view in _views(at, at.needed)):
             return "run"
         return "give up asking" if now - at.asked_at > ASKED_FOR else ""
-    reached = all(party in up for party in at.needed(name))
+    reached = all(party in up for party in at.needed)
     return "ask" if now >= at.not_before and place and reached else ""
 
 
-def follow_up(at: Standing, decision: Decision, name: str, now: float) -> dict[str, Any]:
+def follow_up(at: Standing, decision: Decision, now: float) -> dict[str, Any]:
     """Do what a decision means for an attempt's numbers; return what changes in the database."""
     match decision:
         case "ask":
             at.asks, at.asked_at = at.row.attempt + 1, now
             return {"attempt": at.asks, "state": "queued"}
         case "give up asking":
-            lacking = [p for p in at.needed(name) if (v := at.views.get(p)) is None or v.ready != at.asks]
+            lacking = [p for p in at.needed if (v := at.views.get(p)) is None or v.ready != at.asks]
             at.ended, at.asks = at.asks, 0
             at.not_before = now + random.uniform(1.0, 5.0)  # noqa: S311 - so that two jobs do not wait for each other
             return {"reason": f"waiting for {', '.join(lacking)} to have a place free"}
@@ -136,11 +157,11 @@ def follow_up(at: Standing, decision: Decision, name: str, now: float) -> dict[s
 
 def over(at: Standing, *, done: bool, kept: bool) -> None:
     """Note that this node's process of an attempt has ended."""
-    at.process, at.ended, at.phase, at.kept = None, at.runs, "", at.runs if kept else 0
+    at.process, at.ended, at.kept = None, at.runs, at.runs if kept else 0
     at.done, at.runs = at.runs if done else at.done, 0
 
 
-def _follow(at: Standing, name: str, up: Collection[str], *, place: bool) -> Decision:
+def _follow(at: Standing, up: Collection[str], *, place: bool) -> Decision:
     lead = at.views.get(at.active)
     if lead is None:
         return ""
@@ -150,19 +171,18 @@ def _follow(at: Standing, name: str, up: Collection[str], *, place: bool) -> Dec
         if lead.runs == at.ready:
             return "run"
         return "not ready" if lead.asks != at.ready else ""
-    plays = name in at.cast.roles  # helpers of a training take no part in a prediction
-    if plays and lead.asks > max(at.ended, at.row.attempt) and place and all(peer in up for peer in at.linked(name)):
+    plays = at.name in at.cast.roles  # helpers of a training take no part in a prediction
+    if plays and lead.asks > max(at.ended, at.row.attempt) and place and all(peer in up for peer in at.linked):
         return "be ready"
     return ""
 
 
-def _others_stopped(at: Standing, name: str) -> bool:
+def _others_stopped(at: Standing) -> bool:
     """Whether the attempt that this node's process plays has ended early elsewhere, so that it cannot succeed."""
-    if name != at.active:
+    if not at.leads:
         lead = at.views.get(at.active)
         return lead is not None and lead.runs != at.runs and lead.done < at.runs and lead.state != "finished"
-    spared = at.job.system.may_lose(at.cast, at.job.settings()[0])
-    views = _views(at, [party for party in at.needed(name) if party not in spared])
+    views = _views(at, [party for party in at.needed if party not in at.spared])
     return any(view.ended >= at.runs > view.done for view in views)
 
 
@@ -180,12 +200,11 @@ def pause_after(at: Standing, rounds: int) -> float | None:
     return min(LONGEST_PAUSE, 0.5 * 2.0 ** min(at.tries, 10)) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
 
-def stopped_by(at: Standing, name: str) -> tuple[str, str] | None:
+def stopped_by(at: Standing) -> tuple[str, str] | None:
     """Return the final state that another party's node has brought a job to, and why; None where none has."""
-    spared = at.job.system.may_lose(at.cast, at.job.settings()[0])
-    for party in at.others(name):
+    for party in at.others:
         view = at.views.get(party)
-        if view is None or view.state not in FINAL or view.state == "finished" or party in spared:
+        if view is None or view.state not in FINAL or view.state == "finished" or party in at.spared:
             continue
         # who has approved a job and says that it has rejected it has cancelled it
         state = "cancelled" if view.state == "rejected" and at.row.state == "running" else view.state

@@ -118,7 +118,7 @@ class Jobs:
         if row.state in ("running", "queued"):
             event = {"what": "interrupted", "attempt": row.attempt}
             row = self.store.change(row.id, state="waiting", reason="its node was restarted", event=event)
-        at = Standing(row, proposal, job, cast, ended=row.attempt, furthest=row.rounds)
+        at = Standing(self.name, row, proposal, job, cast, ended=row.attempt, furthest=row.rounds)
         for encoded in self.store.views(row.id).values():
             with suppress(msgspec.MsgspecError):
                 self._approvals(at, msgspec.msgpack.decode(encoded, type=View).signed)
@@ -171,7 +171,14 @@ class Jobs:
         event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.verb}
         if not self.store.add_job(row, event=event):
             return None
-        return Standing(self.store.job(job_id), proposal, job, cast)
+        return Standing(self.name, self.store.job(job_id), proposal, job, cast)
+
+    def wanted(self, peer: str, conversation: Conversation, job: str) -> None:
+        """Send a proposal to a party that asks for it: from anybody but the active party it would be refused."""
+        at = self.standings.get(job)
+        if at is not None and at.leads and peer in at.job.parties:
+            conversation.say(Proposed(at.row.proposal, at.row.signature))
+            conversation.tell(job)
 
     def seen(self, peer: str, conversation: Conversation, view: View) -> None:
         """Take in a peer's view of a job."""
@@ -226,7 +233,7 @@ class Jobs:
     def bring_on(self, at: Standing) -> bool:
         """Bring a job as far as it goes without playing it; return whether it may be played."""
         hours = self.settings.limits.job_hours
-        stopped = stopped_by(at, self.name)
+        stopped = stopped_by(at)
         if stopped is not None:
             self.end(at.row.id, *stopped)
         elif time.time() - at.row.created > 3600.0 * hours and not (at.lasts and at.row.state in PLAYED):
@@ -282,7 +289,7 @@ class Jobs:
     def _conclude(self, at: Standing) -> None:
         """End a trial that all nodes have passed."""
         lead = at.views.get(at.active)
-        if all_approved(at) if self.name == at.active else lead is not None and lead.state == "finished":
+        if all_approved(at) if at.leads else lead is not None and lead.state == "finished":
             self.end(at.row.id, "finished", at.row.reason)
 
     def _approve(self, at: Standing, by: str, reason: str = "") -> None:
@@ -317,7 +324,7 @@ class Jobs:
             self._over(at)
 
     def _tell(self, at: Standing) -> None:
-        for party in at.others(self.name):
+        for party in at.others:
             self._tell_one(party, at.row.id)
 
 

@@ -59,8 +59,8 @@ def id_value(canonical: str) -> str:
 class Requests:
     """Takes requests at a socket, and gives them to the active party's role, one after the other.
 
-    `numbers` are those of common rows, by `id_value`. Iterating yields what is asked, None where nothing was for a
-    second, and ends when `ended` says so.
+    `numbers` are those of common rows, by `id_value`. Iterating yields what is asked, and None where nothing was for a
+    second; it ends with the process.
     """
 
     def __init__(
@@ -69,9 +69,8 @@ class Requests:
         numbers: dict[str, int],
         schema: Schema,
         normalise: Sequence[Normalisation] = NORMALISE,
-        ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._numbers, self._schema, self._normalise, self._ended = numbers, schema, normalise, ended
+        self._numbers, self._schema, self._normalise = numbers, schema, normalise
         self._waiting: queue.Queue[Asked] = queue.Queue(_WAITING)
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
@@ -81,7 +80,7 @@ class Requests:
 
     def __iter__(self) -> Iterator[Asked | None]:
         """Yield requests, several together where they have come together."""
-        while not self._ended():
+        while True:
             try:
                 first = self._waiting.get(timeout=1.0)
             except queue.Empty:
@@ -92,7 +91,6 @@ class Requests:
                 batch.append(self._waiting.get())
                 rows += len(batch[-1].rows)
             yield self._together(batch)
-        self._socket.close()
 
     def _together(self, asked: list[Asked]) -> Asked:
         if len(asked) == 1:

@@ -26,7 +26,6 @@ from treaty.systems import SYSTEMS
 from treaty.systems.system import Cast
 
 Verb = Literal["train", "predict", "explain", "serve"]
-VERBS: tuple[Verb, ...] = ("train", "predict", "explain", "serve")
 
 LARGEST = 256 << 10
 """Bytes of a proposal, at most."""

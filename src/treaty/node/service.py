@@ -136,13 +136,13 @@ class Node:
                 at.process.end()
         for at in playing:
             at.process.wait(LAST_WORDS + 5.0)
-        with self.jobs.lock:
-            self._read_inbox()
-        self.exchange.close()
-        for peer in self.settings.peers:
-            self.store.set_peer(peer, False, "this node has stopped")
-        self.store.note({"what": "node stopped"})
-        self._held.close()
+        with self._held:  # closed also where the database cannot be written any more
+            with self.jobs.lock:
+                self._read_inbox()
+            self.exchange.close()
+            for peer in self.settings.peers:
+                self.store.set_peer(peer, False, "this node has stopped")
+            self.store.note({"what": "node stopped"})
 
     def _put(self, *item: Any) -> None:
         self._inbox.put(item)
@@ -176,7 +176,6 @@ class Node:
                 self._unexpected = what, why
                 with suppress(TreatyError):
                     self.store.note({"what": "unexpected error", "at": what, "why": why})
-            time.sleep(TICK)
 
     def _read_inbox(self) -> None:
         while True:
@@ -207,11 +206,7 @@ class Node:
             case View():
                 self.jobs.seen(peer, conversation, note)
             case Wanted(job=job):
-                at = self.jobs.standings.get(job)
-                if at is not None and at.active == self.name and peer in at.job.parties:
-                    # taken from the active party alone: from anybody else it would be refused, and so rejected
-                    conversation.say(Proposed(at.row.proposal, at.row.signature))
-                    conversation.tell(job)
+                self.jobs.wanted(peer, conversation, job)
             case Proposed():
                 self.jobs.proposed(peer, conversation, note)
             case Back(token=token, job=job):
@@ -232,15 +227,15 @@ class Node:
         playing = [other for other in self.jobs.standings.values() if other.holds_place]
         place = at.lasts or (len(playing) < self.settings.max_running and not self._shares_budget(at, playing))
         now = time.monotonic()
-        if at.process is not None and not at.ending and set(at.linked(self.name)) - self.jobs.trusted().keys():
+        if at.process is not None and not at.ending and set(at.linked) - self.jobs.trusted().keys():
             at.ending = True  # a card was revoked, or has ended: nothing more is told
             at.process.end()
-        decision = decide(at, self.name, up, place=place, now=now)
+        decision = decide(at, up, place=place, now=now)
         match decision:
             case "ask" | "give up asking" | "be ready" | "not ready":
-                self.jobs.change(at, **follow_up(at, decision, self.name, now))
+                self.jobs.change(at, **follow_up(at, decision, now))
             case "run":
-                self._begin(at, follow_up(at, decision, self.name, now))
+                self._begin(at, follow_up(at, decision, now))
             case "stop":
                 at.ending = True
                 at.process.end()
@@ -262,16 +257,15 @@ class Node:
 
     def _begin(self, at: Standing, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
-        job_id, peers = at.row.id, at.job.system.links(at.cast, at.job.settings()[0])[self.name]
-        attempt = at.runs
+        job_id, attempt = at.row.id, at.runs
         try:
             # what this job's own first attempt has spent is not counted twice
             again = any(event["what"] == "started" for event in self.store.events_of(job_id))
             for of in () if again else self._budgets(at):
-                over = over_budget(at.job, at.proposal.verb, self.name, self.settings.data_set(of))
-                if over:
-                    raise ConfigError(f"{of}: {over}")
-            sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, peers).items()}
+                why = over_budget(at.job, at.proposal.verb, self.name, self.settings.data_set(of))
+                if why:
+                    raise ConfigError(f"{of}: {why}")
+            sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
             order = order_of(
                 at.job, job_id, at.proposal.verb, at.proposal.model, self.jobs.own, self.jobs.trusted(), self.settings,
                 {**sockets, self.name: f"unix:{self.door.job_socket(job_id)}"}, self.door.folder, CONNECT_WAIT,
@@ -291,7 +285,6 @@ class Node:
         if at is None or at.runs != attempt:
             return
         if not event.end:
-            at.phase, at.phase_done = event.phase, (event.done, event.total)
             if not event.phase and event.done > at.row.rounds:
                 self._note_rounds(at, event)
             return
@@ -302,7 +295,7 @@ class Node:
             told |= {"learned": [f"{who}: {each}" for who, said in event.learned.items() for each in said]}
             told |= {"spent": event.spent} if event.spent else {}
             self.jobs.change(at, state="waiting", reason=f"done; waiting to hear that {at.active} is", event=told)
-            if self.name == at.active:
+            if at.leads:
                 self.jobs.end(job_id, "finished")
         elif event.end == "wrong":
             self.jobs.end(job_id, "failed", f"{self.name}: {event.public}", said=event.said)
@@ -318,7 +311,7 @@ class Node:
     def _again(self, at: Standing, event: Event) -> None:
         """Wait for another attempt, or give the job up where attempts bring nothing."""
         pause = pause_after(at, at.row.rounds)
-        if pause is None and self.name == at.active:
+        if pause is None and at.leads:
             why = event.public or "its process ended; the details are in its log"
             reason = f"{self.name}: no progress in several attempts; the last one: {why}"
             self.jobs.end(at.row.id, "failed", reason, said=event.said)
@@ -330,7 +323,7 @@ class Node:
     def _over(self, at: Standing) -> None:
         """End the process of a job that has ended, and remove what was kept for its attempts alone."""
         self._noted.pop(at.row.id, None)
-        for party in at.others(self.name):
+        for party in at.others:
             self.exchange.say(party, self.head())  # so that others hold this log to what it says of the job
         if at.process is not None:
             at.process.end()

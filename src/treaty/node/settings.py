@@ -16,11 +16,11 @@ from treaty.data.sources import ending_of
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import check_names
+from treaty.node.proposals import Verb
 from treaty.node.toml_tables import Places, converted
 from treaty.runs.job import Member
 from treaty.systems import SYSTEMS, find_system
 
-Verb = Literal["train", "predict", "explain", "serve"]
 Sums = Literal["open", "sealed"]
 Consent = Literal["paper", "allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins", "dropout"]
 HostPort = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]+:\d{1,5}$")]

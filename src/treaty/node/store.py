@@ -48,7 +48,6 @@ class JobRow:
     attempt: int = 0
     rounds: int = 0
     total: int = 0
-    resumed_from: str | None = None
     created: float = 0.0
     changed: float = 0.0
 
