@@ -17,8 +17,8 @@ from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import check_names
 from treaty.node.proposals import Verb
-from treaty.node.toml_tables import Places, converted
 from treaty.runs.job import Member
+from treaty.runs.toml_tables import Places, converted
 from treaty.systems import SYSTEMS, find_system
 
 Sums = Literal["open", "sealed"]

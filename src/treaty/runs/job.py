@@ -10,13 +10,14 @@ import math
 import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
 from treaty.messaging.credit import INBOX_LIMIT
+from treaty.runs.toml_tables import in_words
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import Cast, Place, System
@@ -307,39 +308,12 @@ def _job_of(fields: Any) -> Job:
             try:
                 msgspec.convert(member, Member)
             except msgspec.ValidationError as error:
-                raise ConfigError(f"[parties.{name}] {_in_words(str(error), member)}") from None
+                raise ConfigError(f"[parties.{name}] {in_words(str(error), member, Member)}") from None
     try:
         return msgspec.convert(fields, Job)
     except msgspec.ValidationError as error:
-        raise ConfigError(_in_words(str(error), fields)) from None
-
-
-_WORDS = {
-    f"`str` matching regex {_ADDRESS!r}": "host:port",
-    "`str`": "text",
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "a table",
-    "Object missing required field": "the job lacks",
-}
-
-
-def _in_words(message: str, fields: Any) -> str:
-    """Put msgspec's message in the words of a job file: `output` = 5: expected text, got a whole number."""
-    text, _, path = message.replace(" | null`", "`").partition(" - at `$")
-    for said, meant in _WORDS.items():
-        text = text.replace(said, meant)
-    text, value, name = text[0].lower() + text[1:], fields, ""
-    kind: type[Job] | type[Align] = Job
-    for name in re.findall(r"\.(\w+)", path):
-        kind = Align if name == "align" else kind
-        value = value.get(name) if isinstance(value, dict) else value
-    if "enum" in text:
-        allowed = re.findall(r"'(\w+)'", str(get_type_hints(kind)[name]))
-        text = f"expected one of {', '.join(allowed)}"
-    return f"{path.strip('`.')} = {value!r}: {text}" if path else text
+        said = in_words(str(error), fields, Job, align=Align)
+        raise ConfigError(f"the job {said}" if said.startswith("lacks") else said) from None
 
 
 def decoded_job(data: bytes) -> Job:

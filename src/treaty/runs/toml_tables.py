@@ -49,7 +49,7 @@ def converted(where: str, raw: Any, kind: Any, places: Places, ready: Mapping[st
     try:
         return msgspec.structs.replace(msgspec.convert(plain, kind), **ready)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where or 'the file:'} {_in_words(str(error), plain, kind)}") from None
+        raise ConfigError(f"{where or 'the file:'} {in_words(str(error), plain, kind)}") from None
 
 
 def _check_names(where: str, raw: Mapping[str, Any], kind: type[msgspec.Struct], places: Places) -> None:
@@ -63,18 +63,25 @@ def _check_names(where: str, raw: Mapping[str, Any], kind: type[msgspec.Struct],
             raise ConfigError(f"{where} has no field {name!r}; {f'it belongs {elsewhere}' if elsewhere else hint}")
 
 
-def _in_words(message: str, fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> str:
-    """Put msgspec's message in the words of the file: folder = 5: expected text, got a whole number."""
-    text, _, path = message.replace(" | null`", "`").partition(" - at `$.")
+def in_words(message: str, fields: Any, kind: Any, **nested: Any) -> str:
+    """Put msgspec's message in the words of a file: output = 5: expected text, got a whole number.
+
+    `fields` are what did not fit `kind`, a struct; `nested` are the structs of its tables, by their names.
+    """
+    text, _, path = message.replace(" | null`", "`").partition(" - at `$")
+    names, value = re.findall(r"\.(\w+)", path), fields
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
-        return f"lacks the field {missing[1]!r}"
-    name = re.split(r"\W", path)[0]
+        return f"lacks the field {missing[1]!r}{f' in {names[-1]}' if names else ''}"
     text = re.sub(r"`str` matching regex '.*'", "host:port", text)
     for said, meant in _WORDS.items():
         text = text.replace(said, meant)
+    for name in names:
+        kind = nested.get(name, kind)
+        value = value.get(name) if isinstance(value, dict) else value
     if "enum" in text:
-        text = f"expected a list of {', '.join(_choices(get_type_hints(kind)[name]))}"
-    return f"{name} = {fields[name]!r}: {text[0].lower()}{text[1:]}"
+        text = f"expected one of {', '.join(_choices(get_type_hints(kind)[names[-1]]))}"
+    text = text[0].lower() + text[1:]
+    return f"{path.strip('`.')} = {value!r}: {text}" if names else text
 
 
 def _choices(hint: Any) -> list[str]:
