@@ -49,17 +49,17 @@ def asked(folder: Path, proposed: Job, verb: str = "train", party: str = "bank",
 
 
 def found(rule: str, *args: Any, **given: Any) -> Finding:
-    (finding,) = [finding for finding in asked(*args, **given).findings if finding.rule == rule]
+    (finding,) = [finding for finding in asked(*args, **given).findings if finding.what == rule]
     return finding
 
 
 def check(fine: bool, said: str, rule: str, *args: Any, **given: Any) -> None:
     """Check a rule's finding, and that it alone decides."""
     whole = asked(*args, **given)
-    finding = next(finding for finding in whole.findings if finding.rule == rule)
+    finding = next(finding for finding in whole.findings if finding.what == rule)
     assert (finding.fine, finding.said) == (fine, said)
     assert whole.allowed == all(finding.fine for finding in whole.findings)
-    assert [other.rule for other in whole.findings if not other.fine] == ([] if fine else [rule])
+    assert [other.what for other in whole.findings if not other.fine] == ([] if fine else [rule])
 
 
 def test_peers(folder: Path) -> None:
@@ -83,13 +83,13 @@ def test_systems(folder: Path) -> None:
 def test_verbs(folder: Path) -> None:
     check(True, "to train; allowed: train, explain", "verbs", folder, job(), verbs=["train", "explain"])
     check(False, "to predict; allowed: train, explain", "verbs", folder, job(), "predict", verbs=["train", "explain"])
-    assert "verbs" not in [finding.rule for finding in asked(folder, job(), "predict").findings]
+    assert "verbs" not in [finding.what for finding in asked(folder, job(), "predict").findings]
 
 
 def test_nothing_more_is_looked_at_for_those_who_may_not_take_part(folder: Path) -> None:
     for rule in ("peers", "systems", "verbs"):
         findings = asked(folder / "nowhere", job(), least_rows=1, **{rule: []}).findings
-        assert {finding.rule for finding in findings} <= {"peers", "systems", "verbs"}
+        assert {finding.what for finding in findings} <= {"peers", "systems", "verbs"}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_labels(folder: Path) -> None:
     check(False, "its columns 'late', 'income' as label, weight or group; its labels may not be used", "labels",
           folder, changed_to(job(weight="income"), active="bank"), labels=False)  # fmt: skip
     for verb, proposed in (("train", job()), ("predict", by_row())):
-        assert "labels" not in [of.rule for of in asked(folder, proposed, verb, labels=False).findings]
+        assert "labels" not in [of.what for of in asked(folder, proposed, verb, labels=False).findings]
 
 
 def changed_to(proposed: Job, **changed: Any) -> Job:
@@ -174,7 +174,7 @@ def test_alignments(folder: Path) -> None:
     proposed = job(align=Align(on="no", max_runs=50))
     check(False, f"{said}20", "most_alignments", folder, proposed)
     check(True, f"{said}50", "most_alignments", folder, proposed, most_alignments=50)
-    assert "most_alignments" not in [finding.rule for finding in asked(folder, by_row()).findings]
+    assert "most_alignments" not in [finding.what for finding in asked(folder, by_row()).findings]
 
 
 def test_rows(folder: Path) -> None:
@@ -211,7 +211,7 @@ def test_sums(folder: Path) -> None:
             "sums", False,
             f"cannot be decided: system {proposed.protocol!r} has neither open nor sealed sums of bins",
         )  # fmt: skip
-        assert "sums" not in [of.rule for of in asked(folder, proposed, sums=["sealed", "open"]).findings]
+        assert "sums" not in [of.what for of in asked(folder, proposed, sums=["sealed", "open"]).findings]
 
 
 def test_what_open_sums_give_away(folder: Path) -> None:
@@ -332,7 +332,7 @@ def test_the_ledger_counts(folder: Path) -> None:
 def test_a_system_whose_cost_is_not_known_is_not_fine(folder: Path) -> None:
     elsewhere = "treaty.systems.secureboost.system:SYSTEM"
     given: dict[str, Any] = {"systems": [elsewhere], "sums": ["sealed"], "most_recoverable": 1.0, "most_epsilon": 1e6}
-    wrong = [finding.rule for finding in asked(folder, job(elsewhere), **given).findings if not finding.fine]
+    wrong = [finding.what for finding in asked(folder, job(elsewhere), **given).findings if not finding.fine]
     assert wrong == ["sums", "most_recoverable", "most_epsilon"]
 
 
@@ -350,7 +350,7 @@ def test_a_person_is_needed_unless_the_policy_says_otherwise(folder: Path) -> No
 
 def test_options_that_do_not_go_together_are_not_fine(folder: Path) -> None:
     wrong = [of for of in asked(folder, job(own={"mechanism": "label_rr"}), most_epsilon=9.0).findings if not of.fine]
-    assert {of.rule for of in wrong} == {"consents", "most_epsilon"}
+    assert {of.what for of in wrong} == {"consents", "most_epsilon"}
     assert all(of.said.startswith("cannot be decided: mechanism and epsilon go together") for of in wrong)
 
 

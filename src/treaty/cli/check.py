@@ -93,5 +93,4 @@ def _reach(job: Job, party: str, deadline: float) -> list[Finding]:
 
 
 def _show(finding: Finding) -> None:
-    line = f"{'ok' if finding.fine else 'WRONG':<6} {finding.what}: {finding.said}"
-    console.print(line, soft_wrap=True, highlight=False, markup=False)
+    console.print(str(finding), soft_wrap=True, highlight=False, markup=False)

@@ -7,9 +7,10 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -25,6 +26,7 @@ from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, p
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
+from treaty.runs.local_checks import Finding
 from treaty.runs.progress import NOTED
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ def _print_peers(store: Store, settings: Settings, job: Job) -> bool:
             state = seen.get(party)
             same = state is not None and state.up and state.said == f"Treaty {treaty.__version__}"
             said = "this node has never run" if state is None else state.said if state.up else f"away: {state.said}"
-            _say(f"  {'ok' if same else 'WRONG':<7}{party}: {said}")
+            _print_findings([Finding(party, same, said)])
             fine &= same
     return fine
 
@@ -188,9 +190,7 @@ def _tried(store: Store, job_id: str, patience: float) -> bool:
         view = msgspec.msgpack.decode(encoded, type=View)
         if party != row.submitter:
             fine = view.state in ("approved", "finished")
-            _say(
-                f"  {'ok' if fine else 'WRONG':<7}{party}: {view.reason or ('could take part' if fine else view.state)}"
-            )
+            _print_findings([Finding(party, fine, view.reason or ("could take part" if fine else view.state))])
     if row.state != "finished":
         _say(f"  WRONG  {row.reason or f'not all nodes have answered in {patience:g} s'}")
     return row.state == "finished"
@@ -262,9 +262,9 @@ def _without_defaults(job: str) -> str:
     return msgspec.json.encode(fields).decode()
 
 
-def _print_findings(findings: Any) -> None:
+def _print_findings(findings: Iterable[Finding]) -> None:
     for finding in findings:
-        _say(f"  {'ok' if finding.fine else 'WRONG':<7}{finding.rule}: {finding.said}")
+        _say(f"  {finding}")
 
 
 def approve(job: JobPrefix, node: NodeFile = DEFAULT) -> None:

@@ -40,7 +40,7 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | N
         hash=row.id,
         progress=_progress(row),
         disclosures=told,
-        verdict=[(finding.fine, f"{finding.rule}: {finding.said}") for finding in verdict.findings] if verdict else [],
+        verdict=[(finding.fine, f"{finding.what}: {finding.said}") for finding in verdict.findings] if verdict else [],
         models=[str(path) for path in results(settings, row, proposal)],
         sent=played.get("sent", {}),
         received=played.get("received", {}),

@@ -265,8 +265,8 @@ class Jobs:
             self.end(at.row.id, "rejected", f"{self.name}: its policy could not be decided", said=repr(error))
             return
         if not found.allowed:
-            broken = ", ".join(finding.rule for finding in found.findings if not finding.fine)
-            details = "; ".join(f"{finding.rule}: {finding.said}" for finding in found.findings if not finding.fine)
+            broken = ", ".join(finding.what for finding in found.findings if not finding.fine)
+            details = "; ".join(f"{finding.what}: {finding.said}" for finding in found.findings if not finding.fine)
             how = "would not take part" if at.proposal.trial else "does not take part"
             reason = f"{self.name}: {how}, by its policy or its tables: {broken}"
             self.end(at.row.id, "rejected", reason, by="policy", said=details)

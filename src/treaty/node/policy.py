@@ -26,6 +26,7 @@ from treaty.models.checkpoints import noise_folder
 from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
+from treaty.runs.local_checks import Finding
 from treaty.runs.rows import labels_of
 from treaty.systems import SYSTEMS
 from treaty.systems.vertical.exact_sums import expected_share
@@ -33,15 +34,6 @@ from treaty.systems.vertical.exact_sums import expected_share
 _FIRST = ("peers", "systems", "verbs")  # rules that are decided without a look at the table
 _ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 _WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")  # they make no release under noise
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rule comes to: its name in the policy, whether it is kept, and what was asked and is allowed."""
-
-    rule: str
-    fine: bool
-    said: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +124,7 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
     case = _Case(job, verb, party, data_set, facts)
     findings: list[Finding] = []
     for rule, check in _RULES.items():
-        if rule not in _FIRST and not all(finding.fine for finding in findings if finding.rule in _FIRST):
+        if rule not in _FIRST and not all(finding.fine for finding in findings if finding.what in _FIRST):
             break  # nobody makes us read tables for what is out of the question
         try:
             found = check(case)

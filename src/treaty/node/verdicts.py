@@ -9,11 +9,11 @@ from treaty.errors import TreatyError
 from treaty.node.cards import Card
 from treaty.node.identity import Own
 from treaty.node.local import local_job, tables_of
-from treaty.node.policy import Finding, Verdict, facts_of, verdict
+from treaty.node.policy import Verdict, facts_of, verdict
 from treaty.node.proposals import Verb, cast_of, data_sets
 from treaty.node.settings import DataSet, Settings
 from treaty.runs.job import Job
-from treaty.runs.local_checks import check_own
+from treaty.runs.local_checks import Finding, check_own
 from treaty.runs.report import learned_by
 
 
@@ -46,7 +46,7 @@ def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Ver
             findings.append(Finding("data", False, f"{of}: {error}"))
             continue
         where = f"{of}: " if len(named) > 1 else ""
-        findings += [Finding(finding.rule, finding.fine, where + finding.said) for finding in found.findings]
+        findings += [Finding(finding.what, finding.fine, where + finding.said) for finding in found.findings]
         needs_person |= found.needs_person
     return Verdict(all(finding.fine for finding in findings), needs_person or not named, findings)
 
@@ -63,7 +63,7 @@ def checked(own: Own, cards: Mapping[str, Card], settings: Settings, job: Job, v
         settings.data_set(of).fetch()
     nowhere = {own.name: f"unix:{settings.folder}"}  # nobody listens there, nobody dials it
     local = local_job(job, "check", verb, own, cards, settings, tables, nowhere)
-    return [Finding(found.what, found.fine, found.said) for found in check_own(local, own.name)]
+    return check_own(local, own.name)
 
 
 def learned(job: Job, verb: Verb) -> dict[str, list[str]]:

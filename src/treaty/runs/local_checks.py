@@ -38,6 +38,10 @@ class Finding:
     fine: bool
     said: str
 
+    def __str__(self) -> str:
+        """Return the line that a command prints."""
+        return f"{'ok' if self.fine else 'WRONG':<6} {self.what}: {self.said}"
+
 
 def check_own(job: Job, name: str) -> list[Finding]:
     """Return what a party's own files, folders, key and clock are found to be."""
