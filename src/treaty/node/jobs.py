@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -20,8 +20,8 @@ from treaty.node.cards import Card, verify
 from treaty.node.exchange import Conversation
 from treaty.node.identity import Own, sign, trusted
 from treaty.node.notes import Proposed, View, Wanted
-from treaty.node.policy import Verdict
-from treaty.node.proposals import Proposal, cast_of, check_same, id_of, read_proposal, rounds_of, statement
+from treaty.node.policy import Verdict, over_budget
+from treaty.node.proposals import Proposal, cast_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.node.verdicts import checked, verdict_on
@@ -298,6 +298,33 @@ class Jobs:
         view = View(job=at.row.id, state="approved", signed={self.name: signature})
         self.store.put_view(at.row.id, self.name, msgspec.msgpack.encode(view))
         self.change(at, state="approved", reason=reason, event={"what": "approved", "by": by})
+
+    def share_budget(self, at: Standing, playing: Iterable[Standing]) -> bool:
+        """Whether a job may spend of the same epsilon as one that plays now: the two play one after the other."""
+        own = self._budgets(at)
+        return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
+
+    def check_budgets(self, at: Standing) -> None:
+        """Refuse a first attempt that would spend more than others have left by now.
+
+        A later one releases again what the first one has paid for.
+
+        Raises
+        ------
+        ConfigError
+        """
+        if any(event["what"] == "started" for event in self.store.events_of(at.row.id)):
+            return
+        for of in self._budgets(at):
+            over = over_budget(at.job, at.proposal.verb, self.name, self.settings.data_set(of))
+            if over:
+                raise ConfigError(f"{of}: {over}")
+
+    def _budgets(self, at: Standing) -> set[str]:
+        """Return a job's data sets whose releases under noise are limited by what all jobs together spend."""
+        named = data_sets(at.job, self.name, at.proposal.verb)
+        known = (self.settings.data.get(of) for of in named)
+        return {of.name for of in known if of is not None and of.policy.most_epsilon_total is not None}
 
     def change(self, at: Standing, **changes: Any) -> None:
         """Change a job in the database, and tell all its parties."""

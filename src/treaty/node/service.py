@@ -26,8 +26,6 @@ from treaty.node.exchange import Conversation, Exchange
 from treaty.node.identity import load_own
 from treaty.node.jobs import Jobs
 from treaty.node.notes import Back, Head, Hello, Note, Proposed, View, Wanted
-from treaty.node.policy import over_budget
-from treaty.node.proposals import data_sets
 from treaty.node.runner import LAST_WORDS, Process, order_of
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, Store
@@ -225,7 +223,7 @@ class Node:
     def _act(self, at: Standing, up: set[str]) -> None:
         """Do what follows for a job that all have approved."""
         playing = [other for other in self.jobs.standings.values() if other.holds_place]
-        place = at.lasts or (len(playing) < self.settings.max_running and not self._shares_budget(at, playing))
+        place = at.lasts or (len(playing) < self.settings.max_running and not self.jobs.share_budget(at, playing))
         now = time.monotonic()
         if at.process is not None and not at.ending and set(at.linked) - self.jobs.trusted().keys():
             at.ending = True  # a card was revoked, or has ended: nothing more is told
@@ -244,27 +242,11 @@ class Node:
             case "went on without us":
                 self.jobs.end(at.row.id, "finished", "the job went on without this party")
 
-    def _budgets(self, at: Standing) -> set[str]:
-        """Return a job's data sets whose releases under noise are limited by what all jobs together spend."""
-        named = data_sets(at.job, self.name, at.proposal.verb)
-        known = (self.settings.data.get(of) for of in named)
-        return {of.name for of in known if of is not None and of.policy.most_epsilon_total is not None}
-
-    def _shares_budget(self, at: Standing, playing: list[Standing]) -> bool:
-        """Whether a job that plays now may spend from the same budget: the two play one after the other."""
-        own = self._budgets(at)
-        return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
-
     def _begin(self, at: Standing, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
         job_id, attempt = at.row.id, at.runs
         try:
-            # what this job's own first attempt has spent is not counted twice
-            again = any(event["what"] == "started" for event in self.store.events_of(job_id))
-            for of in () if again else self._budgets(at):
-                why = over_budget(at.job, at.proposal.verb, self.name, self.settings.data_set(of))
-                if why:
-                    raise ConfigError(f"{of}: {why}")
+            self.jobs.check_budgets(at)
             sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
             order = order_of(
                 at.job, job_id, at.proposal.verb, at.proposal.model, self.jobs.own, self.jobs.trusted(), self.settings,

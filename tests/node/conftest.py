@@ -1,0 +1,11 @@
+import pytest
+
+from node.shop import Shop
+
+
+@pytest.fixture
+def shop(tmp_path):
+    made = Shop(tmp_path)
+    yield made
+    made.jobs.close()
+    made.store.close()

@@ -1,0 +1,95 @@
+"""A node's jobs, without a process: budgets, time limits, eval sets, jobs of other versions, parties that came late."""
+
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from node.hostile import JOB
+from treaty.errors import ConfigError
+from treaty.models.checkpoints import noise_folder
+from treaty.node.described import describe
+from treaty.node.settings import Policy
+from treaty.node.store import JobRow
+from treaty.node.verdicts import verdict_on
+from treaty.privacy.ledger import Entry, Ledger
+
+NOISY = {
+    **JOB, "protocol": "federboost-vertical", "federboost-vertical": {"epsilon": 0.25},
+    "parties": {**JOB["parties"], "shop": {"table": "rows", "predict_table": "rows"}},
+}  # fmt: skip
+
+
+def with_policy(shop, **rules):
+    """Change the rules of the shop's data set."""
+    policy = Policy(peers=["bank", "lab"], **rules)
+    rows = msgspec.structs.replace(shop.jobs.settings.data["rows"], policy=policy)
+    shop.jobs.settings = msgspec.structs.replace(shop.jobs.settings, data={"rows": rows})
+
+
+def test_a_first_attempt_is_refused_where_others_have_spent_and_a_second_one_is_not(shop):
+    with_policy(shop, most_epsilon_total=1.0)
+    at = shop.jobs.standings[shop.proposed(NOISY)]
+    shop.jobs.check_budgets(at)  # nothing is spent yet: 0.75 of 1
+    ledger = Ledger(noise_folder(shop.jobs.settings.data["rows"].store, "shop"))
+    ledger.spend([Entry("a draw", "another job", "bucket_rr", "a column", 0.75)])
+    with pytest.raises(ConfigError, match=r"epsilon 0\.75 so far"):
+        shop.jobs.check_budgets(at)
+    shop.jobs.change(at, state="approved")
+    shop.jobs.change(at, state="running", event={"what": "started", "attempt": 1})
+    shop.jobs.check_budgets(at)
+
+
+def test_jobs_that_spend_of_one_budget_do_not_play_at_once(shop):
+    one, other = (shop.jobs.standings[shop.proposed(NOISY)] for _ in range(2))
+    assert not shop.jobs.share_budget(one, [other])
+    with_policy(shop, most_epsilon_total=1.0)
+    assert shop.jobs.share_budget(one, [other])
+    assert not shop.jobs.share_budget(one, [one])
+
+
+def test_a_party_that_is_not_needed_ends_with_the_job_that_went_on_without_it(shop):
+    job = shop.proposed()
+    at = shop.jobs.standings[job]
+    shop.jobs.change(at, state="approved")
+    assert not shop.jobs.bring_on(at)
+    shop.seen(job, state="finished")
+    shop.jobs.bring_on(at)
+    assert shop.store.job(job).state == "finished"
+
+
+@pytest.mark.parametrize("state", ["proposed", "approved"])
+def test_a_service_that_was_not_begun_ends_in_time(shop, state):
+    training = shop.proposed()
+    at = shop.jobs.standings[training]
+    for each in ("approved", "queued"):
+        shop.jobs.change(at, state=each)
+    shop.jobs.end(training, "finished")
+    parties = {name: {"predict_table": "rows"} for name in JOB["parties"]}
+    job = shop.proposed({**JOB, "parties": parties}, verb="serve", model=training)
+    at = shop.jobs.standings[job]
+    if state == "approved":
+        shop.jobs.change(at, state="approved")
+    at.row = replace(at.row, created=time.time() - 200 * 3600.0)
+    shop.jobs.bring_on(at)
+    assert shop.store.job(job).state == "failed"
+
+
+def test_an_eval_set_that_is_read_otherwise_is_refused(shop):
+    rows = shop.jobs.settings.data["rows"]
+    late = msgspec.structs.replace(rows, name="late", drop=["shop_0"], policy=rows.policy)
+    settings = msgspec.structs.replace(shop.jobs.settings, data={"rows": rows, "late": late})
+    parties = {**JOB["parties"], "shop": {"table": "rows", "eval_tables": ["late"]}}
+    job = shop.jobs.standings[shop.proposed({**JOB, "parties": parties})].job
+    broken = [each.what for each in verdict_on(settings, ["bank", "lab"], job, "train").findings if not each.fine]
+    assert broken == ["eval_tables"]
+
+
+def test_a_job_of_another_version_is_shown_and_stops_nothing(shop):
+    row = JobRow("c" * 64, b'{"from": "a later version"}', bytes(64), "bank", "train")
+    shop.store.add_job(row)
+    shop.jobs.load(all_states=True)
+    assert shop.store.job(row.id).state == "failed"
+    view = describe(shop.store, shop.settings, shop.store.job(row.id))
+    assert view.title == "train: a job of another version of Treaty"
