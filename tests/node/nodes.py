@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from treaty.node.cards import fingerprint_of
-from treaty.node.identity import make_keys, trust
-from treaty.node.store import JobRow, Store
+from treaty.node.keys.cards import fingerprint_of
+from treaty.node.keys.identity import make_keys, trust
+from treaty.node.state.store import JobRow, Store
 from treaty.runs.processes import free_ports
 
 PATIENCE = 120.0
@@ -146,7 +146,7 @@ def organisations(
 
 
 def trust_each_other(home: Path, other_home: Path, other: str) -> None:
-    from treaty.node.cards import read_card
+    from treaty.node.keys.cards import read_card
 
     card = read_card(other_home / "keys" / f"{other}.card")
     trust(home / "keys", card, said=fingerprint_of(card))

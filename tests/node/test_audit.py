@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from treaty.cli.main import app
-from treaty.node import audit
-from treaty.node.audit import Head
-from treaty.node.store import Store
+from treaty.node.state import audit
+from treaty.node.state.audit import Head
+from treaty.node.state.store import Store
 
 EVENTS = [
     {"what": "received", "job": "a1b2c3d4e5f6a7b8", "who": "bank"},

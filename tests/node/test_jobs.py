@@ -9,10 +9,10 @@ import pytest
 from node.hostile import JOB
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import noise_folder
-from treaty.node.described import describe
-from treaty.node.settings import Policy
-from treaty.node.store import JobRow
-from treaty.node.verdicts import verdict_on
+from treaty.node.rules.settings import Policy
+from treaty.node.rules.verdicts import verdict_on
+from treaty.node.shown.described import describe
+from treaty.node.state.store import JobRow
 from treaty.privacy.ledger import Entry, Ledger
 
 NOISY = {

@@ -11,7 +11,7 @@ from treaty.data.table import Table
 from treaty.errors import PeerLost
 from treaty.models.checkpoints import checkpoint_file
 from treaty.models.trees import load_part
-from treaty.node.online import Partners, UnknownIds, find_socket
+from treaty.node.playing.online import Partners, UnknownIds, find_socket
 
 SMALL = "[boosting]\nn_estimators = 6\nmax_depth = 3\nrandom_state = 1\n"
 LONG = "[boosting]\nn_estimators = 120\nmax_depth = 3\nrandom_state = 1\n[secureboost]\nallow_exact_sums = true\n"

@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 
 from node.made_up import TITLES, describe, made_up
 from treaty.errors import ConfigError
-from treaty.node import web
-from treaty.node.page import STYLE, JobView, Progress, tag
-from treaty.node.store import JobRow, Store
+from treaty.node.shown import web
+from treaty.node.shown.page import STYLE, JobView, Progress, tag
+from treaty.node.state.store import JobRow, Store
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 RUNNING = list(TITLES)[1]

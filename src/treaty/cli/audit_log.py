@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from treaty.errors import ConfigError
-from treaty.node.audit import Entry, Head
-from treaty.node.settings import load_settings
-from treaty.node.store import Store
+from treaty.node.rules.settings import load_settings
+from treaty.node.state.audit import Entry, Head
+from treaty.node.state.store import Store
 
 audit_log = typer.Typer(help="What this node did and why, and whether the log of it is whole.", no_args_is_help=True)
 console = Console()

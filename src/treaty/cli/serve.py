@@ -19,11 +19,11 @@ from treaty.cli.node import DEFAULT, NodeFile
 from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import ConfigError
-from treaty.node.online import Partners as Asking
-from treaty.node.online import UnknownIds, find_socket
+from treaty.node.playing.online import Partners as Asking
+from treaty.node.playing.online import UnknownIds, find_socket
 from treaty.node.proposals import Proposal
-from treaty.node.settings import load_settings
-from treaty.node.store import Store
+from treaty.node.rules.settings import load_settings
+from treaty.node.state.store import Store
 
 if TYPE_CHECKING:
     from treaty.serving.service import Partners

@@ -21,15 +21,15 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
-from treaty.node.door import Door
-from treaty.node.exchange import Conversation, Exchange
-from treaty.node.identity import load_own
 from treaty.node.jobs import Jobs
-from treaty.node.notes import Back, Head, Hello, Note, Proposed, View, Wanted
-from treaty.node.runner import LAST_WORDS, Process, order_of
-from treaty.node.settings import Settings
-from treaty.node.store import FINAL, Store
-from treaty.node.worker import Event
+from treaty.node.keys.identity import load_own
+from treaty.node.network.door import Door
+from treaty.node.network.exchange import Conversation, Exchange
+from treaty.node.network.notes import Back, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.playing.runner import LAST_WORDS, Process, order_of
+from treaty.node.playing.worker import Event
+from treaty.node.rules.settings import Settings
+from treaty.node.state.store import FINAL, Store
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ import msgspec
 from treaty.data.sources import write_predictions
 from treaty.errors import CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
-from treaty.node.online import Requests, id_value
+from treaty.node.playing.online import Requests, id_value
 from treaty.node.proposals import Verb
-from treaty.node.settings import DataSet
+from treaty.node.rules.settings import DataSet
 from treaty.runs.job import Job, decoded_job, id_column
 from treaty.runs.online import serve_online
 from treaty.runs.party import explain_party, find_part, predict_party, train_party

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from treaty.errors import ConfigError
-from treaty.node import audit
+from treaty.node.state import audit
 
 FILE = "node.db"
 VERSION = 1

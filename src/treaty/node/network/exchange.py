@@ -27,9 +27,9 @@ from treaty.messaging.daemon_threads import DaemonThreads
 from treaty.messaging.grpc_limits import limiting_options
 from treaty.messaging.grpc_wire import grpc, ping_options
 from treaty.messaging.messages import clean
-from treaty.node.cards import Card
-from treaty.node.identity import Own
-from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.keys.cards import Card
+from treaty.node.keys.identity import Own
+from treaty.node.network.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
 
 logger = logging.getLogger(__name__)
 

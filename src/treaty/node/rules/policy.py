@@ -23,7 +23,7 @@ from treaty.data.sources import as_text, read_table, table_facts
 from treaty.data.table import to_table
 from treaty.errors import TreatyError
 from treaty.models.checkpoints import noise_folder
-from treaty.node.settings import DataSet, Policy
+from treaty.node.rules.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import Finding

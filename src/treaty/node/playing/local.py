@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from treaty.node.cards import Card
-from treaty.node.identity import Own
+from treaty.node.keys.cards import Card
+from treaty.node.keys.identity import Own
 from treaty.node.proposals import Verb, data_sets
-from treaty.node.settings import Settings
+from treaty.node.rules.settings import Settings
 from treaty.runs.job import Job
 
 

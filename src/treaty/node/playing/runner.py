@@ -15,13 +15,13 @@ import msgspec
 
 from treaty.compute import cores
 from treaty.models.checkpoints import checkpoint_file
-from treaty.node.cards import Card
-from treaty.node.identity import Own
-from treaty.node.local import local_job, tables_of
-from treaty.node.online import serving_socket
+from treaty.node.keys.cards import Card
+from treaty.node.keys.identity import Own
+from treaty.node.playing.local import local_job, tables_of
+from treaty.node.playing.online import serving_socket
+from treaty.node.playing.worker import Event, Order
 from treaty.node.proposals import Verb
-from treaty.node.settings import Settings
-from treaty.node.worker import Event, Order
+from treaty.node.rules.settings import Settings
 from treaty.runs.job import Job
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Process:
         self._on_event = on_event
         with errors.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "treaty.node.worker"],
+                [sys.executable, "-m", "treaty.node.playing.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -2,7 +2,7 @@
 
 One SQLite file, ``node.db`` in the node's folder, which the node's threads and the commands of its users have open at
 once, in processes of their own. Whatever changes is one transaction that is on the disk before the call returns, with
-its entry in the audit log (`treaty.node.audit`): after a crash or a kill there are both or neither. SQLite keeps a log
+its entry in the audit log (`audit`): after a crash or a kill there are both or neither. SQLite keeps a log
 written ahead; should its end be damaged on the disk, the newest transactions are lost without a word, and only the
 heads of the audit log that peers were told show it.
 
@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from treaty.errors import ConfigError, LocalProtocolError
-from treaty.node import audit
-from treaty.node.audit import Entry, Head
-from treaty.node.node_file import NodeFile
+from treaty.node.state import audit
+from treaty.node.state.audit import Entry, Head
+from treaty.node.state.node_file import NodeFile
 
 FINAL = frozenset({"rejected", "cancelled", "finished", "failed"})
 TRANSITIONS: dict[str, frozenset[str]] = {

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 
 from treaty.data.sources import check_there
 from treaty.errors import TreatyError
-from treaty.node.cards import Card
-from treaty.node.identity import Own
-from treaty.node.local import local_job, tables_of
-from treaty.node.policy import Verdict, facts_of, verdict
+from treaty.node.keys.cards import Card
+from treaty.node.keys.identity import Own
+from treaty.node.playing.local import local_job, tables_of
 from treaty.node.proposals import Verb, cast_of, data_sets
-from treaty.node.settings import DataSet, Settings
+from treaty.node.rules.policy import Verdict, facts_of, verdict
+from treaty.node.rules.settings import DataSet, Settings
 from treaty.runs.job import Job
 from treaty.runs.local_checks import Finding, check_own
 from treaty.runs.report import learned_by

@@ -36,7 +36,7 @@ from treaty.messaging.certificates import (
     make_identity,
     read_secret,
 )
-from treaty.node.cards import (
+from treaty.node.keys.cards import (
     Card,
     digits,
     encode_card,

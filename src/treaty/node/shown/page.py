@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from treaty.node.audit import Head
-from treaty.node.store import FINAL, JobRow, PeerState
+from treaty.node.state.audit import Head
+from treaty.node.state.store import FINAL, JobRow, PeerState
 
 REFRESH = 5  # seconds
 

@@ -72,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a data set may be used for, see `treaty.node.policy`; None: the rule allows everything.
+    """What a data set may be used for, see `treaty.node.rules.policy`; None: the rule allows everything.
 
     Attributes
     ----------

@@ -1,0 +1,1 @@
+"""Who an organisation is, and whom it trusts."""

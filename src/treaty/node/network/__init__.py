@@ -1,0 +1,1 @@
+"""The one port, and what nodes say to each other over it."""

@@ -1,0 +1,1 @@
+"""Processes that play this organisation's party in a job."""

@@ -1,0 +1,1 @@
+"""A node's jobs in words, on its page and as metrics."""

@@ -1,0 +1,1 @@
+"""What a node keeps: its database, and the audit log in it."""
