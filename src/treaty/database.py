@@ -17,7 +17,7 @@ import secrets
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote
@@ -31,6 +31,23 @@ KEPT = Format("kept", 1)
 _WAIT = 60.0  # seconds for other processes to release the database, which takes milliseconds
 _STATE = """CREATE TABLE state (one INTEGER PRIMARY KEY, name TEXT NOT NULL, changes INTEGER NOT NULL,
     seal BLOB NOT NULL)"""
+
+
+@contextmanager
+def translated(damaged: Callable[[str], ConfigError], unusable: Callable[[Exception], ConfigError]) -> Iterator[None]:
+    """Raise SQLite's errors, and those of files, as errors that say what to do; none quotes what cannot be read."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if type(error) is sqlite3.DatabaseError:  # pages that make no sense; others are full disks, locks and such
+            raise damaged(str(error)) from None
+        if type(error) is sqlite3.OperationalError and not hasattr(error, "sqlite_errorcode"):
+            raise damaged("a text is not UTF-8") from None  # Python's own error, which quotes it
+        raise unusable(error) from None
+    except UnicodeDecodeError:
+        raise damaged("a text is not UTF-8") from None
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(error) from None
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -113,18 +130,8 @@ class Database:
             public=f"its {self._what} cannot be used; it has the details",
         )
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            if type(error) is sqlite3.DatabaseError:  # pages that make no sense; others are full disks, locks and such
-                raise self.refuse(f"the {self._what} is damaged: {error}") from None
-            raise self._unusable(error) from None
-        except UnicodeDecodeError:  # SQLite's own message quotes what it cannot read
-            raise self.refuse(f"the {self._what} is damaged") from None
-        except (sqlite3.Error, OSError) as error:
-            raise self._unusable(error) from None
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(lambda fault: self.refuse(f"the {self._what} is damaged: {fault}"), self._unusable)
 
     def _unusable(self, error: Exception) -> ConfigError:
         public = f"its {self._what} cannot be used; it has the details"

@@ -169,7 +169,7 @@ def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 
                 _link(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}", public=_UNWRITTEN) from None
 
@@ -181,8 +181,8 @@ def _link(temporary: str, path: Path) -> None:
         pass
 
 
-def _sync_folder(folder: Path) -> None:
-    """Have the file's name on the disk, too."""
+def sync_folder(folder: Path) -> None:
+    """Have the names of a folder's files on the disk, too."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from treaty.errors import ConfigError
-from treaty.files import write_whole
+from treaty.files import sync_folder, write_whole
 from treaty.messaging.certificates import (
     Identity,
     check_certificate,
@@ -232,8 +232,8 @@ def revoke(folder: str | Path, name: str) -> None:
             target = folder / "peers" / "revoked" / f"{name}.{_now():%Y-%m-%dT%H%M%SZ}.damaged"
         _make_folder(target.parent)
         file.replace(target)
-        _sync(target.parent)
-        _sync(file.parent)
+        sync_folder(target.parent)
+        sync_folder(file.parent)
 
 
 def sign(own: Own, content: bytes) -> bytes:
@@ -254,7 +254,7 @@ def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] |
     ):
         write_whole(making / f"{name}.{end}", [data], mode=0o600 if end in _PRIVATE else 0o644)
     making.rename(folder / f".{name}.next")
-    _sync(folder)
+    sync_folder(folder)
     _finish(folder)
     return card
 
@@ -265,7 +265,7 @@ def _finish(folder: Path) -> list[str]:
     for ready in sets:
         for file in ready.iterdir():
             file.replace(folder / file.name)
-        _sync(folder)
+        sync_folder(folder)
         ready.rmdir()
     return [ready.name.removeprefix(".").removesuffix(".next") for ready in sets]
 
@@ -337,14 +337,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _now() -> datetime.datetime:

@@ -8,11 +8,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from treaty.database import translated
 from treaty.errors import ConfigError
 from treaty.node.state import audit
 
@@ -137,17 +138,8 @@ class NodeFile:
             "copy of its ledgers would forget what was spent"
         )
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Raise SQLite's errors, and those of files, as errors that say what to do."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            if type(error) is sqlite3.DatabaseError:  # pages that make no sense; others are full disks, locks and such
-                raise self._damaged(str(error)) from None
-            if type(error) is sqlite3.OperationalError and not hasattr(error, "sqlite_errorcode"):
-                # Python's own error, which quotes the text that it cannot decode
-                raise self._damaged("a text is not UTF-8") from None
-            raise ConfigError(f"cannot use the node's database: {error} - at {self.path}") from None
-        except (sqlite3.Error, OSError) as error:
-            raise ConfigError(f"cannot use the node's database: {error} - at {self.path}") from None
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(f"cannot use the node's database: {error} - at {self.path}")
+
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(self._damaged, self._unusable)
