@@ -7,18 +7,25 @@ from typing import Any
 import pytest
 
 from treaty.compute import processor_has
+from treaty.crypto.additive.fma_multiplier import HAS_FMA
 from treaty.crypto.additive.multiplier import HAS_IFMA
 
-NEEDS_IFMA = pytest.mark.skipif(
-    not HAS_IFMA, reason="no AVX-512 IFMA: the fast form is the portable one here, and would be compared with itself"
-)
 NEEDS_WIDE_VECTORS = pytest.mark.skipif(
     not processor_has("avx2"),
     reason="no AVX2: the usual build has no wider vectors than the plain one, and would be compared with itself",
 )
-# of modular arithmetic: what numba compiles for this processor, and what it compiles for any
+# of modular arithmetic: what any processor can do, and what some have instructions for
 FORMS = pytest.mark.parametrize(
-    "portable", [pytest.param(False, id="fast", marks=NEEDS_IFMA), pytest.param(True, id="portable")]
+    "form",
+    [
+        "words",
+        pytest.param(
+            "fma", marks=pytest.mark.skipif(not HAS_FMA, reason="no AVX2 with FMA: no such instructions here")
+        ),
+        pytest.param(
+            "ifma", marks=pytest.mark.skipif(not HAS_IFMA, reason="no AVX-512 IFMA: no such instructions here")
+        ),
+    ],
 )
 
 

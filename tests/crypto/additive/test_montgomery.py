@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marks import FORMS, NEEDS_IFMA
+from marks import FORMS
 from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
 from treaty.errors import CryptoError
 
@@ -32,9 +32,9 @@ def plain(modulus, rows):
 @FORMS
 @settings(deadline=None, max_examples=60)
 @given(modulus_and_residues())
-def test_multiply_equals_integer_product_over_radix(portable, drawn):
+def test_multiply_equals_integer_product_over_radix(form, drawn):
     n, xs = drawn
-    modulus, ys = Modulus(n, portable=portable), xs[::-1]
+    modulus, ys = Modulus(n, form=form), xs[::-1]
     product = from_words(modulus.pack(modulus.multiply(modulus.working(xs), modulus.working(ys))))
     inverse = pow(modulus.radix, -1, n)
     assert product == [x * y * inverse % n for x, y in zip(xs, ys, strict=True)]
@@ -45,9 +45,9 @@ def test_multiply_equals_integer_product_over_radix(portable, drawn):
 @FORMS
 @pytest.mark.parametrize("words", [*range(1, 9), 16, 32, 48, 52, 64, 65, 96, 97, 128, 130])
 @pytest.mark.parametrize("offset", [-1, 1], ids=["below", "above"])
-def test_multiply_is_right_next_to_powers_of_two(portable, words, offset):
+def test_multiply_is_right_next_to_powers_of_two(form, words, offset):
     n = (1 << (64 * words - (offset > 0))) + offset
-    modulus = Modulus(n, portable=portable)
+    modulus = Modulus(n, form=form)
     xs = [n - 1, n - 2, n // 2, (1 << (64 * words - 2)) % n, 3 % n]
     assert plain(modulus, modulus.multiply(modulus.montgomery(xs), modulus.montgomery(xs[::-1]))) == [
         x * y % n for x, y in zip(xs, xs[::-1], strict=True)
@@ -57,9 +57,9 @@ def test_multiply_is_right_next_to_powers_of_two(portable, words, offset):
 @FORMS
 @settings(deadline=None, max_examples=40)
 @given(modulus_and_residues())
-def test_add_pack_and_unpack_equal_integers(portable, drawn):
+def test_add_pack_and_unpack_equal_integers(form, drawn):
     n, xs = drawn
-    modulus = Modulus(n, portable=portable)
+    modulus = Modulus(n, form=form)
     packed = to_words(xs, modulus.words)
     assert from_words(modulus.pack(modulus.unpack(packed))) == xs
     total = modulus.add(modulus.working(xs), modulus.working(xs[::-1]))
@@ -69,18 +69,18 @@ def test_add_pack_and_unpack_equal_integers(portable, drawn):
 @FORMS
 @settings(deadline=None, max_examples=25)
 @given(modulus_and_residues(400), st.integers(0, 2**200))
-def test_power_equals_pow(portable, drawn, exponent):
+def test_power_equals_pow(form, drawn, exponent):
     n, xs = drawn
-    modulus = Modulus(n, portable=portable)
+    modulus = Modulus(n, form=form)
     assert plain(modulus, modulus.power(modulus.montgomery(xs), exponent)) == [pow(x, exponent, n) for x in xs]
 
 
 @FORMS
 @settings(deadline=None, max_examples=25)
 @given(modulus_and_residues(400), st.integers(1, 11), st.lists(st.integers(0, 2**130 - 1), max_size=5))
-def test_fixed_base_power_equals_pow(portable, drawn, window, exponents):
+def test_fixed_base_power_equals_pow(form, drawn, window, exponents):
     n, xs = drawn
-    modulus = Modulus(n, portable=portable)
+    modulus = Modulus(n, form=form)
     powers = FixedBase(modulus, xs[0], 130, window).power(to_words(exponents, 3))
     assert plain(modulus, powers) == [pow(xs[0], e, n) for e in exponents]
 
@@ -88,9 +88,9 @@ def test_fixed_base_power_equals_pow(portable, drawn, window, exponents):
 @FORMS
 @settings(deadline=None, max_examples=40)
 @given(modulus_and_residues(), st.data())
-def test_segment_products_equal_products_of_integers(portable, drawn, data):
+def test_segment_products_equal_products_of_integers(form, drawn, data):
     n, xs = drawn
-    modulus = Modulus(n, portable=portable)
+    modulus = Modulus(n, form=form)
     segments = data.draw(
         st.lists(st.lists(st.integers(0, len(xs) - 1), min_size=1, max_size=9), max_size=8), label="segments"
     )
@@ -104,9 +104,9 @@ def test_segment_products_equal_products_of_integers(portable, drawn, data):
 @FORMS
 @settings(deadline=None, max_examples=25)
 @given(modulus_and_residues(300), st.integers(1, 40), st.data())
-def test_horner_sets_powers_side_by_side(portable, drawn, bits, data):
+def test_horner_sets_powers_side_by_side(form, drawn, bits, data):
     n, xs = drawn
-    modulus = Modulus(n, portable=portable)
+    modulus = Modulus(n, form=form)
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4), label="sizes")
     items = [xs[i % len(xs)] for i in range(sum(sizes))]
     factors = [xs[-4 - i % (len(xs) - 3)] for i in range(len(sizes))]
@@ -122,15 +122,14 @@ def test_horner_sets_powers_side_by_side(portable, drawn, bits, data):
     assert got == want
 
 
-@NEEDS_IFMA
-def test_both_forms_write_the_same_bytes():
+@FORMS
+def test_all_forms_write_the_same_bytes(form):
     n = (1 << 683) - 1283
-    fast, portable = Modulus(n), Modulus(n, portable=True)
-    assert fast.digit_form
-    assert not portable.digit_form
+    one, words = Modulus(n, form=form), Modulus(n, form="words")
+    assert (one.form, words.form) == (form, "words")
     values = [pow(7, i, n) for i in range(9)]
-    assert fast.radix == portable.radix
-    assert np.array_equal(fast.pack(fast.montgomery(values)), portable.pack(portable.montgomery(values)))
+    assert one.radix == words.radix
+    assert np.array_equal(one.pack(one.montgomery(values)), words.pack(words.montgomery(values)))
 
 
 def test_segment_products_read_unaligned_read_only_rows():
@@ -145,8 +144,8 @@ def test_segment_products_read_unaligned_read_only_rows():
 
 
 @FORMS
-def test_adopt_keeps_values_of_a_smaller_modulus(portable):
-    small, large = Modulus((1 << 128) - 159, portable=portable), Modulus((1 << 700) + 1, portable=portable)
+def test_adopt_keeps_values_of_a_smaller_modulus(form):
+    small, large = Modulus((1 << 128) - 159, form=form), Modulus((1 << 700) + 1, form=form)
     values = [0, 1, small.value - 1]
     assert from_words(large.pack(large.adopt(small.working(values), small))) == values
 

@@ -44,10 +44,10 @@ def exact(matrix, vector):
 @FORMS
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 3), st.integers(1, 63), st.integers(0, 2**32))
-def test_bucket_products_equal_powers(portable, rows, kinds, columns, bits, seed):
+def test_bucket_products_equal_powers(form, rows, kinds, columns, bits, seed):
     rng = np.random.default_rng(seed)
     n = int.from_bytes(rng.bytes(40), "little") | 1 | 1 << 319
-    modulus = Modulus(n, portable=portable)
+    modulus = Modulus(n, form=form)
     bases = [[int.from_bytes(rng.bytes(40), "little") % n for _ in range(columns)] for _ in range(rows)]
     exponents = rng.integers(0, 1 << bits, (rows, kinds), dtype=np.uint64)
     pairs = np.array([(c, k) for c in range(columns) for k in range(kinds)])

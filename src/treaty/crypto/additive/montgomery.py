@@ -22,36 +22,44 @@ from numpy.typing import NDArray
 
 from treaty.compute import concurrently, pieces
 from treaty.crypto.additive import montgomery_kernels as kernels
+from treaty.crypto.additive.fma_multiplier import GROUP, HAS_FMA
 from treaty.crypto.additive.multiplier import DIGIT_BITS, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
 from treaty.errors import CryptoError
 
 Words = NDArray[np.uint64]
 
+_FORMS = ("words", "ifma", "fma")  # in the order of their numbers in `montgomery_kernels`
 _ALIGNMENT = 64  # bytes of a vector: loads that straddle cache lines cost twice
+
+
+def fastest_form() -> str:
+    """Return the form of products that is the fastest on this processor."""
+    return "ifma" if HAS_IFMA else "fma" if HAS_FMA else "words"
 
 
 class Modulus:
     """An odd modulus of at least 3 and its arithmetic, with `words` per packed and `width` per working number.
 
-    `radix` is R, `one` the Montgomery form of 1, R mod n in working form (width,). `portable` uses the 64-bit form even
-    where AVX-512 IFMA is available (for tests; results are the same).
+    `radix` is R, `one` the Montgomery form of 1, R mod n in working form (width,). `form` is how products are made:
+    "ifma" or "fma", where the processor has the instructions, or "words"; None is the fastest here. Results are equal.
     """
 
-    def __init__(self, value: int, *, portable: bool = False) -> None:
+    def __init__(self, value: int, *, form: str | None = None) -> None:
         if value < 3 or value % 2 == 0:
             raise CryptoError("expected an odd modulus of at least 3")
         self.value, self.bits = value, value.bit_length()
         self.words = -(-self.bits // 64)
         digits = max(-(-(self.bits + 2) // DIGIT_BITS), -(-64 * self.words // DIGIT_BITS))
         vectors = min((count for count in VECTOR_COUNTS if LANES * count >= digits), default=0)
-        self.digit_form = HAS_IFMA and not portable and vectors > 0
+        self.form = (form or fastest_form()) if vectors else "words"
+        self.digit_form = self.form != "words"
         self.width = LANES * vectors if self.digit_form else self.words
         self.radix = 1 << (DIGIT_BITS * digits)
         self._constants = aligned(HEADER + self.width)
         inverse = -pow(value, -1, 1 << 64) % (1 << 64)
         self._constants[:HEADER] = 0
         tail = DIGIT_BITS * digits - 64 * self.words
-        self._constants[:6] = [inverse, digits, self.words, tail, self.digit_form, vectors]
+        self._constants[:6] = [inverse, digits, self.words, tail, _FORMS.index(self.form), vectors]
         self._constants[HEADER:] = self.working([value])[0]
         self.one = self.working([self.radix % value])[0]
 
@@ -160,14 +168,14 @@ class Modulus:
         """Tell whether every packed number is at least 1, below n and prime to n, by their product's divisor."""
         if not self.in_range(packed):
             return False
-        parts = pieces(len(packed), max(1, -(-len(packed) // threads)))
-        products = np.empty((len(parts), self.words), np.uint64)
+        starts = np.linspace(0, len(packed), min(len(packed), GROUP * threads) + 1).astype(np.int64)
+        index = np.arange(len(packed), dtype=np.int32)
+        products = np.empty((len(starts) - 1, self.words), np.uint64)
 
-        def work(at: int) -> None:
-            index = np.arange(parts[at].start, parts[at].stop, dtype=np.int32)
-            self.segment_products(packed, index, np.array([0, len(index)]), products[at : at + 1])
+        def work(part: slice) -> None:
+            self.segment_products(packed, index, starts[part.start : part.stop + 1], products[part])
 
-        concurrently(work, range(len(parts)), threads)
+        concurrently(work, pieces(len(products), GROUP), threads)
         return all(gmpy2.gcd(product, self.value) == 1 for product in from_words(products))
 
     def in_range(self, packed: Words) -> bool:

@@ -1,18 +1,19 @@
 """Compiled kernels of Montgomery arithmetic; `montgomery.Modulus` is their only caller.
 
 A kernel takes flat arrays and an array of constants `m` made by `Modulus`: m[0] = -1/n mod 2^64, m[1] digits, m[2]
-words, m[3] tail bits, m[4] whether the 52-bit form is used, m[5] vectors, m[8:] the modulus in working form.
+words, m[3] tail bits, m[4] the form (0 to 2: below), m[5] vectors of eight digits, m[8:] the modulus in working form.
 
 Two forms of a number x mod n:
 
 * *packed*: `words` little-endian 64-bit words, x < n: what is stored and sent;
-* *working*: `m.size - 8` words. With AVX-512 IFMA, 52-bit digits of a value below 2 n; otherwise the
-  packed words (and then x < n throughout).
+* *working*: `m.size - 8` words. With AVX-512 IFMA (m[4] = 1) or AVX2 and FMA (2), 52-bit digits of a value below 2 n;
+  otherwise (0) the packed words, and then x < n throughout.
 
 Both forms divide by the same R = 2^{52 digits}, so what one machine writes the other reads.
 
-The code that `multiplier` emits (for 1, 2, 3, 4, 5, 8, 10, 15 and 20 vectors) is compiled into these kernels. Their
-disk cache looks at this file alone: a change there must come with one here, if only of this list.
+The code that `multiplier` emits (for 1, 2, 3, 4, 5, 8, 10, 15 and 20 vectors), and `fma_multiplier` (four numbers at a
+time), is compiled into these kernels. Their disk cache looks at this file alone: a change there must come with one
+here, if only of these words.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import kernel
+from treaty.crypto.additive.fma_multiplier import GROUP, SCRATCH, fma_multiply_four
 from treaty.crypto.additive.multiplier import (
     DIGIT_BITS,
     HEADER,
@@ -39,6 +41,7 @@ _ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(64)
 # Typed: for a literal 0 the called kernels would be compiled once more.
 _START: int = np.intp(0)  # type: ignore[assignment]
 _DIGIT = np.uint64(DIGIT_BITS)
+_IFMA, _FMA = np.uint64(1), np.uint64(2)  # values of m[4]: see `montgomery.Modulus`
 
 
 @kernel
@@ -95,17 +98,31 @@ def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
         borrow = _ONE if left < right or (left == right and borrow != _ZERO) else _ZERO
 
 
-@kernel  # eleven arguments: arrays and offsets of two products, flat because this is the innermost call
-def _multiply_pair(
-    out: Words, o1: int, o2: int, a: Words, a1: int, a2: int, b: Words, b1: int, b2: int, m: Words, t: Words
+@kernel  # nine arguments: arrays and offsets of each factor, flat because this is the innermost call
+def _multiply(
+    out: Words, at: Index, a: Words, of_a: Index, b: Words, of_b: Index, live: int, m: Words, t: Words
 ) -> None:
-    """Two products at once; in place is allowed, and so is the same product twice."""
-    if m[4] != _ZERO:
-        ifma_multiply_pair(out, o1, o2, a, a1, a2, b, b1, b2, m)
+    """out[at[k]:] = a[of_a[k]:] b[of_b[k]:] / R for k < live <= GROUP; `t` is scratch of `_turns`.
+
+    Offsets from `live` on are those of number live - 1. In place is allowed.
+    """
+    if m[4] == _FMA:
+        fma_multiply_four(out, at, a, of_a, b, of_b, m, t)
+    elif m[4] == _IFMA:
+        ifma_multiply_pair(out, at[0], at[1], a, of_a[0], of_a[1], b, of_b[0], of_b[1], m)
+        if live > 2:
+            ifma_multiply_pair(out, at[2], at[3], a, of_a[2], of_a[3], b, of_b[2], of_b[3], m)
     else:
-        multiply_word_form(out, o1, a, a1, b, b1, m, t)
-        if o1 != o2:
-            multiply_word_form(out, o2, a, a2, b, b2, m, t)
+        for k in range(live):
+            multiply_word_form(out, at[k], a, of_a[k], b, of_b[k], m, t)
+
+
+@kernel
+def _spread(at: Index, first: int, count: int, step: int) -> int:
+    """Write the offsets first * step, (first + 1) * step, ... below count * step; return how many are different."""
+    for k in range(GROUP):
+        at[k] = min(first + k, count - 1) * step
+    return min(GROUP, count - first)
 
 
 @kernel
@@ -114,6 +131,12 @@ def _scratch(words: int) -> Words:
     x = np.empty(words + 8, np.uint64)
     skip = (-(x.ctypes.data >> 3)) & 7
     return x[skip : skip + words]
+
+
+@kernel
+def _turns(m: Words) -> Words:
+    """Scratch for `_multiply`."""
+    return _scratch(SCRATCH * (m.size - HEADER) + 2)
 
 
 @kernel
@@ -192,10 +215,12 @@ def pack_rows(rows: Words, out: Words, m: Words) -> None:
 def multiply_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
     """out[r] = a[r] b[r] / R, or a[r] b[0] / R with b_step 0; `out` may be a or b (the latter with a step)."""
     width = m.size - HEADER
-    t, count = np.empty(width + 2, np.uint64), out.size // width
-    for r in range(0, count, 2):
-        o1, o2 = r * width, min(r + 1, count - 1) * width
-        _multiply_pair(out, o1, o2, a, o1, o2, b, o1 * b_step, o2 * b_step, m, t)
+    t, count = _turns(m), out.size // width
+    at, of_b = np.zeros(GROUP, np.int64), np.zeros(GROUP, np.int64)
+    for r in range(0, count, GROUP):
+        live = _spread(at, r, count, width)
+        _spread(of_b, r, count, width * b_step)
+        _multiply(out, at, a, at, b, of_b, live, m, t)
 
 
 @kernel
@@ -222,57 +247,71 @@ def add_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
 def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -> None:
     """out[r] = bases[r]^e for one exponent given as 4-bit windows, highest first. Montgomery working forms."""
     width = m.size - HEADER
-    t, count = np.empty(width + 2, np.uint64), out.size // width
-    table = _scratch(32 * width)  # powers 0..15 of two bases
-    for r in range(0, count, 2):
-        o1, o2 = r * width, min(r + 1, count - 1) * width
-        _copy(one, _START, table, _START, m)
-        _copy(one, _START, table, 16 * width, m)
+    t, count = _turns(m), out.size // width
+    table = _scratch(16 * GROUP * width)  # powers 0..15 of each base
+    at, below, above = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+    for r in range(0, count, GROUP):
+        live = _spread(at, r, count, width)
+        for lane in range(live):
+            _copy(one, _START, out, at[lane], m)
+            _copy(one, _START, table, 16 * lane * width, m)
         for k in range(1, 16):
-            p = (k - 1) * width
-            _multiply_pair(table, p + width, p + 17 * width, table, p, p + 16 * width, bases, o1, o2, m, t)
-        _copy(one, _START, out, o1, m)
-        _copy(one, _START, out, o2, m)
+            for lane in range(GROUP):
+                above[lane] = (16 * min(lane, live - 1) + k) * width
+                below[lane] = above[lane] - width
+            _multiply(table, above, table, below, bases, at, live, m, t)
         for window in windows:
             for _ in range(4):
-                _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
-            p = int(np.intp(window)) * width
-            _multiply_pair(out, o1, o2, out, o1, o2, table, p, p + 16 * width, m, t)
+                _multiply(out, at, out, at, out, at, live, m, t)
+            for lane in range(GROUP):
+                below[lane] = (16 * min(lane, live - 1) + int(np.intp(window))) * width
+            _multiply(out, at, out, at, table, below, live, m, t)
 
 
 @kernel
 def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Words) -> None:
     """table[i, d] = base^{d entries^i} for d < entries (a power of two). Montgomery working forms."""
     width = m.size - HEADER
-    t, power = np.empty(width + 2, np.uint64), _scratch(width)
+    t, power, windows = _turns(m), _scratch(width), table.size // (entries * width)
+    at, below, base_at = np.zeros(GROUP, np.int64), np.empty(GROUP, np.int64), np.zeros(GROUP, np.int64)
     _copy(base, _START, power, _START, m)
-    for start in range(0, table.size, entries * width):
-        _copy(one, _START, table, start, m)
-        for d in range(1, entries):
-            o = start + d * width
-            _multiply_pair(table, o, o, table, o - width, o - width, power, _START, _START, m, t)
-        o = start + (entries - 1) * width
-        _multiply_pair(power, _START, _START, power, _START, _START, table, o, o, m, t)
+    for i in range(windows):
+        _copy(one, _START, table, i * entries * width, m)
+        _copy(power, _START, table, (i * entries + 1) * width, m)
+        squared = 1
+        while squared < entries:
+            _multiply(power, at, power, at, power, at, 1, m, t)
+            squared *= 2
+    for i in range(0, windows, GROUP):
+        live = _spread(base_at, i, windows, entries * width)
+        for lane in range(GROUP):
+            base_at[lane] += width
+            at[lane] = base_at[lane]
+        for _ in range(2, entries):
+            for lane in range(GROUP):
+                below[lane] = at[lane]
+                at[lane] += width
+            _multiply(table, at, table, below, table, base_at, live, m, t)
 
 
 @kernel
 def fixed_base_rows(table: Words, exponents: Words, window: int, out: Words, m: Words) -> None:
     """out[r] = base^{exponents[r]}: one product per window (Brickell, Gordon, McCurley, Wilson 1992)."""
     width, count = m.size - HEADER, out.size // (m.size - HEADER)
-    t, entries = np.empty(width + 2, np.uint64), 1 << window
+    t, entries = _turns(m), 1 << window
     limbs, windows = exponents.size // max(count, 1), table.size // (entries * width)
-    for r in range(0, count, 2):
-        r2 = min(r + 1, count - 1)
-        o1, o2 = r * width, r2 * width
+    at, entry = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+    for r in range(0, count, GROUP):
+        live = _spread(at, r, count, width)
         for i in range(windows):
-            d1 = _bits(exponents, r * limbs, limbs, i * window, window)
-            d2 = _bits(exponents, r2 * limbs, limbs, i * window, window)
-            p1, p2 = (i * entries + d1) * width, (i * entries + d2) * width
+            for lane in range(GROUP):
+                row = r + min(lane, live - 1)
+                entry[lane] = (i * entries + _bits(exponents, row * limbs, limbs, i * window, window)) * width
             if i == 0:
-                _copy(table, p1, out, o1, m)
-                _copy(table, p2, out, o2, m)
+                for lane in range(live):
+                    _copy(table, entry[lane], out, at[lane], m)
             else:
-                _multiply_pair(out, o1, o2, table, p1, p2, out, o1, o2, m, t)
+                _multiply(out, at, table, entry, out, at, live, m, t)
 
 
 @kernel
@@ -289,17 +328,18 @@ def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
 def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: Words, one: Words, m: Words) -> None:
     """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms.
 
-    Two segments are processed at any time; whichever is finished takes up the next one.
+    As many segments as GROUP are processed at any time; whichever is finished takes up the next one.
     """
     width, segments = m.size - HEADER, starts.size - 1
-    t = np.empty(width + 2, np.uint64)
-    product, item = _scratch(2 * width), _scratch(2 * width)
-    segment, position = np.empty(2, np.int64), np.zeros(2, np.int64)
-    segment[0] = segment[1] = -1
-    following, active = 0, 2
+    t, lanes = _turns(m), min(GROUP, segments)
+    product, item = _scratch(GROUP * width), _scratch(GROUP * width)
+    segment, position = np.full(GROUP, -1, np.int64), np.zeros(GROUP, np.int64)
+    at = np.empty(GROUP, np.int64)
+    _spread(at, 0, lanes, width)
+    following, active = 0, lanes
     while active > 0:
         active = 0
-        for lane in range(2):
+        for lane in range(lanes):
             o = lane * width
             while segment[lane] < segments and (segment[lane] < 0 or position[lane] == starts[segment[lane] + 1]):
                 if segment[lane] >= 0:
@@ -317,7 +357,7 @@ def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: W
                 _copy(one, _START, item, o, m)
                 _copy(one, _START, product, o, m)
         if active > 0:
-            _multiply_pair(product, _START, width, product, _START, width, item, _START, width, m, t)
+            _multiply(product, at, product, at, item, at, lanes, m, t)
 
 
 @kernel
@@ -327,29 +367,32 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
     `factors` are Montgomery working forms. Plaintexts thus stand side by side, the first one highest.
     """
     width, rows = m.size - HEADER, starts.size - 1
-    t = np.empty(width + 2, np.uint64)
-    total, item = _scratch(2 * width), _scratch(2 * width)
-    for r in range(0, rows, 2):
-        r2 = min(r + 1, rows - 1)
-        longest = max(starts[r + 1] - starts[r], starts[r2 + 1] - starts[r2])
+    t = _turns(m)
+    total, item = _scratch(GROUP * width), _scratch(GROUP * width)
+    at, of_factors = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+    for r in range(0, rows, GROUP):
+        live = _spread(of_factors, r, rows, width)
+        _spread(at, 0, live, width)
+        longest = 0
+        for row in range(r, r + live):
+            longest = max(longest, starts[row + 1] - starts[row])
         for step in range(longest):
-            for lane in range(2):
-                row, o = (r, 0) if lane == 0 else (r2, width)
-                j = starts[row + 1] - longest + step  # the shorter row begins with ones
-                if j >= starts[row]:
-                    _unpack(raw, j, item, o, m)
+            for lane in range(live):
+                j = starts[r + lane + 1] - longest + step  # the shorter row begins with ones
+                if j >= starts[r + lane]:
+                    _unpack(raw, j, item, lane * width, m)
                 else:
-                    _copy(one, _START, item, o, m)
+                    _copy(one, _START, item, lane * width, m)
             if step == 0:
-                _copy(item, _START, total, _START, m)
-                _copy(item, width, total, width, m)
+                for lane in range(live):
+                    _copy(item, lane * width, total, lane * width, m)
                 continue
             for _ in range(bits):
-                _multiply_pair(total, _START, width, total, _START, width, total, _START, width, m, t)
-            _multiply_pair(total, _START, width, total, _START, width, item, _START, width, m, t)
-        _multiply_pair(total, _START, width, total, _START, width, factors, r * width, r2 * width, m, t)
-        _pack(total, _START, out, r, m)
-        _pack(total, width, out, r2, m)
+                _multiply(total, at, total, at, total, at, live, m, t)
+            _multiply(total, at, total, at, item, at, live, m, t)
+        _multiply(total, at, total, at, factors, of_factors, live, m, t)
+        for lane in range(live):
+            _pack(total, lane * width, out, r + lane, m)
 
 
 @kernel
@@ -385,36 +428,42 @@ def bucket_rows(
     """out[j] = product over i of rows[i, column]^{exponents[i, kind]}, (column, kind) = pairs[j], of j in first:stop.
 
     `rows` (n, columns * width) are Montgomery working forms; exponents (n, kinds) lie below 2^bits. Of each window of
-    the exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). Two products
-    are made at any time; digits of zero fill a bucket that does not count, so that time does not depend on exponents.
+    the exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). As many
+    products as GROUP are made at any time; digits of zero fill a bucket that does not count, so that time does not
+    depend on exponents.
     """
     width, entries = m.size - HEADER, 1 << window
     bases, across = rows.reshape(-1), rows.shape[1]
-    t, half = np.empty(width + 2, np.uint64), entries * width
-    buckets, running = _scratch(2 * half), _scratch(4 * width)
+    t, size = _turns(m), entries * width
+    buckets, running = _scratch(GROUP * size), _scratch(2 * GROUP * width)
+    at, of_bases = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+    bucket, high, total = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     mask = np.uint64(entries - 1)
-    for j in range(first, stop, 2):
-        j2 = min(j + 1, stop - 1)
-        o1, o2 = j * width, j2 * width
-        _copy(one, _START, out, o1, m)
-        _copy(one, _START, out, o2, m)
+    for j in range(first, stop, GROUP):
+        live = _spread(at, j, stop, width)
+        _spread(high, 0, live, width)
+        _spread(total, GROUP, GROUP + live, width)
+        for lane in range(live):
+            _copy(one, _START, out, at[lane], m)
         for position in range((bits - 1) // window * window, -1, -window):
             for _ in range(window):
-                _multiply_pair(out, o1, o2, out, o1, o2, out, o1, o2, m, t)
-            for d in range(2 * entries):
+                _multiply(out, at, out, at, out, at, live, m, t)
+            for d in range(live * entries):
                 _copy(one, _START, buckets, d * width, m)
             shift = np.uint64(position)
             for i in range(len(rows)):
-                d1 = int(np.intp((exponents[i, pairs[j, 1]] >> shift) & mask)) * width
-                d2 = int(np.intp((exponents[i, pairs[j2, 1]] >> shift) & mask)) * width + half
-                b1, b2 = int(i * across + pairs[j, 0] * width), int(i * across + pairs[j2, 0] * width)
-                _multiply_pair(buckets, d1, d2, buckets, d1, d2, bases, b1, b2, m, t)
-            for lane in range(4):  # running products of the highest buckets, and the product of these
-                _copy(one, _START, running, lane * width, m)
+                for k in range(GROUP):
+                    lane = min(k, live - 1)
+                    digit = int(np.intp((exponents[i, pairs[j + lane, 1]] >> shift) & mask))
+                    bucket[k] = lane * size + digit * width
+                    of_bases[k] = i * across + pairs[j + lane, 0] * width
+                _multiply(buckets, bucket, buckets, bucket, bases, of_bases, live, m, t)
+            for lane in range(live):  # running products of the highest buckets, and the product of these
+                _copy(one, _START, running, high[lane], m)
+                _copy(one, _START, running, total[lane], m)
             for d in range(entries - 1, 0, -1):
-                p = d * width
-                _multiply_pair(running, _START, width, running, _START, width, buckets, p, p + half, m, t)
-                _multiply_pair(
-                    running, 2 * width, 3 * width, running, 2 * width, 3 * width, running, _START, width, m, t
-                )
-            _multiply_pair(out, o1, o2, out, o1, o2, running, 2 * width, 3 * width, m, t)
+                for lane in range(GROUP):
+                    bucket[lane] = min(lane, live - 1) * size + d * width
+                _multiply(running, high, running, high, buckets, bucket, live, m, t)
+                _multiply(running, total, running, total, running, high, live, m, t)
+            _multiply(out, at, out, at, running, total, live, m, t)
