@@ -87,7 +87,8 @@ def _twice(send: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes
 def node(settings: str) -> None:
     """Run a node."""
     from treaty.cli.main import main
-    from treaty.node.network import exchange, runner
+    from treaty.node.network import exchange
+    from treaty.node.playing import runner
     from treaty.node.state.store import Store
 
     plan = Plan(Path(settings).parent, "node")

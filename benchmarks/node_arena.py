@@ -250,7 +250,8 @@ class Arena:
             led = rows[self.setup.active]
             refused = led is not None and led.state == "rejected"  # who refuses a proposal does not keep it
             known = [row for row in rows.values() if row is not None or not refused]
-            if all(row is not None and row.state in FINAL for row in known) and not ended:
+            up = all(node.process is not None and node.process.poll() is None for node in self.nodes.values())
+            if all(row is not None and row.state in FINAL for row in known) and up:  # one killed just now comes back
                 if acting is not None:
                     acting.join(60.0)
                 return []

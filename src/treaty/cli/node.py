@@ -70,9 +70,7 @@ def _page(running: Node, listen: str) -> Serving:
     from treaty.node.shown.described import describe
 
     def described(row: JobRow) -> JobView:
-        verdict = running.jobs.verdicts.get(row.id)
-        found = verdict.result() if verdict is not None and verdict.done() else None
-        return describe(running.store, running.settings, row, found)
+        return describe(running.store, running.settings, row, running.jobs.verdicts.there(row.id))
 
     return Serving(running.store, running.name, described, listen)
 

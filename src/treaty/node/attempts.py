@@ -32,8 +32,8 @@ LONGEST_PAUSE = 60.0
 class Standing:
     """A job at this node: what is kept of it (`row`), and what lasts only as long as the node's process.
 
-    `asks`, `ready`, `runs`, `ended` and `done` are numbers of attempts, as in `notes.View`; `kept` is the last one
-    that left this party's part in its place, which others may lack. Times are monotonic seconds.
+    `asks`, `ready`, `runs`, `ended`, `kept` and `done` are numbers of attempts, as in `notes.View`. Times are monotonic
+    seconds.
     """
 
     name: str  # this party's
@@ -45,17 +45,25 @@ class Standing:
     ready: int = 0
     runs: int = 0
     ended: int = 0
-    done: int = 0
     approvals: dict[str, bytes] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
     process: Any = None
-    kept: int = 0
     ending: bool = False  # its process was told to end
     approver: str = ""  # who has approved it here, before the policy's verdict was there
     asked_at: float = 0.0
     not_before: float = 0.0
     tries: int = 0
     furthest: int = 0
+
+    @property
+    def kept(self) -> int:
+        """The last attempt that left this party's part in its place, which others may lack."""
+        return self.row.kept
+
+    @property
+    def done(self) -> int:
+        """The last attempt that ended well here."""
+        return self.row.done
 
     @property
     def active(self) -> str:
@@ -122,8 +130,16 @@ def decide(at: Standing, up: Collection[str], *, place: bool, now: float) -> Dec
         return "stop" if not at.ending and _others_stopped(at) else ""
     if not at.leads:
         return _follow(at, up, place=place)
-    if at.kept and any(view.done == at.kept for view in at.views.values()):
-        return "finished"  # this process was killed after it had told others that all have their parts
+    if at.done:
+        return "finished"
+    if (
+        at.kept and at.kept == at.row.attempt
+    ):  # its process ended, or its node, after all others had written their parts
+        of_others = [at.views.get(party) for party in at.needed if party not in at.spared]
+        if all(view is not None and view.kept == at.kept for view in of_others):
+            return "finished"
+        if any(view is None or view.runs == at.kept for view in of_others):
+            return ""  # who still plays puts its part in its place as soon as it hears, or hears nothing any more
     if at.asks:
         if all(view.ready == at.asks for view in _views(at, at.needed)):
             return "run"
@@ -150,15 +166,15 @@ def follow_up(at: Standing, decision: Decision, now: float) -> dict[str, Any]:
             at.ended, at.ready = at.ready, 0
             return {"state": "queued"}
         case "run":
-            at.runs, at.asks, at.ready, at.ending, at.kept = at.row.attempt, 0, 0, False, 0
+            at.runs, at.asks, at.ready, at.ending = at.row.attempt, 0, 0, False
             return {"state": "running", "reason": ""}
     return {}
 
 
-def over(at: Standing, *, done: bool, kept: bool) -> None:
-    """Note that this node's process of an attempt has ended."""
-    at.process, at.ended, at.kept = None, at.runs, at.runs if kept else 0
-    at.done, at.runs = at.runs if done else at.done, 0
+def over(at: Standing, *, done: bool, kept: bool) -> dict[str, Any]:
+    """Note that this node's process of an attempt has ended; return what changes in the database."""
+    at.process, at.ended, at.runs = None, at.runs, 0
+    return {"kept": at.ended if kept else 0, "done": at.ended if done else 0}
 
 
 def _follow(at: Standing, up: Collection[str], *, place: bool) -> Decision:
@@ -181,9 +197,14 @@ def _others_stopped(at: Standing) -> bool:
     """Whether the attempt that this node's process plays has ended early elsewhere, so that it cannot succeed."""
     if not at.leads:
         lead = at.views.get(at.active)
-        return lead is not None and lead.runs != at.runs and lead.done < at.runs and lead.state != "finished"
+        return (
+            lead is not None
+            and lead.state != "finished"
+            and lead.runs != at.runs
+            and at.runs > max(lead.kept, lead.done)
+        )
     views = _views(at, [party for party in at.needed if party not in at.spared])
-    return any(view.ended >= at.runs > view.done for view in views)
+    return any(view.ended >= at.runs > max(view.kept, view.done) for view in views)
 
 
 def _views(at: Standing, parties: list[str]) -> list[View]:

@@ -7,8 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ from treaty.node.proposals import Proposal, cast_of, check_same, data_sets, id_o
 from treaty.node.rules.policy import Verdict, over_budget
 from treaty.node.rules.settings import Settings
 from treaty.node.rules.verdicts import checked, verdict_on
+from treaty.node.rules.waiting import Verdicts
+from treaty.node.state.job_files import keeps_part
 from treaty.node.state.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
 
@@ -60,18 +63,17 @@ class Jobs:
     ) -> None:
         self.settings, self.own, self.store, self.name = settings, own, store, own.name
         self.standings: dict[str, Standing] = {}
-        self.verdicts: dict[str, Future[Verdict]] = {}  # of jobs that wait to be approved here
+        self.verdicts = Verdicts(wake)
         self.lock = threading.RLock()
-        self._tell_one, self._over, self._wake = tell, over, wake
+        self._tell_one, self._over = tell, over
         self._sent = 0  # number of views sent
         self._hour, self._refusals = 0, Counter[str]()  # proposals refused in this hour, by peer
         self._newest: dict[tuple[str, str], tuple[bytes, int]] = {}  # by job and peer: its process and number of view
         self._cards: tuple[float, dict[str, Card]] = (-1e9, {})
-        self._readers = ThreadPoolExecutor(1, "treaty-verdict")  # tables are read for one verdict at a time
 
     def close(self) -> None:
         """Begin no more verdicts."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self.verdicts.close()
 
     def trusted(self) -> dict[str, Card]:
         """Return the cards of peers as they are now, give or take a second."""
@@ -95,10 +97,14 @@ class Jobs:
             row = self.store.job(job) if at is None else at.row
             reason = row.reason if row.state in FINAL or (at is not None and at.proposal.trial) else ""
             if at is None:
-                return View(job=job, state=row.state, reason=reason, ended=row.attempt, count=self._sent)
+                return View(
+                    job=job, state=row.state, reason=reason, ended=row.attempt, kept=row.kept, done=row.done,
+                    count=self._sent,
+                )  # fmt: skip
             return View(
                 job=job, state=row.state, reason=reason, asks=at.asks, ready=at.ready, runs=at.runs, ended=at.ended,
-                done=at.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals), count=self._sent,
+                kept=at.kept, done=at.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals),
+                count=self._sent,
             )  # fmt: skip
 
     def load(self, *, all_states: bool) -> None:
@@ -117,12 +123,18 @@ class Jobs:
             return
         if row.state in ("running", "queued"):
             event = {"what": "interrupted", "attempt": row.attempt}
-            row = self.store.change(row.id, state="waiting", reason="its node was restarted", event=event)
+            kept = row.kept
+            if row.state == "running":  # what its process said last was not heard
+                kept = row.attempt if keeps_part(Path(self.settings.folder), row.id, self.name) else 0
+            row = self.store.change(row.id, state="waiting", kept=kept, reason="its node was restarted", event=event)
         at = Standing(self.name, row, proposal, job, cast, ended=row.attempt, furthest=row.rounds)
         for encoded in self.store.views(row.id).values():
             with suppress(msgspec.MsgspecError):
                 self._approvals(at, msgspec.msgpack.decode(encoded, type=View).signed)
         self.standings[row.id] = at
+        if row.state != "proposed" and self.name not in at.approvals:  # the keys are others than they were
+            self._sign(at)
+            self.change(at, event={"what": "approval signed again", "why": "this organisation's keys are new"})
 
     def proposed(self, peer: str, conversation: Conversation, note: Proposed) -> None:
         """Take in a proposal, or say why not."""
@@ -177,7 +189,8 @@ class Jobs:
         """Send a proposal to a party that asks for it: from anybody but the active party it would be refused."""
         at = self.standings.get(job)
         if at is not None and at.leads and peer in at.job.parties:
-            conversation.say(Proposed(at.row.proposal, at.row.signature))
+            signature = sign(self.own, statement("submit", job, self.name))  # by the keys of today
+            conversation.say(Proposed(at.row.proposal, signature))
             conversation.tell(job)
 
     def seen(self, peer: str, conversation: Conversation, view: View) -> None:
@@ -210,9 +223,9 @@ class Jobs:
             conversation.tell(view.job)
 
     def _approvals(self, at: Standing, signed: Mapping[str, bytes]) -> None:
-        """Keep the approvals of parties whose signature is good."""
+        """Keep the approvals of parties whose signature is good; whose keys are new signs again."""
         for who, signature in signed.items():
-            if who in at.approvals or who not in at.job.parties:
+            if at.approvals.get(who) == signature or who not in at.job.parties:
                 continue
             card = self.own.card if who == self.name else self.trusted().get(who)
             if card is not None and verify(card, signature, statement("approve", at.row.id, who)):
@@ -251,18 +264,13 @@ class Jobs:
 
     def _judge(self, at: Standing) -> None:
         """Look at the policy's verdict once it is there, and approve or reject by it what needs nobody."""
-        verdict = self.verdicts.get(at.row.id)
-        if verdict is None:
-            verdict = self._readers.submit(self._found, at, self.trusted())
-            verdict.add_done_callback(lambda _: self._wake())
-            self.verdicts[at.row.id] = verdict
-        if not verdict.done():
-            return
         try:
-            found = verdict.result()
+            found = self.verdicts.ask(at.row.id, at.row.submitter, partial(self._found, at, self.trusted()))
         except Exception as error:
             logger.exception("no verdict on job %s", at.row.id[:12])
             self.end(at.row.id, "rejected", f"{self.name}: its policy could not be decided", said=repr(error))
+            return
+        if found is None:
             return
         if not found.allowed:
             broken = ", ".join(finding.what for finding in found.findings if not finding.fine)
@@ -293,11 +301,15 @@ class Jobs:
             self.end(at.row.id, "finished", at.row.reason)
 
     def _approve(self, at: Standing, by: str, reason: str = "") -> None:
+        self._sign(at)
+        self.change(at, state="approved", reason=reason, event={"what": "approved", "by": by})
+
+    def _sign(self, at: Standing) -> None:
+        """Sign this party's approval of a job, and keep the signature."""
         signature = sign(self.own, statement("approve", at.row.id, self.name))
         at.approvals[self.name] = signature
         view = View(job=at.row.id, state="approved", signed={self.name: signature})
         self.store.put_view(at.row.id, self.name, msgspec.msgpack.encode(view))
-        self.change(at, state="approved", reason=reason, event={"what": "approved", "by": by})
 
     def share_budget(self, at: Standing, playing: Iterable[Standing]) -> bool:
         """Whether a job may spend of the same epsilon as one that plays now: the two play one after the other."""
@@ -338,9 +350,7 @@ class Jobs:
         changed = self.store.change(
             job_id, state=state, reason=reason, event={name: value for name, value in event.items() if value}
         )
-        verdict = self.verdicts.pop(job_id, None)
-        if verdict is not None:
-            verdict.cancel()  # if it waits for others', nobody needs it any more
+        self.verdicts.drop(job_id)
         logger.info("job %s is %s%s", job_id[:12], state, f": {reason}" if reason else "")
         at = self.standings.pop(job_id, None)
         for key in [key for key in self._newest if key[0] == job_id]:

@@ -29,6 +29,7 @@ from treaty.node.network.notes import Back, Head, Hello, Note, Proposed, View, W
 from treaty.node.playing.runner import LAST_WORDS, Process, order_of
 from treaty.node.playing.worker import Event
 from treaty.node.rules.settings import Settings
+from treaty.node.state.job_files import clear_checkpoints, log_of
 from treaty.node.state.store import FINAL, Store
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Node:
             self.jobs.load(all_states=True)
         for kept in (self.folder / "checkpoints").glob("*"):  # of jobs upon whose end this node was killed
             if self.store.has(kept.name) and self.store.job(kept.name).state in FINAL:
-                shutil.rmtree(kept, ignore_errors=True)
+                self._clear(kept.name)
         self.exchange.start()
         logger.info("%s is up%s", self.name, f", at {self.door.address}" if self.door.address else "; no port is open")
         try:
@@ -252,7 +253,7 @@ class Node:
                 at.job, job_id, at.proposal.verb, at.proposal.model, self.jobs.own, self.jobs.trusted(), self.settings,
                 {**sockets, self.name: f"unix:{self.door.job_socket(job_id)}"}, self.door.folder, CONNECT_WAIT,
             )  # fmt: skip
-            errors = self.folder / "logs" / f"{job_id}.log"
+            errors = log_of(self.folder, job_id)
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
         except (OSError, KeyError, TreatyError) as error:  # KeyError: a card that was there just now
             end = "wrong" if isinstance(error, TreatyError) else "again"
@@ -271,18 +272,18 @@ class Node:
                 self._note_rounds(at, event)
             return
         self.door.close_job(job_id)
-        over(at, done=event.end == "done", kept=event.kept)
+        numbers = over(at, done=event.end == "done", kept=event.kept)
         if event.end == "done":
             told = {"what": "played", "attempt": attempt, "sent": event.sent, "received": event.received}
             told |= {"learned": [f"{who}: {each}" for who, said in event.learned.items() for each in said]}
             told |= {"spent": event.spent} if event.spent else {}
-            self.jobs.change(at, state="waiting", reason=f"done; waiting to hear that {at.active} is", event=told)
-            if at.leads:
-                self.jobs.end(job_id, "finished")
+            self.jobs.change(
+                at, **numbers, state="waiting", reason=f"done; waiting to hear that {at.active} is", event=told
+            )
         elif event.end == "wrong":
             self.jobs.end(job_id, "failed", f"{self.name}: {event.public}", said=event.said)
         else:
-            self._again(at, event)
+            self._again(at, event, numbers)
 
     def _note_rounds(self, at: Standing, event: Event) -> None:
         now = time.monotonic()
@@ -290,7 +291,7 @@ class Node:
             self._noted[at.row.id] = now
             self.jobs.change(at, rounds=event.done, total=event.total)
 
-    def _again(self, at: Standing, event: Event) -> None:
+    def _again(self, at: Standing, event: Event, numbers: dict[str, int]) -> None:
         """Wait for another attempt, or give the job up where attempts bring nothing."""
         pause = pause_after(at, at.row.rounds)
         if pause is None and at.leads:
@@ -300,7 +301,7 @@ class Node:
             return
         at.not_before = time.monotonic() + (pause or 0.0)
         stopped = {"what": "stopped", "attempt": at.ended, "why": event.said}
-        self.jobs.change(at, state="waiting", reason=event.said, event=stopped)
+        self.jobs.change(at, **numbers, state="waiting", reason=event.said, event=stopped)
 
     def _over(self, at: Standing) -> None:
         """End the process of a job that has ended, and remove what was kept for its attempts alone."""
@@ -310,13 +311,12 @@ class Node:
         if at.process is not None:
             at.process.end()
             self.door.close_job(at.row.id)
-        threading.Thread(target=self._clear, args=(at,), name="treaty-clear", daemon=True).start()
+        self._clear(at.row.id)
 
-    def _clear(self, at: Standing) -> None:
-        """Remove what was kept for a job's attempts, once its process has written there for the last time."""
-        if at.process is not None:
-            at.process.wait(LAST_WORDS + 5.0)
-        shutil.rmtree(self.folder / "checkpoints" / at.row.id, ignore_errors=True)
+    def _clear(self, job: str) -> None:
+        """Remove what was kept for the attempts of a job that has ended, in a while."""
+        clearing = (self.folder, job)
+        threading.Thread(target=clear_checkpoints, args=clearing, name="treaty-clear", daemon=True).start()
 
     def _tell(self, party: str, job: str) -> None:
         self.exchange.tell(party, job)

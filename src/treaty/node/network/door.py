@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -91,13 +92,12 @@ class Door:
     def open_job(self, job: str, peers: list[str]) -> dict[str, Path]:
         """Make the sockets through which a job's process dials its peers; return them by peer."""
         folder = self.job_socket(job).parent
-        folder.mkdir(mode=0o700, exist_ok=True)
         sockets = {peer: folder / str(number) for number, peer in enumerate(peers)}
         self._run(self._open_job(job, sockets))
         return sockets
 
     def close_job(self, job: str) -> None:
-        """Remove a job's sockets; connections that stand end with their processes."""
+        """Remove a job's sockets and their folder; connections that stand end with their processes."""
         self._run(self._close_job(job))
 
     def dial_back(self, peer: str, token: str, job: str) -> None:
@@ -130,6 +130,7 @@ class Door:
 
     async def _open_job(self, job: str, sockets: Mapping[str, Path]) -> None:
         await self._close_job(job)
+        self.job_socket(job).parent.mkdir(mode=0o700, exist_ok=True)
         self._inner[job] = [
             await self._loop.create_unix_server(self._local(peer, job), path) for peer, path in sockets.items()
         ]
@@ -137,7 +138,7 @@ class Door:
     async def _close_job(self, job: str) -> None:
         for server in self._inner.pop(job, []):
             self._close_server(server)
-        self.job_socket(job).unlink(missing_ok=True)
+        shutil.rmtree(self.job_socket(job).parent, ignore_errors=True)  # with the process's own sockets
 
     def _close_server(self, server: asyncio.Server) -> None:
         names = [socket.getsockname() for socket in server.sockets]

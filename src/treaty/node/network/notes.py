@@ -55,9 +55,10 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
     ----------
     state, reason : str
         One of `store.TRANSITIONS`; why, in words that other parties may read.
-    asks, ready, runs, ended, done : int
+    asks, ready, runs, ended, kept, done : int
         Numbers of attempts: which one the active party's node wants to begin, which one this node holds a place for,
-        which one its process plays, which one has ended last, and which one ended well. 0: none.
+        which one its process plays, which one has ended last, which one has left this party's part in its place, and
+        which one ended well. 0: none.
     rounds, total : int
         Trees, or epochs, that are done, and in all.
     signed : dict of str to bytes
@@ -73,6 +74,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
     ready: Count = 0
     runs: Count = 0
     ended: Count = 0
+    kept: Count = 0
     done: Count = 0
     rounds: Count = 0
     total: Count = 0

@@ -22,6 +22,7 @@ from treaty.node.playing.online import serving_socket
 from treaty.node.playing.worker import Event, Order
 from treaty.node.proposals import Verb
 from treaty.node.rules.settings import Settings
+from treaty.node.state.job_files import checkpoints_of, lock_of, log_of, report_of, results_of
 from treaty.runs.job import Job
 
 logger = logging.getLogger(__name__)
@@ -121,9 +122,13 @@ def order_of(
         If the job names a data set that this node does not have.
     """
     name, folder = own.name, Path(settings.folder)
-    checkpoints, output = folder / "checkpoints" / job_id, folder / "models" / (model or job_id)
-    for made in (checkpoints, output, folder / "logs"):
+    checkpoints, output, log = checkpoints_of(folder, job_id), results_of(folder, job_id, model), log_of(folder, job_id)
+    for made in (checkpoints, output, log.parent):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if verb == "train":
+        report_of(folder, job_id, name).unlink(
+            missing_ok=True
+        )  # so that one there tells of this attempt, see `keeps_part`
     tables = tables_of(job, verb, settings, checkpoints)
     local = msgspec.structs.replace(
         local_job(job, job_id, verb, own, cards, settings, tables, addresses),
@@ -138,8 +143,8 @@ def order_of(
         name=name,
         verb=verb,
         resume=resumes and checkpoint_file(checkpoints, name).exists(),
-        log=str(folder / "logs" / f"{job_id}.log"),
-        lock=str(checkpoints / ".lock"),
+        log=str(log),
+        lock=str(lock_of(folder, job_id)),
         result=str(output / f"{name}.{verb}-{job_id[:16]}.csv"),
         online=str(serving_socket(sockets, job_id)),
         fetch={path: settings.data[of] for of, path in tables.items() if settings.data[of].sql is not None},

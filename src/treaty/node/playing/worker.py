@@ -5,7 +5,6 @@ It is written an `Order` on standard input, and writes events on standard output
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import logging
 import os
@@ -14,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from treaty.files import read_json
 from treaty.node.playing.online import Requests, id_value
 from treaty.node.proposals import Verb
 from treaty.node.rules.settings import DataSet
+from treaty.node.state.job_files import alone
 from treaty.runs.job import Job, decoded_job, id_column
 from treaty.runs.online import serve_online
 from treaty.runs.party import explain_party, find_part, predict_party, train_party
@@ -34,7 +34,6 @@ from treaty.runs.report import FORMAT, Report, report_file
 from treaty.systems.vertical.online import Asked
 
 OFTEN = 0.2  # seconds, at least, between two events about rounds
-LOCK_TIMEOUT = 60.0  # seconds for an earlier attempt's process to end
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +111,7 @@ def main() -> None:
     gc.freeze()
     _log_to(Path(order.log))
     try:
-        with ended_by_signals(), _alone(Path(order.lock)):
+        with ended_by_signals(), alone(Path(order.lock)):
             _play(order, job, tell)
     except BaseException as error:
         logging.getLogger("treaty").warning("%s: %s", order.name, error or type(error).__name__)
@@ -204,22 +203,6 @@ class _Teller:
         if last or now - self._last >= OFTEN:
             self._last = now
             self(event)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process plays this job here: one that was told to end may still write its checkpoint."""
-    with lock.open("w") as held:
-        deadline = time.monotonic() + LOCK_TIMEOUT
-        while True:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise LocalProtocolError(f"an earlier process of this job has not ended - at {lock}") from None
-                time.sleep(0.05)
-        yield
 
 
 def _log_to(file: Path) -> None:

@@ -36,7 +36,11 @@ TRANSITIONS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job as this node has it; times are seconds since 1970, and are set by the store where they are 0."""
+    """A job as this node has it; times are seconds since 1970, and are set by the store where they are 0.
+
+    `attempt` is the last attempt, `kept` the last one that left this party's part in its place, and `done` the last one
+    that ended well here; 0: none.
+    """
 
     id: str
     proposal: bytes
@@ -48,6 +52,8 @@ class JobRow:
     attempt: int = 0
     rounds: int = 0
     total: int = 0
+    kept: int = 0
+    done: int = 0
     created: float = 0.0
     changed: float = 0.0
 
@@ -141,6 +147,8 @@ class Store(NodeFile):
         attempt: int | None = None,
         rounds: int | None = None,
         total: int | None = None,
+        kept: int | None = None,
+        done: int | None = None,
         event: Mapping[str, Any] | None = None,
     ) -> JobRow:
         """Change what is given of a job, append `event` with the job's id to the audit log, and return the job.
@@ -148,7 +156,11 @@ class Store(NodeFile):
         One transaction: there is no change without its entry. LocalProtocolError, and nothing is written, where the
         job's state is final or the new one may not follow it.
         """
-        given: dict[str, Any] = {"state": state, "reason": reason, "attempt": attempt, "rounds": rounds, "total": total}
+        given = {
+            "state": state, "reason": reason, "attempt": attempt, "rounds": rounds, "total": total, "kept": kept,
+            "done": done,
+        }  # fmt: skip
+        to: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         with self._transaction() as db:
             row = db.execute(f"{_JOB} WHERE id = ?", (id,)).fetchone()
             if row is None:
@@ -157,11 +169,10 @@ class Store(NodeFile):
             if old.state in FINAL or (state not in (None, old.state) and state not in TRANSITIONS[old.state]):
                 wanted = "a change" if state is None else f"{state!r}"
                 raise LocalProtocolError(f"a job that is {old.state!r} cannot take {wanted} - at job {id}, {self.path}")
-            new = replace(old, changed=time.time(), **{name: to for name, to in given.items() if to is not None})
-            db.execute(
-                "UPDATE jobs SET state = ?, reason = ?, attempt = ?, rounds = ?, total = ?, changed = ? WHERE id = ?",
-                (new.state, new.reason, new.attempt, new.rounds, new.total, new.changed, id),
-            )
+            to["changed"] = time.time()
+            columns = ", ".join(f"{name} = ?" for name in to)
+            db.execute(f"UPDATE jobs SET {columns} WHERE id = ?", (*to.values(), id))  # noqa: S608
+            new = replace(old, **to)
             if event is not None:
                 audit.append(db, {"job": id, **event})
         return new
