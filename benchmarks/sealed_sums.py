@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from data import arguments, cpu_of_others, default_of_credit_card_clients, report, seconds, verdict
 from treaty import GBDTClassifier, SecureBoost
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.vertical.sealed.links import comparisons_of_a_step
+from treaty.systems.vertical.sealed.level import comparisons_of_a_step
 
 PARTS = ("tree", "rows", "squirrel", "links")
 SLOWEST, LARGEST, MORE_THAN_OPEN, SLOWEST_DEEP = 0.6, 60.0, 0.6, 1.5

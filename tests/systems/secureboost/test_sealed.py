@@ -33,6 +33,7 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import exact_sums
+from treaty.systems.vertical.links import LinkEcho, LinkProbe
 from treaty.systems.vertical.sealed import active as sealed_active
 from treaty.systems.vertical.sealed import level
 from treaty.systems.vertical.sealed.active import SealedFinder
@@ -322,12 +323,14 @@ def test_sealed_sums_need_no_consent_to_exact_ones(monkeypatch):
 
 # ---------------------------------------------------------------- what the active party receives
 
-TO_PASSIVE_SEALED = (level.SealedStep, level.TournamentTerms, level.SealedSumsRequest, level.WonCandidates)
+TO_PASSIVE_SEALED = (
+    LinkProbe, level.SealedStep, level.TournamentTerms, level.SealedSumsRequest, level.WonCandidates
+)  # fmt: skip
 KINDS = {
     **LATTICE_TO_ACTIVE,
     **{
         kind.__name__: kind
-        for kind in (level.SealedStep, level.SealedColumns, level.MovedShares, level.OwnerShares)
+        for kind in (LinkEcho, level.SealedStep, level.SealedColumns, level.MovedShares, level.OwnerShares)
     },
 }  # fmt: skip
 SMALL_JOB = {

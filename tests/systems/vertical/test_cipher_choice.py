@@ -14,13 +14,19 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
-from treaty.systems.vertical.cipher_choice import Estimate, LinkEcho, LinkProbe, choose_cipher
+from treaty.systems.vertical.cipher_choice import Estimate, JobSize, choose_cipher
+from treaty.systems.vertical.links import Link, LinkEcho, LinkProbe, Measured
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
 
 
 def offsets(columns, bins=33):
     return (np.arange(columns + 1) * bins).astype(np.int32)
+
+
+def job_of(bounds=SMALL, trees=20, common=None, **options):
+    common = common or BoostingOptions(**options).checked(SecureBoost())
+    return JobSize(bounds, common.rules_of(2.0**-16, 2.0**-16), trees, threads=2)
 
 
 def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0**-40, **options):
@@ -30,22 +36,19 @@ def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0
 
     def active(party: Party):
         try:
-            own, given = split_options(options, SecureBoost)
-            common = BoostingOptions(**given)
-            return choose_cipher(
-                party, own.cipher, bounds, layouts,
-                trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits,
-                store=store or HintStore(None), threads=2,
-            )  # fmt: skip
+            own, given = split_options({"sums": "open", **options}, SecureBoost)
+            common = BoostingOptions(**given).checked(own)
+            job = job_of(bounds, trees, common)
+            return choose_cipher(party, own.ciphers, common, job, layouts, store or HintStore(None))
         finally:
             for peer in layouts:
-                party.send(peer, LinkEcho(left))  # here: that is all
+                party.send(peer, LinkEcho(b"", left))  # here: that is all
             done.set()
 
     def passive(party: Party):
         while isinstance(message := party.receive("a", LinkProbe, LinkEcho), LinkProbe):
             time.sleep(delay * len(message.filler) / 1e6)
-            party.send("a", LinkEcho(left))
+            party.send("a", LinkEcho(message.filler, left))
 
     roles = {"a": active, **dict.fromkeys(layouts, passive)}
     links = {"a": list(layouts), **{name: ["a"] for name in layouts}}
@@ -54,7 +57,7 @@ def choose(bounds=SMALL, layouts=None, trees=20, store=None, delay=0.0, left=2.0
 
 @pytest.mark.parametrize("cipher", ["lattice", "ou", "paillier"])
 def test_a_cipher_that_the_job_names_is_taken_without_a_probe(cipher, monkeypatch):
-    monkeypatch.setattr(cipher_choice, "_measure", None)
+    monkeypatch.setattr(cipher_choice, "measure", None)
     assert choose(encryption=cipher).cipher == cipher
 
 
@@ -64,7 +67,7 @@ def test_naming_a_key_means_okamoto_uchiyama(key):
 
 
 def test_naming_what_is_revealed_means_the_lattice_map(monkeypatch):
-    monkeypatch.setattr(cipher_choice, "_measure", None)
+    monkeypatch.setattr(cipher_choice, "measure", None)
     assert {choose(reveal=what).cipher for what in ("column", "node")} == {"lattice"}
 
 
@@ -88,7 +91,7 @@ def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_tre
 
 def test_the_slowest_link_is_told(monkeypatch):
     speeds = {"b": 5e6, "c": 1e9}
-    monkeypatch.setattr(cipher_choice, "_measure", lambda party, peer: (speeds[peer], 1.0))
+    monkeypatch.setattr(cipher_choice, "measure", lambda party, peer: Measured(Link(1e-4, 1 / speeds[peer]), 1.0))
     assert "link of 5.0 MB/s" in choose(layouts={"b": offsets(10), "c": offsets(10)}).why
 
 
@@ -104,7 +107,7 @@ def test_the_slowest_link_is_told(monkeypatch):
     ],
 )
 def test_what_the_lattice_map_does_not_hold_goes_to_okamoto_uchiyama(change, said, monkeypatch):
-    monkeypatch.setattr(cipher_choice, "_measure", None)
+    monkeypatch.setattr(cipher_choice, "measure", None)
     choice = choose(**change)
     assert choice.cipher == "ou"
     assert said in choice.why
@@ -127,18 +130,28 @@ def test_a_hint_that_is_kept_counts_for_the_lattice_map(tmp_path):
         assert "hints kept earlier" not in choose(layouts={"b": offsets(2)}, store=ours).why
 
 
+def test_under_auto_what_sealing_would_take_is_told_with_the_others_where_it_can_be_done():
+    why = choose().why
+    assert why.startswith("estimated about")
+    assert "; sums under seal would take about" in why
+    assert "seal" not in choose(reg_alpha=0.5).why
+
+
 def test_estimates_grow_with_every_size():
     parameters = cipher_choice.sums_parameters(SMALL)
-    base = [1000, 10, 330, 3, 20]
-    for place in range(len(base)):
-        more = [value * (2 if k == place else 1) for k, value in enumerate(base)]
-        few, many = (cipher_choice._lattice(parameters, *sizes, 1, False) for sizes in (base, more))
-        assert many.seconds > few.seconds or place == 1
-        assert many.nbytes >= few.nbytes
-        bounds = [SumsBounds(n, 1 << 16, 1 << 14) for n in (base[0], more[0])]
-        few, many = cipher_choice._ou(bounds[0], *base[1:], 1), cipher_choice._ou(bounds[1], *more[1:], 1)
-        assert many.seconds > few.seconds
-        assert many.nbytes >= few.nbytes
+    base = {"rows": 1000, "features": 10, "slots": 330, "max_depth": 3, "trees": 20}
+    few = estimates(parameters, **base)
+    for what, size in base.items():
+        many = estimates(parameters, **{**base, what: 2 * size})
+        assert many[0].seconds > few[0].seconds or what == "features"
+        assert many[0].nbytes >= few[0].nbytes
+        assert many[1].seconds > few[1].seconds
+        assert many[1].nbytes >= few[1].nbytes
+
+
+def estimates(parameters, rows, features, slots, max_depth, trees):
+    job = job_of(SumsBounds(rows, 1 << 16, 1 << 14), trees, max_depth=max_depth)
+    return cipher_choice._lattice(parameters, job, features, slots, False), cipher_choice._ou(job, features, slots)
 
 
 @pytest.mark.parametrize(

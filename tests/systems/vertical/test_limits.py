@@ -26,9 +26,9 @@ from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.pooled.rounds import CheckpointRequest
 from treaty.systems.system import LabelledRows, Seat
 from treaty.systems.vertical import active as leading
-from treaty.systems.vertical.cipher_choice import LinkProbe
 from treaty.systems.vertical.decisions import DecideRequest, RowSets
 from treaty.systems.vertical.limits import TrainingLimits
+from treaty.systems.vertical.links import LinkProbe
 from treaty.trees.ensemble import SplitTable
 
 SYSTEMS: dict[str, dict[str, Any]] = {

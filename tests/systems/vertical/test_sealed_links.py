@@ -3,57 +3,60 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 import treaty
 from tables import cut, real_table
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.sums import Widths
 from treaty.errors import ConfigError
 from treaty.messaging.memory import Link as PlayedLink
+from treaty.messaging.party import Party
 from treaty.runs import threads
-from treaty.systems.vertical import encrypted
-from treaty.systems.vertical.cipher_choice import Estimate
-from treaty.systems.vertical.sealed import links
-from treaty.systems.vertical.sealed.links import ECHOES, Link, comparisons_of_a_step, estimate
+from treaty.systems.vertical import cipher_choice, encrypted, links
+from treaty.systems.vertical.cipher_choice import Estimate, JobSize, cost_of_sealing
+from treaty.systems.vertical.links import Link, LinkEcho, LinkProbe, measure
+from treaty.systems.vertical.sealed.level import MOST_STEP, comparisons_of_a_step
+from treaty.trees.splits import SplitRules
 
 WIDTHS = Widths(count=16, hess=36, node_grad=36)
 LAN, WAN = Link(1e-3, 1e-9), Link(50e-3, 80e-9)
 
 
-@pytest.mark.parametrize("ahead", [0.0, 0.5, 1.0])
-def test_a_link_is_measured_though_one_end_is_ahead(ahead: float) -> None:
-    even = 10e-3 + 80e-9 * ECHOES
-    took = even * np.where(np.arange(len(ECHOES)) % 2, 1 + ahead, 1 - ahead)
-    found = Link.of(took.tolist())
-    assert (found.step, found.byte) == pytest.approx((10e-3, 80e-9), rel=0.02)
+def played(line: PlayedLink | None, answers: int = links.PROBES) -> Link:
+    """Measure a link whose other end echoes so many probes."""
+
+    def active(party: Party) -> Link:
+        return measure(party, "b").link
+
+    def passive(party: Party) -> None:
+        for _ in range(answers):
+            party.send("a", LinkEcho(party.receive("a", LinkProbe).filler, 1.0))
+
+    roles = {"a": active, "b": passive}
+    ends = {"a": ["b"], "b": ["a"]}
+    found: Link = threads.play(roles, ends, job="test", protocol="secureboost", timeout=20, link=line).results["a"]
+    return found
 
 
-def test_a_link_that_took_less_for_bytes_costs_nothing_for_them() -> None:
-    assert Link.of([2e-3] * 4 + [1e-3] * 4).byte == 0.0
+def test_a_played_link_is_found_as_it_is() -> None:
+    found = played(PlayedLink(bits_per_second=100e6, delay=10e-3))
+    assert 10e-3 <= found.step < 40e-3
+    assert 70e-9 < found.byte < 200e-9  # 80 ns are 100 Mbit/s
+
+
+def test_a_link_costs_something_however_fast_it_seems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links.time, "perf_counter", lambda: 1.0)
+    assert played(None) == Link(0.0, 1e-10)
 
 
 def test_a_step_counts_for_more_comparisons_where_it_is_slow_and_for_fewer_where_bytes_are() -> None:
     lan, far, slow = (comparisons_of_a_step(link, WIDTHS) for link in (LAN, Link(50e-3, 1e-9), Link(1e-3, 1e-6)))
     assert slow < lan < far
     assert slow >= 1
-    assert comparisons_of_a_step(Link(1e9, 0.0), WIDTHS) == links.MOST_STEP
-
-
-def test_a_played_link_is_found_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Link] = []
-    measure, play, line = links.measure, threads.play, PlayedLink(bits_per_second=100e6, delay=10e-3)
-    monkeypatch.setattr("treaty.runs.threads.play", lambda *given, **named: play(*given, **{**named, "link": line}))
-    monkeypatch.setattr(
-        "treaty.systems.vertical.sealed.active.measure", lambda *given: found.append(measure(*given)) or found[-1]
-    )
-    X, y = real_table("binary", rows=100)
-    treaty.GBDTClassifier(treaty.SecureBoost(), n_estimators=1, max_depth=1, max_bin=3).fit(cut(X, 2), y)
-    assert 10e-3 <= found[0].step < 40e-3
-    assert 70e-9 < found[0].byte < 200e-9  # 80 ns are 100 Mbit/s
+    assert comparisons_of_a_step(Link(1e9, 0.0), WIDTHS) == MOST_STEP
 
 
 def test_the_estimate_is_about_what_a_training_sends() -> None:
@@ -77,8 +80,12 @@ def test_the_estimate_grows_with_everything_that_costs() -> None:
         link: Link = LAN, candidates: float = 300, trees: int = 10, depth: int = 3, peers: int = 1, nodes: int = 1000
     ) -> Estimate:
         names = [f"p{k}" for k in range(peers)]
-        end: Any = SimpleNamespace(widths=WIDTHS, step=comparisons_of_a_step(link, WIDTHS))
-        return estimate(dict.fromkeys(names, link), dict.fromkeys(names, candidates), end, trees, depth, nodes)
+        rules = SplitRules(
+            grad_unit=1.0, hess_unit=1.0, reg_lambda=1.0, max_depth=depth, min_child_samples=1000 // nodes
+        )
+        job = JobSize(SumsBounds(1000, 1 << 16, 1 << 14), rules, trees, threads=1)
+        step = comparisons_of_a_step(link, WIDTHS)
+        return cost_of_sealing(dict.fromkeys(names, link), dict.fromkeys(names, candidates), job, step)
 
     plain = of()
     assert of(trees=20).seconds == pytest.approx(2 * plain.seconds)
@@ -91,15 +98,24 @@ def test_the_estimate_grows_with_everything_that_costs() -> None:
     assert few.nbytes < 20 * 50 / 7 * plain.nbytes
 
 
+def test_under_seal_nobody_tells_what_answers_may_still_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, send = [], Party.send
+    monkeypatch.setattr(Party, "send", lambda party, peer, message: told.append(message) or send(party, peer, message))
+    X, y = real_table("binary", rows=100)
+    treaty.GBDTClassifier(treaty.SecureBoost(), n_estimators=1, max_depth=1, max_bin=3).fit(cut(X, 2), y)
+    echoes = [message.left for message in told if isinstance(message, LinkEcho)]
+    assert echoes == [0.0] * links.PROBES
+
+
 @pytest.mark.parametrize(("most", "level"), [(1e9, logging.INFO), (0.0, logging.WARNING)])
 def test_a_long_training_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: float, level: int
 ) -> None:
-    monkeypatch.setattr(encrypted, "LONG", most)
+    monkeypatch.setattr(cipher_choice, "LONG", most)
     X, y = real_table("binary", rows=100)
-    with caplog.at_level(logging.INFO, logger=encrypted.logger.name):
+    with caplog.at_level(logging.INFO, logger=cipher_choice.logger.name):
         treaty.GBDTClassifier(treaty.SecureBoost(), n_estimators=1, max_depth=1, max_bin=3).fit(cut(X, 2), y)
-    (record,) = [record for record in caplog.records if record.name == encrypted.logger.name]
+    (record,) = [record for record in caplog.records if record.name == cipher_choice.logger.name]
     assert record.levelno == level
     assert "p0: sums are sealed, which takes about" in record.getMessage()
     assert 'sums="open" does without' in record.getMessage()

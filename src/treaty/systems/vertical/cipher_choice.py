@@ -14,14 +14,15 @@ and Okamoto-Uchiyama with keys of b = 3072 bits (five times as long where the pr
 
 in processor seconds as measured on one machine with AVX-512, plus bytes over the speed of each link in turn. The
 lattice map hides rows of nodes from passive parties, so it is chosen unless it takes more than `PREFERENCE` times as
-long, its hints exceed `MOST_HINT_BYTES`, or sums exceed what it holds or may leak.
+long, its hints exceed `MOST_HINT_BYTES`, or sums exceed what it holds or may leak. What sealing its sums takes besides
+follows from the comparisons of candidates (`cost_of_sealing`).
 """
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,30 +33,31 @@ from treaty.crypto.lattice.parameters import LEAK_LIMIT, Parameters
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS
 from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sealed.best import rounds_of, steps_of
+from treaty.crypto.sealed.sums import Widths
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters
 from treaty.errors import CryptoError
-from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
-from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.vertical.cipher_options import MOST_LATTICE_FRACTION, CipherOptions, why_unsealed
+from treaty.systems.vertical.links import Link, measure
+from treaty.systems.vertical.sealed.level import (
+    TO_MAKE_A_BYTE,
+    TO_MAKE_A_STEP,
+    bytes_of_a_comparison,
+    comparisons_of_a_step,
+)
+from treaty.trees.splits import SplitRules
+
+logger = logging.getLogger(__name__)
 
 MOST_HINT_BYTES = 4 << 30
 PREFERENCE = 2.0
-_PROBE_BYTES = 1 << 20
-PROBES = 5
-"""Of a link, by which it is measured; no more are answered."""
 _WITHOUT_IFMA = 5.0  # times the time of Okamoto-Uchiyama
-
-
-class LinkProbe(Message):
-    """Meaningless bytes, to measure the link. Tells nothing."""
-
-    filler: bytes
-
-
-class LinkEcho(Message):
-    """The probe has arrived. Tells how much the party's answers may still leak (`crypto.lattice.store`)."""
-
-    left: float
+LONG = 60.0
+"""Estimated seconds from which an active party is warned of what sealed sums take."""
+_STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
+"""Of a level under seal: its steps before the tournament, and a candidate's bytes then by those of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,58 +84,92 @@ def rounded(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSize:
+    """What a job's cost depends on, besides the layouts of passive parties' columns; `trees` are still to grow."""
+
+    bounds: SumsBounds
+    rules: SplitRules
+    trees: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """The cipher of a job, and why."""
+    """The cipher of a job, why, and the links as far as they were measured: for "auto", and where sums are sealed."""
 
     cipher: str
     why: str
+    links: Mapping[str, Link] = field(default_factory=dict)
 
 
 def choose_cipher(
     party: Party,
-    cipher: str,
-    bounds: SumsBounds,
+    options: CipherOptions,
+    common: BoostingOptions,
+    job: JobSize,
     offsets: Mapping[str, NDArray[np.int32]],
-    *,
-    trees: int,
-    max_depth: int,
-    fractional_bits: int,
     store: HintStore,
-    threads: int,
 ) -> Choice:
-    """Take the `cipher` the job names; under "auto" measure the links and go by the estimates.
+    """Take the cipher the job names; under "auto" measure the links and go by the estimates.
 
-    `offsets` are the first slots of every passive party's features; `trees` are still to grow.
+    `offsets` are the first slots of every passive party's features.
     """
-    if cipher != "auto":
-        return Choice(cipher, "as the job says")
-    if fractional_bits > MOST_LATTICE_FRACTION:
+    if options.sealed:
+        return Choice(options.cipher, "as the job says", {peer: measure(party, peer).link for peer in offsets})
+    if options.cipher != "auto":
+        return Choice(options.cipher, "as the job says")
+    bounds, trees, depth = job.bounds, job.trees, job.rules.max_depth
+    if common.fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
-    if unfit := beyond_lattice(bounds, offsets, trees, max_depth):
+    if unfit := beyond_lattice(bounds, offsets, trees, depth):
         return Choice("ou", unfit)
-    parameters, vectors, speeds = sums_parameters(bounds), trees * 2 ** (max_depth - 1), {}
+    parameters, vectors, links = sums_parameters(bounds), trees * 2 ** (depth - 1), {}
     for peer, of_peer in offsets.items():
-        speeds[peer], left = _measure(party, peer)
-        if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > left:
+        found = measure(party, peer)
+        links[peer] = found.link
+        if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > found.left:
             return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
     kept = LatticeSumsClient(bounds, store).offer(offsets) is not None
-    lattice = _total([
-        _lattice(parameters, bounds.n_rows, len(of_peer) - 1, int(of_peer[-1]), max_depth, trees, threads, kept)
-        for of_peer in offsets.values()
-    ], speeds)  # fmt: skip
-    ou = _total([
-        _ou(bounds, len(of_peer) - 1, int(of_peer[-1]), max_depth, trees, threads)
-        for of_peer in offsets.values()
-    ], speeds)  # fmt: skip
+    lattice = _total([_lattice(parameters, job, *_size(of_peer), kept) for of_peer in offsets.values()], links)
+    ou = _total([_ou(job, *_size(of_peer)) for of_peer in offsets.values()], links)
     chosen = lattice.seconds <= PREFERENCE * ou.seconds
     best, other = (("lattice", lattice), ("ou", ou)) if chosen else (("ou", ou), ("lattice", lattice))
-    times, link = other[1].seconds / best[1].seconds, min(speeds.values(), default=0.0)
+    times, slowest = other[1].seconds / best[1].seconds, max((link.byte for link in links.values()), default=0.0)
     what = f"{rounded(times)} times as long" if times >= 1 else "less, but shows passive parties the rows of nodes"
+    link = f"link of {rounded(1e-6 / slowest)} MB/s" if slowest else "no link"
     return Choice(
         best[0],
         f"estimated {best[1]} for {trees} trees; {other[0]} would take {other[1]}, {what}"
-        f" (link of {rounded(link / 1e6)} MB/s{', hints kept earlier' if kept else ''})",
+        f"{_of_sealing(common, job, offsets, links)} ({link}{', hints kept earlier' if kept else ''})",
+        links,
     )
+
+
+def _of_sealing(
+    common: BoostingOptions, job: JobSize, offsets: Mapping[str, NDArray[np.int32]], links: Mapping[str, Link]
+) -> str:
+    """Say what sealing sums would take, where it could be done: with columns of numbers, none of them missing."""
+    open_alone = why_unsealed("auto", common) or not job.rules.exact
+    if open_alone or beyond_lattice(job.bounds, offsets, job.trees, job.rules.max_depth, sealed=True):
+        return ""
+    candidates = {peer: common.colsample_bytree * (of[-1] - 2 * (len(of) - 1)) for peer, of in offsets.items()}
+    widths = Widths.of(job.bounds, job.rules.ridge)
+    step = max((comparisons_of_a_step(link, widths) for link in links.values()), default=1)
+    return f"; sums under seal would take {cost_of_sealing(links, candidates, job, step)} more than under lattice"
+
+
+def tell_cost_of_sealing(
+    name: str, links: Mapping[str, Link], candidates: Mapping[str, float], job: JobSize, step: int, to_open: str
+) -> str:
+    """Log what sealed sums take, as a warning where it is long, and return it in words.
+
+    `candidates` are those of a tree at each passive party; `to_open` is the option that does without.
+    """
+    cost = cost_of_sealing(links, candidates, job, step)
+    said = f"sums are sealed, which takes {cost} more for {job.trees} trees"
+    level = logging.WARNING if cost.seconds > LONG else logging.INFO
+    logger.log(level, "%s: %s; %s does without, and shows what docs/secureboost.md says", name, said, to_open)
+    return said
 
 
 def beyond_lattice(
@@ -153,24 +189,14 @@ def beyond_lattice(
     return ""
 
 
-def _measure(party: Party, peer: str) -> tuple[float, float]:
-    """Return a link's bytes per second, without its latency, and how much the peer's answers may still leak."""
-    left = []
-
-    def sent(nbytes: int) -> float:
-        started = time.perf_counter()
-        party.send(peer, LinkProbe(bytes(nbytes)))
-        left.append(party.receive(peer, LinkEcho).left)
-        return time.perf_counter() - started
-
-    sent(0)  # waits until the peer has finished other work
-    empty = min(sent(0) for _ in range(2))
-    return _PROBE_BYTES / max(min(sent(_PROBE_BYTES) for _ in range(2)) - empty, 1e-4), left[0]
+def _size(offsets: NDArray[np.int32]) -> tuple[int, int]:
+    """Return how many features and slots a layout has."""
+    return len(offsets) - 1, int(offsets[-1])
 
 
-def _total(of_peers: list[Estimate], speeds: Mapping[str, float]) -> Estimate:
+def _total(of_peers: list[Estimate], links: Mapping[str, Link]) -> Estimate:
     """Return the total: peers compute at the same time, but the active party sends to one after another."""
-    sending = sum(of.nbytes / speed for of, speed in zip(of_peers, speeds.values(), strict=True))
+    sending = sum(of.nbytes * link.byte for of, link in zip(of_peers, links.values(), strict=True))
     return Estimate(max((of.seconds for of in of_peers), default=0.0) + sending, sum(of.nbytes for of in of_peers))
 
 
@@ -178,10 +204,9 @@ def _hint_bytes(parameters: Parameters, slots: int) -> int:
     return 2 * slots * parameters.digits * parameters.degree
 
 
-def _lattice(
-    parameters: Parameters, n: int, features: int, slots: int, depth: int, trees: int, threads: int, kept: bool
-) -> Estimate:
+def _lattice(parameters: Parameters, job: JobSize, features: int, slots: int, kept: bool) -> Estimate:
     degree, primes, digits = parameters.degree, len(parameters.primes), parameters.digits
+    n, depth = job.bounds.n_rows, job.rules.max_depth
     vectors = 2 ** (depth - 1)
     hint = 0.0 if kept else slots * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
     vector = (
@@ -189,12 +214,34 @@ def _lattice(
     )
     tree = vectors * vector + depth * slots * digits * degree * 1.5e-10
     nbytes = vectors * (4 * primes * (n + degree) + 2 * slots * digits) + (2**depth - 1) * n / 8
-    return Estimate((hint + trees * tree) / threads, (0 if kept else _hint_bytes(parameters, slots)) + trees * nbytes)
+    hint_bytes = 0 if kept else _hint_bytes(parameters, slots)
+    return Estimate((hint + job.trees * tree) / job.threads, hint_bytes + job.trees * nbytes)
 
 
-def _ou(bounds: SumsBounds, features: int, slots: int, depth: int, trees: int, threads: int) -> Estimate:
-    n, bits = bounds.n_rows, OU_DEFAULT_KEY_BITS
-    answers = 2 ** (depth - 1) * slots / Packing(bounds, bits // 3).per_plaintext
+def _ou(job: JobSize, features: int, slots: int) -> Estimate:
+    n, depth, bits = job.bounds.n_rows, job.rules.max_depth, OU_DEFAULT_KEY_BITS
+    answers = 2 ** (depth - 1) * slots / Packing(job.bounds, bits // 3).per_plaintext
     tree = n * 23e-6 + n * features * (depth + 1) / 2 * 0.55e-6 + answers * 1.9e-3
     nbytes = (n + answers) * bits / 8 + depth * n
-    return Estimate(trees * tree * (1.0 if HAS_IFMA else _WITHOUT_IFMA) / threads, trees * nbytes)
+    return Estimate(job.trees * tree * (1.0 if HAS_IFMA else _WITHOUT_IFMA) / job.threads, job.trees * nbytes)
+
+
+def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], job: JobSize, step: int) -> Estimate:
+    """Return what trees take under seal beyond open sums, by each peer's link and its candidates in a tree.
+
+    Trees are complete, but for levels of more nodes than rows allow. A step takes as long as `step` comparisons.
+    """
+    seconds, nbytes, widths = 0.0, 0.0, Widths.of(job.bounds, job.rules.ridge)
+    slowest = max((link.step for link in links.values()), default=0.0) + TO_MAKE_A_STEP
+    most_nodes = max(1, job.bounds.n_rows // job.rules.min_child_samples)
+    for level in range(job.rules.max_depth):
+        nodes, steps, computing, moving = min(1 << level, most_nodes), 0, 0.0, 0.0
+        for peer, link in links.items():
+            rounds = rounds_of(1 + round(candidates[peer]), nodes, widths.difference, step)
+            pairs = sum(groups * size * (size - 1) // 2 for size, groups in rounds)
+            sent = (pairs + _BYTES_BEFORE * candidates[peer]) * nodes * bytes_of_a_comparison(widths)
+            steps = max(steps, _STEPS_BEFORE + sum(steps_of(size, widths.difference) for size, _ in rounds))
+            computing, moving = computing + sent * TO_MAKE_A_BYTE, moving + sent * link.byte
+            nbytes += 2 * sent
+        seconds += steps * slowest + computing + moving
+    return Estimate(job.trees * seconds, job.trees * nbytes)

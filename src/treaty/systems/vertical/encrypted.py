@@ -5,7 +5,8 @@ message               from -> to     content                                    
 ====================  =============  ==================================================  ========================
 `BinLayout`           passive ->     bins per feature, which are categorical, what      TLS
                                      exact sums will show by an estimate
-`LinkProbe`           active ->      nothing, to measure the link (cipher "auto")        TLS
+`LinkProbe`           active ->      nothing, to measure the link (cipher "auto",        TLS
+                                     sealed sums)
 `LinkEcho`            passive ->     how much its answers may still leak                 TLS
 `Setup`               active ->      model id, which cipher, its key and field widths    TLS
 `Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
@@ -67,7 +68,7 @@ from treaty.systems.vertical.audit.keeping import (
     keep_passive,
     new_number,
 )
-from treaty.systems.vertical.cipher_choice import PROBES, LinkEcho, LinkProbe, beyond_lattice, choose_cipher
+from treaty.systems.vertical.cipher_choice import JobSize, beyond_lattice, choose_cipher, tell_cost_of_sealing
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import (
     SplitOwner,
@@ -94,11 +95,11 @@ from treaty.systems.vertical.encrypted_columns import (
 )
 from treaty.systems.vertical.exact_sums import check_share, expected_share
 from treaty.systems.vertical.limits import TreeLimits
+from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe
 from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
 from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonCandidates
-from treaty.systems.vertical.sealed.links import LONG, estimate
 from treaty.systems.vertical.sealed.passive import SealedOwner
 from treaty.trees.columns import MayShow, SumsFinder
 
@@ -199,27 +200,23 @@ def _columns_of_others(
         part.exact_sums[peer] = 0.0 if options.sealed else 1.0 if columns.known is None else columns.known
         check_share(seat, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
-    bounds = sums_bounds(n_rows, objective, common)
-    trees = (common.n_estimators - training.forest.rounds) * objective.n_outputs
-    if options.sealed and (unfit := beyond_lattice(bounds, layouts, trees, common.max_depth, sealed=True)):
+    trees = max(0, common.n_estimators * objective.n_outputs - first_tree)
+    job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, seat.threads)
+    if options.sealed and (unfit := beyond_lattice(job.bounds, layouts, trees, common.max_depth, sealed=True)):
         raise ConfigError(
             f"sums cannot be sealed here: {unfit}; or take {options.to_open}; docs/secureboost.md has what it shows",
             public="sums cannot be sealed: the lattice map does not hold so many rows, columns or trees, or weights",
         )
-    choice = choose_cipher(
-        party, options.cipher, bounds, layouts,
-        trees=trees, max_depth=common.max_depth, fractional_bits=common.fractional_bits,
-        store=store, threads=seat.threads,
-    )  # fmt: skip
+    choice = choose_cipher(party, options, common, job, layouts, store)
     part.encryption, part.choice = choice.cipher, choice.why
     if not options.sealed and (why := seat.options.why_open(common)):
         part.choice += f"; sums are open: {why}"
         logger.info("%s: sums are open: %s (docs/secureboost.md has what they show)", party.name, why)
     if client_of is not None:
-        client = client_of(bounds, layouts)
+        client = client_of(job.bounds, layouts)
     else:
         client = make_client(
-            choice.cipher, bounds, threads=seat.threads, key_bits=options.key_bits,
+            choice.cipher, job.bounds, threads=seat.threads, key_bits=options.key_bits,
             insecure_test_key_bits=options.insecure_test_key_bits, store=store,
             blind=options.hides_nodes(choice.cipher), sealed=options.sealed,
         )  # fmt: skip
@@ -231,16 +228,10 @@ def _columns_of_others(
     take_hints(client, list(others.values()), party, seat.steps("hints"))
     sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
     if sealed:
-        links = make_ends(party, sealed, bounds, common.rules(objective))
-        grown = max(0, common.n_estimators * objective.n_outputs - first_tree)
+        make_ends(party, sealed, choice.links, job.bounds, job.rules)
         of_a_tree = {name: common.colsample_bytree * columns.count_candidates() for name, columns in sealed.items()}
-        end = next(iter(sealed.values())).end
-        cost = estimate(links, of_a_tree, end, grown, common.max_depth, max(1, n_rows // common.fewest_rows))
-        part.choice = f"sums are sealed, which takes {cost} more for {grown} trees"
-        said = "%s: %s; %s does without, and shows what docs/secureboost.md says"
-        logger.log(
-            logging.WARNING if cost.seconds > LONG else logging.INFO, said, party.name, part.choice, options.to_open
-        )
+        step = next(iter(sealed.values())).end.step
+        part.choice = tell_cost_of_sealing(party.name, choice.links, of_a_tree, job, step, options.to_open)
     gradients = (SealedGradients if sealed else EncryptedGradients)(party, client, n_rows, first_tree)
     for columns in others.values():
         columns.gradients, columns.by_column = gradients, options.reveals_columns(choice.cipher)
@@ -263,7 +254,8 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
     share = 0.0 if options.sealed else expected_share(codes, common, seat.trees_a_round, varied=seat.varied)
     check_share(seat, party.name, share)  # before anything is sent
     show_layout(seat, bins, share)
-    setup = _set_up(party, active, options.cipher, LEAK_LIMIT - store.spent(table.schema.names))
+    left = 0.0 if options.sealed else LEAK_LIMIT - store.spent(table.schema.names)  # told to choose a cipher, if at all
+    setup = _set_up(party, active, options, left)
     follower = Follower(seat, setup)
     follower.part.encryption, follower.part.exact_sums = setup.encryption, {party.name: share}
     payload = unpack(setup.payload, active, "Setup")
@@ -353,14 +345,15 @@ def _under_seal(
     return {TreeStart: start, SealedSumsRequest: find, WonCandidates: won}
 
 
-def _set_up(party: Party, active: str, cipher: str, left: float) -> Setup:
+def _set_up(party: Party, active: str, options: CipherOptions, left: float) -> Setup:
     """Let the active party measure the link, then take its set-up; `left` is what answers may still leak."""
-    probes = 0
-    while not isinstance(message := party.receive(active, LinkProbe, Setup), Setup):
+    probes, cipher = 0, options.cipher
+    while isinstance(message := party.receive(active, LinkProbe, Setup), LinkProbe):
         probes += 1
-        if cipher != "auto" or probes > PROBES:
+        if probes > (PROBES if cipher == "auto" or options.sealed else 0):
             raise PeerProtocolError(active, f"expected Setup, got a probe of the link too many - from {active}")
-        party.send(active, LinkEcho(left))
+        party.send(active, LinkEcho(message.filler, left))
+    assert isinstance(message, Setup)
     if message.encryption not in (("lattice", "ou") if cipher == "auto" else (cipher,)):
         raise PeerProtocolError(
             active, f"expected encryption {cipher!r}, got {message.encryption!r} - at Setup from {active}"

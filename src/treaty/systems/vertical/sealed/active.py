@@ -31,6 +31,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack
+from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
     End,
@@ -41,11 +42,11 @@ from treaty.systems.vertical.sealed.level import (
     SealedSumsRequest,
     TournamentTerms,
     WonCandidates,
+    comparisons_of_a_step,
     find_best,
     places_of,
     take_steps,
 )
-from treaty.systems.vertical.sealed.links import Link, comparisons_of_a_step, measure
 from treaty.trees.columns import SumsFinder
 from treaty.trees.exact import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
@@ -177,8 +178,10 @@ class SealedPeer(PassiveColumns):
         return self._answered
 
 
-def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds, rules: SplitRules) -> dict[str, Link]:
-    """Introduce passive parties to each other, make transfers with each, and return their links as measured.
+def make_ends(
+    party: Party, peers: Mapping[str, SealedPeer], links: Mapping[str, Link], bounds: SumsBounds, rules: SplitRules
+) -> None:
+    """Introduce passive parties to each other, and make transfers with each.
 
     Raises ConfigError where `reg_lambda` is too large beside the units of hess for gains to be compared exactly.
     """
@@ -189,7 +192,6 @@ def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds,
         )
     keys = {name: peer.introduce() for name, peer in peers.items()}
     widths = Widths.of(bounds, rules.ridge)
-    links = {name: measure(party, name) for name in peers}
     step = max(comparisons_of_a_step(link, widths) for link in links.values())
     for name in peers:
         others = {other: key for other, key in keys.items() if other != name}
@@ -197,7 +199,6 @@ def make_ends(party: Party, peers: Mapping[str, SealedPeer], bounds: SumsBounds,
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
         peer.end = End(0, made[name], places_of(bounds), widths, step)
-    return links
 
 
 class SealedFinder(SumsFinder):

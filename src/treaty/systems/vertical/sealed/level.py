@@ -41,9 +41,14 @@ from treaty.crypto.wide import Wide, subtract
 from treaty.messaging.messages import Array, Arrays, Message
 from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import SumsRequest, pack, unpack
+from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates
 
 MOST_STEP = 1 << 13
+
+TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 9e-9
+"""Seconds of computing: of a step, however little it compares, and for each byte sent."""
+_OF_PRODUCTS = 1.5  # bytes of a comparison by those of its products
 _AT_A_TIME = 1 << 14
 """Candidates of a level that are compared at once: some 3 kB each are in memory."""
 
@@ -126,6 +131,20 @@ class LevelResult:
 
     slots: Wide
     best: Wide
+
+
+def bytes_of_a_comparison(widths: Widths) -> float:
+    """Return what an end sends for a comparison, most of it for two products."""
+    return _OF_PRODUCTS * 2 * 8 * widths.below * widths.words
+
+
+def comparisons_of_a_step(link: Link, widths: Widths) -> int:
+    """Return how many comparisons take as long as a step.
+
+    What a comparison takes besides its steps is to compute and to move its bytes.
+    """
+    of_one = bytes_of_a_comparison(widths) * (link.byte + TO_MAKE_A_BYTE)
+    return int(np.clip((link.step + TO_MAKE_A_STEP) / of_one, 1, MOST_STEP))
 
 
 def places_of(bounds: SumsBounds) -> Places:

@@ -28,7 +28,6 @@ from treaty.systems.vertical.sealed.level import (
     places_of,
     take_steps,
 )
-from treaty.systems.vertical.sealed.links import echoes
 from treaty.systems.vertical.sealed.moving import MovingKey
 
 
@@ -43,7 +42,6 @@ class SealedOwner:
         self._party, self._key = party, MovingKey(party.name)
         self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
         party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.public))
-        take_steps(party, {self._active: echoes()})
         terms = party.receive(self._active, TournamentTerms)
         if set(terms.keys) != set(seat.others) - {party.name}:
             raise PeerProtocolError(
