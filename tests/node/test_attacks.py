@@ -107,6 +107,47 @@ def test_a_peer_has_its_share_of_jobs_and_others_have_theirs(tmp_path):
     shop.store.close()
 
 
+def test_a_peer_has_a_few_trials_a_day_and_jobs_besides(shop):
+    """Each has the table read, and tells something of it."""
+    limits = msgspec.structs.replace(shop.settings.limits, max_checks=2)
+    shop.jobs.settings = msgspec.structs.replace(shop.settings, limits=limits)
+    for _ in range(2):
+        shop.jobs.end(shop.proposed(trial=True), "rejected")
+    shop.proposed(trial=True)
+    assert "has checked its tables 2 times for bank within a day" in shop.refusal()
+    assert shop.proposed() in shop.jobs.standings
+    parties = {"lab": {"table": "rows"}, "shop": {"table": "rows"}}
+    lab = {**JOB, "active": "lab", "parties": parties}
+    assert shop.proposed(lab, "lab", trial=True) in shop.jobs.standings
+
+
+def test_a_trial_tells_a_peer_of_rules_and_that_tables_will_not_do_and_nothing_else(shop):
+    """Which check of a table failed, of its labels or its ids say, is told to its owner alone."""
+
+    def judged(**fields):
+        job = shop.proposed(trial=True, **fields)
+        reason = ""
+
+        def ended():
+            nonlocal reason
+            if job in shop.jobs.standings:
+                shop.jobs.bring_on(shop.jobs.standings[job])
+            reason = shop.store.job(job).reason
+            return shop.store.job(job).state == "rejected"
+
+        wait_for("verdict", ended, 20.0)
+        return reason, [event.get("why") for event in shop.events() if event.get("job") == job][-1]
+
+    (shop.made["shop"].folder / "rows.csv").write_text("id,shop_0\n1,one\n1,2\n")
+    told, noted = judged()
+    assert told == "shop: would not take part: its tables will not do"
+    assert noted.startswith("table: ")
+    assert "shop_0" in noted or "id" in noted
+    told, noted = judged(job={**JOB, "protocol": "fedxgboost-smm", "fedxgboost-smm": {"allow_exact_sums": True}})
+    assert told == "shop: would not take part: by its policy: consents"
+    assert "allow_exact_sums" in noted
+
+
 def test_a_query_is_not_run_for_a_peer_that_its_policy_does_not_name(shop, monkeypatch):
     """A table is neither read; running queries is what anybody could make a database busy with."""
     fetched = []

@@ -136,8 +136,8 @@ def _propose(store: Store, settings: Settings, content: bytes) -> str:
     job, own = proposal.described(), load_own(settings.keys, settings.name)
     signature = sign(own, statement("submit", job_id, settings.name))
     total = rounds_of(job, proposal.verb)
-    row = JobRow(job_id, content, signature, settings.name, proposal.verb, total=total)
-    event = {"what": "submitted", "by": getpass.getuser(), "name": job.name, "verb": proposal.verb}
+    row = JobRow(job_id, content, signature, settings.name, proposal.kind, total=total)
+    event = {"what": "submitted", "by": getpass.getuser(), "name": job.name, "verb": proposal.kind}
     store.add_job(row, event=event)
     return job_id
 
@@ -328,8 +328,6 @@ def models(node: NodeFile = DEFAULT) -> None:
         rows = [row for row in store.jobs({"finished"}) if row.verb == "train"]
     for row in rows:
         proposal = msgspec.json.decode(row.proposal, type=Proposal)
-        if proposal.trial:
-            continue
         parts = [path for path in results(settings, row, proposal) if path.suffix == ".part"]
         ended = datetime.fromtimestamp(row.changed, UTC).strftime("%Y-%m-%d %H:%M")
         part = parts[0] if parts else "no part here"

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,13 +175,16 @@ class Jobs:
             raise _refused(f"expected a job in which {self.name} takes part, got one without")
         if proposal.model:
             check_same(job, trained(self.store, proposal.model))
-        waiting = [at for at in self.standings.values() if at.row.submitter == peer]
-        if len(waiting) >= self.settings.limits.max_queued:
+        limits, waiting = self.settings.limits, [at for at in self.standings.values() if at.row.submitter == peer]
+        if len(waiting) >= limits.max_queued:
             raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are taken")
-        if self.store.received(peer, time.time() - 86400.0) >= self.settings.limits.max_daily:
-            raise _refused(f"{peer} has proposed {self.settings.limits.max_daily} jobs to {self.name} within a day")
-        row = JobRow(job_id, note.proposal, note.signature, peer, proposal.verb, total=rounds_of(job, proposal.verb))
-        event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.verb}
+        received = self.store.received(peer, time.time() - 86400.0)
+        if received.total() >= limits.max_daily:
+            raise _refused(f"{peer} has proposed {limits.max_daily} jobs to {self.name} within a day")
+        if proposal.trial and received["check"] >= limits.max_checks:
+            raise _refused(f"{self.name} has checked its tables {limits.max_checks} times for {peer} within a day")
+        row = JobRow(job_id, note.proposal, note.signature, peer, proposal.kind, total=rounds_of(job, proposal.verb))
+        event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.kind}
         if not self.store.add_job(row, event=event):
             return None
         return Standing(self.name, self.store.job(job_id), proposal, job, cast)
@@ -273,10 +277,11 @@ class Jobs:
         if found is None:
             return
         if not found.allowed:
-            broken = ", ".join(finding.what for finding in found.findings if not finding.fine)
-            details = "; ".join(f"{finding.what}: {finding.said}" for finding in found.findings if not finding.fine)
-            how = "would not take part" if at.proposal.trial else "does not take part"
-            reason = f"{self.name}: {how}, by its policy or its tables: {broken}"
+            rules = ", ".join(finding.what for finding in found.findings if not finding.fine)
+            why = f"by its policy: {rules}" if rules else "its tables will not do"
+            reason = f"{self.name}: {'would' if at.proposal.trial else 'does'} not take part: {why}"
+            wrong = [finding for finding in [*found.findings, *found.own] if not finding.fine]
+            details = "; ".join(f"{finding.what}: {finding.said}" for finding in wrong)
             self.end(at.row.id, "rejected", reason, by="policy", said=details)
         elif at.proposal.trial:
             person = "could take part; a person must approve it" if found.needs_person else ""
@@ -291,8 +296,8 @@ class Jobs:
         found = verdict_on(self.settings, cards, at.job, at.proposal.verb)
         if not at.proposal.trial or not found.allowed:
             return found
-        findings = [*found.findings, *checked(self.own, cards, self.settings, at.job, at.proposal.verb)]
-        return Verdict(all(finding.fine for finding in findings), found.needs_person, findings)
+        own = checked(self.own, cards, self.settings, at.job, at.proposal.verb)
+        return replace(found, allowed=all(finding.fine for finding in own), own=own)
 
     def _conclude(self, at: Standing) -> None:
         """End a trial that all nodes have passed."""
@@ -369,7 +374,7 @@ def trained(store: Store, model: str) -> Job:
     """Return the job of a training that has finished here; ConfigError where there is none of that id."""
     row = store.job(model) if store.has(model) else None
     proposal = None if row is None else msgspec.json.decode(row.proposal, type=Proposal)
-    if row is None or proposal is None or row.verb != "train" or row.state != "finished" or proposal.trial:
+    if row is None or proposal is None or row.verb != "train" or row.state != "finished":
         raise _refused(f"expected the id of a finished training, got {model[:12]}")
     return proposal.described()
 

@@ -76,6 +76,11 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     nonce: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     trial: bool = False
 
+    @property
+    def kind(self) -> str:
+        """What a node's database calls it: the verb, or "check" of a trial."""
+        return "check" if self.trial else self.verb
+
     def described(self) -> Job:
         """Return the job.
 

@@ -40,6 +40,8 @@ TOLD_EVERY = 1.0
 """Seconds, at least, between two notes of rounds that are done."""
 CONNECT_WAIT = 60.0
 """Seconds that the processes of an attempt wait for each other."""
+NOTED_EVERY = 3600.0
+"""Seconds, at least, between two entries of one kind about a peer in the audit log."""
 MOST_HEARD = 1000
 """Notes of peers, and events of processes, that wait to be looked at; whoever says more meanwhile waits."""
 
@@ -58,7 +60,7 @@ class Node:
         self._inbox: queue.Queue[tuple[Any, ...]] = queue.Queue(MOST_HEARD)
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._unexpected = ("", "")
-        self._faults: set[str] = set()  # of peers' audit logs, noted once
+        self._of_peers: dict[tuple[str, str], tuple[float, int]] = {}  # when a thing was last noted, and left out since
         self._noted: dict[str, float] = {}  # by job: when its rounds were last written down
         with ExitStack() as held:
             held.enter_context(_alone(self.folder))
@@ -189,7 +191,7 @@ class Node:
     def _met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
         version = clean(hello.treaty, 40)
         if self.store.set_peer(peer, True, f"Treaty {version}"):
-            self.store.note({"what": "peer up", "who": peer, "version": version})
+            self._note_of(peer, {"what": "peer up", "version": version})
             logger.info("%s is connected", peer)
         for job, at in self.jobs.standings.items():
             if peer in at.job.parties:
@@ -197,7 +199,7 @@ class Node:
 
     def _left(self, peer: str, why: str) -> None:
         if self.store.set_peer(peer, False, why):
-            self.store.note({"what": "peer down", "who": peer, "why": why})
+            self._note_of(peer, {"what": "peer down", "why": why})
             logger.info("%s is away: %s", peer, why)
 
     def _heard(self, peer: str, conversation: Conversation, note: Note) -> None:
@@ -214,10 +216,22 @@ class Node:
                     self.door.dial_back(peer, token, job)
             case Head(entry=entry, digest=digest):
                 fault = self.store.note_head(peer, entry, digest)
-                if fault and fault not in self._faults:
-                    self._faults.add(fault)
+                if fault and self._note_of(peer, {"what": "audit log of a peer", "why": fault}):
                     logger.warning("%s", fault)
-                    self.store.note({"what": "audit log of a peer", "who": peer, "why": fault})
+
+    def _note_of(self, peer: str, event: dict[str, Any]) -> bool:
+        """Note what a peer may bring about as often as it likes: once an hour, with how often it has happened since.
+
+        Return whether it is noted now.
+        """
+        key, now = (peer, str(event["what"])), time.monotonic()
+        since, left_out = self._of_peers.get(key, (-NOTED_EVERY, 0))
+        if now - since < NOTED_EVERY:
+            self._of_peers[key] = since, left_out + 1
+            return False
+        self._of_peers[key] = now, 0
+        self.store.note({**event, "who": peer, **({"times": left_out + 1} if left_out else {})})
+        return True
 
     # playing
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,14 @@ class Verdict:
     findings : list of Finding
         One for each rule that the policy has and the job touches; where parties, system or verb are not allowed, of
         these alone.
+    own : list of Finding
+        What a trial has found of this node's own tables, folders and keys, which is nobody else's business.
     """
 
     allowed: bool
     needs_person: bool
     findings: list[Finding]
+    own: list[Finding] = field(default_factory=list)
 
 
 class Facts:

@@ -64,11 +64,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Jobs of one peer that have not ended; further ones are refused.
     max_daily : int
         Jobs of one peer within a day.
+    max_checks : int
+        Trials of one peer within a day, which have this node read its tables and say whether they will do.
     """
 
     job_hours: Positive = 168.0
     max_queued: AtLeastOne = 100
     max_daily: AtLeastOne = 1000
+    max_checks: AtLeastOne = 20
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 An entry's digest is SHA-256 over the digest before it and the canonical JSON (sorted keys, no spaces) of its number,
 time and event. So an entry that was changed, or removed or moved among others, no longer fits the next one, and
-`faults` says where.
+`faults` says where. The column `job` repeats what the event says, so that a job's entries are found without reading
+all; `faults` compares the two.
 
 What a chain does not show: whoever may write the file can write it anew from any entry on, with new digests, or take
 away its newest entries. Only heads that others were told bind its owner: an entry's number and digest, kept by somebody
@@ -20,8 +21,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-TABLE = """CREATE TABLE audit (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL,
-    previous BLOB NOT NULL, digest BLOB NOT NULL)"""
+TABLES = (
+    """CREATE TABLE audit (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL,
+    previous BLOB NOT NULL, digest BLOB NOT NULL, job TEXT NOT NULL)""",
+    "CREATE INDEX audit_job ON audit (job)",
+)
 FIRST = bytes(32)  # what stands before the first entry
 
 
@@ -68,21 +72,30 @@ def append(db: sqlite3.Connection, event: Mapping[str, Any]) -> None:
     last, text = head(db), canonical(event)
     time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     digest = digest_of(last.digest, last.seq + 1, time.encode(), text.encode())
-    db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", (last.seq + 1, time, text, last.digest, digest))
+    row = last.seq + 1, time, text, last.digest, digest, _job_of(event)
+    db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
-def entries(db: sqlite3.Connection, since: int = 0) -> Iterator[Entry]:
-    """Yield all entries after number `since`, oldest first, as they were written: nothing is verified."""
-    for seq, time, event, digest in db.execute(
-        "SELECT seq, time, event, digest FROM audit WHERE seq > ? ORDER BY seq", (since,)
-    ):
-        try:
-            read = json.loads(event)
-        except ValueError:
-            read = None
-        yield Entry(
-            seq, str(time), read if isinstance(read, dict) else {"what": "an entry that cannot be read"}, digest
-        )
+def entries(db: sqlite3.Connection, since: int = 0, job: str | None = None) -> Iterator[Entry]:
+    """Yield entries after number `since`, of one job or of all, oldest first, as they were written, not verified."""
+    about, given = ("", (since,)) if job is None else (" AND job = ?", (since, job))
+    sql = f"SELECT seq, time, event, digest FROM audit WHERE seq > ?{about} ORDER BY seq"  # noqa: S608
+    for seq, time, event, digest in db.execute(sql, given):
+        yield Entry(seq, str(time), _decoded(event) or {"what": "an entry that cannot be read"}, digest)
+
+
+def _decoded(event: str | bytes) -> dict[str, Any] | None:
+    try:
+        read = json.loads(event)
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
+
+
+def _job_of(event: Mapping[str, Any]) -> str:
+    """Return the id of the job that an event is about, "" where it is about none."""
+    job = event.get("job", "")
+    return job if isinstance(job, str) else ""
 
 
 def faults(db: sqlite3.Connection) -> list[str]:
@@ -94,10 +107,10 @@ def faults(db: sqlite3.Connection) -> list[str]:
     expected, before = 1, FIRST
     rows = db.execute(
         "SELECT seq, typeof(time), CAST(time AS BLOB), typeof(event), CAST(event AS BLOB), typeof(previous), previous,"
-        " typeof(digest), digest FROM audit ORDER BY seq"
+        " typeof(digest), digest, typeof(job), CAST(job AS BLOB) FROM audit ORDER BY seq"
     )
     for seq, *columns in rows:
-        kinds, (time, event, previous, digest) = columns[::2], columns[1::2]
+        kinds, (time, event, previous, digest, job) = columns[::2], columns[1::2]
         if seq < expected:
             found.append(f"entry {seq} has a number that is never given")
             continue
@@ -106,8 +119,10 @@ def faults(db: sqlite3.Connection) -> list[str]:
             found.append(f"{lost} missing")
         elif previous != before:
             found.append(f"entry {seq} does not follow the entry before it: one of them was changed or moved")
-        if kinds != ["text", "text", "blob", "blob"] or digest != digest_of(previous, seq, time, event):
+        if kinds != ["text", "text", "blob", "blob", "text"] or digest != digest_of(previous, seq, time, event):
             found.append(f"entry {seq} was changed")
+        elif job != _job_of(_decoded(event) or {}).encode():
+            found.append(f"entry {seq} was put to another job's")
         expected, before = seq + 1, digest
     return found
 

@@ -32,7 +32,7 @@ _TABLES = (
     command TEXT NOT NULL, argument BLOB NOT NULL, time REAL NOT NULL, done INTEGER NOT NULL)""",
     "CREATE TABLE seen (party TEXT PRIMARY KEY, up INTEGER NOT NULL, since REAL NOT NULL, said TEXT NOT NULL)",
     "CREATE TABLE heads (party TEXT PRIMARY KEY, seq INTEGER NOT NULL, digest BLOB NOT NULL, time REAL NOT NULL)",
-    audit.TABLE,
+    *audit.TABLES,
 )
 _MADE = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"
 

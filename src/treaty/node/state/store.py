@@ -12,11 +12,10 @@ The file may be brought back from a copy: jobs are then as they were. The ledger
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
-
-import msgspec
 
 from treaty.errors import ConfigError, LocalProtocolError
 from treaty.node.state import audit
@@ -117,10 +116,10 @@ class Store(NodeFile):
         """Return the states of all jobs by their ids."""
         return dict(self._read("SELECT id, state FROM jobs ORDER BY created, rowid"))
 
-    def received(self, submitter: str, since: float) -> int:
-        """Return how many jobs a party has proposed since a time."""
-        rows = self._read("SELECT COUNT(*) FROM jobs WHERE submitter = ? AND created >= ?", (submitter, since))
-        return int(rows[0][0])
+    def received(self, submitter: str, since: float) -> Counter[str]:
+        """Return how many jobs of each verb a party has proposed since a time."""
+        of_verbs = "SELECT verb, COUNT(*) FROM jobs WHERE submitter = ? AND created >= ? GROUP BY verb"
+        return Counter(dict(self._read(of_verbs, (submitter, since))))
 
     def has(self, id: str) -> bool:
         """Tell whether a job is here."""
@@ -224,10 +223,8 @@ class Store(NodeFile):
 
     def events_of(self, job: str) -> list[dict[str, Any]]:
         """Return what the audit log has about a job, oldest first; it is not verified."""
-        about = f'%"job":"{job}"%'
-        return [
-            msgspec.json.decode(row[0]) for row in self._read("SELECT event FROM audit WHERE event LIKE ?", (about,))
-        ]
+        with self._translated(), self._lock:
+            return [entry.event for entry in audit.entries(self._db, job=job)]
 
     def verify_audit(self) -> list[str]:
         """Return where the audit log is not what was written; nothing where it is whole."""
