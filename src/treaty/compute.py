@@ -46,6 +46,11 @@ def kernel(function: F) -> F:
     return compiled  # type: ignore[no-any-return]
 
 
+def inlined(function: F) -> F:
+    """Compile `function` into each kernel that calls it: a call counts the references to each array, for 0.1 us."""
+    return numba.njit(inline="always", nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+
+
 def processor_has(*features: str) -> bool:
     """Tell whether kernels are compiled for a processor with these features (numba's settings may hide the real one).
 

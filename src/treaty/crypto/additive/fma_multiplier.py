@@ -29,10 +29,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from treaty.compute import processor_has
-from treaty.crypto.additive.multiplier import DIGIT_BITS, HEADER
+from treaty.crypto.additive.multiplier import DIGIT_BITS, HEADER, call_emitted, pointer_to
 
 GROUP = 4  # numbers at a time: 64-bit lanes of one 256-bit vector
-SCRATCH = 3 * GROUP + 1  # words of scratch for each word of a number: sums, both factors, the modulus
+SCRATCH = 4 * GROUP  # words of scratch for each word of a number: sums, both factors, the modulus
 HAS_FMA = processor_has("avx2", "fma")
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -58,13 +58,13 @@ def fma_multiply_four(
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if HAS_FMA:
-            arrays = zip(signature.args, args, strict=True)
-            data = [context.make_array(kind)(context, builder, value).data for kind, value in arrays]
+            arrays = [pointer_to(context, builder, signature, args, k) for k in range(8)]
             numbers = [
-                [builder.gep(data[k], [builder.load(builder.gep(data[k + 1], [_I64(lane)]))]) for lane in range(GROUP)]
+                builder.gep(arrays[k], [builder.load(builder.gep(arrays[k + 1], [_I64(lane)]))])
                 for k in (0, 2, 4)
+                for lane in range(GROUP)
             ]
-            _emit(builder, *numbers, constants=data[6], scratch=data[7])
+            call_emitted(builder, "treaty_fma_multiply_four", _emit, [*numbers, *arrays[6:]])
         return context.get_dummy_value()
 
     return signature, generate
@@ -76,40 +76,41 @@ class _Places(NamedTuple):
     sums: Any  # one vector per digit
     a: Any  # vectors of doubles
     b: Any
-    n: Any  # doubles, the same for all four
+    n: Any  # each digit four times
     inverse: Any  # -1/n modulo 2^52, a vector of doubles
     digits: Any
-    count: Any  # digits, up to a multiple of four: what a turn goes over
+    count: Any  # digits, up to an even number: what a turn goes over
 
 
-def _emit(builder: Any, out: list[Any], a: list[Any], b: list[Any], constants: Any, scratch: Any) -> None:
-    """Emit the whole: read, multiply, carry, write."""
+def _emit(builder: Any, *pointers: Any) -> None:
+    """Emit the whole: read, multiply, carry, write. Pointers: to four numbers of out, a and b, constants, scratch."""
+    out, a, b = pointers[:GROUP], pointers[GROUP : 2 * GROUP], pointers[2 * GROUP : 3 * GROUP]
+    constants, scratch = pointers[3 * GROUP :]
     digits = builder.load(builder.gep(constants, [_I64(1)]))
     width = builder.shl(builder.load(builder.gep(constants, [_I64(5)])), _I64(3))
     sums = builder.bitcast(scratch, _WORDS.as_pointer())
     factors = builder.bitcast(builder.gep(sums, [width]), _DOUBLES.as_pointer())
     others = builder.gep(factors, [width])
-    n = builder.bitcast(builder.gep(others, [width]), ir.DoubleType().as_pointer())
+    n = builder.gep(others, [width])
     inverse = _double(builder, _splat(builder, builder.and_(builder.load(constants), _I64(_MASK))))
-    count = builder.and_(builder.add(digits, _I64(3)), _I64(-4))
+    count = builder.and_(builder.add(digits, _I64(1)), _I64(-2))
     places = _Places(sums, factors, others, n, inverse, digits, count)
 
     with _loop(builder, _I64(0), width, 4) as j:
         for source, target in ((a, factors), (b, others)):
             for k, column in enumerate(_transposed(builder, [_load(builder, row, j) for row in source])):
                 _store(builder, _double(builder, column), target, builder.add(j, _I64(k)))
-        modulus = _double(builder, _load(builder, builder.gep(constants, [_I64(HEADER)]), j))
-        builder.store(modulus, builder.bitcast(builder.gep(n, [j]), _DOUBLES.as_pointer()), align=8)
         for k in range(4):
             p = builder.add(j, _I64(k))
+            digit = builder.load(builder.gep(constants, [builder.add(p, _I64(HEADER))]))
+            _store(builder, _double(builder, _splat(builder, digit)), n, p)
             _store(
                 builder,
                 _taken_off(builder, _least(builder, builder.add(p, _I64(1)), digits), _least(builder, p, digits)),
                 sums,
                 p,
             )
-    with _loop(builder, _I64(0), digits, 1) as i:
-        _emit_turn(builder, places, i)
+    _emit_turns(builder, places)
     _emit_carries(builder, places)
     with _loop(builder, count, width, 1) as j:
         _store(builder, _words(0), sums, j)
@@ -119,35 +120,50 @@ def _emit(builder: Any, out: list[Any], a: list[Any], b: list[Any], constants: A
             builder.store(words, builder.bitcast(builder.gep(row, [j]), _WORDS.as_pointer()), align=8)
 
 
-def _emit_turn(builder: Any, places: _Places, i: Any) -> None:
-    """Emit sums = (sums + a b_i + n q) / 2^52, with the digit q of each number that makes this a whole number."""
-    b = _read(builder, places.b, i)
-    high, low = _halves(builder, _read(builder, places.a, _I64(0)), b)
-    lowest = builder.sub(_read(builder, places.sums, _I64(0)), low)
-    known = builder.and_(builder.sub(lowest, _words(_LOW)), _words(_MASK))  # _LOW: of the half that is still to come
-    _, low = _halves(builder, _double(builder, known), places.inverse)
-    q = _double(builder, builder.and_(builder.sub(_words(_LOW), low), _words(_MASK)))
-    high_n, low = _halves(builder, _modulus(builder, places, _I64(0)), q)
-    carry = _shifted(builder, builder.sub(lowest, low))
-    carried = cgutils.alloca_once(builder, _WORDS)  # into the digit above; kept in a register
-    builder.store(builder.add(builder.add(high, high_n), carry), carried)
+def _emit_turns(builder: Any, places: _Places) -> None:
+    """Emit, for each digit b_i: sums = (sums + a b_i + n q) / 2^52, with the q that makes this a whole number.
 
-    def step(j: Any) -> None:
-        high_a, low_a = _halves(builder, _read(builder, places.a, j), b)
-        high_n, low_n = _halves(builder, _modulus(builder, places, j), q)
+    The next turn's q follows from this turn's lowest digit by a chain of a dozen instructions; it is begun as soon as
+    that digit is known, and goes on beside the products of the higher digits.
+    """
+    lowest, high, q, carried = (cgutils.alloca_once(builder, kind) for kind in (_WORDS, _WORDS, _DOUBLES, _WORDS))
+
+    def prepare(i: Any, digit: Any) -> None:
+        """Emit the lowest digit of turn i, with a b_i added and without, and its q."""
+        high_a, low = _halves(builder, _read(builder, places.a, _I64(0)), _read(builder, places.b, i))
+        total = builder.sub(digit, low)
+        known = builder.and_(builder.sub(total, _words(_LOW)), _words(_MASK))  # _LOW: of the half that is to come
+        _, low = _halves(builder, _double(builder, known), places.inverse)
+        builder.store(_double(builder, builder.and_(builder.sub(_words(_LOW), low), _words(_MASK))), q)
+        builder.store(total, lowest)
+        builder.store(high_a, high)
+
+    def step(j: Any, b: Any, factor: Any) -> Any:
+        """Emit digit j of a turn; return it, for what is now one digit lower."""
+        high_a, low_a = _halves(builder, _read(builder, places.a, j), b, _read(builder, a_again, j))
+        high_n, low_n = _halves(builder, _read(builder, places.n, j), factor, _read(builder, n_again, j))
         total = builder.add(_read(builder, places.sums, j), builder.load(carried))
-        total = builder.sub(builder.sub(total, low_a), low_n)
-        _store(builder, total, places.sums, builder.sub(j, _I64(1)))
         builder.store(builder.add(high_a, high_n), carried)
+        return builder.sub(builder.sub(total, low_a), low_n)
 
-    for j in range(1, 4):
-        step(_I64(j))
-    with _loop(builder, _I64(4), places.count, 4) as j:
-        for k in range(4):
-            step(builder.add(j, _I64(k)))
-    left = builder.sub(places.digits, i)  # turns, this one with them, that add a high half to the new highest digit
-    owed = _taken_off(builder, builder.sub(left, _I64(1)), left)
-    _store(builder, builder.add(builder.load(carried), owed), places.sums, builder.sub(places.count, _I64(1)))
+    # Both fused multiply-adds overwrite an operand. The second one reads its digit from memory, by a pointer that the
+    # compiler takes for another; else it would copy a register, and the number of instructions is what this loop costs.
+    a_again, n_again = _other_pointer(builder, places.a), _other_pointer(builder, places.n)
+    prepare(_I64(0), _read(builder, places.sums, _I64(0)))
+    with _loop(builder, _I64(0), places.digits, 1) as i:
+        b, factor = _read(builder, places.b, i), builder.load(q)
+        high_n, low = _halves(builder, _read(builder, places.n, _I64(0)), factor)
+        carry = _shifted(builder, builder.sub(builder.load(lowest), low))
+        builder.store(builder.add(builder.add(builder.load(high), high_n), carry), carried)
+        digit = step(_I64(1), b, factor)
+        _store(builder, digit, places.sums, _I64(0))
+        prepare(builder.add(i, _I64(1)), digit)
+        with _loop(builder, _I64(2), places.count, 2) as j:
+            for k in (j, builder.add(j, _I64(1))):
+                _store(builder, step(k, b, factor), places.sums, builder.sub(k, _I64(1)))
+        left = builder.sub(places.digits, i)  # turns, this one with them, that add a high half to the new highest digit
+        owed = _taken_off(builder, builder.sub(left, _I64(1)), left)
+        _store(builder, builder.add(builder.load(carried), owed), places.sums, builder.sub(places.count, _I64(1)))
 
 
 def _emit_carries(builder: Any, places: _Places) -> None:
@@ -159,14 +175,17 @@ def _emit_carries(builder: Any, places: _Places) -> None:
         builder.store(_shifted(builder, total), carried)
 
 
-def _halves(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Return the bits of both halves of products of digits, as the module explains them."""
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_DOUBLES, [_DOUBLES] * 3), f"llvm.fma.v{GROUP}f64"
-    )
+def _halves(builder: Any, a: Any, b: Any, again: Any = None) -> tuple[Any, Any]:
+    """Return the bits of both halves of products of digits, as the module explains them; `again` is `a` once more."""
+    kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{GROUP}f64")
     high = builder.call(fma, [a, b, _doubles(2.0**104)])
-    low = builder.call(fma, [a, b, builder.fsub(_doubles(2.0**104 - 1.5 * 2.0**52), high)])
+    low = builder.call(fma, [again or a, b, builder.fsub(_doubles(2.0**104 - 1.5 * 2.0**52), high)])
     return builder.bitcast(high, _WORDS), builder.bitcast(low, _WORDS)
+
+
+def _other_pointer(builder: Any, pointer: Any) -> Any:
+    return builder.asm(ir.FunctionType(pointer.type, [pointer.type]), "", "=r,0", [pointer], False)
 
 
 def _taken_off(builder: Any, lows: Any, highs: Any) -> Any:
@@ -194,10 +213,6 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     first = [pairs(rows[0], rows[1], lanes) for lanes in (even, odd)]
     last = [pairs(rows[2], rows[3], lanes) for lanes in (even, odd)]
     return [pairs(x, y, lanes) for lanes in ([0, 1, 4, 5], [2, 3, 6, 7]) for x, y in zip(first, last, strict=True)]
-
-
-def _modulus(builder: Any, places: _Places, j: Any) -> Any:
-    return _splat(builder, builder.load(builder.gep(places.n, [j])))
 
 
 def _least(builder: Any, x: Any, y: Any) -> Any:

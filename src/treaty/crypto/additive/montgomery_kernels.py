@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import inlined, kernel
 from treaty.crypto.additive.fma_multiplier import GROUP, SCRATCH, fma_multiply_four
 from treaty.crypto.additive.multiplier import (
     DIGIT_BITS,
@@ -98,7 +98,7 @@ def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
         borrow = _ONE if left < right or (left == right and borrow != _ZERO) else _ZERO
 
 
-@kernel  # nine arguments: arrays and offsets of each factor, flat because this is the innermost call
+@inlined  # nine arguments: arrays and offsets of each factor, flat because this is the innermost call
 def _multiply(
     out: Words, at: Index, a: Words, of_a: Index, b: Words, of_b: Index, live: int, m: Words, t: Words
 ) -> None:

@@ -110,33 +110,56 @@ def ifma_multiply_pair(
         if not HAS_IFMA:
             return context.get_dummy_value()
 
-        def pointer(array: int, offset: int) -> Any:
-            data = context.make_array(signature.args[array])(context, builder, args[array]).data
-            return builder.gep(data, [args[offset]])
-
-        lanes = [[pointer(0, 1), pointer(3, 4), pointer(6, 7)], [pointer(0, 2), pointer(3, 5), pointer(6, 8)]]
-        constants = context.make_array(signature.args[9])(context, builder, args[9]).data
-        digits = builder.load(builder.gep(constants, [_I64(1)]))
-        vectors = builder.load(builder.gep(constants, [_I64(5)]))
-        end = builder.append_basic_block("end")
-        switch = builder.switch(vectors, end)
-        for count in VECTOR_COUNTS:  # not a loop over vectors, so that sums stay in registers
-            block = builder.append_basic_block(f"vectors{count}")
-            switch.add_case(_I64(count), block)
-            builder.position_at_end(block)
-            if count <= _LONGEST_PAIR:
-                totals = _emit_products(builder, count, lanes, constants, digits)
-            else:
-                totals = [_emit_products(builder, count, [lane], constants, digits)[0] for lane in lanes]
-            for lane, total in zip(lanes, totals, strict=True):
-                target = builder.bitcast(lane[0], _VECTOR.as_pointer())
-                for v, digit in enumerate(_normalise(builder, total)):
-                    builder.store(digit, builder.gep(target, [_I64(v)]), align=8)
-            builder.branch(end)
-        builder.position_at_end(end)
+        places = [(0, 1), (3, 4), (6, 7), (0, 2), (3, 5), (6, 8)]  # of out, a, b for each number: array and offset
+        arrays = [pointer_to(context, builder, signature, args, k) for k in (0, 3, 6, 9)]
+        pointers = [builder.gep(arrays[array // 3], [args[offset]]) for array, offset in places]
+        call_emitted(builder, "treaty_ifma_multiply_pair", _emit_pair, [*pointers, arrays[3]])
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def pointer_to(context: Any, builder: Any, signature: Any, args: Any, k: int) -> Any:
+    """Return the pointer to the first item of argument k, an array."""
+    return context.make_array(signature.args[k])(context, builder, args[k]).data
+
+
+def call_emitted(builder: Any, name: str, emit: Any, args: list[Any]) -> None:
+    """Call a function of machine code that `emit` writes into the module when it is first called.
+
+    What is called so often is long, and would else stand, and be compiled, wherever it is called.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    if not function.blocks:
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        emit(inner, *function.args)
+        inner.ret_void()
+    builder.call(function, args)
+
+
+def _emit_pair(builder: Any, *pointers: Any) -> None:
+    lanes, constants = [pointers[:3], pointers[3:6]], pointers[6]
+    digits = builder.load(builder.gep(constants, [_I64(1)]))
+    vectors = builder.load(builder.gep(constants, [_I64(5)]))
+    end = builder.append_basic_block("end")
+    switch = builder.switch(vectors, end)
+    for count in VECTOR_COUNTS:  # not a loop over vectors, so that sums stay in registers
+        block = builder.append_basic_block(f"vectors{count}")
+        switch.add_case(_I64(count), block)
+        builder.position_at_end(block)
+        if count <= _LONGEST_PAIR:
+            totals = _emit_products(builder, count, lanes, constants, digits)
+        else:
+            totals = [_emit_products(builder, count, [lane], constants, digits)[0] for lane in lanes]
+        for lane, total in zip(lanes, totals, strict=True):
+            target = builder.bitcast(lane[0], _VECTOR.as_pointer())
+            for v, digit in enumerate(_normalise(builder, total)):
+                builder.store(digit, builder.gep(target, [_I64(v)]), align=8)
+        builder.branch(end)
+    builder.position_at_end(end)
 
 
 def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits: Any) -> list[list[Any]]:
