@@ -19,6 +19,7 @@ from rich.console import Console
 import treaty
 from treaty.cli.audit_log import audit_log
 from treaty.cli.check import check
+from treaty.cli.forget import forget
 from treaty.cli.jobs import explain, predict, train
 from treaty.cli.keys import keys
 from treaty.cli.logs import BY_SIGNAL, Ended, last_line
@@ -118,7 +119,7 @@ def demo(
 
 for command in (check, train, predict, explain, serve, show):
     app.command()(command)
-for of_node in (node, submit, jobs, approve, reject, cancel, logs, models):
+for of_node in (node, submit, jobs, approve, reject, cancel, logs, models, forget):
     app.command(rich_help_panel="Nodes")(of_node)
 app.add_typer(audit_log, name="audit-log")
 

@@ -27,6 +27,7 @@ from treaty.node.rules.policy import Verdict, over_budget
 from treaty.node.rules.settings import Settings
 from treaty.node.rules.verdicts import checked, verdict_on
 from treaty.node.rules.waiting import Verdicts
+from treaty.node.state.forgetting import is_forgotten
 from treaty.node.state.job_files import keeps_part
 from treaty.node.state.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
@@ -376,6 +377,8 @@ def trained(store: Store, model: str) -> Job:
     proposal = None if row is None else msgspec.json.decode(row.proposal, type=Proposal)
     if row is None or proposal is None or row.verb != "train" or row.state != "finished":
         raise _refused(f"expected the id of a finished training, got {model[:12]}")
+    if is_forgotten(store, model):
+        raise _refused(f"the model of job {model[:12]} was forgotten (treaty forget): train another")
     return proposal.described()
 
 

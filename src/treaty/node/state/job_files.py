@@ -7,7 +7,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from treaty.errors import LocalProtocolError
@@ -64,12 +64,15 @@ def alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def clear_checkpoints(folder: Path, job: str) -> None:
+def remove_checkpoints(folder: Path, job: str) -> None:
     """Remove what served an ended job's attempts alone, once no process holds it: one may outlive a killed node."""
+    with suppress(FileNotFoundError), alone(lock_of(folder, job)):
+        shutil.rmtree(checkpoints_of(folder, job))
+
+
+def clear_checkpoints(folder: Path, job: str) -> None:
+    """Remove an ended job's checkpoints, or say in the log why they are left."""
     try:
-        with alone(lock_of(folder, job)):
-            shutil.rmtree(checkpoints_of(folder, job), ignore_errors=True)
-    except FileNotFoundError:
-        return
+        remove_checkpoints(folder, job)
     except (OSError, LocalProtocolError) as error:
         logger.warning("checkpoints of job %s are left: %s", job[:12], error)
