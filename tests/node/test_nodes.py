@@ -86,6 +86,26 @@ def test_nobody_trains_before_a_person_has_approved(made, tmp_path):
 
 
 @pytest.mark.slow
+def test_keys_may_be_replaced_while_a_job_waits(made, tmp_path):
+    nodes = made(policy="approve = true")
+    job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
+    wait_until(nodes["shop"], job, "proposed")
+    wait_until(nodes["bank"], job, "approved")
+    for node in nodes.values():
+        node.stop()
+    for name, other in (BOTH, reversed(BOTH)):
+        keys = nodes[name].folder / "keys"
+        nodes[name].treaty("keys", "rotate", name, "--folder", str(keys))
+        nodes[other].treaty("keys", "trust", str(keys / f"{name}.card"), "--folder", str(nodes[other].folder / "keys"))
+    for node in nodes.values():
+        node.start()
+    nodes["shop"].treaty("approve", job)
+    for node in nodes.values():
+        wait_until(node, job, "finished")
+    assert "approval signed again" in nodes["bank"].treaty("audit-log", "show")
+
+
+@pytest.mark.slow
 def test_a_rejected_job_has_ended_for_all(made, tmp_path):
     nodes = made(policy="approve = true")
     job = submitted(nodes["bank"], job_file(tmp_path / "job.toml", BOTH, SMALL))
