@@ -29,7 +29,7 @@ from treaty.node.network.notes import Back, Head, Hello, Note, Proposed, View, W
 from treaty.node.playing.runner import LAST_WORDS, Process, order_of
 from treaty.node.playing.worker import Event
 from treaty.node.rules.settings import Settings
-from treaty.node.state.job_files import clear_checkpoints, log_of
+from treaty.node.state.job_files import clear_checkpoints, keeps_part, log_of
 from treaty.node.state.store import FINAL, Store
 
 logger = logging.getLogger(__name__)
@@ -286,8 +286,9 @@ class Node:
                 self._note_rounds(at, event)
             return
         self.door.close_job(job_id)
-        numbers = over(at, done=event.end == "done", kept=event.kept)
-        if event.end == "done":
+        done, trains = event.end == "done", at.proposal.verb == "train"
+        numbers = over(at, done=done, kept=keeps_part(self.folder, job_id, self.name) if trains else done)
+        if done:
             told = {"what": "played", "attempt": attempt, "sent": event.sent, "received": event.received}
             told |= {"learned": [f"{who}: {each}" for who, said in event.learned.items() for each in said]}
             told |= {"spent": event.spent} if event.spent else {}

@@ -79,8 +79,6 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     end : str
         "": it goes on. "done"; "again": somebody else, or the network, or the system failed, and another attempt may
         do; "wrong": this party's own options, tables or ledgers will not do.
-    kept : bool
-        Whether this party's part is in place.
     said, public : str
         What went wrong, for this organisation and for others.
     sent, received : dict of str to int
@@ -95,7 +93,6 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     done: int = 0
     total: int = 0
     end: str = ""
-    kept: bool = False
     said: str = ""
     public: str = ""
     sent: dict[str, int] = {}
@@ -115,9 +112,8 @@ def main() -> None:
             _play(order, job, tell)
     except BaseException as error:
         logging.getLogger("treaty").warning("%s: %s", order.name, error or type(error).__name__)
-        kept = order.verb == "train" and report_file(job, order.name).exists()
         with suppress(BrokenPipeError):  # the node was killed: nobody hears it
-            tell(_failure(error, kept=kept))
+            tell(_failure(error))
             sys.stdout.flush()
         os._exit(1)  # a call of gRPC that was cut off half-way can keep the interpreter from ending
     with suppress(BrokenPipeError):
@@ -163,21 +159,21 @@ def _serve(order: Order, job: Job, tell: _Teller) -> None:
 def _success(order: Order, job: Job) -> Event:
     """Say what a training has cost and told, by its report."""
     if order.verb != "train" or not report_file(job, order.name).exists():
-        return Event(end="done", kept=order.verb != "train")
+        return Event(end="done")
     report = read_json(report_file(job, order.name), Report, FORMAT, order.name)
     sent = {peer: int(totals["bytes"]) for peer, totals in report.sent.items()}
-    return Event(end="done", kept=True, sent=sent, received=report.received, learned=report.learned, spent=report.spent)
+    return Event(end="done", sent=sent, received=report.received, learned=report.learned, spent=report.spent)
 
 
-def _failure(error: BaseException, *, kept: bool) -> Event:
+def _failure(error: BaseException) -> Event:
     if isinstance(error, PeerError) or not isinstance(error, TreatyError):
         own = isinstance(error, OSError)
         public = "a file of its own, or its system, failed" if own else getattr(error, "public", None)
         said = str(error) or type(error).__name__
         said = "it was told to end" if isinstance(error, SystemExit | KeyboardInterrupt) else said
-        return Event(end="again", kept=kept, said=said, public=public or (said if isinstance(error, PeerError) else ""))
+        return Event(end="again", said=said, public=public or (said if isinstance(error, PeerError) else ""))
     usual = "its program failed" if isinstance(error, LocalProtocolError | CryptoError) else "its own files will not do"
-    return Event(end="wrong", kept=kept, said=str(error), public=error.public or usual)
+    return Event(end="wrong", said=str(error), public=error.public or usual)
 
 
 class _Teller:
