@@ -60,6 +60,13 @@ def processor_has(*features: str) -> bool:
     return all(f"+{feature}" in known for feature in features)
 
 
+def is_compiled(compiled: Any) -> bool:
+    """Tell whether the disk has code of a kernel for this processor, of any types of arguments."""
+    caches = getattr(compiled._cache, "_cache_file", None)
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    return caches is not None and any(key[1] == processor for key in caches._load_index())
+
+
 def load_compiler() -> None:
     """Load what numba needs before its first kernel runs: a second's work, for while a party waits for others."""
     with global_compiler_lock:

@@ -25,6 +25,7 @@ from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
 from treaty.linear.batches import fewest_rows
 from treaty.models.linear import label_holder, preparation_of
+from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
@@ -106,6 +107,10 @@ def run_demo(
     if refused:
         raise ConfigError(refused[0])
     options = _options(system, {cipher: encryption} if cipher and named else {}, parties)
+    with trees_compiled_beside() as compiling:
+        if compiling:
+            with Status("the first time: compiling for this processor, for half a minute or so", console=console):
+                compile_kernels(system, options)
     rounds = 20 if trees is None else trees
     among_users = "user" in system.train
     played = {} if system.split == "none" else {"transport": transport or ("memory" if among_users else "grpc")}

@@ -31,7 +31,7 @@ from treaty.runs.job import Job, decoded_job
 from treaty.runs.party import owners_of_model
 from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Traffic
-from treaty.runs.warm_up import compile_kernels
+from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
 from treaty.systems.system import Cast
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ def run_all(
     """
     of_each = arguments or {}
     if verb == "train":
-        compile_kernels(job.system, job.settings()[0])
+        with trees_compiled_beside():
+            compile_kernels(job.system, job.settings()[0], aligns=job.align is not None)
     completed = _completed(job)
     with ExitStack() as held:
         # where rows are split all parties work at once, and threads that mostly hold the interpreter lock are slower on

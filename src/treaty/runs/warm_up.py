@@ -1,10 +1,20 @@
-"""Kernels compiled before parties need them: by playing a small training of a system on made-up rows."""
+"""Kernels compiled before parties need them: by playing a small training of a system on made-up rows.
+
+That is most of the time of a first training on a new machine. Numba compiles on one core; where nothing is compiled yet
+`trees_compiled_beside` lets a second process compile what trees are grown by, which most systems share.
+"""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 
+from treaty.compute import is_compiled
 from treaty.crypto.psi import cuckoo, hashing, ristretto
 from treaty.crypto.transfer import oprf
 from treaty.data.ids import read_ids
@@ -14,8 +24,10 @@ from treaty.errors import ConfigError
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
+from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import Cast, LabelledRows, System, cast_of
+from treaty.trees.scanning import scan_splits
 
 _SMALL = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
@@ -25,7 +37,7 @@ _SMALL = {
 _MOST_OWNERS = 32
 
 
-def compile_kernels(system: System | None = None, options: SystemOptions | None = None) -> None:
+def compile_kernels(system: System | None = None, options: SystemOptions | None = None, *, aligns: bool = True) -> None:
     """Compile what training uses, so that the parties' processes find it cached.
 
     Parameters
@@ -34,13 +46,36 @@ def compile_kernels(system: System | None = None, options: SystemOptions | None 
         What it is for; None: every system.
     options : SystemOptions or None
         Under which options; None: under any.
+    aligns : bool
+        Whether rows are aligned first.
     """
     systems = [system] if system else [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
-    if any(of.split == "columns" for of in systems):
+    if aligns and any(of.split == "columns" for of in systems):
         _compile_alignment()
     for of in systems:
         for small in of.warm_up(options):
             _train(of, small)
+
+
+@contextmanager
+def trees_compiled_beside() -> Iterator[bool]:
+    """Let a process of its own compile what grows trees, if nothing is compiled yet; give whether it does."""
+    if is_compiled(scan_splits):
+        yield False
+        return
+    words = [sys.executable, "-c", "from treaty.runs.warm_up import compile_trees; compile_trees()"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet) as process:  # noqa: S603 - our own interpreter
+        try:
+            yield True
+        except BaseException:
+            process.terminate()
+            raise
+
+
+def compile_trees() -> None:
+    """Compile what grows trees and what predicts by them, by the system that has least else."""
+    _train(find_system("federboost-vertical"), FederBoostVertical())
 
 
 def _compile_alignment() -> None:

@@ -143,8 +143,8 @@ def scan_splits(
                         if best_feature >= 0:
                             _write_fraction(best_grad, best_hess, totals[node], ridge, best_top, best_below)
                         else:
-                            best_top[:] = bound_top[node]
-                            best_below[:] = bound_below[node]
+                            _copy(bound_top[node], best_top)
+                            _copy(bound_below[node], best_below)
                         if not _passes(top, below, best_top, best_below):
                             continue
                     best_gain, best_feature = candidate[k], feature
@@ -256,6 +256,12 @@ def _subtract(a: Any, b: Any, out: Any) -> None:
         taken = b[k] + borrow
         borrow = np.uint64(1) if a[k] < taken else np.uint64(0)
         out[k] = (a[k] + (borrow << np.uint64(32)) - taken) & np.uint64(0xFFFFFFFF)
+
+
+@kernel
+def _copy(a: Any, out: Any) -> None:  # a slice assigned to a slice would take seconds to compile
+    for k in range(a.shape[0]):
+        out[k] = a[k]
 
 
 @kernel

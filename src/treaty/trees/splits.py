@@ -233,6 +233,7 @@ def scan(
     to_pass = least, digits_of([top for top, _ in bounds], DIGITS), digits_of([below for _, below in bounds], 4)
     exact = np.int64(rules.ridge if rules.exact else 0)
 
+    offsets, categorical = offsets.copy(), categorical.copy()  # those of a message are read-only, to numba another type
     written = found.gain, found.feature, found.left_bins, found.left_totals
 
     def work(first: int, last: int) -> None:

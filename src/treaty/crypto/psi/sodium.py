@@ -109,7 +109,8 @@ def expand_each(
     first = np.zeros(_BLOCK + longest + 3 + len(domain), np.uint8)  # Z_pad || msg || l_i_b_str || 0 || DST_prime
     second = np.zeros(64 + 1 + len(domain), np.uint8)  # b_0 || 1 || DST_prime
     second[64] = 1
-    second[65:] = domain
+    for at in range(len(domain)):  # a slice assigned to a slice would take seconds to compile
+        second[65 + at] = domain[at]
     for k in range(start, stop):
         end = _BLOCK
         for at in range(offsets[rows[k]], offsets[rows[k] + 1]):
@@ -118,7 +119,8 @@ def expand_each(
         first[end] = 0
         first[end + 1] = 64
         first[end + 2] = 0
-        first[end + 3 : end + 3 + len(domain)] = domain
+        for at in range(len(domain)):
+            first[end + 3 + at] = domain[at]
         _call(function, (second.ctypes.data, first.ctypes.data, end + 3 + len(domain)))
         _call(function, (out.ctypes.data + 64 * k, second.ctypes.data, len(second)))
 

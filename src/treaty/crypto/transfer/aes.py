@@ -128,9 +128,11 @@ def _encrypt_all(keys: Words, words: Words) -> None:
     for at in range(0, whole, 2 * BLOCKS):
         encrypt(keys, 0, words, at)
     rest = np.zeros(2 * BLOCKS, np.uint64)
-    rest[: words.size - whole] = words[whole:]
+    for at in range(whole, words.size):  # a slice assigned to a slice would take seconds to compile
+        rest[at - whole] = words[at]
     encrypt(keys, 0, rest, 0)
-    words[whole:] = rest[: words.size - whole]
+    for at in range(whole, words.size):
+        words[at] = rest[at - whole]
 
 
 @kernel

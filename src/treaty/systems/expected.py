@@ -1,0 +1,122 @@
+"""What a job is expected to take, by formulas from its options and the sizes of its tables.
+
+Bytes follow from the messages of each protocol, with trees complete as far as rows allow, so that they are bounds from
+above, but for small ones that are left out. Seconds and memory come from costs measured on one machine
+(`benchmarks/estimates.py` compares all three with trainings).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treaty.errors import ConfigError
+from treaty.systems.pooled.options import BoostingOptions
+
+ENVELOPE = 110
+"""Bytes of a message besides its content."""
+KEY_BYTES = 18.5
+"""Bytes of a public key, with what it takes to hide under it, by its bits."""
+AGREEMENT = 1000
+"""Bytes that a party sends each other one to compare options."""
+ROUND_TRIP = 3e-3
+"""Seconds from a message to its answer between processes of one machine, whatever is computed."""
+_SORTED, _SORT_SECONDS = 1 << 18, 0.046  # numbers, and the time to sort them where costs were measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a job's tables.
+
+    `rows` are those of each owner: of all the same where tables are split by column. `columns`, and `slots` in their
+    histograms (bins, and one for missing values), are by owner. `classes` are those that the job names, `threads` this
+    party's.
+    """
+
+    rows: int
+    columns: Mapping[str, int]
+    slots: Mapping[str, int]
+    classes: int = 2
+    threads: int = 1
+
+
+@dataclass(slots=True)
+class Expected:
+    """What a training is expected to take, at most.
+
+    `seconds` on machines like that where costs were measured, each party on its own, without their start and what the
+    network takes. `sent` bytes by sender and receiver; `memory` bytes by party, besides its process and table; `kept`
+    bytes by party, in its folder `store`.
+    """
+
+    seconds: float = 0.0
+    sent: dict[tuple[str, str], float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, float] = field(default_factory=dict)
+
+    def send(self, sender: str, receiver: str, nbytes: float, messages: float = 0.0) -> None:
+        """Count bytes, and the envelopes of messages."""
+        pair = sender, receiver
+        self.sent[pair] = self.sent.get(pair, 0.0) + float(nbytes) + ENVELOPE * messages
+
+    def hold(self, nbytes: float, *parties: str) -> None:
+        """Count memory of each of these parties."""
+        for name in parties:
+            self.memory[name] = self.memory.get(name, 0.0) + nbytes
+
+    def agree(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Count what parties send each other, both ways, to compare options."""
+        for a, b in pairs:
+            self.send(a, b, AGREEMENT)
+            self.send(b, a, AGREEMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """How many trees a training has at most, and of each tree the nodes by level, and how many of them are summed."""
+
+    count: int
+    nodes: list[int]
+    asked: int
+
+    @classmethod
+    def of(cls, common: BoostingOptions, shape: Shape, rows: int, alone: int = 0) -> Trees:
+        """Return the trees on so many rows; the first `alone` rounds are left out."""
+        nodes = [min(1 << level, max(1, rows // common.fewest_rows)) for level in range(common.max_depth)]
+        of_round = shape.classes if shape.classes > 2 else 1
+        asked = 1 + sum(-(-count // 2) for count in nodes[1:])  # of two siblings one
+        return cls(max(0, common.n_estimators - alone) * of_round, nodes, asked)
+
+    @property
+    def depth(self) -> int:
+        """Levels of a tree that are split."""
+        return len(self.nodes)
+
+    @property
+    def splits(self) -> int:
+        """Splits of a tree."""
+        return sum(self.nodes)
+
+    def growing(self, rows: int, columns: int) -> float:
+        """Return the seconds of one core in which sums of plain histograms grow all of them."""
+        return self.count * (rows * (self.depth * columns * 1.2e-9 + 60e-9) + self.splits * columns * 2e-6)
+
+
+def slowness() -> float:
+    """Return how many times slower this machine is, now, than the one where costs were measured, by a sort."""
+    numbers = np.random.default_rng(0).random(_SORTED)
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        np.sort(numbers, kind="stable")
+        return time.perf_counter() - started
+
+    return min(seconds() for _ in range(3)) / _SORT_SECONDS
+
+
+def not_expected(what: str) -> ConfigError:
+    """Return the error for options without a formula."""
+    return ConfigError(f"no formula says what {what} takes; try it on a part of the rows")

@@ -1,0 +1,117 @@
+"""What trainings are expected to send, beside what they send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import treaty
+from marks import slow
+from treaty.data.binning import fit_bins
+from treaty.data.table import to_table
+from treaty.errors import ConfigError
+from treaty.systems import find_system
+from treaty.systems.expected import Shape
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import cast_of
+
+FACTOR, SMALL = 1.3, 40_000
+"""Of bytes expected and sent, by pair of parties; pairs that send less than so many bytes are left out."""
+TREES = {"n_estimators": 4, "n_jobs": 2}
+TEST_KEY = {"insecure_test_key_bits": 512, "allow_insecure": True}
+LONGER_KEY = {"insecure_test_key_bits": 1024, "allow_insecure": True}
+OPEN = {"allow_exact_sums": True}
+
+
+def drawn(rows: int, columns: int, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, columns)).astype(np.float32)
+    y = (x[:, 0] + x[:, columns // 2] * x[:, 1] + rng.standard_normal(rows) > 0).astype(int)
+    return pd.DataFrame(x, columns=[f"c{k}" for k in range(columns)]), y
+
+
+def by_column(kind: Any, rows: int, columns: int, parties: int, **common: Any) -> tuple[dict, dict]:
+    """Train; return bytes expected and sent, by pair."""
+    x, y = drawn(rows, columns * parties)
+    tables = {f"p{k}": x.iloc[:, k * columns : (k + 1) * columns] for k in range(parties)}
+    regression = kind.system in ("quasi-newton", "sgd")
+    estimator = treaty.LogisticRegression if regression else treaty.GBDTClassifier
+    model = estimator(kind, **common).fit(tables, y)
+    return expected_of(kind, {name: to_table(table, party=name) for name, table in tables.items()}, rows, common), sent(
+        model
+    )
+
+
+def by_row(kind: Any, rows: int, columns: int, parties: int, **common: Any) -> tuple[dict, dict]:
+    owners = {f"p{k}": drawn(rows, columns, seed=k) for k in range(parties)}
+    model = treaty.GBDTClassifier(kind, **common).fit(owners)
+    tables = {name: to_table(x, party=name) for name, (x, _) in owners.items()}
+    return expected_of(kind, tables, rows, common), sent(model)
+
+
+def sent(model: Any) -> dict[tuple[str, ...], float]:
+    return {tuple(pair.split(" -> ")): total["bytes"] for pair, total in model.communication_.items()}
+
+
+def expected_of(kind: Any, tables: dict, rows: int, common: dict[str, Any]) -> dict[tuple[str, str], float]:
+    system = find_system(kind.system)
+    given = system.common(**{name: value for name, value in common.items() if name != "n_jobs"})
+    own = kind.settled(given)
+    given = given.checked(own)
+    columns = {name: len(table.schema.names) for name, table in tables.items()}
+    slots = columns
+    if isinstance(given, BoostingOptions):
+        slots = {name: int(fit_bins(table, given.most_bins, 1).offsets[-1]) for name, table in tables.items()}
+    cast = cast_of(system, list(tables), None, own)
+    return system.expected(cast, own, given, Shape(rows=rows, columns=columns, slots=slots)).sent
+
+
+VERTICAL: dict[str, tuple[Any, dict[str, Any]]] = {
+    "lattice": (treaty.SecureBoost(encryption="lattice", **OPEN), TREES),
+    "lattice, node": (treaty.SecureBoost(encryption="lattice", reveal="node", **OPEN), TREES),
+    "sealed": (treaty.SecureBoost(), {**TREES, "max_bin": 16}),
+    "ou": (treaty.SecureBoost(encryption="ou", **TEST_KEY, **OPEN), TREES),
+    "paillier": (treaty.SecureBoost(encryption="paillier", **TEST_KEY, **OPEN), TREES),
+    "smm, lattice": (treaty.FedXGBoostSMM(**OPEN), {**TREES, "max_depth": 4}),
+    "smm, dealer": (treaty.FedXGBoostSMM(backend="dealer", **OPEN), TREES),
+    "smm, ou": (treaty.FedXGBoostSMM(backend="ou", **TEST_KEY, **OPEN), TREES),
+    "ldp": (treaty.FedXGBoostLDP(epsilon=4.0), {**TREES, "n_estimators": 8}),
+    "federboost": (treaty.FederBoostVertical(epsilon=4.0), TREES),
+    "quasi-newton, lattice": (treaty.QuasiNewton(), {"max_iter": 4, "tol": 0.0, "batch_size": 500}),
+    "quasi-newton, ou": (treaty.QuasiNewton(encryption="ou", **LONGER_KEY), {"max_iter": 3, "tol": 0.0, "batch_size": 500}),
+    "sgd, two parties": (treaty.SGD(coordinator=False, **LONGER_KEY), {"max_iter": 3, "tol": 0.0, "batch_size": 500}),
+}  # fmt: skip
+HORIZONTAL: dict[str, tuple[Any, int, dict[str, Any]]] = {
+    "federboost": (treaty.FederBoostHorizontal(), 3, TREES),
+    "fedxgb, model": (treaty.FedXGB(expose="model"), 9, TREES),
+    "fedxgb, shamir": (treaty.FedXGB(), 9, TREES),
+    "fedxgb, additive": (treaty.FedXGB(comparison="additive"), 9, TREES),
+}
+
+
+def compare(expected: dict, found: dict) -> None:
+    """Refuse pairs that send more, or less, than expected, and all parties together."""
+    assert sum(found.values()) / FACTOR < sum(expected.values()) < FACTOR * sum(found.values())
+    wrong = {
+        pair: (expected.get(pair, 0.0), nbytes)
+        for pair, nbytes in found.items()
+        if nbytes > SMALL and not nbytes / FACTOR < expected.get(pair, 0.0) < FACTOR * nbytes
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(("rows", "columns", "parties"), [(2000, 4, 2), (6000, 8, 3)])
+@pytest.mark.parametrize("name", VERTICAL)
+def test_bytes_are_as_expected_where_columns_are_split(name: str, rows: int, columns: int, parties: int) -> None:
+    kind, common = VERTICAL[name]
+    compare(*by_column(kind, rows, columns, parties, **common))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(300, 4), (1500, 10)])
+@pytest.mark.parametrize("name", HORIZONTAL)
+def test_bytes_are_as_expected_where_rows_are_split(name: str, rows: int, columns: int) -> None:
+    kind, parties, common = HORIZONTAL[name]
+    compare(*by_row(kind, rows, columns, parties, **common))
