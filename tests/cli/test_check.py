@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from runs.small_jobs import write_job
+from runs.small_jobs import SYSTEMS, write_job
 from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
-from treaty.runs import local_checks
+from treaty.runs import expectations, local_checks
 from treaty.runs.job import Job, load_job
 from treaty.runs.local_checks import check_cheaply, check_own, probe
 from treaty.runs.meeting.connecting import listening
 from treaty.runs.party import train_party
+from treaty.runs.rows import read_alone
 
 
 def check(folder: Path, name: str = "a", *more: str) -> Result:
@@ -156,3 +158,56 @@ def test_a_full_disk_and_a_clock_of_yesterday_are_found(job, tmp_path, monkeypat
 
 def test_a_party_that_is_none_is_an_error(job, tmp_path):
     assert "expected --as to be one of a, b, c" in str(check(tmp_path, "d").exception)
+
+
+def test_what_a_job_is_expected_to_take_is_said(tmp_path):
+    job = write_job(tmp_path, "secureboost")
+    said = {finding.what: finding for finding in check_own(job, "b")}
+    assert said["expected"].said == "180 rows and 3 columns here; taken for each other party: 10 columns"
+    assert "within a factor of 3" in said["expected time"].said
+    assert said["expected bytes"].said.count(" MB") == 3
+    assert "more" not in said["expected bytes"].said
+    assert said["expected memory"].said.startswith("about 0.")
+    assert "kept for later jobs in" in said["expected store"].said
+    lead = {finding.what: finding.said for finding in check_own(job, "a")}
+    assert "more here for each 10 columns more at each other party" in lead["expected bytes"]
+
+
+def test_a_party_without_a_table_is_told_for_what_sizes(tmp_path):
+    job = write_job(tmp_path, "fedxgboost-smm")
+    said = {finding.what: finding.said for finding in check_own(job, "c")}
+    assert said["expected"] == "taken for all who have a table: 10,000 rows, 10 columns"
+
+
+def test_owners_of_rows_take_others_to_have_as_many(tmp_path):
+    job = write_job(tmp_path, "federboost-horizontal")
+    said = {finding.what: finding.said for finding in check_own(job, "b")}
+    assert said["expected"] == "60 rows and 12 columns here; taken for each other party: as many rows"
+    assert "columns more" not in said["expected bytes"]
+
+
+def test_too_little_memory_is_wrong_and_says_what_to_do(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(expectations, "free_memory", lambda: 1e8)
+    assert "0.1 GB are free: end other programs" in wrong(job)["expected memory"]
+    assert check(tmp_path).exit_code == 2
+    monkeypatch.setattr(expectations, "free_memory", lambda: None)  # a system that does not tell
+    assert wrong(job) == {}
+
+
+def test_too_little_room_in_the_store_is_wrong(job, tmp_path):
+    table = read_alone(job, "a", str(job.parties["a"].table), training=True)[0].features
+    expected = expectations.expect(job, job.cast(), "a", table)
+    assert "kept for later jobs" in expectations.check_store(job, "a", expected)
+    with pytest.raises(ConfigError, match="make room, or name another folder as store"):
+        expectations.check_store(job, "a", replace(expected, kept=1e18))
+
+
+def test_options_without_a_formula_are_not_wrong(tmp_path):
+    job = write_job(tmp_path, "sgd", ({"mode": "paper", "allow_insecure": True, "max_iter": 2}, SYSTEMS["sgd"][1]))
+    said = {finding.what: finding for finding in check_own(job, "a")}
+    assert said["expected"].fine
+    assert said["expected"].said.startswith("no formula says what the published form takes")
+
+
+def test_free_memory_is_that_of_the_machine():
+    assert expectations.free_memory() is None or 1e7 < expectations.free_memory() < 1e15

@@ -9,14 +9,16 @@ import pandas as pd
 import pytest
 
 import treaty
-from marks import slow
+from systems.alignment.playing import run as run_alignment
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
+from treaty.runs.threads import traffic_of
 from treaty.systems import find_system
-from treaty.systems.expected import Shape
+from treaty.systems.alignment.expected import add_alignment
+from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import cast_of
+from treaty.systems.system import Cast, cast_of
 
 FACTOR, SMALL = 1.3, 40_000
 """Of bytes expected and sent, by pair of parties; pairs that send less than so many bytes are left out."""
@@ -69,6 +71,7 @@ def expected_of(kind: Any, tables: dict, rows: int, common: dict[str, Any]) -> d
     return system.expected(cast, own, given, Shape(rows=rows, columns=columns, slots=slots)).sent
 
 
+EPOCHS = {"max_iter": 3, "tol": 0.0, "batch_size": 500}
 VERTICAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "lattice": (treaty.SecureBoost(encryption="lattice", **OPEN), TREES),
     "lattice, node": (treaty.SecureBoost(encryption="lattice", reveal="node", **OPEN), TREES),
@@ -80,9 +83,9 @@ VERTICAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "smm, ou": (treaty.FedXGBoostSMM(backend="ou", **TEST_KEY, **OPEN), TREES),
     "ldp": (treaty.FedXGBoostLDP(epsilon=4.0), {**TREES, "n_estimators": 8}),
     "federboost": (treaty.FederBoostVertical(epsilon=4.0), TREES),
-    "quasi-newton, lattice": (treaty.QuasiNewton(), {"max_iter": 4, "tol": 0.0, "batch_size": 500}),
-    "quasi-newton, ou": (treaty.QuasiNewton(encryption="ou", **LONGER_KEY), {"max_iter": 3, "tol": 0.0, "batch_size": 500}),
-    "sgd, two parties": (treaty.SGD(coordinator=False, **LONGER_KEY), {"max_iter": 3, "tol": 0.0, "batch_size": 500}),
+    "quasi-newton, lattice": (treaty.QuasiNewton(), {**EPOCHS, "max_iter": 4}),
+    "quasi-newton, ou": (treaty.QuasiNewton(encryption="ou", **LONGER_KEY), EPOCHS),
+    "sgd, two parties": (treaty.SGD(coordinator=False, **LONGER_KEY), EPOCHS),
 }  # fmt: skip
 HORIZONTAL: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "federboost": (treaty.FederBoostHorizontal(), 3, TREES),
@@ -115,3 +118,39 @@ def test_bytes_are_as_expected_where_columns_are_split(name: str, rows: int, col
 def test_bytes_are_as_expected_where_rows_are_split(name: str, rows: int, columns: int) -> None:
     kind, parties, common = HORIZONTAL[name]
     compare(*by_row(kind, rows, columns, parties, **common))
+
+
+@pytest.mark.parametrize(("psi", "ids"), [("ecdh", 900), ("auto", 2000), ("kkrt", 9000), ("auto", 12_000)])
+def test_bytes_of_an_alignment_are_as_expected(psi: Any, ids: int) -> None:
+    lists = {name: list(range(ids)) for name in ("a", "b", "c")}
+    found = traffic_of(run_alignment(lists, psi=psi, batch=1 << 14).transcripts.values()).totals
+    expected, cast = Expected(), Cast("a", dict.fromkeys(lists, "passive"), list(lists))
+    add_alignment(expected, cast, psi, Shape(rows=ids, columns={}, slots={}))
+    compare(expected.sent, {tuple(pair.split(" -> ")): total["bytes"] for pair, total in found.items()})
+
+
+def test_deeper_trees_more_trees_rows_and_columns_take_more_of_everything() -> None:
+    def of(rows: int = 20_000, columns: int = 10, **common: Any) -> Expected:
+        system = find_system("secureboost")
+        own = treaty.SecureBoost(encryption="lattice", **OPEN)
+        given = BoostingOptions(**common).checked(own)
+        sizes, slots = dict.fromkeys(("a", "b"), columns), dict.fromkeys(("a", "b"), 65 * columns)
+        cast = cast_of(system, ["a", "b"], None, own)
+        return system.expected(cast, own, given, Shape(rows=rows, columns=sizes, slots=slots))
+
+    plain = of()
+    for more in (of(rows=200_000), of(columns=20), of(n_estimators=100), of(max_depth=6)):
+        assert more.seconds > plain.seconds
+        assert sum(more.sent.values()) > sum(plain.sent.values())
+    assert of(columns=20).memory["b"] > plain.memory["b"]
+    few = of(rows=100, max_depth=12)  # of 20 rows and more, so at most 5 nodes a level
+    assert few.sent["a", "b"] < 12 * 5 / 4 * of(rows=100).sent["a", "b"]
+
+
+def test_a_form_without_a_formula_says_so() -> None:
+    with pytest.raises(ConfigError, match="no formula says what the published form takes"):
+        by_row(treaty.FedXGB(mode="paper", allow_insecure=True), 50, 3, 9, **{**TREES, "n_estimators": 1})
+
+
+def test_a_machine_is_as_fast_as_itself() -> None:
+    assert 0.05 < slowness() < 50.0

@@ -15,11 +15,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.data.sources import check_there
+from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.runs.checks import check_training
 from treaty.runs.endings import check_writable, output_folders
+from treaty.runs.expectations import check_memory, check_store, expect
 from treaty.runs.job import Job, store_of
 from treaty.runs.rows import describe, read_alone
 from treaty.systems.system import Cast
@@ -27,6 +29,8 @@ from treaty.systems.system import Cast
 ROOM = 100 << 20
 """Bytes that are to be free in every folder that a training writes to."""
 CLOCK_SLACK = 300.0  # seconds by which a file may seem to be of the future
+EXPECTED = "expected"
+"""What findings about what a job takes begin with."""
 PROBE_TIMEOUT = 5.0  # seconds for a peer to answer
 
 
@@ -47,16 +51,19 @@ def check_own(job: Job, name: str) -> list[Finding]:
     """Return what a party's own files, folders, key and clock are found to be."""
     member = job.parties[name]
     found = [_tried("job", partial(_roles, job, name))]
+    read: dict[str, Table] = {}
     for what, path in _tables(job, name).items():
-        found.append(_tried(what, partial(_table, job, name, path, training=True)))
+        found.append(_tried(what, partial(_table, job, name, path, read, training=True)))
     if member.predict_table is not None:
-        found.append(_tried("rows to predict", partial(_table, job, name, member.predict_table, training=False)))
+        found.append(_tried("rows to predict", partial(_table, job, name, member.predict_table, read, training=False)))
     for what, check in (("folders", _folders), ("disk space", _room), ("ledgers", _ledgers), ("key", _key)):
         found.append(_tried(what, partial(check, job, name)))
     for peer, other in job.parties.items():
         if peer != name and other.certificate is not None:
             found.append(_tried(f"certificate of {peer}", partial(_certificate, job, peer)))
     found.append(_tried("clock", partial(_clock, job, name)))
+    if found[0].fine and (member.table is None or member.table in read):
+        found += _expected(job, name, read.get(str(member.table)))
     return found
 
 
@@ -134,6 +141,23 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, False, str(error))
 
 
+def _expected(job: Job, name: str, table: Table | None) -> list[Finding]:
+    """Return what the training is expected to take here; `table` is its own one."""
+    try:
+        expected = expect(job, job.cast(), name, table)
+    except ConfigError as error:
+        return [Finding(EXPECTED, True, str(error))]
+    except TreatyError as error:
+        return [Finding(EXPECTED, False, str(error))]
+    told = [
+        Finding(EXPECTED, True, expected.taken),
+        Finding(f"{EXPECTED} time", True, expected.time_in_words),
+        Finding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
+        _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
+    ]
+    return told + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
+
+
 def _roles(job: Job, name: str) -> str:
     cast: Cast = check_training(job, name)
     return f"{job.name}, {job.protocol}; {name} is {cast.roles[name]}"
@@ -147,8 +171,9 @@ def _tables(job: Job, name: str) -> dict[str, str]:
     return own | {f"eval table {k}": path for k, path in enumerate(watched)}
 
 
-def _table(job: Job, name: str, path: str, *, training: bool) -> str:
+def _table(job: Job, name: str, path: str, read: dict[str, Table], *, training: bool) -> str:
     rows, classes = read_alone(job, name, path, training=training)
+    read[path] = rows.features
     labels = f"; classes: {', '.join(map(str, classes))}" if classes else ""
     return f"{path}: {describe(rows.features.schema, rows.features.n_rows)}{labels}"
 

@@ -21,6 +21,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.messaging.certificates import Identity, vouch, vouches
 from treaty.models.checkpoints import Keeper
+from treaty.systems.expected import Expected, Shape, not_expected
 from treaty.systems.options import SystemOptions, Term, given, public_terms
 
 if TYPE_CHECKING:
@@ -278,6 +279,11 @@ def nobody(cast: Cast, options: SystemOptions) -> list[str]:
     return []
 
 
+def unknown(cast: Cast, options: Any, common: Any, shape: Shape) -> Expected:
+    """Refuse to say what a training takes."""
+    raise not_expected("this system")
+
+
 def no_helpers(owners: Iterable[str], options: SystemOptions) -> dict[str, Place]:
     """Return no party besides the owners of rows."""
     return {}
@@ -382,6 +388,9 @@ class System:
     warm_up : callable
         ``warm_up(options) -> [options, ...]``: options of small trainings whose kernels are the ones a training under
         these options needs (None: under any).
+    expected : callable
+        ``expected(cast, options, common, shape) -> Expected``: what a training takes, by formula; raises ConfigError
+        where there is none, or where it cannot be.
     alone : callable or None
         With ``split="none"``: ``alone(tables, seat) -> {name: part}``, trains in one place.
     """
@@ -414,6 +423,7 @@ class System:
     only_simulated: Callable[[Any], str] = lambda options: ""
     unaudited: Callable[[Any], str] = lambda options: "no gradients are sent that an audit could open"
     warm_up: Callable[[Any], list[Any]] = lambda options: []
+    expected: Callable[[Cast, Any, Any, Shape], Expected] = unknown
     alone: Callable[[Mapping[str, Table], Seat], dict[str, Any]] | None = None
 
 

@@ -79,7 +79,7 @@ def test_columns_are_not_promised_where_rows_of_nodes_are_shown(own):
 
 @pytest.mark.slow
 def test_fast_links_get_the_lattice_map_and_slow_ones_okamoto_uchiyama_where_trees_are_deep(monkeypatch):
-    monkeypatch.setattr(cipher_choice, "HAS_IFMA", True)
+    monkeypatch.setattr(cipher_choice, "MODULAR", 1.0)
     fast, slow = (
         choose(SumsBounds(100_000, 1 << 16, 1 << 14)),
         choose(SumsBounds(100_000, 1 << 16, 1 << 14), delay=0.2, max_depth=8),
@@ -151,7 +151,8 @@ def test_estimates_grow_with_every_size():
 
 def estimates(parameters, rows, features, slots, max_depth, trees):
     job = job_of(SumsBounds(rows, 1 << 16, 1 << 14), trees, max_depth=max_depth)
-    return cipher_choice._lattice(parameters, job, features, slots, False), cipher_choice._ou(job, features, slots)
+    lattice = cipher_choice.cost_of_lattice(parameters, job, features, slots, kept=False)
+    return lattice, cipher_choice.cost_of_ou(job, features, slots)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from treaty.systems.expected import Expected, Shape
 from treaty.systems.system import Cast
 
 _POINT, _MASKED, _VALUE, _MATCH = 33.0, 89.0, 76.0, 20.0
-"""Bytes of an id: each point under ECDH; under KKRT in the active party's list, and in another; of each id in common."""
+"""Bytes: of a point under ECDH; under KKRT of an id in the active party's list, and in another; of an id in common."""
 _TRANSFERS = 16_000.0  # bytes under KKRT
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from treaty.errors import ConfigError
 from treaty.systems.federboost_horizontal.disclosures import disclosures
+from treaty.systems.federboost_horizontal.expected import expected
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.roles import check_members, leader, member
 from treaty.systems.pooled.options import BoostingOptions
@@ -47,6 +48,7 @@ SYSTEM = System(
     train={"leader": leader, "member": member},
     cast=cast,
     disclosures=disclosures,
+    expected=expected,
     has_model=frozenset({"leader", "member"}),
     may_lose=may_lose,
     vouched=lambda cast, name: cast.owners,  # members check also the keys of whom they do not talk to

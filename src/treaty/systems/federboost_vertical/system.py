@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treaty.systems.federboost_vertical.disclosures import disclosures
+from treaty.systems.federboost_vertical.expected import expected
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.federboost_vertical.roles import active, passive
 from treaty.systems.pooled.options import BoostingOptions
@@ -20,6 +21,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     cast=cast_by_column,
     disclosures=disclosures,
+    expected=expected,
     has_model=frozenset({"active", "passive"}),
     orders_by_id=True,  # so that buckets of an earlier job on the same rows are the same
     predict={"active": predict_active, "passive": predict_passive},

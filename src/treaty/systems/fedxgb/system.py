@@ -5,6 +5,7 @@ from __future__ import annotations
 from treaty.systems.fedxgb.authority import authority
 from treaty.systems.fedxgb.disclosures import disclosures
 from treaty.systems.fedxgb.edge import edge
+from treaty.systems.fedxgb.expected import expected
 from treaty.systems.fedxgb.layout import cast_of, dropouts, helpers, links, only_simulated
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred.service import SERVICE
@@ -34,6 +35,7 @@ SYSTEM = System(
     helpers=helpers,
     links=links,
     disclosures=disclosures,
+    expected=expected,
     has_model=frozenset({"server"}),
     until_kept=frozenset({"edge", "user"}),
     named_roles=frozenset({"server", "edge", "authority"}),

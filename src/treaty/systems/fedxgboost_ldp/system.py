@@ -6,6 +6,7 @@ import numpy as np
 
 from treaty.privacy.mechanisms import MECHANISMS
 from treaty.systems.fedxgboost_ldp.disclosures import disclosures
+from treaty.systems.fedxgboost_ldp.expected import expected
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.roles import active, passive
 from treaty.systems.pooled.options import BoostingOptions
@@ -31,6 +32,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     cast=cast_by_column,
     disclosures=disclosures,
+    expected=expected,
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict_active, "passive": predict_passive},
     online={"active": online_active, "passive": online_passive},

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from treaty.errors import ConfigError
 from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
 from treaty.systems.fedxgboost_smm.disclosures import disclosures
+from treaty.systems.fedxgboost_smm.expected import expected
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.roles import active, passive
 from treaty.systems.pooled.options import BoostingOptions
@@ -80,6 +81,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive, "dealer": dealer},
     cast=cast_roles,
     disclosures=disclosures,
+    expected=expected,
     named_roles=frozenset({"dealer"}),
     lossless=True,
     has_model=frozenset({"active", "passive"}),

@@ -10,6 +10,7 @@ from typing import Any
 from treaty.errors import ConfigError
 from treaty.systems.logistic import roles
 from treaty.systems.logistic.disclosures import disclosures
+from treaty.systems.logistic.expected import expected
 from treaty.systems.logistic.options import SGD as SGDOptions
 from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.pooled import train_pooled
@@ -110,6 +111,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         train={"active": roles.active, "passive": roles.passive, COORDINATOR: roles.coordinator},
         cast=cast,
         disclosures=disclosures,
+        expected=expected,
         named_roles=frozenset({COORDINATOR}),
         has_model=frozenset({"active", "passive"}),
         until_kept=frozenset({COORDINATOR}),  # its checkpoint: without it, nobody could go on

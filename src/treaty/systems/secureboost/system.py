@@ -15,6 +15,7 @@ from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.online import online_active, online_passive
 
 
@@ -53,4 +54,7 @@ SYSTEM = System(
     explain={"active": explain_active, "passive": explain_passive},
     unaudited=lambda options: unaudited(options.ciphers),
     warm_up=warm_up,
+    expected=lambda cast, options, common, shape: expected_of_sums(
+        cast, options.ciphers, common, shape, alone=options.rl_trees or 0
+    ),
 )

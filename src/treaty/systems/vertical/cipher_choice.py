@@ -7,7 +7,7 @@ each pair of siblings) on c threads, the lattice map (degree N, J = n / N blocks
               + 2 S P N 0.04 ns) + d S D N 0.15 ns)) / c
     bytes   = 2 S D N [hint, unless kept] + T (V 4 P (n + N) + V 2 S D + (2^d - 1) n / 8)
 
-and Okamoto-Uchiyama with keys of b = 3072 bits (five times as long where the processor has no AVX-512 IFMA):
+and Okamoto-Uchiyama with keys of b = 3072 bits (`MODULAR` times as long where the processor has no AVX-512 IFMA):
 
     seconds = T (n 23 us + n F (d + 1) / 2 * 0.55 us + V S / k * 1.9 ms) / c,   k sums to a ciphertext
     bytes   = T (n b / 8 + V S / k * b / 8 + d n)
@@ -21,12 +21,13 @@ follows from the comparisons of candidates (`cost_of_sealing`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.additive.fma_multiplier import HAS_FMA
 from treaty.crypto.additive.multiplier import HAS_IFMA
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.lattice.parameters import LEAK_LIMIT, Parameters
@@ -53,7 +54,8 @@ logger = logging.getLogger(__name__)
 
 MOST_HINT_BYTES = 4 << 30
 PREFERENCE = 2.0
-_WITHOUT_IFMA = 5.0  # times the time of Okamoto-Uchiyama
+MODULAR = 1.0 if HAS_IFMA else 2.3 if HAS_FMA else 5.0
+"""Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA."""
 LONG = 60.0
 """Estimated seconds from which an active party is warned of what sealed sums take."""
 _STEPS_BEFORE, _BYTES_BEFORE = 10, 1.0
@@ -130,8 +132,10 @@ def choose_cipher(
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > found.left:
             return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
     kept = LatticeSumsClient(bounds, store).offer(offsets) is not None
-    lattice = _total([_lattice(parameters, job, *_size(of_peer), kept) for of_peer in offsets.values()], links)
-    ou = _total([_ou(job, *_size(of_peer)) for of_peer in offsets.values()], links)
+    lattice = _total(
+        [cost_of_lattice(parameters, job, *_size(of_peer), kept=kept) for of_peer in offsets.values()], links
+    )
+    ou = _total([cost_of_ou(job, *_size(of_peer)) for of_peer in offsets.values()], links)
     chosen = lattice.seconds <= PREFERENCE * ou.seconds
     best, other = (("lattice", lattice), ("ou", ou)) if chosen else (("ou", ou), ("lattice", lattice))
     times, slowest = other[1].seconds / best[1].seconds, max((link.byte for link in links.values()), default=0.0)
@@ -204,7 +208,20 @@ def _hint_bytes(parameters: Parameters, slots: int) -> int:
     return 2 * slots * parameters.digits * parameters.degree
 
 
-def _lattice(parameters: Parameters, job: JobSize, features: int, slots: int, kept: bool) -> Estimate:
+def cheaper(job: JobSize, sizes: Sequence[tuple[int, int]]) -> str:
+    """Return the cipher that "auto" takes on quick links, from passive parties' features and slots."""
+    try:
+        parameters = sums_parameters(job.bounds)
+    except CryptoError:
+        return "ou"
+    lattice = max((cost_of_lattice(parameters, job, *size, kept=False).seconds for size in sizes), default=0.0)
+    ou = max((cost_of_ou(job, *size).seconds for size in sizes), default=0.0)
+    hints = sum(_hint_bytes(parameters, slots) for _, slots in sizes)
+    return "lattice" if lattice <= PREFERENCE * ou and hints <= MOST_HINT_BYTES else "ou"
+
+
+def cost_of_lattice(parameters: Parameters, job: JobSize, features: int, slots: int, *, kept: bool) -> Estimate:
+    """Return what trees take under the lattice map with one passive party; `kept`: its hint is there."""
     degree, primes, digits = parameters.degree, len(parameters.primes), parameters.digits
     n, depth = job.bounds.n_rows, job.rules.max_depth
     vectors = 2 ** (depth - 1)
@@ -218,12 +235,13 @@ def _lattice(parameters: Parameters, job: JobSize, features: int, slots: int, ke
     return Estimate((hint + job.trees * tree) / job.threads, hint_bytes + job.trees * nbytes)
 
 
-def _ou(job: JobSize, features: int, slots: int) -> Estimate:
+def cost_of_ou(job: JobSize, features: int, slots: int) -> Estimate:
+    """Return what trees take under Okamoto-Uchiyama, by its default keys, with one passive party."""
     n, depth, bits = job.bounds.n_rows, job.rules.max_depth, OU_DEFAULT_KEY_BITS
     answers = 2 ** (depth - 1) * slots / Packing(job.bounds, bits // 3).per_plaintext
     tree = n * 23e-6 + n * features * (depth + 1) / 2 * 0.55e-6 + answers * 1.9e-3
     nbytes = (n + answers) * bits / 8 + depth * n
-    return Estimate(job.trees * tree * (1.0 if HAS_IFMA else _WITHOUT_IFMA) / job.threads, job.trees * nbytes)
+    return Estimate(job.trees * tree * MODULAR / job.threads, job.trees * nbytes)
 
 
 def cost_of_sealing(links: Mapping[str, Link], candidates: Mapping[str, float], job: JobSize, step: int) -> Estimate:

@@ -11,7 +11,7 @@ from treaty.messaging.party import Party
 
 PROBES = 5
 """Of a link, by which it is measured; no more are answered."""
-_PROBE_BYTES = 1 << 18
+PROBE_BYTES = 1 << 18
 _LEAST_BYTE = 1e-10  # seconds: what is faster than 10 GB/s is not told from it
 
 
@@ -60,5 +60,5 @@ def measure(party: Party, peer: str) -> Measured:
 
     took(0)  # waits until the peer has finished other work
     empty = min(took(0) for _ in range(2))
-    loaded = min(took(_PROBE_BYTES) for _ in range(2))
-    return Measured(Link(empty / 2, max(_LEAST_BYTE, (loaded - empty) / (2 * _PROBE_BYTES))), left)
+    loaded = min(took(PROBE_BYTES) for _ in range(2))
+    return Measured(Link(empty / 2, max(_LEAST_BYTE, (loaded - empty) / (2 * PROBE_BYTES))), left)
