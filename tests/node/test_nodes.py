@@ -1,5 +1,6 @@
 """Nodes as processes: jobs from submission to model, and what kills, restarts and people do to them."""
 
+import re
 import time
 
 import numpy as np
@@ -179,8 +180,12 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
         wait_for("peer", lambda node=node: "peer up" in node.treaty("audit-log", "show", code=None))
     said = nodes["bank"].treaty("check", str(job), "--with-peers")
     assert "WRONG" not in said
-    assert "shop: could take part; a person must approve it" in said
+    assert "shop: could take part; a person must approve it; expects about " in said
     assert "400 rows" in said
+    (shop,) = [line for line in said.splitlines() if "shop: could take part" in line]
+    told = re.search(r"expects about (.*) seconds, (.*) [kM]B sent and received, (.*) GB of memory$", shop)
+    assert told is not None
+    assert all(re.fullmatch(r"0?\.?[1-9][0,]*(\.0)?", number) for number in told.groups())  # one digit each
     assert not nodes["shop"].treaty("models")
     (nodes["shop"].folder / "rows.csv").write_text("id,shop_0\n1,one\n1,2\n")
     said = nodes["bank"].treaty("check", str(job), "--with-peers", code=1)

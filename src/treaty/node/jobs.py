@@ -285,8 +285,9 @@ class Jobs:
             details = "; ".join(f"{finding.what}: {finding.said}" for finding in wrong)
             self.end(at.row.id, "rejected", reason, by="policy", said=details)
         elif at.proposal.trial:
-            person = "could take part; a person must approve it" if found.needs_person else ""
-            self._approve(at, "policy", reason=person)
+            person = "; a person must approve it" if found.needs_person else ""
+            takes = "".join(f"; {finding.public}" for finding in found.own if finding.public)
+            self._approve(at, "policy", reason=f"could take part{person}{takes}")
         elif at.approver or at.row.submitter == self.name:
             self._approve(at, at.approver or "its submitter")
         elif not found.needs_person:

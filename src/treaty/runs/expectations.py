@@ -47,6 +47,12 @@ class Expectation:
     more: float = 0.0
 
     @property
+    def in_public(self) -> str:
+        """What others are told, to one digit: more of them would tell how many rows and columns there are."""
+        seconds, nbytes, memory = (float(f"{of:.0e}") for of in (self.seconds, self.sent + self.received, self.memory))
+        return f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
+
+    @property
     def bytes_in_words(self) -> str:
         """What is sent."""
         more = f"; {_mb(self.more)} more here for each {COLUMNS} columns more at each other party" if self.more else ""

@@ -36,11 +36,15 @@ PROBE_TIMEOUT = 5.0  # seconds for a peer to answer
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found: of what, whether it will do, and what was found or is to be done."""
+    """What one check found: of what, whether it will do, and what was found or is to be done.
+
+    `public` is what a node tells the parties of a job of it, which is nothing but of what a job takes.
+    """
 
     what: str
     fine: bool
     said: str
+    public: str = ""
 
     def __str__(self) -> str:
         """Return the line that a command prints."""
@@ -150,7 +154,7 @@ def _expected(job: Job, name: str, table: Table | None) -> list[Finding]:
     except TreatyError as error:
         return [Finding(EXPECTED, False, str(error))]
     told = [
-        Finding(EXPECTED, True, expected.taken),
+        Finding(EXPECTED, True, expected.taken, expected.in_public),
         Finding(f"{EXPECTED} time", True, expected.time_in_words),
         Finding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
         _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
