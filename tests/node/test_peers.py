@@ -1,5 +1,6 @@
-"""Peers that come and go, or tell one head of their audit log after another: what of it a node notes for good."""
+"""Peers that come and go, or tell one head of their audit log after another, or whose keys end: what a node notes."""
 
+import datetime
 from collections import Counter
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 from node.nodes import organisations
 from treaty.node import service
+from treaty.node.keys import cards
 from treaty.node.network.notes import Head, Hello
 from treaty.node.rules.settings import load_settings
 from treaty.node.service import NOTED_EVERY, Node
@@ -67,3 +69,17 @@ def test_heads_that_do_not_fit_are_noted_once_an_hour(node, clock):
     (event,) = noted(node)
     assert event["what"] == "audit log of a peer"
     assert "was cut" in event["why"]
+
+
+@pytest.mark.parametrize(("days", "words"), [(59, "the certificate of bank ends on"), (-1, "ended on"), (61, "")])
+def test_a_certificate_that_ends_soon_is_warned_of_once_a_day(node, monkeypatch, caplog, days, words):
+    now = datetime.datetime.now(datetime.UTC)
+    monkeypatch.setattr(cards, "ends", lambda card: now + datetime.timedelta(days))
+    for _ in range(3):
+        node._look()
+    assert sum("the certificate of bank" in line for line in caplog.messages) == bool(words)
+    assert words in caplog.text
+    if words:
+        node._warned_on -= datetime.timedelta(1)
+        node._look()
+        assert sum("the certificate of bank" in line for line in caplog.messages) == 2

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from terminal import compare_at_terminal
 from treaty.models.trees import load_part
 from treaty.node.proposals import proposed
 from treaty.node.rules.settings import DataSet, Limits, Policy, Settings, load_settings
@@ -83,22 +83,16 @@ class Machine:
     def log(self):
         return (self.folder / "terminal.log").read_text()[-4000:]
 
-    def run(self, line, answer=None):
-        """Run a line to its end; with `answer` at a terminal at which a person types it."""
-        if answer is None:
-            stdin = subprocess.DEVNULL
-        else:
-            person, stdin = pty.openpty()
-            os.write(person, f"{answer}\n".encode())
-        try:
-            done = subprocess.run(
-                [*self.inside, "bash", "-c", line], cwd=self.folder, env=self.environment, stdin=stdin,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
-            )  # fmt: skip
-        finally:
-            if answer is not None:
-                os.close(person)
-                os.close(stdin)
+    def run(self, line, fingerprint=None):
+        """Run a line to its end; with a fingerprint at a terminal, at which a person compares it."""
+        words, place = [*self.inside, "bash", "-c", line], {"cwd": self.folder, "env": self.environment}
+        if fingerprint is not None:
+            code, self.said = compare_at_terminal(words, fingerprint, **place)
+            return code
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=PATIENCE, check=False, **place,
+        )  # fmt: skip
         self.said = done.stdout
         return done.returncode
 
@@ -130,16 +124,16 @@ def play(machines):
 
 def _run(machine, line, ids):
     """Run a line as a person would, who looks again where others are not there yet."""
-    answer = None
+    fingerprint = None
     if line.startswith("treaty keys trust"):
         assert machine.run(f"treaty keys show {line.split()[-1]}") == 0, machine.said
-        answer = re.search(r"^fingerprint +SHA256:.*([0-9a-f]{4})$", machine.said, flags=re.M).group(1)
+        fingerprint = re.search(r"^fingerprint +(SHA256:.*)$", machine.said, flags=re.M).group(1)
     deadline = time.monotonic() + PATIENCE / 2
     while True:
         if line.startswith("curl") and shutil.which("curl") is None:
             code, machine.said = fetched(machine, line)
         else:
-            code = machine.run(line, answer)
+            code = machine.run(line, fingerprint)
         there = True
         if line == "treaty jobs":
             there = all(job[:12] in machine.said for job in ids.values())

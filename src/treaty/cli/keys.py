@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +12,10 @@ import typer
 from rich.console import Console
 
 from treaty.errors import ConfigError
-from treaty.messaging.certificates import RENEW_WITHIN, fingerprint
-from treaty.node.keys.cards import Card, ends, fingerprint_of, read_card
+from treaty.files import write_whole
+from treaty.messaging.certificates import RENEW_WITHIN, fingerprint, read_secret
+from treaty.node.keys.cards import Card, ends, fingerprint_of, read_card, read_small
+from treaty.node.keys.endorsements import check_endorsement, endorse
 from treaty.node.keys.identity import make_keys, must_compare, own_cards, peers, revoke, rotate, trust
 
 keys = typer.Typer(
@@ -68,19 +71,56 @@ def trust_card(
     fingerprint: Annotated[
         str | None, typer.Option(help="As the partner says it over another channel; then nobody is asked.")
     ] = None,
+    endorsement: Annotated[
+        Path | None, typer.Option(help="The card's endorsement, in place of a comparison; with --ca and --domain.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="The certificate of the authority that you believe, PEM.")] = None,
+    domain: Annotated[str | None, typer.Option(help="The partner's domain, as you know it: bank.example.org.")] = None,
     folder: Folder = Path("keys"),
 ) -> None:
     """Trust a partner's card from now on.
 
     Asks to compare its fingerprint with the partner, by telephone, say. A card that replaces a trusted one, and is
-    signed by its key (treaty keys rotate), needs no comparison.
+    signed by its key (treaty keys rotate), needs no comparison. Nor does one with an endorsement (treaty keys endorse)
+    by the owner of a domain, where you believe the authority that says who owns it.
     """
     card = read_card(file)
     said = fingerprint
+    if endorsement is not None or ca is not None or domain is not None:
+        if endorsement is None or ca is None or domain is None or said is not None:
+            raise ConfigError("expected --endorsement, --ca and --domain together, without --fingerprint")
+        check_endorsement(endorsement, card, ca, domain)
+        said = fingerprint_of(card)
     if must_compare(folder, card) and said is None:
         said = _compared(card)
     trust(folder, card, said)
     console.print(f"{card.name} is trusted: {fingerprint_of(card)}", soft_wrap=True, highlight=False)
+
+
+@keys.command(name="endorse")
+def endorse_card(
+    certificates: Annotated[
+        Path, typer.Argument(help="This organisation's certificate of an authority, and those between them, PEM.")
+    ],
+    key: Annotated[Path, typer.Argument(help="That certificate's private key, PEM, not encrypted.")],
+    name: Annotated[
+        str | None, typer.Argument(help="Whose card; needed where the folder has those of several.")
+    ] = None,
+    folder: Folder = Path("keys"),
+) -> None:
+    """Sign this organisation's card with the key of a certificate that an authority issued to it for its domain.
+
+    Partners who believe that authority trust the card by NAME.endorsement without a telephone call: treaty keys trust
+    NAME.card --endorsement NAME.endorsement --ca CA.pem --domain DOMAIN. Nodes use the card's own keys as ever.
+    """
+    card = _one_of(folder, name)
+    file = folder / f"{card.name}.endorsement"
+    made = endorse(card, read_small(certificates), read_secret(key))
+    try:
+        write_whole(file, [made], mode=0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+    _say("endorsement", f"{file}  (give it to your partners with the card)")
 
 
 @keys.command(name="rotate")
@@ -96,12 +136,13 @@ def rotate_keys(
     trust every card in turn: make no third before all have the second (old ones are in the folder old). Where a key
     may have been copied, this is not enough: partners must first run treaty keys revoke, then compare the new card.
     """
-    if name is None:
-        names = list(own_cards(folder))
-        if len(names) != 1:
-            raise ConfigError(f"expected the name of whose keys to replace, one of {', '.join(names) or 'none'}")
-        name = names[0]
-    _say_new(folder, rotate(folder, name))
+    _say_new(folder, rotate(folder, _one_of(folder, name).name))
+    console.print(
+        "Start the node again: it takes the new keys up and signs its approvals of open jobs with them. An endorsement "
+        "is of the old card: make another.",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 @keys.command(name="revoke")
@@ -112,6 +153,16 @@ def revoke_partner(
     """Trust a partner no more; its present card is not trusted again either, only a new one that is compared anew."""
     revoke(folder, name)
     console.print(f"{name} is not trusted any more", soft_wrap=True, highlight=False)
+
+
+def _one_of(folder: Path, name: str | None) -> Card:
+    """Return the card of the organisation of that name whose keys are in a folder, or of the only one."""
+    cards = own_cards(folder)
+    if name is None and len(cards) == 1:
+        return next(iter(cards.values()))
+    if name is None or name not in cards:
+        raise ConfigError(f"expected the name of one whose keys are in {folder}: {', '.join(cards) or 'nobody'}")
+    return cards[name]
 
 
 def _compared(card: Card) -> str:
@@ -130,9 +181,11 @@ def _compared(card: Card) -> str:
         soft_wrap=True,
         highlight=False,
     )
-    heard = typer.prompt("The last group of four characters, as you heard it")
-    if heard.strip().lower() != whole[-4:]:
-        raise ConfigError(f"expected {whole[-4:]!r} as the last group, got {heard!r}: the card is not trusted")
+    groups = whole.removeprefix("SHA256:").split()
+    number = secrets.randbelow(len(groups))  # who always types the same one may compare no other
+    heard = typer.prompt(f"Group {number + 1} of {len(groups)}, four characters, as you heard it")
+    if heard.strip().lower() != groups[number]:
+        raise ConfigError(f"expected {groups[number]!r} as group {number + 1}, got {heard!r}: the card is not trusted")
     return whole
 
 
@@ -157,4 +210,4 @@ def _soon(card: Card) -> str:
     left = ends(card) - datetime.datetime.now(datetime.UTC)
     if left < datetime.timedelta(0):
         return " (HAS ENDED: a new card is needed)"
-    return " (ENDS SOON: a new card is needed)" if left < RENEW_WITHIN else ""
+    return f" ({left.days} days left" + (": a new card is needed soon)" if left < RENEW_WITHIN else ")")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import logging
 import queue
@@ -22,6 +23,7 @@ from treaty.files import write_whole
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
 from treaty.node.jobs import Jobs
+from treaty.node.keys.cards import near_their_end
 from treaty.node.keys.identity import load_own
 from treaty.node.network.door import Door
 from treaty.node.network.exchange import Conversation, Exchange
@@ -60,6 +62,7 @@ class Node:
         self._inbox: queue.Queue[tuple[Any, ...]] = queue.Queue(MOST_HEARD)
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._unexpected = ("", "")
+        self._warned_on: datetime.date | None = None
         self._of_peers: dict[tuple[str, str], tuple[float, int]] = {}  # when a thing was last noted, and left out since
         self._noted: dict[str, float] = {}  # by job: when its rounds were last written down
         with ExitStack() as held:
@@ -151,6 +154,7 @@ class Node:
 
     def _look(self) -> None:
         """Read what has come in, then bring each job further."""
+        self._warn_of_ends()
         self._read_inbox()
         if self.store.changed():
             self.jobs.load(all_states=False)  # before commands, which may be about a job that was just submitted
@@ -164,6 +168,14 @@ class Node:
             with self._going_on(f"job {at.row.id[:12]}"):
                 if self.jobs.bring_on(at):
                     self._act(at, up)
+
+    def _warn_of_ends(self) -> None:
+        """Warn once a day of certificates that end soon: a node may run for longer than they last."""
+        today = datetime.datetime.now(datetime.UTC).date()
+        if self._warned_on != today:
+            self._warned_on = today
+            for why in near_their_end([self.jobs.own.card, *self.jobs.trusted().values()]):
+                logger.warning(why)
 
     @contextmanager
     def _going_on(self, what: str) -> Iterator[None]:

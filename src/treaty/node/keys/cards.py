@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import re
 import ssl
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from treaty.errors import ConfigError
-from treaty.messaging.certificates import check_certificate, check_names, fingerprint
+from treaty.messaging.certificates import RENEW_WITHIN, check_certificate, check_names, fingerprint
 
 LARGEST_CARD = 64 * 1024
 """How many bytes a card's file may have; a card has about 1,200."""
@@ -130,6 +131,17 @@ def digits(of: str) -> str:
 def ends(card: Card) -> datetime.datetime:
     """Return when a card's certificate ends (UTC)."""
     return x509.load_pem_x509_certificate(card.certificate.encode()).not_valid_after_utc
+
+
+def near_their_end(cards: Iterable[Card]) -> list[str]:
+    """Say of which cards the certificate ends soon, or has ended."""
+    now = datetime.datetime.now(datetime.UTC)
+    return [
+        f"the certificate of {card.name} {'ended' if ends(card) < now else 'ends'} on {ends(card):%Y-%m-%d}: it has to "
+        "make new keys (treaty keys rotate), and its partners to trust the new card"
+        for card in cards
+        if ends(card) - now < RENEW_WITHIN
+    ]
 
 
 def replaces(card: Card, known: Card) -> bool:
