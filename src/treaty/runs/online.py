@@ -32,7 +32,8 @@ def check_online(job: Job) -> None:
     if not job.system.online or job.settings()[0].hides_decisions:
         raise ConfigError(
             f"models of protocol {job.protocol!r} under these options are predicted in batches, or served by who has "
-            "the whole model: a service with other parties is for trees whose splits each owner decides in the open"
+            "the whole model: a service with other parties is for linear models, and for trees whose splits each owner "
+            "decides in the open"
         )
     if job.align is None:
         raise ConfigError("a service names rows by their ids: expected [align] in the job, got none")

@@ -11,6 +11,7 @@ from treaty.errors import ConfigError
 from treaty.systems.logistic import roles
 from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.expected import expected
+from treaty.systems.logistic.online import online_active, online_passive
 from treaty.systems.logistic.options import SGD as SGDOptions
 from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.pooled import train_pooled
@@ -118,6 +119,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         helpers=helpers,
         links=mesh,
         predict={"active": predict_active, "passive": predict_passive},
+        online={"active": online_active, "passive": online_passive},
         apart=frozenset({COORDINATOR}),
         orders_by_id=True,
         cannot=CANNOT,

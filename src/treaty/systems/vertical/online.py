@@ -68,11 +68,22 @@ def online_active(seat: Seat) -> None:
     """Predict what `seat.requests` asks for, until it ends."""
     party, part = seat.party, seat.part
     assert part.forest is not None
-    assert seat.requests is not None
     check_present(party, part, seat.rows.table)
     agree(party, {"model": part.model_id, "rows": seat.rows.table.n_rows}, remedy=OF_ONE_MODEL)
     held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
-    trees = decidable(party, part, held)
+    trees, objective = decidable(party, part, held), part.forest.objective
+
+    def answer(asked: Asked) -> NDArray[np.float64]:
+        found = ask_all(party, part, trees, asked.table.matrix(), 0, seat.threads)
+        return margins(found, objective, seat.threads)
+
+    answer_requests(seat, answer)
+
+
+def answer_requests(seat: Seat, answer: Callable[[Asked], NDArray[np.float64]]) -> None:
+    """Name each request's rows to all peers, and tell what `answer` makes of it, until there are no more."""
+    party = seat.party
+    assert seat.requests is not None
     spoken, often = time.monotonic(), min(SAYS_SO, party.timeout / 4)
     for asked in seat.requests:
         if asked is None:
@@ -83,12 +94,20 @@ def online_active(seat: Seat) -> None:
         spoken, rows = time.monotonic(), np.zeros(0, np.int32) if asked is None else asked.rows
         for peer in party.peers:
             party.send(peer, OnlineRows(Array.of(rows)))
-        if asked is None:
-            continue
-        found = ask_all(party, part, trees, asked.table.matrix(), 0, seat.threads)
-        asked.tell(margins(found, part.forest.objective, seat.threads))
+        if asked is not None:
+            asked.tell(answer(asked))
     for peer in party.peers:
         party.send(peer, Finish())
+
+
+def asked_rows(asked: OnlineRows, active: str, n_rows: int) -> NDArray[np.int32]:
+    """Return the rows that the active party asks a passive one for, all below `n_rows`."""
+    rows = view(asked.rows, np.int32, (None,), peer=active, what="OnlineRows.rows")
+    if len(rows) > MOST_ROWS or np.any(rows < 0) or np.any(rows >= n_rows):
+        raise PeerProtocolError(
+            active, f"expected at most {MOST_ROWS} rows below {n_rows} - at OnlineRows from {active}"
+        )
+    return rows
 
 
 def online_passive(seat: Seat) -> None:
@@ -108,9 +127,5 @@ def online_passive(seat: Seat) -> None:
             continue
         assert isinstance(asked, OnlineRows)
         party.transcript.clear()
-        rows = view(asked.rows, np.int32, (None,), peer=active, what="OnlineRows.rows")
-        if len(rows) > MOST_ROWS or np.any(rows < 0) or np.any(rows >= len(matrix)):
-            raise PeerProtocolError(
-                active, f"expected at most {MOST_ROWS} rows below {len(matrix)} - at OnlineRows from {active}"
-            )
+        rows = asked_rows(asked, active, len(matrix))
         sets = RowSets(active, [matrix[rows]] if len(rows) else [])

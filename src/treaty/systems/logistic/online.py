@@ -1,0 +1,57 @@
+"""Prediction of a linear model row by row, by parties that have aligned their rows once and stay connected.
+
+The active party names rows as it does for trees (`vertical.online`); passive parties answer with their parts of these
+rows' margins, masked as in a prediction of many rows at a time (`prediction`), afresh for each request. Masks depend on
+which rows are asked for, so that an active party that names different rows to different passive parties gets noise.
+
+==================  ===========  ==============================================================================
+message             from -> to   what it tells
+==================  ===========  ==============================================================================
+`PairKey`           passive ->   passive: nothing
+`OnlineRows`        active ->    which of the common rows are asked for; none: the active party is still there
+`MarginPart`        passive ->   its parts of margins of these rows; of several passive parties, these summed over all
+`Finish`            active ->    nothing more will be asked
+==================  ===========  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from treaty.compute import Floats
+from treaty.messaging.agreement import OF_ONE_MODEL, agree
+from treaty.systems.logistic.prediction import collect_margins, send_margins
+from treaty.systems.logistic.setup import pair_seeds
+from treaty.systems.system import Seat
+from treaty.systems.vertical.decisions import Finish
+from treaty.systems.vertical.online import Asked, OnlineRows, answer_requests, asked_rows
+
+
+def online_active(seat: Seat) -> None:
+    """Predict what `seat.requests` asks for, until it ends."""
+    agree(seat.party, _terms(seat), remedy=OF_ONE_MODEL)
+
+    def answer(asked: Asked) -> Floats:
+        own = seat.part.margins(asked.table)
+        return collect_margins(seat.party, seat.others, own.reshape(-1)).reshape(len(own), -1)
+
+    answer_requests(seat, answer)
+
+
+def online_passive(seat: Seat) -> None:
+    """Give the own parts of margins of the rows that the active party asks for, until it has finished."""
+    party, active = seat.party, seat.cast.active
+    agree(party, _terms(seat), remedy=OF_ONE_MODEL)
+    seeds = pair_seeds(party, [name for name in seat.others if name != party.name])
+    margins, number = seat.part.margins(seat.rows.table), 0
+    while isinstance(asked := party.receive(active, OnlineRows, Finish), OnlineRows):
+        party.transcript.clear()
+        rows = asked_rows(asked, active, len(margins))
+        if len(rows):
+            number += 1
+            what = f"online {hashlib.sha256(rows.tobytes()).hexdigest()}"
+            send_margins(party, active, margins[rows].reshape(-1), seeds, number, what)
+
+
+def _terms(seat: Seat) -> dict[str, str | int]:
+    return {"model": seat.part.model_id, "rows": seat.rows.table.n_rows}
