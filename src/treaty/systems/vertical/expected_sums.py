@@ -84,7 +84,7 @@ def _of_cipher(
         found.send(active, peer, 16.0 * n * vectors)
         found.send(peer, active, 8.0 * n * slots + 16.0 * slots * vectors)
         found.hold(8.0 * n * slots + 16.0 * n * max(trees.nodes), active, peer)
-        return Estimate((n * slots * 40e-9 + vectors * n * features * 15e-9) / job.threads, 0.0)
+        return Estimate((n * slots * 40e-9 + vectors * n * features * 60e-9) / job.threads, 0.0)
     ou = cipher == "ou"
     bits = (
         options.insecure_test_key_bits or options.key_bits or (OU_DEFAULT_KEY_BITS if ou else PAILLIER_DEFAULT_KEY_BITS)
