@@ -75,7 +75,7 @@ def measure(rows: int, trees: int) -> list[dict[str, object]]:
             n_jobs=1,
         )
         path = Path(folder) / "job.json"
-        path.write_bytes(processes._completed(job, Path(folder)).encoded())
+        path.write_bytes(processes._completed(job).encoded())
         compile_kernels()  # once, not in both processes at the same time
         started = {
             name: subprocess.Popen([sys.executable, __file__, "--as", name, str(path)], stdout=subprocess.PIPE)

@@ -91,11 +91,20 @@ def test_options_change_what_is_disclosed(options, common, who, expected):
     assert expected not in learned("ou")[who]
 
 
-def test_warm_up_is_of_both_kinds_of_cipher():
-    kinds = {options.cipher for options in SYSTEM.warm_up(None)}
-    assert kinds == {"ou", "lattice"}
-    for options in SYSTEM.warm_up(SecureBoost()):
-        options.check(BoostingOptions())
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        (None, {"ou", "lattice"}),
+        (SecureBoost(allow_exact_sums=True), {"lattice"}),
+        (SecureBoost(encryption="ou", allow_exact_sums=True), {"ou"}),
+        (SecureBoost(mode="paper", allow_insecure=True), {"ou"}),
+    ],
+)
+def test_warm_up_is_of_the_kinds_of_cipher_that_may_serve(options, kinds):
+    made = SYSTEM.warm_up(options)
+    assert {small.cipher for small in made} == kinds
+    for small in made:
+        small.check(BoostingOptions())
 
 
 @pytest.mark.parametrize(

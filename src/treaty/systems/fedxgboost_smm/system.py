@@ -56,14 +56,15 @@ def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, Place]
 
 
 def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
-    """Return options of small trainings with every backend, or of sealed sums where these are chosen."""
+    """Return options of small trainings with the backend and sums that the options name, or with every backend."""
     if options is not None and options.ciphers.sealed:
         return [FedXGBoostSMM(reveal="argmax")]
-    return [
-        FedXGBoostSMM(backend="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),
-        FedXGBoostSMM(backend="lattice", allow_exact_sums=True),
-        FedXGBoostSMM(backend="dealer", allow_exact_sums=True),
-    ]
+    of_each = {
+        "ou": FedXGBoostSMM(backend="ou", insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),
+        "lattice": FedXGBoostSMM(backend="lattice", allow_exact_sums=True),
+        "dealer": FedXGBoostSMM(backend="dealer", allow_exact_sums=True),
+    }
+    return [*of_each.values()] if options is None else [of_each[options.cipher]]
 
 
 def unaudited(options: FedXGBoostSMM) -> str:
