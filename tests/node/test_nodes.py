@@ -14,6 +14,7 @@ from treaty.models.checkpoints import checkpoint_file
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part
 from treaty.node.playing.online import Partners, UnknownIds, find_socket
+from treaty.serving.models import ServedModel
 
 SMALL = "[boosting]\nn_estimators = 6\nmax_depth = 3\nrandom_state = 1\n"
 LONG = "[boosting]\nn_estimators = 120\nmax_depth = 3\nrandom_state = 1\n[secureboost]\nallow_exact_sums = true\n"
@@ -216,6 +217,7 @@ def test_partners_that_stay_connected_are_asked_row_by_row(made, tmp_path, field
     service = submitted(nodes["bank"], file, "--serve", job)
     wait_until(nodes["bank"], service, "running")
     part = load(next((nodes["bank"].state / "models").glob("*/bank.part")))
+    served = ServedModel(part)
     own = pyarrow.csv.read_csv(nodes["bank"].folder / "rows.csv").to_pandas().set_index("id")
     asked = [int(row) for row in expected["id"][:40]]
     columns = own.loc[asked, part.schema.names].to_numpy(np.float32)
@@ -229,8 +231,10 @@ def test_partners_that_stay_connected_are_asked_row_by_row(made, tmp_path, field
             return None
 
     def right():
-        found = part.predictions(wait_for("answer", lambda: (found := answers()) is not None and [found])[0])
-        return all(np.allclose(found[name], of[:40], 0, off) for name, of in expected.items() if name != "id")
+        found = served.predictions(wait_for("answer", lambda: (found := answers()) is not None and [found])[0])
+        return all(
+            np.allclose([row[name] for row in found], of[:40], 0, off) for name, of in expected.items() if name != "id"
+        )
 
     assert right()
     with pytest.raises(UnknownIds, match="999"):

@@ -88,6 +88,8 @@ class ServedModel:
 
     def predictions(self, margins: Margins) -> list[dict[str, Any]]:
         """Return what rows of these margins are predicted to be: of each the columns that ``treaty predict`` writes."""
+        if isinstance(self.part, LinearPart) and not self.part.of_classes:
+            margins = margins.reshape(-1)  # partners give them as (n_rows, 1)
         columns = self.part.predictions(margins)
         names = tuple(columns)
         by_row = zip(*(values.tolist() for values in columns.values()), strict=True)
