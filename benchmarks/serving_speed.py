@@ -6,6 +6,9 @@ on keep-alive connections of HTTP/1.1; a latency counts from when the request sh
 counts, too. Server and generator are processes of their own. About 2 minutes, more where other processes disturb;
 `--quick` one.
 
+With `--federated` partners are asked: nodes of two or three organisations on this machine, `treaty serve` at the first,
+trees or a linear model of three columns each, aligned rows. No claim: the latencies are reported. About 8 minutes.
+
 With `--fallback` it compares, on breast cancer data in five folds, predictions of both parties with those of
 `treaty serve --fallback own` and with a model of the active party's columns alone. Claim: the last is better than the
 fallback. About 2 minutes.
@@ -25,6 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
@@ -32,6 +37,7 @@ from sklearn.model_selection import StratifiedKFold
 
 import treaty
 from data import QUIET, arguments, cpu_of_others, report
+from node.nodes import columns_of, job_file, organisations, wait_until
 from treaty.data.table import to_table
 from treaty.serving.models import ServedModel
 
@@ -42,6 +48,8 @@ CASES = [
     (100, 4, 1500),
     (1000, 6, 1000),
 ]  # trees, depth, requests a second
+TREES = "[boosting]\nn_estimators = 50\nmax_depth = 4\n"
+EPOCHS = "[regression]\nmax_iter = 5\nbatch_size = 120\n[quasi-newton]\ncoordinator = false\n"
 CONNECTIONS = 32
 WARM = 2.0  # seconds that are not counted
 
@@ -143,23 +151,63 @@ def cpu_of(process: int) -> float:
 
 
 def measure(folder: Path, trees: int, depth: int, rate: int, seconds: float) -> dict[str, object]:
+    """Load the server of a model, and return what was found."""
+    return {"trees": trees, "depth": depth, **loaded(str(folder / f"{trees}"), folder / "rows.json", rate, seconds)}
+
+
+def loaded(model: str, bodies: Path, rate: int, seconds: float) -> dict[str, object]:
     """Start a server, load it, and return what was found."""
-    serve = [sys.executable, "-m", "treaty", "serve", str(folder / f"{trees}"), "--listen", "127.0.0.1:0"]
+    serve = [sys.executable, "-m", "treaty", "serve", model, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         first = server.stdout.readline()
         port = first.partition("127.0.0.1:")[2].split()[0]
         before, others, started = cpu_of(server.pid), cpu_of_others(), time.perf_counter()
-        generator = [sys.executable, __file__, "--load", port, str(folder / "rows.json"), str(rate), str(seconds)]
+        generator = [sys.executable, __file__, "--load", port, str(bodies), str(rate), str(seconds)]
         found = json.loads(subprocess.run(generator, stdout=subprocess.PIPE, check=True).stdout)
         took, used = time.perf_counter() - started, cpu_of(server.pid) - before
         strangers = cpu_of_others() - others - used
         server.send_signal(signal.SIGTERM)
     of_requests = 1e3 * used / (rate * (seconds + WARM))
-    return {
-        "trees": trees, "depth": depth, "rate/s": rate, **found, "server ms/request": of_requests,
-        "other cores": max(0.0, strangers / took),
-    }  # fmt: skip
+    others_cores = max(0.0, strangers / took)
+    return {"rate/s": rate, **found, "server ms/request": of_requests, "other cores": others_cores}
+
+
+def federated(names: tuple[str, ...], kind: str, rates: dict[int, int], seconds: float) -> list[dict[str, object]]:
+    """Train between nodes, serve with all partners connected, and load the server; `rates` by rows of a request."""
+    of_kind = {"trees": ({}, TREES), "linear": ({"protocol": '"quasi-newton"'}, EPOCHS)}
+    fields, options = of_kind[kind]
+    tables, result = columns_of(names), []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        nodes = organisations(folder, names, tables)
+        lead = nodes[names[0]]
+        for node in nodes.values():
+            node.start()
+        try:
+            job = job_file(folder / "job.toml", names, options, **fields)
+            trained = lead.treaty("submit", str(job)).split()[1]
+            wait_until(lead, trained, "finished")
+            service = lead.treaty("submit", str(job), "--serve", trained).split()[1]
+            wait_until(lead, service, "running")
+            own = tables[names[0]].drop_columns("y").to_pandas().astype({"id": str}).to_dict("records")
+            os.environ["TREATY_NODE"] = str(lead.settings)
+            for n_rows, rate in rates.items():
+                parts = [own[k : k + n_rows] for k in range(0, len(own) - n_rows + 1, n_rows)]
+                asked = [
+                    {
+                        "ids": [row["id"] for row in part],
+                        "rows": [{k: v for k, v in row.items() if k != "id"} for row in part],
+                    }
+                    for part in parts
+                ]
+                (folder / "bodies.json").write_text(json.dumps(asked))
+                found = loaded(service, folder / "bodies.json", rate, seconds)
+                result.append({"model": kind, "partners": len(names) - 1, "rows": n_rows, **found})
+        finally:
+            for node in nodes.values():
+                node.stop()
+    return result
 
 
 def undisturbed(folder: Path, case: tuple[int, int, int], seconds: float, tries: int) -> dict[str, object]:
@@ -175,14 +223,25 @@ def generate() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--load", nargs=4)
     port, rows, rate, seconds = parser.parse_args().load
-    bodies = [json.dumps({"rows": [row]}).encode() for row in json.loads(Path(rows).read_text())]
+    bodies = [json.dumps(body).encode() for body in json.loads(Path(rows).read_text())]
     print(json.dumps(asyncio.run(load(int(port), bodies, float(rate), float(seconds)))))
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--fallback", action="store_true", help="compare predictions, not speed")
+    parser.add_argument("--federated", action="store_true", help="partners are asked for each row")
     options = parser.parse_args()
+    if options.federated:
+        seconds = 5.0 if options.quick else 15.0
+        found = [
+            row
+            for names in (("bank", "shop"), ("bank", "shop", "lab"))
+            for kind in ("trees", "linear")
+            for row in federated(names, kind, {1: 50, 100: 10}, seconds)
+        ]
+        report("serving_federated", found, quick=options.quick)
+        return
     if options.fallback:
         cases = {"10 means": range(10), "10 errors": range(10, 20), "5 means": range(5)}
         found = [row for name, own in cases.items() for row in fallback_scores(name, [*own], options.quick)]
@@ -191,7 +250,7 @@ def main() -> None:
     X, y = load_breast_cancer(return_X_y=True, as_frame=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "rows.json").write_text(json.dumps(X.to_dict("records")))
+        (folder / "rows.json").write_text(json.dumps([{"rows": [row]} for row in X.to_dict("records")]))
         for trees, depth in {case[:2] for case in CASES}:
             model = treaty.GBDTClassifier("pooled", n_estimators=trees, max_depth=depth, min_child_samples=2)
             model.fit(X, y).save(folder / f"{trees}")
