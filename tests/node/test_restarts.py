@@ -142,7 +142,8 @@ def test_checkpoints_go_once_the_process_of_the_killed_node_has_ended(bank, when
         wait_for("start", lambda: any(entry.event["what"] == "node started" for entry in node.store.audit()), 10.0)
         if when == "at the job's end":
             wait_for("job", lambda: bank.job in node.jobs.standings, 10.0)
-            node.jobs.end(bank.job, "cancelled")
+            with node.jobs.lock:
+                node.jobs.end(bank.job, "cancelled")
         time.sleep(0.5)
         folder.mkdir(exist_ok=True)
         (folder / "bank.checkpoint").write_text("late")
