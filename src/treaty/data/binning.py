@@ -6,6 +6,7 @@ a category that occurs has a bin of its own while there are enough of them. Code
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from treaty.compute import concurrently, cores
 from treaty.data.kernels import pad_cuts, tie_aware_cuts, write_codes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
+from treaty.scratch import forget, new
 
 MOST_BINS = 255  # codes are uint8, and one code is left for "missing"
 _ROWS_AT_ONCE = 8192  # the block of codes that is written stays in the processor's cache
@@ -47,24 +49,49 @@ class Bins:
     def transform(self, table: Table, threads: int | None = None) -> NDArray[np.uint8]:
         """Return the bin of every value, uint8 (n_rows, n_features) in C order; n_bins[f] where missing.
 
-        Raises DataError for a table of another schema. The number of threads (None: all cores) does not change the
-        result.
+        Of a table on disk they lie there, too, column by column: as the transpose of an array in C order. Raises
+        DataError for a table of another schema. The number of threads (None: all cores) does not change the result.
         """
         if table.schema is not self.schema and table.schema != self.schema:
             raise DataError("expected a table made with the schema of training, got another one - at binning")
-        codes = np.empty((table.n_rows, len(self.n_bins)), dtype=np.uint8)
         lookups = [self._lookup(feature) for feature in range(len(self.n_bins))]
+        if table.folder is not None:
+            return self._transform_on_disk(table, lookups, table.folder, threads)
+        codes = np.empty((table.n_rows, len(self.n_bins)), dtype=np.uint8)
 
         def write_block(start: int) -> None:
             stop = min(start + _ROWS_AT_ONCE, table.n_rows)
             for feature, (column, lookup) in enumerate(zip(table.columns, lookups, strict=True)):
-                if self.cuts[feature] is not None:
-                    write_codes(column, lookup, int(self.n_bins[feature]), codes, feature, start, stop)
-                else:
-                    codes[start:stop, feature] = _bins_of_categories(column[start:stop], lookup)
+                self._write(feature, column, lookup, codes, feature, start, stop)
 
         concurrently(write_block, range(0, table.n_rows, _ROWS_AT_ONCE), _threads(threads, codes.size))
         return codes
+
+    def _transform_on_disk(
+        self, table: Table, lookups: list[NDArray[Any]], folder: Path, threads: int | None
+    ) -> NDArray[np.uint8]:
+        by_column = new((len(self.n_bins), table.n_rows), np.uint8, folder)
+
+        def write_column(feature: int) -> None:
+            column, codes = table.columns[feature], by_column[feature].reshape(-1, 1)
+            for start in range(0, table.n_rows, _ROWS_AT_ONCE):
+                stop = min(start + _ROWS_AT_ONCE, table.n_rows)
+                self._write(feature, column, lookups[feature], codes, 0, start, stop)
+            forget(column)
+            forget(by_column)
+
+        concurrently(write_column, range(len(self.n_bins)), cores(threads))
+        return by_column.T
+
+    def _write(
+        self, feature: int, column: NDArray[np.float32], lookup: NDArray[Any], codes: NDArray[np.uint8], place: int,
+        start: int, stop: int,
+    ) -> None:  # fmt: skip
+        """Write a feature's bins of rows ``start..stop - 1`` to column `place` of `codes`."""
+        if self.cuts[feature] is not None:
+            write_codes(column, lookup, int(self.n_bins[feature]), codes, place, start, stop)
+        else:
+            codes[start:stop, place] = _bins_of_categories(column[start:stop], lookup)
 
     def _lookup(self, feature: int) -> NDArray[Any]:
         """Return the table to search: padded cuts, or the bin of each category code with "missing" at the end."""
@@ -88,7 +115,9 @@ def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bin
 
     def fit_one(feature: int) -> _FeatureBins:
         values, categories = table.columns[feature], table.schema.categories[feature]
-        return _fit_numbers(values, q) if categories is None else _fit_categories(values, len(categories), q)
+        found = _fit_numbers(values, q) if categories is None else _fit_categories(values, len(categories), q)
+        forget(values)
+        return found
 
     cells = table.n_rows * len(table.columns)
     fitted = concurrently(fit_one, range(len(table.columns)), _threads(threads, cells))

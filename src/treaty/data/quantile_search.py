@@ -31,6 +31,7 @@ from treaty.data.binning import MOST_BINS
 from treaty.data.float_keys import floats_of, keys_of
 from treaty.data.quantile_kernels import insert_points, place_cuts
 from treaty.errors import ConfigError, LocalProtocolError
+from treaty.scratch import kept
 
 _EVERY = (-np.inf, np.inf)
 _NO_INTERVAL = np.iinfo(np.int64).max  # as `least_rows`: take every interval as it is
@@ -44,11 +45,11 @@ class Probes(NamedTuple):
 
 
 def sorted_keys(columns: Sequence[NDArray[np.float32]], threads: int = 1) -> list[NDArray[np.uint32]]:
-    """Return each column's keys, ascending, without missing values, for `count_below`.
+    """Return each column's keys, ascending, without missing values, for `count_below`; on disk if the column is.
 
     Their lengths are the participant's part of what `QuantileSearch.present` takes.
     """
-    return concurrently(lambda column: np.sort(keys_of(column[~np.isnan(column)])), columns, threads)
+    return concurrently(lambda column: kept(np.sort(keys_of(column[~np.isnan(column)])), column), columns, threads)
 
 
 def count_below(ordered: Sequence[NDArray[np.uint32]], probes: Probes, threads: int = 1) -> NDArray[np.int64]:

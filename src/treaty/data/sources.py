@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
@@ -26,14 +27,20 @@ from numpy.typing import ArrayLike, NDArray
 from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
 from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
+from treaty.data.file_tables import FileTable
 from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
 from treaty.data.parquet_files import FolderProblem, files_of, parquet_facts, read_parquet
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
+from treaty.scratch import check_room, forget, new, usual_folder
 
 Read = TypeVar("Read")
 
 _CHECKED = b"treaty.schema"
+ON_DISK = 1 << 30
+"""Bytes of a table's columns, as float32, from which on they lie in files."""
+
+_BYTES_ON_DISK = 6  # of a value: float32, and its bin twice, by column and by row
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
 _LISTED = 20  # columns that a message names of those a file has
 _REMEDIES = {
@@ -67,23 +74,94 @@ def read_table(
     ending = _checked_ending(path, party)
     read = {".parquet": _read_parquet, ".arrow": _read_arrow}.get(ending)
     table = _read_csv(path, text, party) if read is None else read(path, party)
-    names = table.column_names
+    kept = table.select(_kept_names(table.schema, path, columns, drop, drop_all, party))
+    if table.num_rows == 0:
+        raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
+    if read is None:
+        _refuse_bytes(kept, path, party)
+    return kept
+
+
+def open_table(
+    path: str | Path,
+    *,
+    folder: Path | None = None,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    drop_all: bool = False,
+    text: Sequence[str] = (),
+    party: str = "the table",
+) -> Any:
+    """Read a table as `read_table` does if it is small; else return it as a `FileTable`, of which nothing is read yet.
+
+    A table is large from `ON_DISK` bytes on. What is made of it goes to files in `folder` (None: the system's folder of
+    temporary files), which must have the room. Errors are those of `read_table`, and ConfigError for the folder.
+    """
+    path = Path(path)
+    ending = _checked_ending(path, party)
+    facts = _facts(path, ending, party)
+    if facts is None or not is_large(*facts):
+        return read_table(path, columns=columns, drop=drop, drop_all=drop_all, text=text, party=party)
+    kind, called = ("parquet", "a Parquet file") if ending == ".parquet" else ("ipc", "an arrow file")
+    names = _kept_names(facts[1], path, columns, drop, drop_all, party)
+    dataset = pyarrow.dataset.dataset([str(file) for file in files_of(path)], format=kind, schema=facts[1])
+
+    def damaged(error: Exception) -> DataError:
+        return DataError(f"{party}: expected {called}, got {_not_that(path, error)} - at {path}")
+
+    return large_table(dataset, names, folder, damaged)
+
+
+def is_large(rows: int, schema: Any) -> bool:
+    """Whether a table's columns, as float32, are too much for memory."""
+    return rows * len(schema) * np.dtype(np.float32).itemsize >= ON_DISK
+
+
+def large_table(
+    dataset: Any, names: Sequence[str], folder: Path | None, damaged: Callable[[Exception], DataError]
+) -> FileTable:
+    """Return columns of a dataset that is too large for memory; `damaged` says what an error in reading it means.
+
+    Raises ConfigError where `folder` has not the room that reading and training need.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    table = FileTable(dataset, dataset.schema, usual_folder() if folder is None else folder, damaged).select(names)
+    check_room(table.folder, table.num_rows * len(names) * _BYTES_ON_DISK)
+    return table
+
+
+def _facts(path: Path, ending: str, party: str) -> tuple[int, Any] | None:
+    """Return the number of rows and the schema of a file of which no row must be read for that; None of CSV."""
+    if ending == ".parquet":
+        return _of_parquet(parquet_facts, path, party)
+    return _of_arrow(_arrow_facts, path, party) if ending == ".arrow" else None
+
+
+def _arrow_facts(path: Path) -> tuple[int, Any]:
+    first = pa.ipc.IpcReadOptions(included_fields=[0])  # rows are counted where one column is decoded
+    with pa.memory_map(str(path)) as content:
+        schema = pa.ipc.open_file(content).schema
+        reader = pa.ipc.open_file(content, options=first)
+        return sum(reader.get_batch(k).num_rows for k in range(reader.num_record_batches)), schema
+
+
+def _kept_names(
+    schema: Any, path: Path, columns: Sequence[str] | None, drop: Sequence[str], drop_all: bool, party: str
+) -> list[str]:
+    """Return the names of the columns to read of a file that has these, in order; refuse what `read_table` refuses."""
+    names = schema.names
     _refuse_nameless([name for name in names if name not in drop] if columns is None else [], names, path, party)
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)} - at {path}")
-    wanted = _usual(table.schema) if columns is None else list(columns)
+    wanted = _usual(schema) if columns is None else list(columns)
     absent = [name for name in wanted if name not in names]
     if absent:
         raise DataError(f"{party}: expected columns {quoted(absent)}, {file_without(absent, names)} - at {path}")
     if drop_all:
         refuse_absent(drop, "the columns to drop", names, path, party)
-    if table.num_rows == 0:
-        raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
-    kept = table.select([name for name in wanted if name not in set(drop)])
-    if read is None:
-        _refuse_bytes(kept, path, party)
-    return kept
+    return [name for name in wanted if name not in set(drop)]
 
 
 def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the table") -> tuple[int, Any]:
@@ -93,11 +171,11 @@ def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the
     """
     path = Path(path)
     ending = _checked_ending(path, party)
-    if ending == ".parquet":
-        rows, schema = _of_parquet(parquet_facts, path, party)
-    else:
-        table = _read_arrow(path, party) if ending == ".arrow" else _read_csv(path, text, party)
-        rows, schema = table.num_rows, table.schema
+    facts = _facts(path, ending, party)
+    if facts is None:
+        table = _read_csv(path, text, party)
+        facts = table.num_rows, table.schema
+    rows, schema = facts
     return rows, pa.schema([schema.field(schema.names.index(name)) for name in _usual(schema)])
 
 
@@ -175,26 +253,45 @@ def write_columns(path: str | Path, table: Table, extra: Mapping[str, NDArray[An
         writer.write_table(arrow)
 
 
-def checked_columns(arrow: pa.Table) -> Table | None:
+def checked_columns(arrow: Any) -> Table | None:
     """Return the table that `write_columns` wrote; None for any other."""
     metadata = arrow.schema.metadata or {}
     if _CHECKED not in metadata:
         return None
     schema = json_decoder_of(Schema).decode(metadata[_CHECKED])
-    columns = [numbers(arrow[f"c{k}"]) for k in range(len(schema.names))]
-    return Table(schema, columns, arrow.num_rows)
+    columns = [f"c{k}" for k in range(len(schema.names))]
+    if isinstance(arrow, FileTable):
+        stored = new((len(columns), arrow.num_rows), np.float32, arrow.folder)
+        for name, out in zip(columns, stored, strict=True):
+            arrow.numbers_into(name, out)
+            forget(stored)
+        return Table(schema, list(stored), arrow.num_rows)
+    return Table(schema, [numbers(arrow[name]) for name in columns], arrow.num_rows)
 
 
-def as_text(table: pa.Table, names: Sequence[str]) -> pa.Table:
+def as_text(table: Any, names: Sequence[str]) -> Any:
     """Return a table whose columns `names`, as far as it has them, hold text where they held numbers or booleans."""
     for name in set(names) & set(table.column_names):
         kind = table.schema.field(name).type
         if any(
             of(kind) for of in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
         ):
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, table[name].cast(pa.string()))
+            table = changed(table, name, pa.string(), lambda column: column.cast(pa.string()))
     return table
+
+
+def changed(table: Any, name: str, kind: pa.DataType, change: Callable[[Any], Any]) -> Any:
+    """Return a table one of whose columns is what `change` makes of it, of arrow's type `kind`."""
+    if isinstance(table, FileTable):
+        return table.changed(name, kind, change)
+    return table.set_column(table.schema.get_field_index(name), name, change(table[name]))
+
+
+def has_values(table: Any, name: str) -> bool:
+    """Whether a column is not missing in all rows."""
+    if isinstance(table, FileTable):
+        return table.has_values(name)
+    return bool(table[name].null_count < table.num_rows)
 
 
 def with_categories(table: pa.Table) -> pa.Table:
@@ -242,9 +339,17 @@ def _of_parquet(read: Callable[[Path], Read], path: Path, party: str) -> Read:
 
 
 def _read_arrow(path: Path, party: str) -> Any:
-    try:
+    def read(path: Path) -> Any:
         with pa.ipc.open_file(path) as reader:
             return reader.read_all()
+
+    return _of_arrow(read, path, party)
+
+
+def _of_arrow(read: Callable[[Path], Read], path: Path, party: str) -> Read:
+    """Read an arrow file, with errors that name the party."""
+    try:
+        return read(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{party}: expected an arrow file, got {_not_that(path, error)} - at {path}") from None
 
@@ -254,7 +359,8 @@ def _not_that(path: Path, error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"an error of the system, {error.strerror}"
     try:
-        path.read_bytes()[:4096].decode()
+        with path.open("rb") as file:
+            file.read(4096).decode()
     except UnicodeDecodeError:
         return "one that is damaged, cut off or of another kind"
     return "text: name it .csv if its values are separated by commas"

@@ -8,6 +8,7 @@ value, so that code k means the same category in training and ever after.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import narwhals as nw
@@ -24,7 +25,9 @@ from treaty.data.columns import (
     column_from_series,
     quoted,
 )
+from treaty.data.file_tables import FileTable
 from treaty.errors import DataError
+from treaty.scratch import folder_of, forget, new
 
 _SHOWN = 3  # categories that a warning names
 _LARGE_SHARE = 0.1  # of rows with unknown categories, from which on a warning asks how they are written
@@ -64,23 +67,34 @@ class Table:
     n_rows: int  # also where there is no column
 
     def matrix(self) -> NDArray[np.float32]:
-        """Return the columns copied into one array, float32 (n_rows, n_features) in C order."""
-        rows = np.empty((self.n_rows, len(self.columns)), dtype=np.float32)
+        """Return the columns copied into one array, float32 (n_rows, n_features) in C order, on disk if they are."""
+        shape = self.n_rows, len(self.columns)
+        rows = np.empty(shape, np.float32) if self.folder is None else new(shape, np.float32, self.folder)
         for start in range(0, self.n_rows, _ROWS_AT_ONCE):
             block = slice(start, start + _ROWS_AT_ONCE)
             for feature, column in enumerate(self.columns):
                 rows[block, feature] = column[block]
         return rows
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the files that the columns lie in; None in memory."""
+        return next((folder for column in self.columns if (folder := folder_of(column)) is not None), None)
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What `to_table` needs to know of any input; `read(i, text_as_categories)` converts column i."""
+    """What `to_table` needs to know of any input.
+
+    ``read(i, text_as_categories, out)`` converts column i. Of a table on disk `folder` is where its columns go, and
+    `out`, the place of this one, may be what `read` writes to and returns.
+    """
 
     names: tuple[str, ...] | None  # None: an array, columns go by position
     n_columns: int
     n_rows: int
-    read: Callable[[int, bool], Column]
+    read: Callable[[int, bool, NDArray[np.float32] | None], Column]
+    folder: Path | None = None
 
 
 def to_table(
@@ -93,17 +107,17 @@ def to_table(
     on_unseen: Callable[[str], None] | None = None,
     place: str = "",
 ) -> Table:
-    """Check a party's data and convert it to a `Table` with its own memory.
+    """Check a party's data and convert it to a `Table` with its own memory, or on disk if the data is.
 
     `data` is any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...), an array (n_rows, n_features),
-    nested lists, or a Table. Whole, real and boolean columns (and decimals, and objects that are all numbers) become
-    numeric features; categorical dtypes become categorical ones with the dtype's own codes; None, NaN, NA and null are
-    missing. Columns of arrays are named f0, f1, ... With the training `schema`, columns are taken by name in its order
-    (arrays by position), categories are mapped by value, unseen ones to the code K = number of known categories, and
-    text is taken where the schema has categories. `text_as_categories` takes text columns as sorted categories, for
-    files, which have no categorical dtype. `allow_no_features` accepts the table of an active party that has only
-    labels. `on_unseen` is called with a sentence for each column that has rows of categories unknown from training.
-    `place` is named in errors, a file, say.
+    nested lists, a Table or a `FileTable`. Whole, real and boolean columns (and decimals, and objects that are all
+    numbers) become numeric features; categorical dtypes become categorical ones with the dtype's own codes; None, NaN,
+    NA and null are missing. Columns of arrays are named f0, f1, ... With the training `schema`, columns are taken by
+    name in its order (arrays by position), categories are mapped by value, unseen ones to the code K = number of known
+    categories, and text is taken where the schema has categories. `text_as_categories` takes text columns as sorted
+    categories, for files, which have no categorical dtype. `allow_no_features` accepts the table of an active party
+    that has only labels. `on_unseen` is called with a sentence for each column that has rows of categories
+    unknown from training. `place` is named in errors, a file, say.
 
     Raises DataError if the data is not two-dimensional, has no rows or columns, repeated names or columns that differ
     from `schema`, or text, dates, lists, structs, complex, infinite or too large numbers (one message names every such
@@ -119,17 +133,25 @@ def to_table(
     names = schema.names if schema else source.names or tuple(f"f{i}" for i in positions)
     columns: list[Column] = []
     problems: list[str] = []
+    stored = None if source.folder is None else new((len(names), source.n_rows), np.float32, source.folder)
     for feature, (name, position) in enumerate(zip(names, positions, strict=True)):
         known = schema.categories[feature] if schema else None
         try:
-            column = source.read(position, text_as_categories or known is not None)
-            columns.append(_match(column, known) if schema else column)
+            out = None if stored is None else stored[feature]
+            column = source.read(position, text_as_categories or known is not None, out)
+            matched = _match(column, known) if schema else column
+            if out is not None and matched.values is not out:
+                out[:] = matched.values
+                matched = Column(out, matched.categories)
+            columns.append(matched)
             if on_unseen is not None and known is not None and (said := _unseen(column, columns[-1], known)):
                 on_unseen(f"{party}: column {name!r}: {said}")
         except ColumnProblem as problem:
             problems.append(f"column {name!r}: {problem}")
         except TypeError as error:
             raise TypeError(f"{party}: column {name!r}: {error}") from None
+        if stored is not None:
+            forget(stored)
     if problems:
         raise DataError(f"{party}: {'; '.join(problems)} - at {place or f'a table of {source.n_rows} rows'}")
     made = schema or Schema(names, tuple(column.categories for column in columns))
@@ -153,6 +175,8 @@ def match_rows(tables: Mapping[str, Table], y: Sized | None = None) -> int:
 def _open(data: Any, party: str) -> _Source:
     if isinstance(data, Table):
         return _table_source(data)
+    if isinstance(data, FileTable):
+        return _file_source(data)
     if hasattr(data, "toarray") and hasattr(data, "nnz"):
         raise TypeError(
             f"{party}: Sparse data was passed, but dense data is required. Use '.toarray()' to convert "
@@ -182,13 +206,30 @@ def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
         names,
         len(names),
         len(frame),
-        lambda i, text: column_from_series(series[i], text_as_categories=text),
+        lambda i, text, out: column_from_series(series[i], text_as_categories=text),
     )
 
 
 def _table_source(table: Table) -> _Source:
     names, categories = table.schema.names, table.schema.categories
-    return _Source(names, len(names), table.n_rows, lambda i, text: Column(table.columns[i].copy(), categories[i]))
+    return _Source(
+        names,
+        len(names),
+        table.n_rows,
+        lambda i, text, out: Column(table.columns[i].copy(), categories[i]),
+        table.folder,
+    )
+
+
+def _file_source(table: FileTable) -> _Source:
+    names = tuple(table.column_names)
+
+    def read(i: int, text: bool, out: NDArray[np.float32] | None) -> Column:
+        if out is not None and table.numbers_into(names[i], out):
+            return Column(out)
+        return column_from_series(nw.from_native(table[names[i]], series_only=True), text_as_categories=text)
+
+    return _Source(names, len(names), table.num_rows, read, table.folder)
 
 
 def _array_source(data: Any, party: str) -> _Source:
@@ -211,8 +252,10 @@ def _array_source(data: Any, party: str) -> _Source:
         array = np.ma.filled(np.ma.asarray(data, dtype=np.float64), np.nan)
     if array.dtype.kind in "biuf":
         turned = _turn(array)
-        return _Source(None, n_columns, n_rows, lambda i, text: _checked(turned[i]))
-    return _Source(None, n_columns, n_rows, lambda i, text: column_from_array(array[:, i], text_as_categories=text))
+        return _Source(None, n_columns, n_rows, lambda i, text, out: _checked(turned[i]))
+    return _Source(
+        None, n_columns, n_rows, lambda i, text, out: column_from_array(array[:, i], text_as_categories=text)
+    )
 
 
 def _turn(array: NDArray[Any]) -> NDArray[np.float32]:

@@ -24,11 +24,13 @@ from treaty.data.labels import check_labels, check_weights
 from treaty.data.run_log import RunLog
 from treaty.data.sources import (
     as_text,
+    changed,
     checked_columns,
     file_without,
+    has_values,
     is_csv,
     numbers,
-    read_table,
+    open_table,
     refuse_absent,
     refuse_strays,
 )
@@ -72,9 +74,9 @@ logger = logging.getLogger(__name__)
 class Rows:
     """A file's rows in the common order.
 
-    `arrow` has all columns but those dropped and the ids, `whole` the file in its own order, of which `order`, int64
-    (n_rows,), are these rows (None: all, in the same order). `ids` and their `digest` are there where rows were
-    aligned, and `canonical` then returns the ids in canonical form.
+    `arrow`, a table of arrow or `FileTable`, has all columns but those dropped and the ids, `whole` the file in its own
+    order, of which `order`, int64 (n_rows,), are these rows (None: all, in the same order). `ids` and their `digest`
+    are there where rows were aligned, and `canonical` then returns the ids in canonical form.
     """
 
     arrow: Any
@@ -180,9 +182,9 @@ def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> File
     member, column = job.parties[name], None if job.align is None else id_column(job, name)
     text = [*([] if schema is None else text_columns(schema)), *([] if column is None else [column])]
     text = [*text, *(of for of in member.categorical if of not in text)]
-    arrow = read_table(
-        path, drop=[other for other in member.drop if other != column], drop_all=_says_columns(member, path),
-        text=text, party=name,
+    arrow = open_table(
+        path, folder=_scratch_of(job), drop=[other for other in member.drop if other != column],
+        drop_all=_says_columns(member, path), text=text, party=name,
     )  # fmt: skip
     checked = checked_columns(arrow)
     if checked is not None:
@@ -209,7 +211,9 @@ def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, t
     text = text if schema is None else text_columns(schema)
     member = job.parties[name]
     text = [*text, *(of for of in member.categorical if of not in text)]
-    arrow = read_table(path, drop=member.drop, drop_all=_says_columns(member, path), text=text, party=name)
+    arrow = open_table(
+        path, folder=_scratch_of(job), drop=member.drop, drop_all=_says_columns(member, path), text=text, party=name
+    )
     checked = checked_columns(arrow)
     if checked is not None:
         return Rows(arrow, checked, arrow)
@@ -221,6 +225,11 @@ def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, t
             logger.warning("%s: column %r is missing in all rows, for %s lacks it", name, column, path)
             arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
     return Rows(arrow, _features(arrow, job, name, path, schema), arrow)
+
+
+def _scratch_of(job: Job) -> Path | None:
+    """Return where a table goes that is too large for memory: a folder of the store; None: the system's."""
+    return None if job.store is None else Path(job.store) / "scratch"
 
 
 def _kinds_checked(
@@ -320,11 +329,11 @@ def _note_columns(arrow: Any, job: Job, name: str, path: str, column: str | None
     """Say what a party's columns, but that of ids, are taken for, and which of them have no value."""
     without = (column, *labels_of(job, name))
     features = [of for of in job.parties[name].columns or arrow.column_names if of not in without]
-    there = {of: arrow[of] for of in features if of in arrow.column_names}
-    categorical = [of for of, values in there.items() if _is_text(values.type) or pa.types.is_dictionary(values.type)]
+    there = {of: arrow.schema.field(of).type for of in features if of in arrow.column_names}
+    categorical = [of for of, kind in there.items() if _is_text(kind) or pa.types.is_dictionary(kind)]
     found = counted(arrow.num_rows, len(there) - len(categorical), categorical)
     logger.log(NOTED, "%s: %s: %s", name, Path(path).name, found)
-    if empty := [of for of, values in there.items() if values.null_count == arrow.num_rows]:
+    if empty := [of for of in there if not has_values(arrow, of)]:
         logger.warning("%s: %s has no value in any row of %s and cannot help", name, quoted(empty), Path(path).name)
 
 
@@ -336,7 +345,7 @@ def _with_ids(arrow: Any, column: str, name: str, path: str, *, text: bool) -> A
     elif is_csv(path):
         ids = typed_ids(ids)
     logger.log(NOTED, "%s: %s: ids in %r: %s", name, Path(path).name, column, widths(ids))
-    return arrow.set_column(arrow.column_names.index(column), column, ids)
+    return changed(arrow, column, ids.type, lambda _: ids)
 
 
 def _is_text(kind: Any) -> bool:

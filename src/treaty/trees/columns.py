@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers, pieces, share
+from treaty.scratch import contiguous, side_by_side
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.partition import RowPartition, look_up_left
@@ -63,7 +64,7 @@ class ColumnSource:
         record: Callable[[int, Flags], int],
         threads: int = 1,
     ) -> None:
-        self.codes = np.ascontiguousarray(codes)
+        self._given, self.codes = codes, contiguous(codes)
         self.offsets = offsets
         self.categorical = categorical
         self.record = record
@@ -71,7 +72,7 @@ class ColumnSource:
 
     @cached_property
     def _columns(self) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self.codes.T)
+        return contiguous(self._given.T)
 
     @cached_property
     def _histograms(self) -> Histograms:
@@ -307,7 +308,7 @@ class JoinedFinder(SumsFinder):
         self._first_of = np.cumsum([0, *widths]).tolist()
         self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: its owner, and its number there
         joined = ColumnSource(
-            np.concatenate([owner.codes for owner in owners], axis=1),
+            side_by_side([owner.codes for owner in owners]),
             np.concatenate([[0], *ends]).astype(np.int32),
             np.concatenate([owner.categorical for owner in owners]),
             self._record,

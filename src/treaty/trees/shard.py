@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers
+from treaty.scratch import contiguous
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.objectives import Objective
@@ -56,8 +57,8 @@ class RowShard:
     ) -> None:
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.clipped = 0
-        self._codes, self._offsets = np.ascontiguousarray(codes), offsets
-        self._columns = np.ascontiguousarray(codes.T)
+        self._codes, self._offsets = contiguous(codes), offsets
+        self._columns = contiguous(codes.T)
         self._y, self._weight, self._objective, self._threads = y, weight, objective, threads
         self._growing: list[_GrowingTree] = []
 

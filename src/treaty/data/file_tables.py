@@ -1,0 +1,124 @@
+"""Tables that are too large for memory, read from their files column by column when a column is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from treaty.data.columns import ColumnProblem, column_from_series
+
+Change = Callable[[Any], Any]
+
+
+class FileTable:
+    """Columns of a `pyarrow.dataset.Dataset`, with those methods of `pyarrow.Table` that reading a party's table needs.
+
+    Nothing of it is kept in memory. What is made of its columns goes to files in `folder`; `damaged` makes an error of
+    what arrow raises when it reads a file that is not whole.
+    """
+
+    def __init__(self, source: Any, schema: pa.Schema, folder: Path, damaged: Callable[[Exception], Exception]) -> None:
+        self.schema, self.folder = schema, folder
+        self._source, self._damaged = source, damaged
+        self._rows: int = source.count_rows()  # of the files
+        self._order: NDArray[np.int64] | None = None
+        self._changes: dict[str, Change] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self._rows if self._order is None else len(self._order)
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return list(self.schema.names)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        return self.num_rows, len(self.schema)
+
+    def __getitem__(self, name: str) -> Any:
+        """Read one column, a `pyarrow.ChunkedArray`."""
+        if name in self._source.schema.names:
+            column = pa.chunked_array(list(self._chunks(name)), self._source.schema.field(name).type)
+        else:  # of `append_column`
+            column = pa.chunked_array([pa.nulls(self._rows, self.schema.field(name).type)])
+        if name in self._changes:
+            column = self._changes[name](column)
+        return column if self._order is None else column.take(pa.array(self._order))
+
+    def numbers_into(self, name: str, out: NDArray[np.float32]) -> bool:
+        """Read a column of numbers into `out`, float32 (num_rows,), by batches, as `column_from_series` converts it.
+
+        Returns False for a column of another kind, or of unusable numbers.
+        """
+        kind = self.schema.field(name).type
+        plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        if not (plain or pa.types.is_decimal(kind)) or name in self._changes or name not in self._source.schema.names:
+            return False
+        values = out if self._order is None else np.empty(self._rows, np.float32)
+        done = 0
+        try:
+            for chunk in self._chunks(name):
+                series = nw.from_native(pa.chunked_array([chunk]), series_only=True)
+                values[done : done + len(series)] = column_from_series(series).values
+                done += len(series)
+        except ColumnProblem:  # perhaps of rows that are not among the common ones
+            return False
+        if self._order is not None:
+            np.take(values, self._order, out=out)
+        return True
+
+    def has_values(self, name: str) -> bool:
+        """Whether a column is not missing in all rows of the files."""
+        there = name in self._source.schema.names
+        return there and any(chunk.null_count < len(chunk) for chunk in self._chunks(name))
+
+    def select(self, names: Sequence[str]) -> FileTable:
+        """Return a table of some columns, in this order."""
+        return self._with(pa.schema([self.schema.field(name) for name in names], self.schema.metadata))
+
+    def drop_columns(self, names: Sequence[str]) -> FileTable:
+        """Return a table without some columns."""
+        return self.select([name for name in self.column_names if name not in names])
+
+    def take(self, rows: Any) -> FileTable:
+        """Return the table of these rows, whole numbers, in their order."""
+        order = np.asarray(rows, np.int64)
+        made = self._with(self.schema)
+        made._order = order if self._order is None else self._order[order]
+        return made
+
+    def changed(self, name: str, kind: pa.DataType, change: Change) -> FileTable:
+        """Return a table one of whose columns is what `change` makes of it when it is read, of arrow's type `kind`."""
+        before = self._changes.get(name)
+        made = self._with(self.schema.set(self.schema.get_field_index(name), pa.field(name, kind)))
+        made._changes[name] = change if before is None else lambda column: change(before(column))
+        return made
+
+    def append_column(self, name: str, nulls: Any) -> FileTable:
+        """Return a table with one more column, without values, of the type of `nulls`."""
+        return self._with(self.schema.append(pa.field(name, nulls.type)))
+
+    def _chunks(self, name: str) -> Iterator[Any]:
+        """Read a column batch by batch, in the files' order."""
+        try:
+            for batch in self._source.scanner(columns={name: pc.field(name)}).to_batches():
+                yield batch.column(0)
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from None
+
+    def _with(self, schema: pa.Schema) -> FileTable:
+        made = copy(self)
+        made.schema, made._changes = schema, dict(self._changes)
+        return made

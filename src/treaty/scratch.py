@@ -1,0 +1,148 @@
+"""Arrays that need not fit into memory: mapped files without a name, gone with their last user, also after a crash.
+
+What is made of an array on disk lies on disk, too, in the same folder: `kept`, `contiguous` and `side_by_side` ask the
+array, so that code between reading a table and growing trees need not know where the table is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from treaty.errors import ConfigError
+
+Kind = TypeVar("Kind", bound=np.generic)
+
+_AT_ONCE = 1 << 22  # cells that are turned at a time
+
+
+class _Mapping(mmap.mmap):
+    """A mapped file that knows the folder it was made in."""
+
+    folder: Path
+
+
+def usual_folder() -> Path:
+    """Return the system's folder of temporary files, which ``TMPDIR`` names."""
+    return Path(tempfile.gettempdir())
+
+
+def new(shape: tuple[int, ...], dtype: DTypeLike, folder: Path) -> NDArray[Any]:
+    """Return an array of zeros in C order that lies in a file of `folder`; its room is taken at once.
+
+    Raises ConfigError where the folder cannot be used or has not enough room.
+    """
+    size = prod(shape) * np.dtype(dtype).itemsize
+    if size == 0:
+        return np.zeros(shape, dtype)
+    try:
+        with tempfile.TemporaryFile(buffering=0, prefix="treaty-", dir=folder) as file:
+            _take_room(file.fileno(), size)  # writing to a mapped hole of a full disk would kill the process
+            mapping = _Mapping(file.fileno(), size)
+    except OSError as error:
+        raise _unusable(folder, size, error.strerror or str(error)) from None
+    mapping.folder = folder
+    return np.ndarray(shape, dtype, buffer=mapping)
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raise ConfigError unless `folder` is there and has room for so many bytes."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise _unusable(folder, size, error.strerror or str(error)) from None
+    if free < size:
+        raise _unusable(folder, size, f"{free / 1e9:,.1f} GB are free")
+
+
+def folder_of(array: Any) -> Path | None:
+    """Return the folder of the file that an array lies in, as a whole or in part; None for one in memory."""
+    mapping = _mapping_of(array)
+    return None if mapping is None else mapping.folder
+
+
+def like(array: NDArray[Any], shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return a new array in C order: on disk if `array` is, else in memory."""
+    folder = folder_of(array)
+    return np.empty(shape, dtype) if folder is None else new(shape, dtype, folder)
+
+
+def kept(values: NDArray[Kind], array: NDArray[Any]) -> NDArray[Kind]:
+    """Return `values`, moved to disk if `array` is there."""
+    if folder_of(array) is None:
+        return values
+    out = like(array, values.shape, values.dtype)
+    out[...] = values
+    forget(out)
+    return out
+
+
+def contiguous(array: NDArray[Kind]) -> NDArray[Kind]:
+    """Return a table (rows, columns) in C order, itself if it is; the copy lies on disk if the table does."""
+    if array.flags.c_contiguous or folder_of(array) is None:
+        return np.ascontiguousarray(array)
+    out = like(array, array.shape, array.dtype)
+    long = int(np.argmax(array.shape))
+    step = max(1, _AT_ONCE // max(1, array.size // array.shape[long]))
+    for start in range(0, array.shape[long], step):
+        block = (slice(None),) * long + (slice(start, start + step),)
+        out[block] = array[block]
+        forget(out)
+        forget(array)
+    return out
+
+
+def side_by_side(tables: Sequence[NDArray[Kind]]) -> NDArray[Kind]:
+    """Return the columns of tables of the same rows as one table, on disk, column by column, if one of them is."""
+    folder = next((folder for table in tables if (folder := folder_of(table)) is not None), None)
+    if folder is None:
+        return np.concatenate(tables, axis=1)
+    ends = np.cumsum([table.shape[1] for table in tables])
+    out: NDArray[Kind] = new((int(ends[-1]), len(tables[0])), tables[0].dtype, folder)
+    for table, end in zip(tables, ends.tolist(), strict=True):
+        for column in range(table.shape[1]):
+            out[end - table.shape[1] + column] = table[:, column]
+            forget(out)
+    return out.T
+
+
+def forget(array: NDArray[Any]) -> None:
+    """Give back the memory in which a file's pages are mapped until they are next used; others are left alone."""
+    mapping = _mapping_of(array)
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping_of(array: Any) -> _Mapping | None:
+    while isinstance(array, np.ndarray):
+        array = array.base
+    if isinstance(array, memoryview):
+        array = array.obj
+    return array if isinstance(array, _Mapping) else None
+
+
+def _take_room(file: int, size: int) -> None:
+    """Give a file its room on disk."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+        return
+    block = bytes(1 << 20)
+    for start in range(0, size, len(block)):
+        os.write(file, block[: size - start])
+
+
+def _unusable(folder: Path, size: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"cannot keep a table that is too large for memory in {folder}, which needs {size / 1e9:,.1f} GB there: {why}; "
+        "make room, or name another folder: TMPDIR, or store in a job file",
+        public="its folder for tables that are too large for memory cannot be used",
+    )
