@@ -18,8 +18,8 @@ from treaty.errors import (
 
 if TYPE_CHECKING:
     from treaty.estimators.align import align
+    from treaty.estimators.files import open_table, read_table
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
-    from treaty.estimators.inputs import read_table
     from treaty.estimators.linear import LogisticRegression
     from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
@@ -59,6 +59,7 @@ __all__ = [
     "TreatyError",
     "align",
     "load",
+    "open_table",
     "read_table",
 ]
 __version__ = "0.1.0"
@@ -69,7 +70,8 @@ _LATE = {
     "GBDTRanker": "treaty.estimators.trees",
     "GBDTRegressor": "treaty.estimators.trees",
     "load": "treaty.estimators.trees",
-    "read_table": "treaty.estimators.inputs",
+    "open_table": "treaty.estimators.files",
+    "read_table": "treaty.estimators.files",
     "LogisticRegression": "treaty.estimators.linear",
     "LinearRegression": "treaty.estimators.glm",
     "PoissonRegressor": "treaty.estimators.glm",

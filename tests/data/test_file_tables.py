@@ -11,7 +11,8 @@ import pytest
 from large_tables import WRITTEN, all_large, random_table, write  # noqa: F401
 from treaty.data.binning import fit_bins
 from treaty.data.file_tables import FileTable
-from treaty.data.sources import as_text, has_values, open_table, read_table
+from treaty.data.opening import open_table
+from treaty.data.sources import as_text, has_values, read_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.scratch import contiguous, folder_of

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
@@ -32,15 +31,11 @@ from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
 from treaty.data.parquet_files import FolderProblem, files_of, parquet_facts, read_parquet
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
-from treaty.scratch import check_room, forget, new, usual_folder
+from treaty.scratch import forget, new
 
 Read = TypeVar("Read")
 
 _CHECKED = b"treaty.schema"
-ON_DISK = 1 << 30
-"""Bytes of a table's columns, as float32, from which on they lie in files."""
-
-_BYTES_ON_DISK = 6  # of a value: float32, and its bin twice, by column and by row
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
 _LISTED = 20  # columns that a message names of those a file has
 _REMEDIES = {
@@ -71,10 +66,10 @@ def read_table(
     lacks one of `columns`; of a folder, if it holds anything else, or files of different columns.
     """
     path = Path(path)
-    ending = _checked_ending(path, party)
+    ending = checked_ending(path, party)
     read = {".parquet": _read_parquet, ".arrow": _read_arrow}.get(ending)
     table = _read_csv(path, text, party) if read is None else read(path, party)
-    kept = table.select(_kept_names(table.schema, path, columns, drop, drop_all, party))
+    kept = table.select(kept_names(table.schema, path, columns, drop, drop_all, party))
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
     if read is None:
@@ -82,56 +77,7 @@ def read_table(
     return kept
 
 
-def open_table(
-    path: str | Path,
-    *,
-    folder: Path | None = None,
-    columns: Sequence[str] | None = None,
-    drop: Sequence[str] = (),
-    drop_all: bool = False,
-    text: Sequence[str] = (),
-    party: str = "the table",
-) -> Any:
-    """Read a table as `read_table` does if it is small; else return it as a `FileTable`, of which nothing is read yet.
-
-    A table is large from `ON_DISK` bytes on. What is made of it goes to files in `folder` (None: the system's folder of
-    temporary files), which must have the room. Errors are those of `read_table`, and ConfigError for the folder.
-    """
-    path = Path(path)
-    ending = _checked_ending(path, party)
-    facts = _facts(path, ending, party)
-    if facts is None or not is_large(*facts):
-        return read_table(path, columns=columns, drop=drop, drop_all=drop_all, text=text, party=party)
-    kind, called = ("parquet", "a Parquet file") if ending == ".parquet" else ("ipc", "an arrow file")
-    names = _kept_names(facts[1], path, columns, drop, drop_all, party)
-    dataset = pyarrow.dataset.dataset([str(file) for file in files_of(path)], format=kind, schema=facts[1])
-
-    def damaged(error: Exception) -> DataError:
-        return DataError(f"{party}: expected {called}, got {_not_that(path, error)} - at {path}")
-
-    return large_table(dataset, names, folder, damaged)
-
-
-def is_large(rows: int, schema: Any) -> bool:
-    """Whether a table's columns, as float32, are too much for memory."""
-    return rows * len(schema) * np.dtype(np.float32).itemsize >= ON_DISK
-
-
-def large_table(
-    dataset: Any, names: Sequence[str], folder: Path | None, damaged: Callable[[Exception], DataError]
-) -> FileTable:
-    """Return columns of a dataset that is too large for memory; `damaged` says what an error in reading it means.
-
-    Raises ConfigError where `folder` has not the room that reading and training need.
-    """
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    table = FileTable(dataset, dataset.schema, usual_folder() if folder is None else folder, damaged).select(names)
-    check_room(table.folder, table.num_rows * len(names) * _BYTES_ON_DISK)
-    return table
-
-
-def _facts(path: Path, ending: str, party: str) -> tuple[int, Any] | None:
+def facts_of(path: Path, ending: str, party: str) -> tuple[int, Any] | None:
     """Return the number of rows and the schema of a file of which no row must be read for that; None of CSV."""
     if ending == ".parquet":
         return _of_parquet(parquet_facts, path, party)
@@ -146,7 +92,7 @@ def _arrow_facts(path: Path) -> tuple[int, Any]:
         return sum(reader.get_batch(k).num_rows for k in range(reader.num_record_batches)), schema
 
 
-def _kept_names(
+def kept_names(
     schema: Any, path: Path, columns: Sequence[str] | None, drop: Sequence[str], drop_all: bool, party: str
 ) -> list[str]:
     """Return the names of the columns to read of a file that has these, in order; refuse what `read_table` refuses."""
@@ -170,8 +116,8 @@ def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the
     Of Parquet files no row is read for that. Raises DataError as `read_table` does, for what can be seen so.
     """
     path = Path(path)
-    ending = _checked_ending(path, party)
-    facts = _facts(path, ending, party)
+    ending = checked_ending(path, party)
+    facts = facts_of(path, ending, party)
     if facts is None:
         table = _read_csv(path, text, party)
         facts = table.num_rows, table.schema
@@ -194,7 +140,7 @@ def check_there(path: str | Path, party: str) -> None:
         raise DataError(f"{party}: expected a file at {path}, got {'a folder' if path.is_dir() else 'none'}")
 
 
-def _checked_ending(path: Path, party: str) -> str:
+def checked_ending(path: Path, party: str) -> str:
     """Return the ending that says how a table is read, that of Parquet for a folder; refuse what is not there."""
     ending = ".parquet" if path.is_dir() else ending_of(path, party)
     check_there(path, party)
@@ -294,14 +240,17 @@ def has_values(table: Any, name: str) -> bool:
     return bool(table[name].null_count < table.num_rows)
 
 
-def with_categories(table: pa.Table) -> pa.Table:
+def with_categories(table: Any) -> Any:
     """Return a table whose columns of text are arrow dictionaries of their sorted values."""
-    for place, field in enumerate(table.schema):
+    for field in table.schema:
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            values = pa.array(sorted(table[field.name].unique().drop_null().to_pylist()), pa.string())
-            codes = pc.index_in(table[field.name].combine_chunks(), values)
-            table = table.set_column(place, field.name, pa.DictionaryArray.from_arrays(codes, values))
+            table = changed(table, field.name, pa.dictionary(pa.int32(), pa.string()), _sorted_categories)
     return table
+
+
+def _sorted_categories(column: Any) -> Any:
+    values = pa.array(sorted(column.unique().drop_null().to_pylist()), pa.string())
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(pc.index_in(column.combine_chunks(), values), values)])
 
 
 def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
@@ -335,7 +284,7 @@ def _of_parquet(read: Callable[[Path], Read], path: Path, party: str) -> Read:
     except FolderProblem as problem:
         raise DataError(f"{party}: {problem} - at {path}") from None
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{party}: expected a Parquet file, got {_not_that(path, error)} - at {path}") from None
+        raise DataError(f"{party}: expected a Parquet file, got {not_that(path, error)} - at {path}") from None
 
 
 def _read_arrow(path: Path, party: str) -> Any:
@@ -351,10 +300,10 @@ def _of_arrow(read: Callable[[Path], Read], path: Path, party: str) -> Read:
     try:
         return read(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{party}: expected an arrow file, got {_not_that(path, error)} - at {path}") from None
+        raise DataError(f"{party}: expected an arrow file, got {not_that(path, error)} - at {path}") from None
 
 
-def _not_that(path: Path, error: Exception) -> str:
+def not_that(path: Path, error: Exception) -> str:
     """Say what is wrong with a file that is not what its ending says, without its content."""
     if isinstance(error, OSError) and error.strerror:
         return f"an error of the system, {error.strerror}"
@@ -371,7 +320,7 @@ def _content_of(path: Path, party: str) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-        raise DataError(f"{party}: expected a readable file, got {_not_that(path, error)} - at {path}") from None
+        raise DataError(f"{party}: expected a readable file, got {not_that(path, error)} - at {path}") from None
 
 
 def _read_csv(path: Path, text: Sequence[str], party: str) -> Any:

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from treaty.data.labels import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError, warn_user
+from treaty.estimators.files import opened, shown
 from treaty.estimators.inputs import (
     check_one_kind,
     check_row_labels,
@@ -178,6 +179,8 @@ class TableEstimator(BaseEstimator):
     def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the same rows."""
         system = self._chosen()[0]
+        if not isinstance(X, Mapping):
+            X = opened(X)
         if self.parties is not None if reset else hasattr(self, "columns_by_party_"):
             X = self._by_party(X, system, reset=reset)
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
@@ -189,10 +192,10 @@ class TableEstimator(BaseEstimator):
                     "a dict, or say in parties={party: columns} which party has which columns of the one table"
                 )
             if not reset and getattr(X, "ndim", 2) == 2:
-                validate_data(self, X, reset=False, skip_check_array=True)
+                validate_data(self, shown(X), reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
             if reset:
-                validate_data(self, X, reset=True, skip_check_array=True)
+                validate_data(self, shown(X), reset=True, skip_check_array=True)
             return {ALONE: table}
         if system.split == "rows":
             raise DataError(f"a model of protocol {system.name!r} takes one table, as it is whole; got a mapping")
@@ -227,7 +230,7 @@ class TableEstimator(BaseEstimator):
         tables, positions = split_by_party(X, columns)
         if reset:  # kept, as parameters may be set to others after a fit
             self.columns_by_party_, self.positions_by_party_ = columns, positions
-        validate_data(self, X, reset=reset, skip_check_array=True)
+        validate_data(self, shown(X), reset=reset, skip_check_array=True)
         return tables
 
     def _owners(self) -> set[str]:

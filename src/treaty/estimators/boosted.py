@@ -18,6 +18,7 @@ from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.base import Tables, one_column
 from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
+from treaty.estimators.files import opened_by_participant, shown
 from treaty.estimators.inputs import are_labelled, check_one_kind, pairs_of, participants, rows_with_weight
 from treaty.estimators.trained_trees import TrainedTrees
 from treaty.estimators.watching import Watch
@@ -241,6 +242,7 @@ class BoostedTrees(TrainedTrees):
         system, own, common = settings
         if self.parties is not None:
             self._by_party(X, system, reset=True)  # refused
+        X = opened_by_participant(X)
         rows = participants(X, system.name)
         if y is not None or sample_weight is not None:
             raise ConfigError(
@@ -257,7 +259,7 @@ class BoostedTrees(TrainedTrees):
                 f"protocol {system.name!r} has a server, which fit plays and calls {cast.active!r}: expected "
                 f"active=None, got {self.active!r}"
             )
-        validate_data(self, X[next(iter(rows))][0], reset=True, skip_check_array=True)
+        validate_data(self, shown(X[next(iter(rows))][0]), reset=True, skip_check_array=True)
         told = [describe(LabelledRows(of.table, of.y), None) for of in rows.values()]
         self.schemas_ = {ALONE: schema_of(*all_columns(told))}  # as the protocol makes it
         labels = {name: of.y for name, of in rows.items()}

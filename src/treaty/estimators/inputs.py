@@ -7,67 +7,28 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import narwhals as nw
 import numpy as np
-import pyarrow as pa
 from narwhals.dependencies import is_pandas_like_dataframe, is_pandas_like_series
 from numpy.typing import NDArray
 
+from treaty import scratch
+from treaty.data.file_tables import FileTable
 from treaty.data.labels import check_labels, check_weights
-from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_categories
-from treaty.data.sources import read_table as read_file
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, warn_user
+from treaty.estimators.files import opened
 from treaty.systems.pooled.system import ALONE
-
-
-def read_table(
-    path: str | Path,
-    *,
-    categorical: Sequence[str] = (),
-    columns: Sequence[str] | None = None,
-    drop: Sequence[str] = (),
-) -> pa.Table:
-    """Read a file by the rules of job files: what is a number, what a category, and what is refused.
-
-    Parameters
-    ----------
-    path : str or Path
-        A .csv or .csv.gz file (UTF-8, a header, commas between), .parquet, or .arrow.
-    categorical : sequence of str, default ()
-        Columns of categories whose cells may look like numbers: postal codes, say.
-    columns : sequence of str, optional
-        The columns to read, in this order; by default all.
-    drop : sequence of str, default ()
-        Columns to leave out.
-
-    Returns
-    -------
-    pyarrow.Table
-        Columns of text as categories, sorted. Estimators take it as it is; ``.to_pandas()`` makes a dataframe of it.
-
-    Raises
-    ------
-    DataError
-        The file is missing, malformed or has other columns; or a column has numbers, or dates, and some cells that
-        are none (``treaty.data.number_text`` has the rule). The error names their lines.
-    """
-    table = read_file(path, columns=columns, drop=drop, text=categorical)
-    refuse_absent([name for name in categorical if name not in drop], "columns", table.column_names, path, "the table")
-    table = as_text(table, categorical)
-    refuse_strays(
-        table, path, "the table", features=[name for name in table.column_names if name not in categorical],
-        remedy="name it in categorical",
-    )  # fmt: skip
-    return with_categories(table)
 
 
 def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
     """Convert the parties' tables of a training; the active one's may have no column, but not all parties'."""
-    tables = {name: to_table(table, party=name) for name, table in X.items() if not (name == active and _empty(table))}
+    given = {name: opened(table, name) for name, table in X.items()}
+    tables = {
+        name: to_table(table, party=name) for name, table in given.items() if not (name == active and _empty(table))
+    }
     if not tables:
         raise DataError(f"expected a party with columns, got none among {', '.join(X)}")
     if active not in tables:  # labels, but no features of its own
@@ -104,7 +65,9 @@ def participants(X: Any, protocol: str) -> dict[str, Rows]:
             check_labels(given[1], name, table.n_rows),
             None if weight is None else check_weights(weight, n_rows=table.n_rows, party=name),
         )
-        if not hasattr(given[0], "columns"):  # an array: only its columns' number says which they are
+        if not hasattr(given[0], "columns") and not isinstance(
+            given[0], FileTable
+        ):  # an array: only its columns' number says which they are
             unnamed[name] = len(table.schema.names)
     if unnamed and len(unnamed) < len(found):
         named = ", ".join(name for name in found if name not in unnamed)
@@ -197,7 +160,7 @@ def known_tables(
             + (f"; without {', '.join(missed)} {why}" if missed else "")
         )
     tables = {
-        name: to_table(X[name], party=name, schema=schema, on_unseen=warn_unseen)
+        name: to_table(opened(X[name], name), party=name, schema=schema, on_unseen=warn_unseen)
         for name, schema in schemas.items()
         if schema.names and name in X
     }
@@ -218,8 +181,8 @@ def rows_with_weight(
     if weight is None or ALONE not in tables or weight.all():
         return tables, target, weight
     of, kept = tables[ALONE], weight > 0.0
-    table = Table(of.schema, [column[kept] for column in of.columns], int(kept.sum()))
-    return {ALONE: table}, target[kept], weight[kept]
+    columns = [scratch.kept(column[kept], column) for column in of.columns]
+    return {ALONE: Table(of.schema, columns, int(kept.sum()))}, target[kept], weight[kept]
 
 
 def positions_by_party(
@@ -271,6 +234,9 @@ def _position(column: Any, party: str, names: Sequence[str] | None, n_columns: i
 
 def split_by_party(X: Any, parties: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """Return each party's columns of one dataframe or array, and their positions; errors as `positions_by_party`."""
+    if isinstance(X, FileTable):
+        positions = positions_by_party(parties, X.column_names, len(X.column_names))
+        return {party: X.select([X.column_names[k] for k in of]) for party, of in positions.items()}, positions
     try:
         frame = nw.from_native(X, eager_only=True)
     except TypeError:  # an array, or lists

@@ -21,6 +21,7 @@ from treaty.data.columns import quoted
 from treaty.data.id_text import typed_ids, widths
 from treaty.data.ids import by_id, canonical_ids, read_ids
 from treaty.data.labels import check_labels, check_weights
+from treaty.data.opening import open_table
 from treaty.data.run_log import RunLog
 from treaty.data.sources import (
     as_text,
@@ -30,7 +31,6 @@ from treaty.data.sources import (
     has_values,
     is_csv,
     numbers,
-    open_table,
     refuse_absent,
     refuse_strays,
 )

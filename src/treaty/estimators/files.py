@@ -1,0 +1,141 @@
+"""Files and data sets as users hand them to an estimator, by the rules of job files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+
+from treaty.data.file_tables import FileTable
+from treaty.data.opening import open_dataset
+from treaty.data.opening import open_table as open_file
+from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_categories
+from treaty.data.sources import read_table as read_file
+
+
+def read_table(
+    path: str | Path,
+    *,
+    categorical: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+) -> pa.Table:
+    """Read a file by the rules of job files: what is a number, what a category, and what is refused.
+
+    Parameters
+    ----------
+    path : str or Path
+        A .csv or .csv.gz file (UTF-8, a header, commas between), .parquet, or .arrow.
+    categorical : sequence of str, default ()
+        Columns of categories whose cells may look like numbers: postal codes, say.
+    columns : sequence of str, optional
+        The columns to read, in this order; by default all.
+    drop : sequence of str, default ()
+        Columns to leave out.
+
+    Returns
+    -------
+    pyarrow.Table
+        Columns of text as categories, sorted. Estimators take it as it is; ``.to_pandas()`` makes a dataframe of it.
+
+    Raises
+    ------
+    DataError
+        The file is missing, malformed or has other columns; or a column has numbers, or dates, and some cells that
+        are none (``treaty.data.number_text`` has the rule). The error names their lines.
+    """
+    table = read_file(path, columns=columns, drop=drop, text=categorical)
+    return _with_kinds(table, path, "the table", [name for name in categorical if name not in drop])
+
+
+def open_table(
+    source: str | Path | pyarrow.dataset.Dataset,
+    *,
+    categorical: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    folder: str | Path | None = None,
+) -> Any:
+    """Name a table that need not fit into memory, for an estimator to read.
+
+    A table of less than 1 GiB, each number taken as 4 bytes, and any in CSV is read at once, as `read_table` does. Of
+    another nothing is read before an estimator takes it, which then reads column by column and keeps in files what it
+    makes of them: 6 bytes a number at most. Models are the same, bit for bit. Paths and data sets may be given to
+    estimators as they are, too; this function says which columns are meant.
+
+    Parameters
+    ----------
+    source : str, Path or pyarrow.dataset.Dataset
+        A file as of `read_table`, a folder of Parquet files, or a data set.
+    categorical : sequence of str, default ()
+        Columns of categories whose cells may look like numbers: postal codes, say.
+    columns : sequence of str, optional
+        The columns to take, in this order; by default all.
+    drop : sequence of str, default ()
+        Columns to leave out: that of labels, say.
+    folder : str or Path, optional
+        Where a large table's values and bins are kept while an estimator needs them, in files that are gone with the
+        process; by default the system's folder of temporary files, which ``TMPDIR`` names.
+
+    Returns
+    -------
+    table
+        For `fit` and `predict`, as a party's table.
+
+    Raises
+    ------
+    DataError
+        As of `read_table`.
+    ConfigError
+        The folder has not enough room.
+    """
+    return _opened(source, "the table", categorical, columns, drop, None if folder is None else Path(folder))
+
+
+def _opened(
+    source: Any, party: str, categorical: Sequence[str] = (), columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (), folder: Path | None = None,
+) -> Any:  # fmt: skip
+    if isinstance(source, pyarrow.dataset.Dataset):
+        place = "a pyarrow data set"
+        table = open_dataset(source, columns=columns, drop=drop, folder=folder, party=party)
+    else:
+        place = source
+        table = open_file(source, columns=columns, drop=drop, text=categorical, folder=folder, party=party)
+    return _with_kinds(table, place, party, [name for name in categorical if name not in drop])
+
+
+def opened(data: Any, party: str = "the table") -> Any:
+    """Return a party's table: what a path or data set names, others as they came."""
+    if not isinstance(data, str | Path | pyarrow.dataset.Dataset):
+        return data
+    return _opened(data, party)
+
+
+def opened_by_participant(X: Any) -> Any:
+    """Return a mapping of participant to (X, y) with `opened` tables; anything else as it came."""
+    if not isinstance(X, Mapping):
+        return X
+    return {
+        name: (opened(given[0], str(name)), *given[1:]) if isinstance(given, tuple) and given else given
+        for name, given in X.items()
+    }
+
+
+def shown(X: Any) -> Any:
+    """Return what tells scikit-learn a table's columns: of one on disk a table without rows."""
+    return X.schema.empty_table() if isinstance(X, FileTable) else X
+
+
+def _with_kinds(table: Any, place: Any, party: str, categorical: Sequence[str]) -> Any:
+    """Return a file's table with its text as categories; refuse columns of numbers that have text in some cells."""
+    refuse_absent(categorical, "columns", table.column_names, place, party)
+    table = as_text(table, categorical)
+    refuse_strays(
+        table, place, party, features=[name for name in table.column_names if name not in categorical],
+        remedy="name it in categorical",
+    )  # fmt: skip
+    return with_categories(table)
