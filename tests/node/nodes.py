@@ -18,7 +18,7 @@ import pyarrow.csv
 
 from treaty.node.keys.cards import fingerprint_of
 from treaty.node.keys.identity import make_keys, trust
-from treaty.node.state.store import JobRow, Store
+from treaty.node.state.store import FINAL, JobRow, Store
 from treaty.runs.processes import free_ports
 
 PATIENCE = 120.0
@@ -196,6 +196,8 @@ def wait_until(organisation: Organisation, job: str, *states: str, patience: flo
 
     def there() -> JobRow | None:
         row = organisation.job(job)
+        if row is not None and row.state in FINAL and row.state not in states:
+            raise AssertionError(f"expected job {' or '.join(states)} at {organisation.name}")
         return row if row is not None and row.state in states else None
 
     try:

@@ -158,8 +158,11 @@ class LinearPart(msgspec.Struct, kw_only=True):
         """Return what this part adds to rows' margins (n_rows,), or (n_rows, n_classes) of more than two classes."""
         if self.of_classes:
             return np.column_stack([part.margins(table) for part in self.of_classes])
-        own = self.preparation.matrix(table.columns, table.n_rows) @ self.coef
-        return own if self.intercept is None else own + self.intercept
+        own = np.full(table.n_rows, self.intercept or 0.0)
+        # one column after the other: a product of matrices adds up in an order that depends on how many rows there are
+        for weight, column in zip(self.coef, self.preparation.matrix(table.columns, table.n_rows).T, strict=True):
+            own += weight * column
+        return own
 
     def per_unit(self) -> NDArray[np.float64]:
         """Return what a unit of each column as it came adds to a margin, float64 (n_columns,); 0 for a constant one.
