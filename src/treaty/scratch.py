@@ -49,7 +49,7 @@ def new(shape: tuple[int, ...], dtype: DTypeLike, folder: Path) -> NDArray[Any]:
             _take_room(file.fileno(), size)  # writing to a mapped hole of a full disk would kill the process
             mapping = _Mapping(file.fileno(), size)
     except OSError as error:
-        raise _unusable(folder, size, error.strerror or str(error)) from None
+        raise unusable(folder, size, error.strerror or str(error)) from None
     mapping.folder = folder
     return np.ndarray(shape, dtype, buffer=mapping)
 
@@ -59,9 +59,9 @@ def check_room(folder: Path, size: int) -> None:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        raise _unusable(folder, size, error.strerror or str(error)) from None
+        raise unusable(folder, size, error.strerror or str(error)) from None
     if free < size:
-        raise _unusable(folder, size, f"{free / 1e9:,.1f} GB are free")
+        raise unusable(folder, size, f"{free / 1e9:,.1f} GB are free")
 
 
 def folder_of(array: Any) -> Path | None:
@@ -140,7 +140,8 @@ def _take_room(file: int, size: int) -> None:
         os.write(file, block[: size - start])
 
 
-def _unusable(folder: Path, size: int, why: str) -> ConfigError:
+def unusable(folder: Path, size: int, why: str) -> ConfigError:
+    """Return the error of a folder that cannot take so many bytes."""
     return ConfigError(
         f"cannot keep a table that is too large for memory in {folder}, which needs {size / 1e9:,.1f} GB there: {why}; "
         "make room, or name another folder: TMPDIR, or store in a job file",

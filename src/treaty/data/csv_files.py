@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -38,45 +38,62 @@ def parse_csv(content: bytes, text: Sequence[str]) -> Any:
 
     Raises CsvProblem, which never shows a value.
     """
+    content = beginning_of(content)
+    try:
+        return parse(content, dict.fromkeys(text, pa.string()))
+    except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
+        raise CsvProblem(what_is_wrong(io.StringIO(content.decode("utf-8", errors="replace"), newline=""))) from None
+
+
+def beginning_of(content: bytes) -> bytes:
+    """Return a file's first bytes without marks; CsvProblem where they are of no file of comma-separated values."""
     for beginning, what in _BEGINNINGS.items():
         if content.startswith(beginning):
             raise CsvProblem(f"expected comma-separated values, got {what}")
     while content.startswith(_MARK):  # arrow takes one away, and some programs write two
         content = content.removeprefix(_MARK)
     _refuse_other_separators(content)
-    block = min(max(len(content) + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK)
-    try:
-        table = pyarrow.csv.read_csv(
-            io.BytesIO(content),
-            read_options=pyarrow.csv.ReadOptions(block_size=block),
-            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(
-                strings_can_be_null=True, column_types=dict.fromkeys(text, pa.string())
-            ),
-        )
-        table.column_names  # noqa: B018 - names are decoded here, and may not be UTF-8
-        return table
-    except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
-        raise CsvProblem(_what_is_wrong(content)) from None
+    return content
 
 
-def lines_of(content: bytes, rows: Sequence[int]) -> list[int]:
-    """Return the lines in which rows begin, both in rising order; rows count from 0 behind the header, lines from 1.
+def parse(
+    content: bytes, kinds: Mapping[str, pa.DataType], names: Sequence[str] | None = None, only: str | None = None
+) -> Any:
+    """Parse lines into an arrow table whose columns are of these types, or of those that their cells have.
 
-    Slow, but only for files that are refused.
+    With `names` there is no header; of them `only` one may be meant. Raises what arrow raises, which shows values.
     """
-    reader = csv.reader(io.StringIO(content.decode("utf-8-sig", errors="replace"), newline=""))
-    wanted, lines = set(rows), []
+    table = pyarrow.csv.read_csv(
+        io.BytesIO(content),
+        read_options=pyarrow.csv.ReadOptions(
+            block_size=min(max(len(content) + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK), column_names=names
+        ),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            strings_can_be_null=True, column_types=kinds, include_columns=None if only is None else [only]
+        ),
+    )
+    table.column_names  # noqa: B018 - names are decoded here, and may not be UTF-8
+    return table
+
+
+def lines_of(lines: Iterable[str], rows: Sequence[int]) -> list[int]:
+    """Return in which of a file's lines rows begin, both in rising order.
+
+    Rows count from 0 behind the header, lines from 1. Slow, but only for files that are refused.
+    """
+    reader = csv.reader(lines)
+    wanted, found = set(rows), []
     row, begins = -1, 1  # the header is row -1
     for values in reader:
         if values:  # arrow skips empty lines
             if row in wanted:
-                lines.append(begins)
+                found.append(begins)
             row += 1
         begins = reader.line_num + 1
-        if len(lines) == len(wanted):
+        if len(found) == len(wanted):
             break
-    return lines
+    return found
 
 
 def _refuse_other_separators(content: bytes) -> None:
@@ -98,9 +115,9 @@ def _refuse_other_separators(content: bytes) -> None:
             )
 
 
-def _what_is_wrong(content: bytes) -> str:
+def what_is_wrong(lines: Iterable[str]) -> str:
     """Find the first row whose length is not the header's; slow, but only for a file that failed."""
-    rows = csv.reader(io.StringIO(content.decode("utf-8", errors="replace"), newline=""))
+    rows = csv.reader(lines)
     header: list[str] | None = None
     for row in rows:
         if header is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
+from treaty.data.csv_streams import write_csv_columns
 from treaty.data.file_tables import FileTable
 from treaty.data.parquet_files import files_of
-from treaty.data.sources import checked_ending, facts_of, kept_names, not_that, read_table
+from treaty.data.sources import checked_ending, facts_of, kept_names, not_that, read_table, refuse_bytes
 from treaty.errors import DataError
 from treaty.scratch import check_room, usual_folder
 
@@ -21,6 +22,8 @@ ON_DISK = 1 << 30
 """Bytes of a table's columns, as float32, from which on they lie in files."""
 
 _BYTES_ON_DISK = 6  # of a value: float32, and its bin twice, by column and by row
+_BYTES_OF_CSV = 8  # of a value, while a file is read
+_UNPACKED = 4  # times the size of a packed file
 
 
 def open_table(
@@ -35,22 +38,33 @@ def open_table(
 ) -> Any:
     """Read a table as `read_table` does if it is small; else return it as a `FileTable`, of which nothing is read yet.
 
-    A table is large from `ON_DISK` bytes on. What is made of it goes to files in `folder` (None: the system's folder of
-    temporary files), which must have the room. Errors are those of `read_table`, and ConfigError for the folder.
+    A table is large from `ON_DISK` bytes on, one in CSV by the size of its file. What is made of it goes to files in
+    `folder` (None: the system's folder of temporary files), which must have the room. Errors are those of `read_table`,
+    and ConfigError for the folder.
     """
     path = Path(path)
     ending = checked_ending(path, party)
-    facts = facts_of(path, ending, party)
-    if facts is None or not is_large(*facts):
+    of_csv = ending in (".csv", ".csv.gz")
+    size = path.stat().st_size * (_UNPACKED if ending == ".csv.gz" else 1)
+    facts = None if of_csv and size < ON_DISK else facts_of(path, ending, party, text)
+    if facts is None or facts[0] == 0 or not (of_csv or is_large(*facts)):
         return read_table(path, columns=columns, drop=drop, drop_all=drop_all, text=text, party=party)
-    kind, called = ("parquet", "a Parquet file") if ending == ".parquet" else ("ipc", "an arrow file")
-    names = kept_names(facts[1], path, columns, drop, drop_all, party)
-    dataset = pyarrow.dataset.dataset([str(file) for file in files_of(path)], format=kind, schema=facts[1])
+    rows, schema = facts
+    names = kept_names(schema, path, columns, drop, drop_all, party)
+    called = "a Parquet file" if ending == ".parquet" else "an arrow file"
 
     def damaged(error: Exception) -> DataError:
         return DataError(f"{party}: expected {called}, got {not_that(path, error)} - at {path}")
 
-    return large_table(dataset, names, folder, damaged)
+    if of_csv:
+        folder = _usable(folder, rows * (len(names) * _BYTES_ON_DISK + len(schema) * _BYTES_OF_CSV))
+        dataset = pyarrow.dataset.dataset(write_csv_columns(path, schema, folder))
+        table = FileTable(dataset, schema, folder, damaged).select(names)
+        refuse_bytes(table, path, party)
+        return table
+    kind = "parquet" if ending == ".parquet" else "ipc"
+    dataset = pyarrow.dataset.dataset([str(file) for file in files_of(path)], format=kind, schema=schema)
+    return FileTable(dataset, schema, _usable(folder, rows * len(names) * _BYTES_ON_DISK), damaged).select(names)
 
 
 def open_dataset(
@@ -72,7 +86,8 @@ def open_dataset(
     if rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {place}")
     if is_large(rows, dataset.schema):
-        return large_table(dataset, names, folder, damaged)
+        folder = _usable(folder, rows * len(names) * _BYTES_ON_DISK)
+        return FileTable(dataset, dataset.schema, folder, damaged).select(names)
     try:
         return dataset.to_table(columns={name: pc.field(name) for name in names})
     except (pa.ArrowException, OSError) as error:
@@ -84,15 +99,11 @@ def is_large(rows: int, schema: Any) -> bool:
     return rows * len(schema) * np.dtype(np.float32).itemsize >= ON_DISK
 
 
-def large_table(
-    dataset: Any, names: Sequence[str], folder: Path | None, damaged: Callable[[Exception], DataError]
-) -> FileTable:
-    """Return columns of a dataset that is too large for memory; `damaged` says what an error in reading it means.
-
-    Raises ConfigError where `folder` has not the room that reading and training need.
-    """
-    if folder is not None:
+def _usable(folder: Path | None, size: int) -> Path:
+    """Return the folder for a large table; raise ConfigError where it has not the room."""
+    if folder is None:
+        folder = usual_folder()
+    else:
         folder.mkdir(parents=True, exist_ok=True)
-    table = FileTable(dataset, dataset.schema, usual_folder() if folder is None else folder, damaged).select(names)
-    check_room(table.folder, table.num_rows * len(names) * _BYTES_ON_DISK)
-    return table
+    check_room(folder, size)
+    return folder

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
 from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
+from treaty.data.csv_streams import csv_facts, opened_text
 from treaty.data.file_tables import FileTable
 from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
 from treaty.data.parquet_files import FolderProblem, files_of, parquet_facts, read_parquet
@@ -73,15 +75,17 @@ def read_table(
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
     if read is None:
-        _refuse_bytes(kept, path, party)
+        refuse_bytes(kept, path, party)
     return kept
 
 
-def facts_of(path: Path, ending: str, party: str) -> tuple[int, Any] | None:
-    """Return the number of rows and the schema of a file of which no row must be read for that; None of CSV."""
+def facts_of(path: Path, ending: str, party: str, text: Sequence[str] = ()) -> tuple[int, Any]:
+    """Return the number of rows and the schema of a file, of which only CSV is read for that, piece by piece."""
     if ending == ".parquet":
         return _of_parquet(parquet_facts, path, party)
-    return _of_arrow(_arrow_facts, path, party) if ending == ".arrow" else None
+    if ending == ".arrow":
+        return _of_arrow(_arrow_facts, path, party)
+    return of_csv(partial(csv_facts, text=text), path, party)
 
 
 def _arrow_facts(path: Path) -> tuple[int, Any]:
@@ -117,11 +121,7 @@ def table_facts(path: str | Path, *, text: Sequence[str] = (), party: str = "the
     """
     path = Path(path)
     ending = checked_ending(path, party)
-    facts = facts_of(path, ending, party)
-    if facts is None:
-        table = _read_csv(path, text, party)
-        facts = table.num_rows, table.schema
-    rows, schema = facts
+    rows, schema = facts_of(path, ending, party, text)
     return rows, pa.schema([schema.field(schema.names.index(name)) for name in _usual(schema)])
 
 
@@ -315,22 +315,24 @@ def not_that(path: Path, error: Exception) -> str:
     return "text: name it .csv if its values are separated by commas"
 
 
-def _content_of(path: Path, party: str) -> bytes:
-    """Return what is in a CSV file, packed or not."""
-    try:
-        return gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-        raise DataError(f"{party}: expected a readable file, got {not_that(path, error)} - at {path}") from None
-
-
 def _read_csv(path: Path, text: Sequence[str], party: str) -> Any:
-    content = _content_of(path, party)
-    if not content.strip():
-        raise DataError(f"{party}: expected a table, got an empty file - at {path}")
-    try:
+    def read(path: Path) -> Any:
+        content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+        if not content.strip():
+            raise CsvProblem("expected a table, got an empty file")
         return parse_csv(content, text)
+
+    return of_csv(read, path, party)
+
+
+def of_csv(read: Callable[[Path], Read], path: Path, party: str) -> Read:
+    """Read a CSV file, packed or not, with errors that name the party."""
+    try:
+        return read(path)
     except CsvProblem as problem:
         raise DataError(f"{party}: {problem} - at {path}") from None
+    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+        raise DataError(f"{party}: expected a readable file, got {not_that(path, error)} - at {path}") from None
 
 
 def refuse_absent(meant: Sequence[str], what: str, names: Sequence[str], path: str | Path, party: str) -> None:
@@ -382,12 +384,12 @@ def refuse_strays(
     if not found:
         return
     told = []
-    content = _content_of(Path(path), party) if is_csv(path) else None
     for name, strays in found.items():
         places = rows = [int(row) for row in strays.rows[:SHOWN]]
-        if content is not None:
-            places = lines_of(content, rows)
-        told.append(f"column {name!r} has {strays.told(places, 'row' if content is None else 'line')}")
+        if is_csv(path):
+            with opened_text(Path(path)) as lines:
+                places = lines_of(lines, rows)
+        told.append(f"column {name!r} has {strays.told(places, 'line' if is_csv(path) else 'row')}")
     remedies = {strays.of: _REMEDIES[strays.of] for strays in found.values()}
     declare = f", or, if these are categories, {remedy}" if set(found) - set(numeric) else ""
     raise DataError(f"{party}: {'; '.join(told)}: {' and '.join(remedies.values())}{declare} - at {path}")
@@ -411,7 +413,7 @@ def is_csv(path: str | Path) -> bool:
     return Path(path).name.lower().endswith((".csv", ".csv.gz"))
 
 
-def _refuse_bytes(table: Any, path: Path, party: str) -> None:
+def refuse_bytes(table: Any, path: Path, party: str) -> None:
     """Refuse columns whose text is not UTF-8, which arrow reads as bytes."""
     undecoded = [field.name for field in table.schema if pa.types.is_binary(field.type)]
     if undecoded:
