@@ -1,7 +1,7 @@
 """Arrays that need not fit into memory: mapped files without a name, gone with their last user, also after a crash.
 
-What is made of an array on disk lies on disk, too, in the same folder: `kept`, `contiguous` and `side_by_side` ask the
-array, so that code between reading a table and growing trees need not know where the table is.
+What is made of an array on disk lies on disk, too, in the same folder: `contiguous` and `side_by_side` ask the array,
+so that code between reading a table and growing trees need not know where the table is.
 """
 
 from __future__ import annotations
@@ -70,27 +70,12 @@ def folder_of(array: Any) -> Path | None:
     return None if mapping is None else mapping.folder
 
 
-def like(array: NDArray[Any], shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return a new array in C order: on disk if `array` is, else in memory."""
-    folder = folder_of(array)
-    return np.empty(shape, dtype) if folder is None else new(shape, dtype, folder)
-
-
-def kept(values: NDArray[Kind], array: NDArray[Any]) -> NDArray[Kind]:
-    """Return `values`, moved to disk if `array` is there."""
-    if folder_of(array) is None:
-        return values
-    out = like(array, values.shape, values.dtype)
-    out[...] = values
-    forget(out)
-    return out
-
-
 def contiguous(array: NDArray[Kind]) -> NDArray[Kind]:
     """Return a table (rows, columns) in C order, itself if it is; the copy lies on disk if the table does."""
-    if array.flags.c_contiguous or folder_of(array) is None:
+    folder = folder_of(array)
+    if array.flags.c_contiguous or folder is None:
         return np.ascontiguousarray(array)
-    out = like(array, array.shape, array.dtype)
+    out: NDArray[Kind] = new(array.shape, array.dtype, folder)
     long = int(np.argmax(array.shape))
     step = max(1, _AT_ONCE // max(1, array.size // array.shape[long]))
     for start in range(0, array.shape[long], step):

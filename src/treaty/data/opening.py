@@ -21,7 +21,7 @@ from treaty.scratch import check_room, usual_folder
 ON_DISK = 1 << 30
 """Bytes of a table's columns, as float32, from which on they lie in files."""
 
-_BYTES_ON_DISK = 6  # of a value: float32, and its bin twice, by column and by row
+_BYTES_ON_DISK = 8  # of a value: float32, and its bin by column and by row, or float32 by row, to predict
 _BYTES_OF_CSV = 8  # of a value, while a file is read
 _UNPACKED = 4  # times the size of a packed file
 

@@ -31,7 +31,7 @@ from treaty.data.binning import MOST_BINS
 from treaty.data.float_keys import floats_of, keys_of
 from treaty.data.quantile_kernels import insert_points, place_cuts
 from treaty.errors import ConfigError, LocalProtocolError
-from treaty.scratch import kept
+from treaty.scratch import folder_of, forget, new
 
 _EVERY = (-np.inf, np.inf)
 _NO_INTERVAL = np.iinfo(np.int64).max  # as `least_rows`: take every interval as it is
@@ -49,7 +49,20 @@ def sorted_keys(columns: Sequence[NDArray[np.float32]], threads: int = 1) -> lis
 
     Their lengths are the participant's part of what `QuantileSearch.present` takes.
     """
-    return concurrently(lambda column: kept(np.sort(keys_of(column[~np.isnan(column)])), column), columns, threads)
+    folder = next((folder for column in columns if (folder := folder_of(column)) is not None), None)
+    stored = None if folder is None else new((len(columns), len(columns[0])), np.uint32, folder)
+
+    def sort(place: int) -> NDArray[np.uint32]:
+        column = columns[place]
+        ordered = np.sort(keys_of(column[~np.isnan(column)]))
+        if stored is None:
+            return ordered
+        stored[place, : len(ordered)] = ordered
+        forget(stored)
+        forget(column)
+        return stored[place, : len(ordered)]
+
+    return concurrently(sort, range(len(columns)), threads)
 
 
 def count_below(ordered: Sequence[NDArray[np.uint32]], probes: Probes, threads: int = 1) -> NDArray[np.int64]:

@@ -76,6 +76,17 @@ class Table:
                 rows[block, feature] = column[block]
         return rows
 
+    def rows(self, chosen: NDArray[np.bool_]) -> "Table":
+        """Return the table of some rows, bool (n_rows,), on disk if this one is."""
+        n_rows = int(np.count_nonzero(chosen))
+        if self.folder is None:
+            return Table(self.schema, [column[chosen] for column in self.columns], n_rows)
+        stored = new((len(self.columns), n_rows), np.float32, self.folder)
+        for out, column in zip(stored, self.columns, strict=True):
+            out[:] = column[chosen]
+            forget(stored)
+        return Table(self.schema, list(stored), n_rows)
+
     @property
     def folder(self) -> Path | None:
         """The folder of the files that the columns lie in; None in memory."""

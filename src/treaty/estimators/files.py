@@ -63,7 +63,7 @@ def open_table(
 
     A table of less than 1 GiB, each number taken as 4 bytes, and any in CSV is read at once, as `read_table` does. Of
     another nothing is read before an estimator takes it, which then reads column by column and keeps in files what it
-    makes of them: 6 bytes a number at most. Models are the same, bit for bit. Paths and data sets may be given to
+    makes of them: 8 bytes a number. Models are the same, bit for bit. Paths and data sets may be given to
     estimators as they are, too; this function says which columns are meant.
 
     Parameters

@@ -14,7 +14,6 @@ import numpy as np
 from narwhals.dependencies import is_pandas_like_dataframe, is_pandas_like_series
 from numpy.typing import NDArray
 
-from treaty import scratch
 from treaty.data.file_tables import FileTable
 from treaty.data.labels import check_labels, check_weights
 from treaty.data.table import Schema, Table, to_table
@@ -181,8 +180,7 @@ def rows_with_weight(
     if weight is None or ALONE not in tables or weight.all():
         return tables, target, weight
     of, kept = tables[ALONE], weight > 0.0
-    columns = [scratch.kept(column[kept], column) for column in of.columns]
-    return {ALONE: Table(of.schema, columns, int(kept.sum()))}, target[kept], weight[kept]
+    return {ALONE: of.rows(kept)}, target[kept], weight[kept]
 
 
 def positions_by_party(

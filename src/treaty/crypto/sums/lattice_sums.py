@@ -271,8 +271,8 @@ class LatticeSumsServer(WholeTableServer):
     @property
     def have_missing(self) -> NDArray[np.bool_]:
         """Which columns have missing values, bool (features,)."""
-        found: NDArray[np.bool_] = (self._columns == (self._bins - 1)[:, None]).any(axis=1)
-        return found
+        ends = zip(self._columns, self._bins - 1, strict=True)  # a table of comparisons would be as large as the codes
+        return np.array([(column == missing).any() for column, missing in ends], np.bool_)
 
     def holds(self, binding: bytes) -> bool:
         """Tell whether a kept hint was made of this very table."""

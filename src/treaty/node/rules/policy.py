@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import fit_bins
 from treaty.data.columns import quoted
-from treaty.data.sources import as_text, read_table, table_facts
+from treaty.data.opening import open_table
+from treaty.data.sources import as_text, table_facts
 from treaty.data.table import to_table
 from treaty.errors import TreatyError
 from treaty.models.checkpoints import noise_folder
@@ -87,7 +88,7 @@ class Facts:
     def codes(self, columns: list[str], max_bin: int) -> NDArray[np.uint8]:
         """Return the bins of columns, uint8 (n_rows, n_columns), as a training has them; all rows are read for that."""
         categorical = self._data_set.categorical
-        arrow = read_table(self._path, columns=columns, text=self._text, party=self._party)
+        arrow = open_table(self._path, columns=columns, text=self._text, party=self._party)
         table = to_table(as_text(arrow, categorical), party=self._party, text_as_categories=True)
         return fit_bins(table, max_bin).transform(table)
 
