@@ -93,7 +93,7 @@ def test_nothing_is_left_of_a_process_that_is_killed(tmp_path):
 
 def test_a_folder_without_room_is_refused(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"cannot keep a table .* in .*, which needs 10,\d+,\d+.\d GB there: .* are free;"
+        ConfigError, match=r"cannot keep a table .* in .*, which needs 10,[\d,]+\.\d GB there: .* are free;"
     ):
         check_room(tmp_path, 9 << 60)
     with pytest.raises(ConfigError, match=r"File too large|No space left"):
