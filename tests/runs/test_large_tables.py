@@ -18,6 +18,7 @@ from treaty.data.file_tables import FileTable
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import write_identity
 from treaty.runs import rows
+from treaty.runs.expectations import CELL, expect
 from treaty.runs.job import Job, Member, load_job
 from treaty.runs.party import predict_party
 from treaty.runs.processes import free_ports
@@ -156,3 +157,12 @@ def test_a_store_without_room_ends_the_job_before_it_meets_others(tmp_path, monk
         ConfigError, match=r"in .*store.scratch, which needs 0\.0 GB there: 0\.0 GB are free; make room"
     ):
         read_rows(job, "a", path)
+
+
+def test_a_table_on_disk_is_expected_to_take_memory_by_rows_alone(tmp_path, monkeypatch):
+    job = write_job(tmp_path, LATTICE, "parquet", align=False)
+    table = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
+    monkeypatch.setattr(opening, "ON_DISK", 0)
+    on_disk = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
+    most, least = (expect(job, job.cast(), "b", of).memory for of in (table, on_disk))
+    assert most - least == CELL * 400 * 5

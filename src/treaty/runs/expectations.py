@@ -81,7 +81,7 @@ def expect(job: Job, cast: Cast, name: str, table: Table | None) -> Expectation:
     if not job.by_row and table is not None:
         wider = _expected(job, cast, own, common, _wider(shape, name))
         more = sum(_traffic(wider, name)) - sent - received
-    values = 0 if table is None else table.n_rows * (len(table.schema.names) + 2)
+    values = 0 if table is None else table.n_rows * (2 + (len(table.schema.names) if table.folder is None else 0))
     return Expectation(
         taken,
         START + found.seconds * slowness(),
