@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,23 @@ def test_small_files_are_read_at_once(tmp_path):
     model = treaty.GBDTClassifier("pooled", **OPTIONS)
     path = write(TABLE, tmp_path / "t.csv")
     assert_same_trees(model.fit(treaty.read_table(path), Y), treaty.GBDTClassifier("pooled", **OPTIONS).fit(path, Y))
+
+
+def test_the_lines_of_the_page_run(tmp_path, monkeypatch):
+    """docs/jobs.md: a folder, a file with labels, and a place for what is made of them."""
+    page = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "open_table" in block)
+    few = TABLE.select(SPLIT["b"]).append_column("name", TABLE["town"]).append_column("zip", pa.array(Y + 100))
+    write(few, tmp_path / "shop")
+    write(TABLE.select(SPLIT["a"]).append_column("label", pa.array(Y)), tmp_path / "bank.parquet")
+    monkeypatch.chdir(tmp_path)
+    for limit in (0, 1 << 40):
+        monkeypatch.setattr("treaty.data.opening.ON_DISK", limit)
+        found: dict[str, Any] = {}
+        exec(
+            code.replace("/large/disk", "scratch").replace("Boost())", "Boost(), n_estimators=1, max_bin=4)"),
+            {"treaty": treaty},
+            found,
+        )
+        assert found["model"].schemas_["shop"].categories[-1] == ("100", "101")
+        assert isinstance(found["shop"], FileTable) == (limit == 0)

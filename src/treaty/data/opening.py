@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset
 
 from treaty.data.csv_streams import write_csv_columns
 from treaty.data.file_tables import FileTable
@@ -56,6 +56,8 @@ def open_table(
     def damaged(error: Exception) -> DataError:
         return DataError(f"{party}: expected {called}, got {not_that(path, error)} - at {path}")
 
+    import pyarrow.dataset  # takes as long to load as a small job
+
     if of_csv:
         folder = _usable(folder, rows * (len(names) * _BYTES_ON_DISK + len(schema) * _BYTES_OF_CSV))
         dataset = pyarrow.dataset.dataset(write_csv_columns(path, schema, folder))
@@ -97,6 +99,12 @@ def open_dataset(
 def is_large(rows: int, schema: Any) -> bool:
     """Whether a table's columns, as float32, are too much for memory."""
     return rows * len(schema) * np.dtype(np.float32).itemsize >= ON_DISK
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether something is a `pyarrow.dataset.Dataset`; its module is not loaded to find out."""
+    module = sys.modules.get("pyarrow.dataset")
+    return module is not None and isinstance(data, module.Dataset)
 
 
 def _usable(folder: Path | None, size: int) -> Path:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset
 
 from treaty.data.file_tables import FileTable
-from treaty.data.opening import open_dataset
+from treaty.data.opening import is_dataset, open_dataset
 from treaty.data.opening import open_table as open_file
 from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_categories
 from treaty.data.sources import read_table as read_file
@@ -52,7 +51,7 @@ def read_table(
 
 
 def open_table(
-    source: str | Path | pyarrow.dataset.Dataset,
+    source: Any,
     *,
     categorical: Sequence[str] = (),
     columns: Sequence[str] | None = None,
@@ -99,7 +98,7 @@ def _opened(
     source: Any, party: str, categorical: Sequence[str] = (), columns: Sequence[str] | None = None,
     drop: Sequence[str] = (), folder: Path | None = None,
 ) -> Any:  # fmt: skip
-    if isinstance(source, pyarrow.dataset.Dataset):
+    if is_dataset(source):
         place = "a pyarrow data set"
         table = open_dataset(source, columns=columns, drop=drop, folder=folder, party=party)
     else:
@@ -110,7 +109,7 @@ def _opened(
 
 def opened(data: Any, party: str = "the table") -> Any:
     """Return a party's table: what a path or data set names, others as they came."""
-    if not isinstance(data, str | Path | pyarrow.dataset.Dataset):
+    if not isinstance(data, str | Path) and not is_dataset(data):
         return data
     return _opened(data, party)
 
