@@ -171,6 +171,22 @@ def test_files_that_cannot_be_used_are_named(tmp_path, large, monkeypatch):
         model.fit(pyarrow.dataset.dataset(str(dates)), Y)
 
 
+def test_a_linear_model_takes_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("treaty.data.opening.ON_DISK", 0)
+    path = write(TABLE.select(["plain", "whole", "town", "truth"]), tmp_path / "t.arrow")
+    one, other = (
+        treaty.LogisticRegression(n_jobs=1, tol=0.01, random_state=3).fit(X, Y) for X in (treaty.read_table(path), path)
+    )
+    assert one.predict_proba(path).tobytes() == other.predict_proba(treaty.read_table(path)).tobytes()
+
+
+def test_a_file_where_parties_are_meant_is_refused_unread(tmp_path):
+    with pytest.raises(
+        DataError, match=r"'secureboost' expects a mapping of party to table, got str: hand over a dict"
+    ):
+        treaty.GBDTClassifier("secureboost").fit(str(tmp_path / "t.parquet"), Y)
+
+
 def test_a_full_disk_is_told_before_a_column_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("treaty.data.opening.ON_DISK", 0)
     path = write(TABLE, tmp_path / "t.parquet")

@@ -179,8 +179,6 @@ class TableEstimator(BaseEstimator):
     def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the same rows."""
         system = self._chosen()[0]
-        if not isinstance(X, Mapping):
-            X = opened(X)
         if self.parties is not None if reset else hasattr(self, "columns_by_party_"):
             X = self._by_party(X, system, reset=reset)
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
@@ -191,6 +189,7 @@ class TableEstimator(BaseEstimator):
                     f"protocol {system.name!r} expects a mapping of party to table, got {type(X).__name__}: hand over "
                     "a dict, or say in parties={party: columns} which party has which columns of the one table"
                 )
+            X = opened(X)
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, shown(X), reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
@@ -226,6 +225,7 @@ class TableEstimator(BaseEstimator):
             )
         if isinstance(X, Mapping) and not hasattr(X, "nnz"):
             raise ConfigError("parties=... says who has which columns of one table, got a mapping of tables beside it")
+        X = opened(X)
         columns = _listed(self.parties) if reset else self.columns_by_party_
         tables, positions = split_by_party(X, columns)
         if reset:  # kept, as parameters may be set to others after a fit
