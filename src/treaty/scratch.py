@@ -67,7 +67,7 @@ def check_room(folder: Path, size: int) -> None:
 def folder_of(array: Any) -> Path | None:
     """Return the folder of the file that an array lies in, as a whole or in part; None for one in memory."""
     mapping = _mapping_of(array)
-    return None if mapping is None else mapping.folder
+    return mapping.folder if isinstance(mapping, _Mapping) else None
 
 
 def contiguous(array: NDArray[Kind]) -> NDArray[Kind]:
@@ -107,12 +107,12 @@ def forget(array: NDArray[Any]) -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _mapping_of(array: Any) -> _Mapping | None:
+def _mapping_of(array: Any) -> mmap.mmap | None:
     while isinstance(array, np.ndarray):
         array = array.base
     if isinstance(array, memoryview):
         array = array.obj
-    return array if isinstance(array, _Mapping) else None
+    return array if isinstance(array, mmap.mmap) else None
 
 
 def _take_room(file: int, size: int) -> None:

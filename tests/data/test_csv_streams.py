@@ -12,7 +12,7 @@ from treaty.data.csv_files import lines_of, parse_csv
 from treaty.data.csv_streams import csv_facts, opened_text, write_csv_columns
 from treaty.data.file_tables import FileTable
 from treaty.data.opening import open_table
-from treaty.data.sources import read_table
+from treaty.data.sources import read_table, table_facts
 from treaty.data.table import to_table
 from treaty.errors import DataError
 
@@ -90,6 +90,14 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path, monkeypatch):
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 300)[:-9])
     with pytest.raises(DataError, match=r"bank: expected a readable file, got one that is damaged, cut off"):
         open_table(tmp_path / "t.csv.gz", party="bank")
+
+
+def test_a_quote_that_is_not_closed_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_streams, "PIECE", 16)
+    monkeypatch.setattr(csv_streams, "_LONGEST", 64)
+    (tmp_path / "t.csv").write_text('a,b\n1,"2\n' + "1,2\n" * 50)
+    with pytest.raises(DataError, match=r"expected lines, got none that ends within \d+ bytes; is a quote not closed"):
+        table_facts(tmp_path / "t.csv")
 
 
 def test_a_large_file_is_the_table_that_a_small_one_is(tmp_path, monkeypatch):

@@ -26,6 +26,8 @@ from treaty.scratch import unusable
 PIECE = 1 << 25
 """Bytes of a file that are parsed at a time."""
 
+_LONGEST = 1 << 28  # bytes of a line, whose quoted cells may go over several
+
 _ORDER = (
     pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
     pa.string(), pa.binary(),
@@ -102,6 +104,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
         while block := file.read(PIECE):
             rest = beginning_of(rest + block) if first else rest + block
             first = False
+            if len(rest) > max(_LONGEST, 2 * PIECE):
+                raise CsvProblem(f"expected lines, got none that ends within {len(rest)} bytes; is a quote not closed?")
             if end := _end_of_lines(np.frombuffer(rest, np.uint8)):
                 yield rest[:end]
                 rest = rest[end:]

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from treaty.compute import pieces
 from treaty.data.keyed_hash import KEY, hashes
-from treaty.data.large import WORDS, Column, Scratch, SortedRecords, forget, records
+from treaty.data.large import WORDS, Column, Scratch, SortedRecords, records
+from treaty.scratch import forget
 
 _SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])
 _FOUND = np.dtype([("first", np.int64), ("row", np.int64)])

@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from treaty.compute import pieces
 from treaty.data.grouping import group_rows, group_rows_in_files
-from treaty.data.large import IN_MEMORY, forget, part_of
+from treaty.data.large import IN_MEMORY, part_of
 from treaty.errors import ConfigError, DataError
+from treaty.scratch import forget
 
 OnDuplicate = Literal["error", "first", "expand"]
 Normalisation = Literal["nfc", "strip", "lower"]

@@ -244,12 +244,6 @@ class Column:
         self._file.close()
 
 
-def forget(array: NDArray[Any]) -> None:
-    """Release the memory pages of a mapped array until they are next read; other arrays are left alone."""
-    if isinstance(array.base, memoryview) and isinstance(array.base.obj, mmap.mmap):
-        array.base.obj.madvise(mmap.MADV_DONTNEED)
-
-
 def open_unnamed() -> IO[bytes]:
     """Open a temporary file that nobody else can open."""
     try:

@@ -27,7 +27,7 @@ def read_table(
     Parameters
     ----------
     path : str or Path
-        A .csv or .csv.gz file (UTF-8, a header, commas between), .parquet, or .arrow.
+        A .csv or .csv.gz file (UTF-8, a header, commas between), .parquet, or .arrow, or a folder of Parquet files.
     categorical : sequence of str, default ()
         Columns of categories whose cells may look like numbers: postal codes, say.
     columns : sequence of str, optional
@@ -60,10 +60,10 @@ def open_table(
 ) -> Any:
     """Name a table that need not fit into memory, for an estimator to read.
 
-    A table of less than 1 GiB, each number taken as 4 bytes, and any in CSV is read at once, as `read_table` does. Of
-    another nothing is read before an estimator takes it, which then reads column by column and keeps in files what it
-    makes of them: 8 bytes a number. Models are the same, bit for bit. Paths and data sets may be given to
-    estimators as they are, too; this function says which columns are meant.
+    A table of less than 1 GiB, each number taken as 4 bytes, and a CSV file of less than that are read at once, as
+    `read_table` does. Columns of another are read one after the other when an estimator takes it, and what is made of
+    them is kept in files: 8 bytes a number at most. Models are the same, bit for bit. Paths and data sets may be given
+    to estimators as they are, too; this function says which columns are meant.
 
     Parameters
     ----------
