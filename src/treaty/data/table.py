@@ -90,7 +90,8 @@ class Table:
     @property
     def folder(self) -> Path | None:
         """The folder of the files that the columns lie in; None in memory."""
-        return next((folder for column in self.columns if (folder := folder_of(column)) is not None), None)
+        bases = {id(column.base): column.base for column in self.columns}.values()  # mostly one, which is quick
+        return next((folder for base in bases if (folder := folder_of(base)) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

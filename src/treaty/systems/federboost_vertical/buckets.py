@@ -50,7 +50,7 @@ def noisy_buckets(
     Return the message, the noisy buckets in it, and the cost.
     """
     schema = bins.schema
-    missing = (codes == bins.n_bins).any(axis=0)
+    missing = np.array([(codes[:, f] == n).any() for f, n in enumerate(bins.n_bins)], np.bool_)
     sizes = np.maximum(bins.n_bins + missing, 1)
     few = [
         name for (name, epsilon), size in zip(epsilons.items(), sizes, strict=True)
