@@ -65,6 +65,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/secureboost_speed.py
 	$(BIN)/python benchmarks/secureboost_accuracy.py
 	$(BIN)/python benchmarks/secureboost_memory.py
+	$(BIN)/python benchmarks/large_tables.py
 	$(BIN)/python benchmarks/estimates.py
 	$(BIN)/python benchmarks/secureboost_limits.py
 	$(BIN)/python benchmarks/secureboost_convergence.py

@@ -21,7 +21,7 @@ import pyarrow.parquet as parquet
 from data import arguments, give_me_some_credit, report, verdict
 from treaty.runs import party as jobs
 from treaty.runs import processes, reading
-from treaty.runs.job import Job, Member, load_job
+from treaty.runs.job import Job, Member, decoded_job
 from treaty.runs.warm_up import compile_kernels
 
 CIPHERTEXT, TIMES = 384, 3
@@ -37,7 +37,7 @@ def status(field: str) -> int:
 
 def play(path: Path, name: str) -> None:
     """Be one party: note the footprint when its table has been read, and the peak from then on."""
-    job = load_job(path)
+    job = decoded_job(path.read_bytes())
     compile_kernels()
     before = 0
     read = reading.labelled
