@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -84,6 +84,33 @@ def test_share_serves_many_parties_at_once():
     assert np.all(totals == 50 * 64)
 
 
+def test_share_waits_for_all_parts_when_one_fails():
+    ended = threading.Event()
+
+    def work(first, last):
+        if first == 0:
+            raise ValueError("this part")
+        time.sleep(0.1)
+        ended.set()
+
+    with pytest.raises(ValueError, match="this part"):
+        share(work, 2, 2)
+    assert ended.is_set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork where there are threads
+def test_share_works_in_a_child_of_a_process_that_has_shared():
+    share(lambda first, last: None, 2, 2)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # else it would wait for ever, if at all
+        parts = []
+        share(lambda first, last: parts.append(first), 2, 2)
+        os._exit(0 if sorted(parts) == [0, 1] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize(("n_jobs", "threads"), [(None, 3), (-1, 3), (-2, 2), (-9, 1), (7, 7)], ids=str)
 def test_cores_counts_from_every_usable_core(n_jobs, threads, monkeypatch):
     monkeypatch.setattr(compute.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
@@ -140,12 +167,10 @@ def _add_up(values):
 
 
 def test_kernel_computes_without_a_place_to_cache(monkeypatch):
-    def unwritable(**options):
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return numba.njit(**options)
+    def nowhere(function):
+        raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr(compute, "numba", SimpleNamespace(njit=unwritable))
+    monkeypatch.setattr(compute, "_KernelCache", nowhere)
     assert kernel(_add_up)(np.arange(5)) == 10
 
 
@@ -202,6 +227,7 @@ def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(
         "from treaty.compute import kernel\n@kernel\ndef half(x):\n    return x / 2 if x > 1 else x - x\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
     def half(value):
         """Call the kernel as a process does that has just started."""
@@ -222,3 +248,65 @@ def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(
     listed.unlink()
     assert half(np.int64(8)) == 4
     assert len(list(cache.glob("*.nbc"))) == 3
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Return a function that installs a package of a kernel and what it imports, and returns where that is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+
+    def install(name, amount, extra=""):
+        """Install into a folder of this name, and call the kernel as a process does that has just started."""
+        package = tmp_path / name / "treaty_halves"
+        package.mkdir(parents=True)
+        (package / "amounts.py").write_text(f"AMOUNT = {amount}\n")
+        (package / "halves.py").write_text(
+            "from treaty.compute import kernel\nfrom treaty_halves.amounts import AMOUNT\n"
+            f"@kernel\ndef less(x):\n    return x - AMOUNT\n{extra}"
+        )
+        for known in [known for known in sys.modules if known.startswith("treaty_halves")]:
+            del sys.modules[known]
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(package.parent)
+            found = importlib.import_module("treaty_halves.halves").less
+        return found
+
+    return install
+
+
+def _hits(found):
+    return sum(found.stats.cache_hits.values())
+
+
+def test_a_second_installation_loads_what_the_first_has_compiled(installed, tmp_path):
+    first, second = installed("first", 1), installed("second", 1)
+    assert (first(5), second(5)) == (4, 4)
+    assert (_hits(first), _hits(second)) == (0, 1)
+    assert Path(second.stats.cache_path).is_relative_to(tmp_path / "home")
+    assert not list(tmp_path.glob("*/treaty_halves/__pycache__/*.nbi"))
+
+
+def test_a_kernel_is_compiled_again_when_a_module_that_it_imports_has_changed(installed):
+    one, other = installed("one", 1), installed("other", 2)
+    assert (one(5), other(5)) == (4, 3)
+    assert _hits(other) == 0
+
+
+def test_kernels_that_others_may_have_written_are_not_loaded(installed):
+    first = installed("first", 1)
+    assert first(5) == 4
+    Path(first.stats.cache_path).chmod(0o777)
+    second = installed("second", 1)
+    assert second(5) == 4
+    assert (_hits(second), second.stats.cache_path == first.stats.cache_path) == (0, False)
+
+
+def test_kernels_that_are_not_used_for_long_are_deleted(installed):
+    old, used = (Path(installed(name, 1, f"# {name}\n").stats.cache_path) for name in ("old", "used"))
+    for folder, days in ((old, 100), (used, 80)):
+        os.utime(folder, (time.time() - days * 24 * 3600,) * 2)
+    installed("again", 1, "# used\n")
+    assert time.time() - used.stat().st_mtime < 60  # loaded again: its time begins anew
+    installed("new", 1, "# new\n")
+    assert (old.exists(), used.exists()) == (False, True)

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
+import sys
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
-from typing import Any, TypeVar
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, ClassVar, TypeVar
 
+import llvmlite
 import msgspec
 import numba
 import numpy as np
-from numba.core.caching import IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
+from numba.misc.appdirs import AppDirs
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -31,18 +40,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nobody calls a kernel by its address
+_IMPORTS = re.compile(rb"^from (treaty\w*[.\w]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
+_NAMES = re.compile(rb"\w+")
+_UNUSED = 90 * 24 * 3600  # seconds after which kernels that nobody loads are deleted
+
 
 def kernel(function: F) -> F:
     """Compile `function` with numba, without the interpreter lock, cached on disk where that is possible.
 
-    Kernels that call each other must share a module: the disk cache does not see changes in another file.
+    Kernels that call each other must share a module: of other files the caches that numba itself has see no change.
     """
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        compiled: Any = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the home folder can be written to
-        return numba.njit(**options)(function)  # type: ignore[no-any-return]
-    compiled._cache._cache_file.__class__ = _SharedCacheFile
+    return _kept(numba.njit(**_OPTIONS)(function), function)
+
+
+def inner(function: F) -> F:
+    """Compile what only kernels call, as `kernel` does but without the wrapper by which Python would call it."""
+    return _kept(numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function), function)
+
+
+def _kept(compiled: Any, function: F) -> F:
+    with suppress(RuntimeError):  # nowhere to be kept: neither the home folder nor the package's can be written to
+        compiled._cache = _KernelCache(function)
+        compiled._cache._cache_file.__class__ = _SharedCacheFile
     return compiled  # type: ignore[no-any-return]
 
 
@@ -89,6 +109,90 @@ class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
         name = self._data_name(int.from_bytes(told.digest()[:6]))
         self._save_data(name, data)
         self._save_index({**self._load_index(), key: name})
+
+
+class _OfUser(_CacheLocator):  # type: ignore[misc]
+    """A folder of the user's, for each module's text and the versions that compile it.
+
+    So an installation compiles nothing that another one has compiled.
+    """
+
+    def __init__(self, function: Any, path: str) -> None:
+        self._line = function.__code__.co_firstlineno
+        self._stamp = _digest_of(path)
+        self._folder = _folder_of_user() / f"{Path(path).stem}-{self._stamp[:16]}"
+
+    @classmethod
+    def from_function(cls, function: Any, path: str) -> _OfUser | None:
+        """Return where kernels of this file are kept; None where that cannot be, or is not the user's own."""
+        try:
+            locator = cls(function, path)
+            locator.ensure_cache_path()
+        except OSError:
+            return None
+        return locator
+
+    def ensure_cache_path(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _delete_unused(self._folder.parent)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+        found = self._folder.stat()
+        if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
+            raise PermissionError("code that others may have written is not loaded")
+        if time.time() - found.st_mtime > _UNUSED / 10:
+            os.utime(self._folder)
+
+    def get_cache_path(self) -> str:
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        return self._stamp
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+def _folder_of_user() -> Path:
+    return Path(AppDirs(appname="treaty", appauthor=False).user_cache_dir) / "kernels"
+
+
+@cache
+def _digest_of(path: str) -> str:
+    """Return a digest of a module's text, of those of this package that it imports, and of what compiles them."""
+    told = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
+    seen, waiting = {path}, [path]
+    while waiting:
+        text = Path(waiting.pop()).read_bytes()
+        told.update(text)
+        for package, names in _IMPORTS.findall(text):
+            for name in (package, *(package + b"." + one for one in _NAMES.findall(names))):
+                file = getattr(sys.modules.get(name.decode()), "__file__", None)
+                if file is not None and file not in seen:
+                    seen.add(file)
+                    waiting.append(file)
+    return told.hexdigest()
+
+
+def _delete_unused(folder: Path) -> None:
+    """Delete kernels that have not been loaded for long: of older versions, mostly."""
+    for one in folder.iterdir():
+        with suppress(OSError):
+            if time.time() - one.stat().st_mtime > _UNUSED:
+                shutil.rmtree(one)
+
+
+_NUMBAS = CompileResultCacheImpl._locator_classes
+
+
+class _Place(CompileResultCacheImpl):  # type: ignore[misc]
+    """Where a kernel is kept: in NUMBA_CACHE_DIR, among the user's, or where numba itself would keep it."""
+
+    _locator_classes: ClassVar = [_NUMBAS[0], _OfUser, *_NUMBAS[1:]]
+
+
+class _KernelCache(FunctionCache):  # type: ignore[misc]
+    _impl_class = _Place
 
 
 _BUILDING = threading.Lock()
@@ -148,9 +252,33 @@ def _set_free() -> None:
         os.sched_setaffinity(0, _every_core())
 
 
+Part = tuple[Callable[[int, int], None], int, int, "SimpleQueue[BaseException | None]"]
+"""What to do, from where to where, and where its end is told, with the error if there was one."""
+
+
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="treaty", initializer=_set_free)
+def _helpers(threads: int) -> SimpleQueue[Part]:
+    """Start threads that take parts of work from a queue: its hand-over takes half as long as an executor's."""
+    parts: SimpleQueue[Part] = SimpleQueue()
+    for number in range(threads):
+        threading.Thread(target=_help, args=(parts,), name=f"treaty_{number}", daemon=True).start()
+    return parts
+
+
+def _help(parts: SimpleQueue[Part]) -> None:
+    _set_free()
+    while True:
+        work, first, last, done = parts.get()
+        try:
+            work(first, last)
+            done.put(None)
+        except BaseException as error:  # raised where the work was shared
+            done.put(error)
+        del work, done  # not to be kept until the next part comes
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helpers.cache_clear)  # a child has none of these threads
 
 
 def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
@@ -161,11 +289,20 @@ def share(work: Callable[[int, int], None], total: int, threads: int, least: int
     other.
     """
     parts = max(1, min(threads, total // max(least, 1)))
+    if parts == 1:
+        return work(0, total)
     edges = [total * part // parts for part in range(parts + 1)]
-    waiting = [_pool(threads).submit(work, edges[part], edges[part + 1]) for part in range(1, parts)]
-    work(edges[0], edges[1])
-    for future in waiting:
-        future.result()
+    helpers = _helpers(threads)
+    done: SimpleQueue[BaseException | None] = SimpleQueue()
+    for part in range(1, parts):
+        helpers.put((work, edges[part], edges[part + 1], done))
+    try:
+        work(0, edges[1])
+    finally:  # the others may still read and write what the caller would take back
+        errors = [error for error in [done.get() for _ in range(1, parts)] if error is not None]
+    if errors:
+        raise errors[0]
+    return None
 
 
 def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
+from treaty.compute import Flags, Floats, Int32s, Integers, inner, kernel, share
 from treaty.trees.ensemble import Tree
 
 ROWS = 128  # that go through a tree together; with fewer, loops are too short for vector instructions
@@ -241,7 +241,7 @@ def attribute_rows(packed: Any, plan: _Plan, first: int, last: int, phi: Any) ->
                     opened[d], level = edge, d
 
 
-@kernel
+@inner
 def _unpack(bits: Any, batch: int, goes: Any) -> None:
     """Write the bits of a batch's rows as 0.0 and 1.0; rows past the end get 0."""
     for j in range(ROWS // 8):
@@ -251,7 +251,7 @@ def _unpack(bits: Any, batch: int, goes: Any) -> None:
             goes[8 * j + k] = (byte >> (7 - k)) & 1
 
 
-@kernel
+@inner
 def _descend(above: Any, o_seen: Any, o: Any, factor: Any, product: Any) -> None:
     for q in range(factor.shape[0]):
         a, b, c = factor[q, 0], factor[q, 1], factor[q, 2]
@@ -259,7 +259,7 @@ def _descend(above: Any, o_seen: Any, o: Any, factor: Any, product: Any) -> None
             product[q, r] = above[q, r] * (a + b * o_seen[r] + c * o[r])
 
 
-@kernel
+@inner
 def _give(below: Any, above: Any, o_seen: Any, o: Any, weight: Any, phi: Any) -> None:
     """Credit an edge's feature for all leaves below, and pass their sum on."""
     for q in range(weight.shape[0]):
@@ -270,7 +270,7 @@ def _give(below: Any, above: Any, o_seen: Any, o: Any, weight: Any, phi: Any) ->
             above[q, r] += total
 
 
-@kernel
+@inner
 def _give_leaf(value: float, product: Any, above: Any, o_seen: Any, o: Any, factor: Any, weight: Any, phi: Any) -> None:
     """Do `_descend` and `_give` at once."""
     for q in range(weight.shape[0]):

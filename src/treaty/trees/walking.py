@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Integers, kernel
+from treaty.compute import Flags, Floats, Integers, inner, kernel
 
 BATCH = 64  # rows that walk down a tree together, so that their cache misses overlap
 BYTES = 256  # of packed decisions, for eight rows each, made together
@@ -64,7 +64,7 @@ def record_bits(
                 packed[k, byte] = bits
 
 
-@kernel
+@inner
 def _add_values(at: Any, size: Any, batch: int, tree: int, value: Any, margins: Any) -> None:
     """Add to the margins the value of the leaf of `tree` that each row of a batch reached."""
     output = np.uint64(tree % margins.shape[1])
