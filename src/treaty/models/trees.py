@@ -187,7 +187,7 @@ def record_split(splits: SplitTable, bins: Bins, feature: int, left_bins: NDArra
     if of_category is not None:
         return splits.add(feature, float("nan"), missing_left, left_bins[of_category].astype(np.uint8).tobytes())
     cuts = bins.cuts[feature]
-    below = int(left_bins[:n_bins].sum())
+    below = int(np.count_nonzero(left_bins[:n_bins]))
     threshold = float(cuts[below - 1]) if cuts is not None and below < n_bins else float("inf")
     return splits.add(feature, threshold, missing_left)
 

@@ -181,9 +181,12 @@ def boost(
     def refreshed(before: Floats, rows: Int32s, starts: Integers) -> Floats:
         return objective.leaf_values(y[rows] - before[rows], None if weight is None else weight[rows], starts)
 
+    draws = plan.one_side is not None or plan.subsample < 1.0 or plan.colsample_bytree < 1.0
+    state = json.dumps(rng.bit_generator.state)
+
     def after_round(done: int) -> None:
         if on_round is not None:
-            on_round(RoundState(done, margins, json.dumps(rng.bit_generator.state)))
+            on_round(RoundState(done, margins, json.dumps(rng.bit_generator.state) if draws else state))
 
     run_rounds(grow, forest, after_round, plan.n_estimators, eval_sets, plan.early_stopping_rounds, plan.metrics)
 

@@ -88,7 +88,7 @@ class ColumnSource:
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
         """Compute the sums at once."""
-        self._sums = self._histograms.sums(*rows.rows(level.asked, sampled=True))
+        self._sums = self._histograms.sums(*rows.places(level.asked, sampled=True))
 
     def sums(self) -> Integers:
         """See `SumsSource`."""
@@ -212,7 +212,7 @@ class SumsFinder:
         at_a_time = max(self._threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if last else len(level.nodes)
         found = []
         for part in pieces(len(level.nodes), at_a_time):
-            sums, totals = complete_sums(level, asked, parents, part), level.totals[part]
+            sums, totals = complete_sums(level, asked, parents, part, self._threads), level.totals[part]
             seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
             splits = scan(
                 seen, totals, self._features[k], source.offsets, source.categorical, self._rules,

@@ -67,8 +67,8 @@ class SplitTable:
 
         `matrix` is float32 (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
         """
-        if records is None:
-            records = np.arange(len(self), dtype=np.int32)
+        # those of a message are read-only, to numba another type
+        records = np.arange(len(self), dtype=np.int32) if records is None else records.copy()
         flat = join_splits([self], [matrix.shape[1]])
         packed = np.empty((len(records), -(-len(matrix) // 8)), np.uint8)
 

@@ -14,11 +14,12 @@ Kernels do the same in digits of 32 bits (`scanning`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from treaty.compute import Integers
+from treaty.compute import Floats, Integers
 from treaty.trees.scanning import DIGITS
 
 
@@ -34,22 +35,30 @@ def bound(totals: Integers, ridge: int, threshold: float) -> tuple[int, int]:
 
     Totals with a negative hess, which a party that cheats can bring about, count as without.
     """
-    grad, hess = int(totals[0]), max(int(totals[1]), 0)
-    above, below = threshold.as_integer_ratio()
-    top = (hess + 2 * ridge) * (hess + ridge) * above // below + grad * grad * ridge
-    return min(top, (1 << 32 * DIGITS) - 1), hess + ridge  # no numerator is as large
+    _, top, below = _bound(int(totals[0]), max(int(totals[1]), 0), ridge, *threshold.as_integer_ratio())
+    return top, below
 
 
-def least_gain(totals: Integers, ridge: int, top: int) -> float:
-    """Return the gain that a `bound` with numerator `top` stands for, in units of the fixed point.
+def bounds(totals: Integers, ridge: int, threshold: float) -> tuple[Floats, Any, Any]:
+    """Return `bound` of nodes (n, 3): the gains it stands for, numerators and denominators in digits.
 
-    Where units are coarse, rounding down takes more off it than float64 could.
+    Gains, float64 (n,), are in units of the fixed point. Where units are coarse, rounding down takes more off them than
+    float64 could.
     """
-    grad, hess = int(totals[0]), max(int(totals[1]), 0)
-    return (top - grad * grad * ridge) / ((hess + 2 * ridge) * (hess + ridge))
+    ratio = threshold.as_integer_ratio()
+    found = [_bound(grad, max(hess, 0), ridge, *ratio) for grad, hess, _ in totals.tolist()]
+    gains, tops, belows = zip(*found, strict=True) if found else ((), (), ())
+    return np.array(gains, np.float64), _digits(tops, DIGITS), _digits(belows, 4)
 
 
-def digits_of(numbers: list[int], digits: int) -> Any:
+def _bound(grad: int, hess: int, ridge: int, above: int, below: int) -> tuple[float, int, int]:
+    """Return a node's least gain, and the fraction, where the threshold is ``above / below``."""
+    whole, parent = (hess + 2 * ridge) * (hess + ridge), grad * grad * ridge
+    top = min(whole * above // below + parent, (1 << 32 * DIGITS) - 1)  # no numerator is as large
+    return (top - parent) / whole, top, hess + ridge
+
+
+def _digits(numbers: Sequence[int], digits: int) -> Any:
     """Return whole numbers in digits, uint64 (n, digits)."""
-    raw = b"".join(number.to_bytes(4 * digits, "little") for number in numbers)
+    raw = b"".join([number.to_bytes(4 * digits, "little") for number in numbers])
     return np.frombuffer(raw, "<u4").astype(np.uint64).reshape(-1, digits)

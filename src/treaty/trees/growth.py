@@ -75,9 +75,13 @@ class Growth:
         level, self.level = self.level, None
         if len(kept) == 0:
             return None
-        nodes, chosen = level.nodes[kept], splits.take(kept)
+        nodes, chosen, totals = level.nodes, splits, level.totals
+        if len(kept) < len(nodes):
+            nodes, chosen, totals = nodes[kept], splits.take(kept), totals[kept]
         children = (self._n_nodes + 2 * np.arange(len(kept))).astype(np.int32)
-        of_pairs = np.stack([chosen.left_totals, level.totals[kept] - chosen.left_totals], axis=1)
+        of_pairs = np.empty((len(kept), 2, 3), np.int64)
+        of_pairs[:, 0] = chosen.left_totals
+        np.subtract(totals, chosen.left_totals, out=of_pairs[:, 1])
         self._totals.append(of_pairs.reshape(-1, 3))
         self._n_nodes += 2 * len(kept)
         self.level = _next_level(level.depth + 1, of_pairs, children, kept, self._rules)

@@ -23,7 +23,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, Integers, kernel, share
+from treaty.compute import Int32s, Integers, inner, kernel, share
 
 AHEAD = 16  # rows to prefetch: about as many as are added up while one comes from memory
 TABLES = 12  # features added up together: their words, 2 kB each, stay in the first-level cache
@@ -49,32 +49,55 @@ class Histograms:
 
     def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None:
         """Take a tree's gradients (n_rows,) and features, ascending."""
-        self._grad, self._hess, self._features = grad, hess, features
+        self._grad, self._hess = grad, hess
+        self._features = features.copy()  # those of a message are read-only, to numba another type
         self._packed = self._pack()
 
     def end_tree(self) -> None:
         """Release the tree's gradients."""
         del self._grad, self._hess
 
-    def sums(self, rows: Int32s, starts: Integers) -> Integers:
+    def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers:
         """Return sums of grad and hess and the number of rows per bin and node, int64 (n_nodes, slots, 3).
 
-        Node k holds ``rows[starts[k]:starts[k + 1]]``. Features outside the tree's sample stay 0.
+        Node k holds ``starts[k + 1] - starts[k]`` of `rows`, from ``firsts[k]`` on (None: ``starts[k]``). Features
+        outside the tree's sample stay 0.
         """
         features, offsets = self._features, self._offsets
         sums = np.zeros((len(starts) - 1, int(offsets[-1]), 3), np.int64)
-        pairs = np.empty((0 if self._packed else len(rows), 2), np.int64)
+        if self._packed:
+            self._add_words(rows, starts, starts if firsts is None else firsts, sums)
+            return sums
+        if firsts is not None:
+            stops = firsts + np.diff(starts)
+            rows = np.concatenate([rows[:0], *(rows[a:b] for a, b in zip(firsts, stops, strict=True))])
+        pairs = np.empty((len(rows), 2), np.int64)
         share(lambda a, b: gather_pairs(self._grad, self._hess, rows, a, b, pairs), len(pairs), self._threads, 1 << 15)
+        share(
+            lambda a, b: add_histograms(self._columns, pairs, rows, starts, features, offsets, a, b, sums),
+            len(features),
+            self._threads,
+            least=1 + _SMALL // (len(rows) + 1),
+        )
+        return sums
+
+    def _add_words(self, rows: Int32s, starts: Integers, firsts: Integers, sums: Integers) -> None:
+        """Add rows to `sums`, each thread some of them: what a node that another has begun gets is added at the end."""
+        features, bits = self._features, (self._hess_bits, self._count_bits)
+        begun: list[tuple[int, Integers]] = []
 
         def work(first: int, last: int) -> None:
-            if self._packed:
-                bits = self._hess_bits, self._count_bits
-                add_packed(self._codes, self._words, rows, starts, features, offsets, bits, first, last, sums)
-            else:
-                add_histograms(self._columns, pairs, rows, starts, features, offsets, first, last, sums)
+            node = int(np.searchsorted(starts, first, side="right")) - 1
+            rest = np.zeros((sums.shape[1] if first > starts[node] else 0, 3), np.int64)
+            add_packed(
+                self._codes, self._words, rows, firsts, starts, features, self._offsets, bits, first, last, sums, rest
+            )  # fmt: skip
+            if len(rest):
+                begun.append((node, rest))
 
-        share(work, len(features), self._threads, least=1 + _SMALL // (len(rows) + 1))
-        return sums
+        share(work, int(starts[-1]), self._threads, least=1 + _SMALL // (len(features) + 1))
+        for node, rest in begun:
+            sums[node] += rest
 
     def _pack(self) -> bool:
         """Pack the tree's gradients; return False if they are too large or a hess is negative."""
@@ -131,22 +154,34 @@ def pack(grad: Any, hess: Any, hess_bits: int, count_bits: int, first: int, last
     return grads, hesses
 
 
-@kernel
-def _take_apart(tables: Any, features: Any, offsets: Any, hess_bits: int, count_bits: int, slots: Any) -> None:
-    """Add the words' sums to a node's slots and clear the tables."""
+@inner
+def _take_apart(tables: Any, features: Any, offsets: Any, bits: tuple[int, int], parts: Any) -> None:
+    """Add the words' sums to `parts`, int64 (n_features, 3, 256), and clear the tables."""
+    hess_bits, count_bits = bits
     of_hess, of_count = (np.int64(1) << hess_bits) - 1, (np.int64(1) << count_bits) - 1
     for k in range(features.shape[0]):
-        offset = offsets[features[k]]
-        mine = slots[offset : offsets[features[k] + 1]]
+        words = tables[k]
+        grad, hess, count = parts[k, 0], parts[k, 1], parts[k, 2]
+        for code in range(np.uint64(offsets[features[k] + 1] - offsets[features[k]])):
+            word = words[code]
+            words[code] = 0
+            grad[code] += word >> (hess_bits + count_bits)
+            hess[code] += (word >> count_bits) & of_hess
+            count[code] += word & of_count
+
+
+@inner
+def _write_slots(parts: Any, features: Any, offsets: Any, slots: Any) -> None:
+    """Write a node's `parts` into its slots, (slots, 3), and clear them."""
+    for k in range(features.shape[0]):
+        mine = slots[offsets[features[k]] : offsets[features[k] + 1]]
+        grad, hess, count = parts[k, 0], parts[k, 1], parts[k, 2]
         for code in range(np.uint64(mine.shape[0])):
-            word = tables[k, code]
-            tables[k, code] = 0
-            mine[code, 0] += word >> (hess_bits + count_bits)
-            mine[code, 1] += (word >> count_bits) & of_hess
-            mine[code, 2] += word & of_count
+            mine[code, 0], mine[code, 1], mine[code, 2] = grad[code], hess[code], count[code]
+            grad[code] = hess[code] = count[code] = 0
 
 
-@kernel
+@inner
 def _add_adjoining(
     flat: Any, width: Any, words: Any, rows: Any, first: int, last: int, column: Any, count: Any, tables: Any
 ) -> None:  # fmt: skip
@@ -165,30 +200,37 @@ def _add_adjoining(
 
 @kernel
 def add_packed(
-    codes: Any, words: Any, rows: Any, starts: Any, features: Any, offsets: Any, bits: tuple[int, int],
-    first: int, last: int, sums: Any,
+    codes: Any, words: Any, rows: Any, firsts: Any, starts: Any, features: Any, offsets: Any, bits: tuple[int, int],
+    first: int, last: int, sums: Any, rest: Any,
 ) -> None:  # fmt: skip
-    """Add rows to histograms for ``features[first:last]``, as `add_histograms` does, from words of `pack`.
+    """Write sums of words, of `pack`, into `sums`, int64 (n_nodes, slots, 3), for all `features`.
 
-    `codes` is uint8 (n_rows, n_features) in C order; `bits` are the widths of a word's hess and count fields, which,
-    as grad's, have room for the sums of ``2**count_bits - 1`` rows.
+    Node k holds ``starts[k + 1] - starts[k]`` of `rows`, from ``firsts[k]`` on. Of all nodes' rows, one node after the
+    other, those from `first` to `last` are added; sums of a node that begins before are written into `rest` (slots, 3).
+    `codes` is uint8 (n_rows, n_features) in C order; `bits` are the widths of a word's hess and count fields, which, as
+    grad's, have room for the sums of ``2**count_bits - 1`` rows.
     """
     flat, width = codes.reshape(-1), np.uint64(codes.shape[1])
-    hess_bits, count_bits = bits
     tables = np.zeros((TABLES, 256), np.int64)
-    most = (1 << count_bits) - 1
+    parts = np.zeros((features.shape[0], 3, 256), np.int64)
+    most = (1 << bits[1]) - 1
     for node in range(starts.shape[0] - 1):
-        for block in range(starts[node], starts[node + 1], most):
-            stop = min(block + most, starts[node + 1])
-            after = first
-            while after < last:
+        moved = firsts[node] - starts[node]
+        begin, end = max(starts[node], first) + moved, min(starts[node + 1], last) + moved
+        if begin >= end:
+            continue
+        for block in range(begin, end, most):
+            stop = min(block + most, end)
+            after = 0
+            while after < features.shape[0]:
                 here = after
                 after += 1
-                while after < min(last, here + TABLES) and features[after] == features[after - 1] + 1:
+                while after < min(features.shape[0], here + TABLES) and features[after] == features[after - 1] + 1:
                     after += 1
                 column, count = np.uint64(features[here]), np.uint64(after - here)
                 _add_adjoining(flat, width, words, rows, block, stop, column, count, tables.reshape(-1))
-                _take_apart(tables, features[here:after], offsets, hess_bits, count_bits, sums[node])
+                _take_apart(tables, features[here:after], offsets, bits, parts[here:after])
+        _write_slots(parts, features, offsets, rest if starts[node] < first else sums[node])
 
 
 @kernel

@@ -46,6 +46,15 @@ class RowPartition:
             return self._rows[firsts[0] : lasts[-1]], starts
         return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
 
+    def places(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers, Integers]:
+        """Return what `rows` does without a copy: rows of all nodes, `starts`, and where each node's rows begin.
+
+        Node k holds ``starts[k + 1] - starts[k]`` of the rows from ``firsts[k]`` on.
+        """
+        self._move()
+        firsts = self._bounds[nodes, 0]
+        return self._rows, _one_after_another(self._bounds[nodes, 1 if sampled else 2] - firsts), firsts
+
     def divide(self, nodes: Int32s, children: Int32s, left: Flags) -> None:
         """Move the rows of `nodes` to their children.
 
@@ -99,8 +108,9 @@ class RowPartition:
                 self._threads,
                 least=_SMALL,
             )
-            others = ~np.isin(leaves, np.concatenate([children, children + 1]))
-            leaves, values = leaves[others], values[others]
+            others = np.ones(len(of_node), np.bool_)
+            others[children] = others[children + 1] = False
+            values, leaves = values[others[leaves]], leaves[others[leaves]]
         starts, stops = self._bounds[leaves, 0], self._bounds[leaves, 2]
         share(
             lambda a, b: add_leaf_values(self._rows, starts, stops, values, a, b, margins),

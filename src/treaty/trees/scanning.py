@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import kernel
+from treaty.compute import inner, kernel
 
 DIGITS = 8
 """Of a numerator, of 32 bits each; it is below 2^254 for sums of 62 bits."""
@@ -18,7 +18,7 @@ DIGITS = 8
 SLACK = 2.0**-46
 
 
-@kernel
+@inner
 def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: float, step: float) -> float:
     if hess <= 0.0 and floor == 0.0:
         return 0.0
@@ -26,6 +26,22 @@ def _term(grad: float, hess: float, reg_lambda: float, reg_alpha: float, floor: 
     if grad > step * whole:
         return step * (2.0 * grad - step * whole)
     return grad * grad / whole
+
+
+@kernel
+def subtract_siblings(
+    asked: Any, parents: Any, asked_index: Any, parent_index: Any, first: int, last: int, sums: Any
+) -> None:
+    """Write the `sums` (n_nodes, n) of nodes ``first..last``: those asked for, or the parent's minus the sibling's."""
+    for node in range(first, last):
+        own, parent, mine = asked[asked_index[node]], parent_index[node], sums[node]
+        if parent < 0:
+            for k in range(np.uint64(mine.shape[0])):
+                mine[k] = own[k]
+        else:
+            whole = parents[parent]
+            for k in range(np.uint64(mine.shape[0])):
+                mine[k] = whole[k] - own[k]
 
 
 @kernel
@@ -172,7 +188,7 @@ def scan_splits(
                         left_sums[node, part] += slots[k, part]
 
 
-@kernel
+@inner
 def _sort_categories(
     slots: Any, bins: int, grad_unit: float, hess_unit: float, reg_lambda: float, floor: float, ratio: Any, order: Any
 ) -> int:
@@ -196,7 +212,7 @@ def _sort_categories(
 # ---------------------------------------------------------------- whole numbers of many digits, the lowest first
 
 
-@kernel
+@inner
 def _write_fraction(left_grad: Any, left_hess: Any, totals: Any, ridge: Any, top: Any, below: Any) -> None:
     """Write V^2, (8,), and a (T - a), (4,), of a split to `top` and `below`."""
     whole, a = totals[1] + 2 * ridge, left_hess + ridge
@@ -218,7 +234,7 @@ def _write_fraction(left_grad: Any, left_hess: Any, totals: Any, ridge: Any, top
     _multiply_words(a, whole - a, below)
 
 
-@kernel
+@inner
 def _multiply(a: Any, b: Any, out: Any) -> None:
     """Write a b to `out`, which has as many digits as both together."""
     out[:] = np.uint64(0)
@@ -231,7 +247,7 @@ def _multiply(a: Any, b: Any, out: Any) -> None:
         out[i + b.shape[0]] = carry
 
 
-@kernel
+@inner
 def _passes(top: Any, below: Any, other_top: Any, other_below: Any) -> bool:
     """Tell whether a fraction is larger than another one."""
     ours, theirs = np.zeros(12, np.uint64), np.zeros(12, np.uint64)
@@ -240,7 +256,7 @@ def _passes(top: Any, below: Any, other_top: Any, other_below: Any) -> bool:
     return _less(theirs, ours)
 
 
-@kernel
+@inner
 def _multiply_words(a: int, b: int, out: Any) -> None:
     low = np.uint64(0xFFFFFFFF)
     first, second = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
@@ -249,7 +265,7 @@ def _multiply_words(a: int, b: int, out: Any) -> None:
     _multiply(first, second, out)
 
 
-@kernel
+@inner
 def _subtract(a: Any, b: Any, out: Any) -> None:
     borrow = np.uint64(0)
     for k in range(a.shape[0]):
@@ -258,13 +274,13 @@ def _subtract(a: Any, b: Any, out: Any) -> None:
         out[k] = (a[k] + (borrow << np.uint64(32)) - taken) & np.uint64(0xFFFFFFFF)
 
 
-@kernel
+@inner
 def _copy(a: Any, out: Any) -> None:  # a slice assigned to a slice would take seconds to compile
     for k in range(a.shape[0]):
         out[k] = a[k]
 
 
-@kernel
+@inner
 def _less(a: Any, b: Any) -> bool:
     for k in range(a.shape[0] - 1, -1, -1):
         if a[k] != b[k]:

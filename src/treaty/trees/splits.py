@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers, share
-from treaty.trees.exact import bound, digits_of, fraction, least_gain
-from treaty.trees.scanning import DIGITS, SLACK, scan_splits
+from treaty.trees.exact import bounds, fraction
+from treaty.trees.scanning import DIGITS, SLACK, scan_splits, subtract_siblings
 
+_SMALL = 1 << 17  # numbers that are subtracted before a second thread would start
 MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this, with labels that are not small
 
 
@@ -182,7 +184,9 @@ class Splits:
         return whole
 
 
-def complete_sums(level: Level, asked: Integers, parents: Integers | None, part: slice | None = None) -> Integers:
+def complete_sums(
+    level: Level, asked: Integers, parents: Integers | None, part: slice | None = None, threads: int = 1
+) -> Integers:
     """Return the sums of wanted nodes: an asked node's own, else exactly parent minus sibling.
 
     `asked` is int64 (n_asked, slots, 3); `parents` is what this function returned for all of the last level (None at
@@ -194,12 +198,28 @@ def complete_sums(level: Level, asked: Integers, parents: Integers | None, part:
         return asked[asked_index] if len(asked_index) != len(asked) else asked
     assert parents is not None
     sums = np.empty((len(asked_index), *asked.shape[1:]), np.int64)
-    for node, (index, parent) in enumerate(zip(asked_index, parent_index, strict=True)):
-        if parent < 0:
-            sums[node] = asked[index]
-        else:
-            np.subtract(parents[parent], asked[index], out=sums[node])
+    flat = [array.reshape(len(array), -1) for array in (asked, parents, sums)]
+    share(
+        lambda a, b: subtract_siblings(flat[0], flat[1], asked_index, parent_index, a, b, flat[2]),
+        len(sums),
+        threads,
+        least=1 + _SMALL // (sums[0].size + 1),
+    )
     return sums
+
+
+@lru_cache(maxsize=64)
+def _numbers_of(rules: SplitRules) -> tuple[Floats, Floats, int, float]:
+    """Return units and limits as `scan_splits` takes them, the ridge (0: gains are compared as floats), the threshold.
+
+    That is in units of the fixed point.
+    """
+    units = np.array([rules.grad_unit, rules.hess_unit])
+    limits = np.array([
+        rules.gain_lambda, rules.reg_alpha, rules.min_child_weight, rules.min_child_samples, rules.hess_floor,
+        rules.step, rules.onehot_below,
+    ])  # fmt: skip
+    return units, limits, rules.ridge if rules.exact else 0, rules.threshold_in_units
 
 
 def scan(
@@ -219,26 +239,22 @@ def scan(
     """
     n_nodes = len(totals)
     found = Splits.none(n_nodes, source)
-    units = np.array([rules.grad_unit, rules.hess_unit])
-    limits = np.array([
-        rules.gain_lambda, rules.reg_alpha, rules.min_child_weight, rules.min_child_samples, rules.hess_floor,
-        rules.step, rules.onehot_below,
-    ])  # fmt: skip
-    bounds, least = [(0, 0)] * n_nodes, np.full(n_nodes, rules.threshold)
-    if rules.exact:
-        bounds = [bound(of, rules.ridge, rules.threshold_in_units) for of in totals]
-        gain_unit = rules.grad_unit * rules.grad_unit / rules.hess_unit
-        least = np.array([least_gain(of, rules.ridge, top) for of, (top, _) in zip(totals, bounds, strict=True)])
-        least *= gain_unit
-    to_pass = least, digits_of([top for top, _ in bounds], DIGITS), digits_of([below for _, below in bounds], 4)
-    exact = np.int64(rules.ridge if rules.exact else 0)
+    units, limits, ridge, threshold = _numbers_of(rules)
+    if ridge > 0:
+        least, top, below = bounds(totals, ridge, threshold)
+        least *= units[0] * units[0] / units[1]
+    else:
+        least, top = np.full(n_nodes, rules.threshold), np.zeros((n_nodes, DIGITS), np.uint64)
+        below = np.zeros((n_nodes, 4), np.uint64)
+    to_pass = ridge, least, top, below
 
-    offsets, categorical = offsets.copy(), categorical.copy()  # those of a message are read-only, to numba another type
+    # those of a message are read-only, to numba another type
+    totals, offsets, categorical = totals.copy(), offsets.copy(), categorical.copy()
     written = found.gain, found.feature, found.left_bins, found.left_totals
 
     def work(first: int, last: int) -> None:
         scan_splits(
-            sums, totals, features, offsets, categorical, units, limits, (exact, *to_pass), first, last, written
+            sums, totals, features, offsets, categorical, units, limits, to_pass, first, last, written
         )  # fmt: skip
 
     share(work, n_nodes, threads, least=max(1, (1 << 15) // max(1, sums.shape[1])))
