@@ -27,7 +27,7 @@ from treaty.linear.batches import fewest_rows
 from treaty.models.linear import label_holder, preparation_of
 from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
 from treaty.systems import SYSTEMS, Model, find_system
-from treaty.systems.alignment.roles import disclosures
+from treaty.systems.alignment.roles import LONG, disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import System, cast_of
@@ -107,19 +107,20 @@ def run_demo(
     if refused:
         raise ConfigError(refused[0])
     options = _options(system, {cipher: encryption} if cipher and named else {}, parties)
+    loaded = load_data(data, label)
     with trees_compiled_beside() as compiling:
         if compiling:
             with Status("the first time: compiling for this processor, for half a minute or so", console=console):
-                compile_kernels(system, options)
+                compile_kernels(system, options, aligns="ecdh" if len(loaded[1]) < LONG // 2 else "auto")
     rounds = 20 if trees is None else trees
     among_users = "user" in system.train
     played = {} if system.split == "none" else {"transport": transport or ("memory" if among_users else "grpc")}
     if model == "logistic":
-        scenario = _regression(console, options, parties or 2, load_data(data, label), split, played)
+        scenario = _regression(console, options, parties or 2, loaded, split, played)
     elif system.split == "rows":
-        scenario = _by_row(console, system, options, parties or 3, load_data(data, label), rounds, played)
+        scenario = _by_row(console, system, options, parties or 3, loaded, rounds, played)
     else:
-        scenario = _by_column(console, options, parties or 3, load_data(data, label), split, rounds, played)
+        scenario = _by_column(console, options, parties or 3, loaded, split, rounds, played)
     _play(console, scenario, system)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 
 import numpy as np
-from scipy.special import ndtri  # type: ignore[import-untyped]
 
 from treaty.compute import Flags, Floats
 
@@ -53,6 +52,8 @@ def determined(columns: Floats, hessian: Floats) -> tuple[Floats, Flags, int]:
 def random_rotation(size: int) -> Floats:
     """Return a uniformly random orthogonal matrix (size, size), from the system's generator."""
     drawn = np.frombuffer(secrets.token_bytes(8 * size * size), np.uint64) >> np.uint64(11)
+    from scipy.special import ndtri  # type: ignore[import-untyped]  # not at every process's start: 0.15 s
+
     normal = ndtri((drawn.astype(np.float64) + 0.5) * 2.0**-53).reshape(size, size)
     q, r = np.linalg.qr(normal)
     rotation: Floats = q * np.sign(np.diag(r))

@@ -72,7 +72,7 @@ def run_all(
     of_each = arguments or {}
     if verb == "train":
         with trees_compiled_beside():
-            compile_kernels(job.system, job.settings()[0], aligns=job.align is not None)
+            compile_kernels(job.system, job.settings()[0], aligns=job.align.psi if job.align else None)
     completed = _completed(job)
     with ExitStack() as held:
         # where rows are split all parties work at once, and threads that mostly hold the interpreter lock are slower on

@@ -6,6 +6,7 @@ That is most of the time of a first training on a new machine. Numba compiles on
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import numpy as np
 from treaty.compute import is_compiled
 from treaty.crypto.psi import cuckoo, hashing, ristretto
 from treaty.crypto.transfer import oprf
-from treaty.data.ids import read_ids
+from treaty.data.ids import Psi, read_ids
 from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
@@ -37,7 +38,9 @@ _SMALL = {
 _MOST_OWNERS = 32
 
 
-def compile_kernels(system: System | None = None, options: SystemOptions | None = None, *, aligns: bool = True) -> None:
+def compile_kernels(
+    system: System | None = None, options: SystemOptions | None = None, *, aligns: Psi | None = "auto"
+) -> None:
     """Compile what training uses, so that the parties' processes find it cached.
 
     Parameters
@@ -46,12 +49,17 @@ def compile_kernels(system: System | None = None, options: SystemOptions | None 
         What it is for; None: every system.
     options : SystemOptions or None
         Under which options; None: under any.
-    aligns : bool
-        Whether rows are aligned first.
+    aligns : str or None
+        By which protocol rows are aligned first, if they are.
     """
+    with _without_collecting():
+        _compile(system, options, aligns)
+
+
+def _compile(system: System | None, options: SystemOptions | None, aligns: Psi | None) -> None:
     systems = [system] if system else [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
     if aligns and any(of.split == "columns" for of in systems):
-        _compile_alignment()
+        _compile_alignment(aligns)
     for of in systems:
         for small in of.warm_up(options):
             _train(of, small)
@@ -75,15 +83,34 @@ def trees_compiled_beside() -> Iterator[bool]:
 
 def compile_trees() -> None:
     """Compile what grows trees and what predicts by them, by the system that has least else."""
-    _train(find_system("federboost-vertical"), FederBoostVertical())
+    with _without_collecting():
+        _train(find_system("federboost-vertical"), FederBoostVertical())
 
 
-def _compile_alignment() -> None:
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Leave out garbage collections: numba makes millions of objects, and to look through them takes a twentieth."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _compile_alignment(psi: Psi) -> None:
     ids = read_ids(["a"])
     hashes(ids.data, ids.offsets, bytes(KEY))
-    OwnList(ids, b"compile", 1).blinded(slice(0, 1))
     hashing.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
-    ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
+    if psi != "kkrt":
+        OwnList(ids, b"compile", 1).blinded(slice(0, 1))
+        ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
+    if psi != "ecdh":
+        _compile_oblivious()
+
+
+def _compile_oblivious() -> None:
     receiver = oprf.Receiver()
     sender = oprf.Sender(receiver.offer)
     receiver.accept(sender.points)
