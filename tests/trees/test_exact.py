@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.trees.exact import bound, fraction
+from treaty.trees.exact import bound, bounds, fraction
 from treaty.trees.splits import SplitRules, Splits, best_of, scan
 
 BINS, FEATURES = 4, 3
@@ -75,6 +75,22 @@ def exhaustive(sums: np.ndarray, totals: np.ndarray, rules: SplitRules, categori
                 if best is None or found > least:
                     best, least = (feature, going), found
     return best
+
+
+@given(
+    st.lists(st.tuples(st.integers(-(2**62), 2**62), st.integers(-5, 2**62), st.just(1)), max_size=4),
+    st.integers(1, 1 << 60),
+    st.sampled_from([0.0, 1e-6, 0.0655, 3.7e20]),
+)
+def test_bounds_of_a_level_are_those_of_its_nodes(nodes, ridge, threshold):
+    totals = np.array(nodes, np.int64).reshape(-1, 3)
+    gains, tops, belows = bounds(totals, ridge, threshold)
+    for k, of_node in enumerate(totals):
+        top, below = bound(of_node, ridge, threshold)
+        for digits, number in ((tops[k], top), (belows[k], below)):
+            assert sum(int(digit) << 32 * place for place, digit in enumerate(digits)) == number
+        grad, hess = int(of_node[0]), max(int(of_node[1]), 0)
+        assert gains[k] == (top - grad * grad * ridge) / ((hess + 2 * ridge) * (hess + ridge))
 
 
 @given(st.data())

@@ -181,3 +181,18 @@ def test_histogram_subtraction_equals_direct_sums_of_the_sibling(case, share_lef
     cut = round(share_left * len(parent))
     whole, left, right = _histograms(codes, grad, hess, [parent, parent[:cut], parent[cut:]], features, offsets)
     np.testing.assert_array_equal(whole - left, right)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3], ids=["1-thread", "2-threads", "3-threads"])
+@pytest.mark.parametrize("grad_bits", [16, 40], ids=["packed", "too-large-for-words"])
+def test_sums_of_nodes_that_lie_anywhere_among_the_rows_are_those_of_their_rows(threads, grad_bits):
+    rng = np.random.default_rng(grad_bits)
+    codes, offsets = _codes(rng, 30_000, [255, 3, 17]), _offsets([255, 3, 17])
+    grad, hess = rng.integers(-(2**grad_bits), 2**grad_bits, 30_000), rng.integers(0, 2**14, 30_000)
+    rows = rng.permutation(30_000).astype(np.int32)
+    firsts, sizes = np.array([20_000, 100, 400, 400, 5000]), np.array([9000, 300, 0, 4000, 12_000])
+    source = _source(codes, offsets, threads)
+    source.start_tree(grad, hess, np.arange(3, dtype=np.int32))
+    sums = source.sums(rows, np.concatenate([[0], np.cumsum(sizes)]), firsts)
+    nodes = [rows[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
+    np.testing.assert_array_equal(sums, _naive(codes, grad, hess, nodes, range(3), offsets))

@@ -33,6 +33,12 @@ def _check(rows: RowPartition, naive: NaivePartition, nodes):
             expected = naive.nodes[node][0] + ([] if sampled else naive.nodes[node][1])
             assert got[starts[k] : starts[k + 1]].tolist() == expected
         assert starts[-1] == len(got)
+        every, same, firsts = rows.places(nodes, sampled=sampled)
+        assert same.tolist() == starts.tolist()
+        for k, first in enumerate(firsts.tolist()):
+            np.testing.assert_array_equal(
+                every[first : first + starts[k + 1] - starts[k]], got[starts[k] : starts[k + 1]]
+            )
 
 
 @settings(deadline=None, max_examples=80)

@@ -1,0 +1,51 @@
+"""What is compiled ahead: no more than the parties will need."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from treaty.runs import warm_up
+from treaty.systems import find_system
+
+
+@pytest.mark.parametrize(
+    ("psi", "compiled"), [("auto", {"points", "transfers"}), ("ecdh", {"points"}), ("kkrt", {"transfers"})]
+)
+def test_the_protocols_of_alignment_are_compiled_that_may_be_used(psi, compiled, monkeypatch):
+    called = set()
+    monkeypatch.setattr(warm_up.ristretto, "validate", lambda points: called.add("points"))
+    monkeypatch.setattr(warm_up, "_compile_oblivious", lambda: called.add("transfers"))
+    monkeypatch.setattr(warm_up, "_train", lambda system, options: None)
+    warm_up.compile_kernels(find_system("secureboost"), aligns=psi)
+    assert called == compiled
+
+
+def test_nothing_of_alignment_is_compiled_for_rows_that_are_in_order(monkeypatch):
+    monkeypatch.setattr(warm_up, "_compile_alignment", lambda psi: pytest.fail(psi))
+    monkeypatch.setattr(warm_up, "_train", lambda system, options: None)
+    warm_up.compile_kernels(find_system("secureboost"), aligns=None)
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_garbage_is_collected_afterwards_as_before(enabled, monkeypatch):
+    def fail(system, options):
+        assert not gc.isenabled()
+        raise ValueError("not compiled")
+
+    monkeypatch.setattr(warm_up, "_train", fail)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ValueError, match="not compiled"):
+            warm_up.compile_trees()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+def test_the_command_starts_without_what_only_regressions_need():
+    check = "import sys; import treaty.cli.main; sys.exit('scipy.special' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
