@@ -187,6 +187,37 @@ def test_a_file_where_parties_are_meant_is_refused_unread(tmp_path):
         treaty.GBDTClassifier("secureboost").fit(str(tmp_path / "t.parquet"), Y)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv", "dataset"])
+@pytest.mark.parametrize("text", [False, True])
+def test_files_are_brought_into_common_order(tmp_path, kind, text, monkeypatch):
+    ids = [f"0{k:04d}" if text else k for k in range(400)]
+    bank = TABLE.select(SPLIT["a"]).append_column("id", pa.array(ids)).append_column("label", pa.array(Y))
+    shop = TABLE.select(SPLIT["c"]).append_column("key", pa.array(ids)).take(np.arange(399, 40, -1))
+    on = {"bank": "id", "shop": "key"}
+    found = []
+    for limit in (0, 1 << 40):
+        monkeypatch.setattr("treaty.data.opening.ON_DISK", limit)
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        files = {"bank": named(folder, bank, "bank", kind), "shop": named(folder, shop, "shop", kind)}
+        files["shop"] = treaty.open_table(files["shop"], id="key", drop=["large"])
+        aligned = treaty.align(files, on, drop_id=False)
+        order = [aligned[name][column].to_pylist() for name, column in on.items()]
+        assert order[0] == order[1]
+        assert sorted(order[0]) == ids[41:]
+        assert isinstance(aligned["shop"], FileTable) == (limit == 0)
+        labels = aligned["bank"]["label"].to_pylist()
+        assert labels == [Y[int(id)] for id in order[0]]
+        tables = {name: table.drop_columns(["label"] if name == "bank" else []) for name, table in aligned.items()}
+        tables = {name: table.drop_columns([on[name]]) for name, table in tables.items()}
+        with pytest.warns(UserWarning, match="side by side"):
+            found.append(treaty.GBDTClassifier("pooled", base_score=0.5, **OPTIONS).fit(tables, labels))
+    assert_same_trees(*found)
+    if not text:
+        with pytest.raises(DataError, match="bank: expected a column 'key' of ids, got a table without it"):
+            treaty.align(files, "key")
+
+
 def test_a_full_disk_is_told_before_a_column_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("treaty.data.opening.ON_DISK", 0)
     path = write(TABLE, tmp_path / "t.parquet")

@@ -13,9 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from treaty.compute import cores
+from treaty.data.file_tables import FileTable
 from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, Psi, read_ids
 from treaty.data.run_log import MAX_RUNS, RunLog
 from treaty.errors import ConfigError, DataError, warn_user
+from treaty.estimators.files import opened
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive
@@ -42,7 +44,8 @@ def align(
     Parameters
     ----------
     tables : mapping of party name to dataframe
-        Each of any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...).
+        Each of any eager dataframe that narwhals knows (pandas, polars, pyarrow, ...); what `treaty.open_table`
+        returns; or a path or `pyarrow.dataset.Dataset` as it takes them.
     on : str or mapping of party name to str, default "id"
         The column of ids, at each party where they differ.
     active : str, optional
@@ -75,7 +78,8 @@ def align(
     Returns
     -------
     dict of party name to dataframe
-        Of the type each came as, with as many rows each, row i everywhere of the same id; a pandas index starts anew.
+        Of the type each came as (of a file, as `treaty.open_table` returns it), with as many rows each, row i
+        everywhere of the same id; a pandas index starts anew.
         Labels in a column of the active party's table come in the same order.
 
     Warns
@@ -131,18 +135,21 @@ def align(
     return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in told}
 
 
-def _frame(table: Any, column: str, party: str) -> nw.DataFrame[Any]:
+def _frame(table: Any, column: str, party: str) -> nw.DataFrame[Any] | FileTable:
+    table = opened(table, party, column)
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
-    frame = nw.from_native(table, pass_through=True)
-    if not isinstance(frame, nw.DataFrame):
+    frame = table if isinstance(table, FileTable) else nw.from_native(table, pass_through=True)
+    if not isinstance(frame, nw.DataFrame | FileTable):
         raise DataError(f"{party}: expected a dataframe in memory, got {type(table).__name__}")
-    if column not in frame.columns:
+    if column not in (frame.column_names if isinstance(frame, FileTable) else frame.columns):
         raise DataError(f"{party}: expected a column {column!r} of ids, got a table without it")
     return frame
 
 
-def _taken(frame: nw.DataFrame[Any], rows: NDArray[np.int64], without: str | None) -> Any:
+def _taken(frame: nw.DataFrame[Any] | FileTable, rows: NDArray[np.int64], without: str | None) -> Any:
+    if isinstance(frame, FileTable):
+        return frame.drop_columns([] if without is None else [without]).take(rows)
     if without is not None:
         frame = frame.drop(without)
     return nw.maybe_reset_index(frame[rows]).to_native()

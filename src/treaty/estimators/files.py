@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from treaty.data.file_tables import FileTable
+from treaty.data.id_text import typed_ids
 from treaty.data.opening import is_dataset, open_dataset
 from treaty.data.opening import open_table as open_file
-from treaty.data.sources import as_text, refuse_absent, refuse_strays, with_categories
+from treaty.data.sources import as_text, changed, is_csv, refuse_absent, refuse_strays, with_categories
 from treaty.data.sources import read_table as read_file
 
 
@@ -47,7 +48,7 @@ def read_table(
         are none (``treaty.data.number_text`` has the rule). The error names their lines.
     """
     table = read_file(path, columns=columns, drop=drop, text=categorical)
-    return _with_kinds(table, path, "the table", [name for name in categorical if name not in drop])
+    return _with_kinds(table, path, "the table", [name for name in categorical if name not in drop], None)
 
 
 def open_table(
@@ -56,6 +57,7 @@ def open_table(
     categorical: Sequence[str] = (),
     columns: Sequence[str] | None = None,
     drop: Sequence[str] = (),
+    id: str | None = None,
     folder: str | Path | None = None,
 ) -> Any:
     """Name a table that need not fit into memory, for an estimator to read.
@@ -75,6 +77,8 @@ def open_table(
         The columns to take, in this order; by default all.
     drop : sequence of str, default ()
         Columns to leave out: that of labels, say.
+    id : str, optional
+        A column of ids, for `treaty.align`: it may hold anything.
     folder : str or Path, optional
         Where a large table's values and bins are kept while an estimator needs them, in files that are gone with the
         process; by default the system's folder of temporary files, which ``TMPDIR`` names.
@@ -82,7 +86,8 @@ def open_table(
     Returns
     -------
     table
-        For `fit` and `predict`, as a party's table.
+        For `fit`, `predict` and `treaty.align`, as a party's table. ``table["label"]`` reads one column, a
+        `pyarrow.ChunkedArray`, and ``table.drop_columns(["label"])`` returns the table without it.
 
     Raises
     ------
@@ -91,27 +96,31 @@ def open_table(
     ConfigError
         The folder has not enough room.
     """
-    return _opened(source, "the table", categorical, columns, drop, None if folder is None else Path(folder))
+    return _opened(source, "the table", categorical, columns, drop, id, None if folder is None else Path(folder))
 
 
 def _opened(
     source: Any, party: str, categorical: Sequence[str] = (), columns: Sequence[str] | None = None,
-    drop: Sequence[str] = (), folder: Path | None = None,
+    drop: Sequence[str] = (), ids: str | None = None, folder: Path | None = None,
 ) -> Any:  # fmt: skip
     if is_dataset(source):
         place = "a pyarrow data set"
         table = open_dataset(source, columns=columns, drop=drop, folder=folder, party=party)
     else:
         place = source
-        table = open_file(source, columns=columns, drop=drop, text=categorical, folder=folder, party=party)
-    return _with_kinds(table, place, party, [name for name in categorical if name not in drop])
+        text = [*categorical, *([] if ids is None else [ids])]
+        table = open_file(source, columns=columns, drop=drop, text=text, folder=folder, party=party)
+        if ids in table.column_names and is_csv(source):
+            typed = typed_ids(table[ids])
+            table = changed(table, str(ids), typed.type, lambda _: typed)
+    return _with_kinds(table, place, party, [name for name in categorical if name not in drop], ids)
 
 
-def opened(data: Any, party: str = "the table") -> Any:
-    """Return a party's table: what a path or data set names, others as they came."""
+def opened(data: Any, party: str = "the table", ids: str | None = None) -> Any:
+    """Return a party's table: what a path or data set names, `ids` being its column of ids; others as they came."""
     if not isinstance(data, str | Path) and not is_dataset(data):
         return data
-    return _opened(data, party)
+    return _opened(data, party, ids=ids)
 
 
 def opened_by_participant(X: Any) -> Any:
@@ -129,12 +138,15 @@ def shown(X: Any) -> Any:
     return X.schema.empty_table() if isinstance(X, FileTable) else X
 
 
-def _with_kinds(table: Any, place: Any, party: str, categorical: Sequence[str]) -> Any:
-    """Return a file's table with its text as categories; refuse columns of numbers that have text in some cells."""
+def _with_kinds(table: Any, place: Any, party: str, categorical: Sequence[str], ids: str | None) -> Any:
+    """Return a file's table with its text as categories; refuse columns of numbers that have text in some cells.
+
+    Its column of ids stays as it is.
+    """
     refuse_absent(categorical, "columns", table.column_names, place, party)
     table = as_text(table, categorical)
     refuse_strays(
-        table, place, party, features=[name for name in table.column_names if name not in categorical],
+        table, place, party, features=[name for name in table.column_names if name not in (*categorical, ids)],
         remedy="name it in categorical",
     )  # fmt: skip
-    return with_categories(table)
+    return with_categories(table, but=ids)
