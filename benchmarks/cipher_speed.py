@@ -156,15 +156,16 @@ def tree(name: str, active: np.ndarray, passive: np.ndarray, cipher: str, bits: 
 
     def grow(pause: float = 0.0) -> list[float]:
         clock = [time.perf_counter()]
-        payload = client.begin_tree(grad, hess)
+        (payload,) = client.begin_tree(grad, hess)
         server.begin_tree(payload, rows)
         spent = [time.perf_counter() - clock[0], 0.0, 0.0, payload[0].nbytes]
         for positions, starts in asked:
             totals = np.array([[grad[p].sum(), hess[p].sum(), len(p)] for p in _nodes(positions, starts)])
-            query = client.query(positions, starts)
+            (query,) = client.query(positions, starts)
             time.sleep(pause)
             clock = [time.perf_counter()]
-            answer = server.answer(query)
+            server.add(query)
+            answer = server.answer()
             clock.append(time.perf_counter())
             sums = client.open("passive", answer, totals)
             clock.append(time.perf_counter())
@@ -239,12 +240,13 @@ def wide(columns: int, threads: int) -> None:
     client = make_client("ou", SumsBounds(ROWS, FRACTION, FRACTION // 4), threads=threads)
     server = step("set-up", lambda: make_server("ou", client.setup(), codes, offsets, threads=threads))
     client.accept_hint("passive", next(server.hint()), offsets)
-    payload = step("encrypt", lambda: client.begin_tree(grad, hess))
+    (payload,) = step("encrypt", lambda: list(client.begin_tree(grad, hess)))
     step("begin tree", lambda: server.begin_tree(payload, np.arange(ROWS, dtype=np.int32)))
     for number, (positions, starts) in enumerate(levels(rng.random((ROWS, 2)))):
         totals = np.array([[grad[p].sum(), hess[p].sum(), len(p)] for p in _nodes(positions, starts)])
-        query = client.query(positions, starts)
-        answer = step(f"answer level {number}", lambda query=query: server.answer(query))
+        (query,) = client.query(positions, starts)
+        server.add(query)
+        answer = step(f"answer level {number}", server.answer)
         print(f"{'':>24}an answer of {sum(array.nbytes for array in answer) / 1e6:.1f} MB")
         sums = step(
             f"open level {number}",

@@ -63,7 +63,7 @@ def of_size(rows: int, bins: int, rounds: int) -> list[dict[str, object]]:
     sums = zeros_on_lines((COLUMNS * bins, kernels.COPIES, WORDS), np.uint64).reshape(-1)
 
     def add(codes: NDArray[np.uint8]) -> None:
-        kernels.bin_sums(words.reshape(-1), codes, offsets, features, 0, COLUMNS, sums)
+        kernels.bin_sums(words.reshape(-1), codes, 0, offsets, features, 0, COLUMNS, sums)
 
     parameters = sums_parameters(SumsBounds(rows, 1 << 16, 1 << 14))
     query = rng.integers(0, min(parameters.primes), (1, len(parameters.primes), rows), np.uint32)

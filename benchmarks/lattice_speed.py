@@ -75,11 +75,11 @@ def one_tree(rows: int, columns: int, bins: int, depth: int, cipher: str, bits: 
     for _ in range(repeats):
         clock, work = [0.0, 0.0], [0, 0]
         start = time.perf_counter()
-        payload = client.begin_tree(grad, hess)
+        (payload,) = client.begin_tree(grad, hess)
         clock[0] += time.perf_counter() - start
         work[0] += sum(part.nbytes for part in payload)
         start = time.perf_counter()
-        server.begin_tree(payload, np.arange(rows, dtype=np.int32))
+        server.begin_tree(payload, None)
         clock[1] += time.perf_counter() - start
         for level in levels:
             for first in range(0, len(level), client.nodes_at_a_time):
@@ -91,14 +91,16 @@ def one_tree(rows: int, columns: int, bins: int, depth: int, cipher: str, bits: 
                 )
                 totals = np.array([[grad[node].sum(), hess[node].sum(), len(node)] for node in nodes])
                 start = time.perf_counter()
-                query = client.query(positions, starts.astype(np.int32))
+                query = list(client.query(positions, starts.astype(np.int32)))
                 asked = time.perf_counter()
-                answer = server.answer(query)
+                for piece in query:
+                    server.add(piece)
+                answer = server.answer()
                 answered = time.perf_counter()
                 found = client.open("passive", answer, totals)
                 clock[0] += asked - start + time.perf_counter() - answered
                 clock[1] += answered - asked
-                work[0] += sum(part.nbytes for part in query)
+                work[0] += sum(part.nbytes for piece in query for part in piece)
                 work[1] += sum(part.nbytes for part in answer)
                 for k, f in enumerate((0, columns - 1)):
                     assert np.array_equal(found[:, offsets[f] : offsets[f + 1], 0], sums[:, 2 * k])

@@ -36,14 +36,14 @@ def test_a_second_fit_on_the_same_rows_sends_no_hint_and_gives_the_same_model(tm
 
 
 def test_no_secret_serves_twice_under_one_hint(tmp_path, monkeypatch):
-    encrypt, drawn = LinearMapClient.encrypt, []
+    begin, drawn = LinearMapClient.begin, []
 
     def watched(client, vectors):
-        made = encrypt(client, vectors)
-        drawn.extend(secret.tobytes() for secret in made[0])
+        made = begin(client, vectors)
+        drawn.extend(secret.tobytes() for secret in made.secrets)
         return made
 
-    monkeypatch.setattr(LinearMapClient, "encrypt", watched)
+    monkeypatch.setattr(LinearMapClient, "begin", watched)
     once = []
     for _ in range(2):  # the second time with the hint kept, as a resumed training has it
         model = flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y, checkpoint=tmp_path)

@@ -19,12 +19,14 @@ from treaty.crypto.additive.montgomery import to_words
 class Keystream:
     """A generator of secret random numbers, by default under a fresh key of the operating system's generator.
 
-    A given key of 32 bytes must be as secret, and serve this stream alone.
+    A given key of 32 bytes must be as secret, and serve this stream alone; or streams of different numbers, from 0 to
+    2^64, each of less than 2^68 bytes.
     """
 
-    def __init__(self, key: bytes | None = None) -> None:
+    def __init__(self, key: bytes | None = None, number: int = 0) -> None:
         key = secrets.token_bytes(32) if key is None else key
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        counter = number.to_bytes(8, "big") + bytes(8)
+        self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
     def raw(self, count: int) -> bytes:
         """Return uniform bytes."""

@@ -28,6 +28,10 @@ def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple
             )
 
 
+PIECE_BYTES = 60_000_000
+"""Most bytes of a piece of what grows with rows: with its envelope a message of at most 64 MB."""
+
+
 @dataclass(frozen=True, slots=True)
 class SumsBounds:
     """Public bounds of a job's sums, in fixed-point integers; CryptoError if negative or if sums may exceed 62 bits."""

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from crypto.asking import answered, asked, begun
 from treaty.crypto.additive.key_generation import generate_key
 from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
 from treaty.crypto.additive.randomiser import Randomiser, ReadyFactors, _table_size
@@ -221,19 +222,19 @@ def test_no_two_answer_ciphertexts_share_an_exponent(drawn, cipher):
     client.accept_hint("peer", next(server.hint()), offsets)
     used, take = [], server._factors.take
     server._factors.take = lambda count, threads: (used.append(take(count, threads)), used[-1])[1]
-    answered = 0
+    made = 0
     for _ in range(3):
-        payload = client.begin_tree(rng.integers(-9, 9, 200), rng.integers(0, 9, 200))
+        payload = begun(client, rng.integers(-9, 9, 200), rng.integers(0, 9, 200))
         server.begin_tree(payload, np.arange(200, dtype=np.int32))
         for nodes in (1, 2):
             starts = np.linspace(0, 200, nodes + 1).astype(np.int32)
-            answered += len(server.answer(client.query(np.arange(200, dtype=np.int32), starts))[1])
+            made += len(answered(server, asked(client, np.arange(200, dtype=np.int32), starts))[1])
             wait_until_idle(server._factors)
         server.end_tree()
     public = client._key.public
     factors = [x for batch in used for x in as_numbers(public, batch)]
-    assert len(set(factors)) == len(factors) == answered
-    assert len(set(drawn)) == len(drawn) >= answered
+    assert len(set(factors)) == len(factors) == made
+    assert len(set(drawn)) == len(drawn) >= made
     bits = server._factors._randomiser.exponent_bits
     assert bits >= 256 + 160
     assert bits - 12 <= max(drawn).bit_length() <= bits
@@ -244,7 +245,7 @@ def test_background_work_ends_with_its_server():
     client = make_client("paillier", SumsBounds(4, 10, 10), threads=1, key_bits=2048)
     codes, offsets = np.zeros((4, 400), np.uint8), np.arange(401, dtype=np.int32) * 32
     server = make_server("paillier", client.setup(), codes, offsets, threads=1)
-    server.begin_tree(client.begin_tree(np.zeros(4, np.int64), np.zeros(4, np.int64)), np.arange(4, dtype=np.int32))
+    server.begin_tree(begun(client, np.zeros(4, np.int64), np.zeros(4, np.int64)), np.arange(4, dtype=np.int32))
     thread = server._factors._thread
     assert thread.is_alive()
     del server

@@ -210,8 +210,15 @@ class Job:
         return out
 
 
-def fixed_keystream() -> Keystream:
-    return Keystream(b"k" * 32)
+def errors_of_query(drawn: Sequence[np.ndarray], vectors: int) -> np.ndarray:
+    """Errors of a query, (vectors, N + n), from what was drawn for it: of each b_0, then vector by vector in blocks."""
+    of_each = (len(drawn) - vectors) // vectors
+    rest = [drawn[vectors + v * of_each : vectors + (v + 1) * of_each] for v in range(vectors)]
+    return np.stack([np.concatenate([own, *blocks]) for own, blocks in zip(drawn, rest, strict=False)])
+
+
+def fixed_keystream(key: bytes = b"k" * 32, number: int = 0) -> Keystream:
+    return Keystream(key, number)
 
 
 def fingerprints() -> dict[str, str]:

@@ -35,7 +35,7 @@ HOW = ["uniform", "skewed", "one", "sorted", "in turn"]
 def summed(words, codes, offsets, features, first, stop):
     """Sums of every copy of every place: uint64 (bins, COPIES, WORDS)."""
     sums = zeros_on_lines((int(offsets[-1]), kernels.COPIES, WORDS), np.uint64)
-    kernels.bin_sums(words.reshape(-1), codes, offsets, features, first, stop, sums.reshape(-1))
+    kernels.bin_sums(words.reshape(-1), codes, 0, offsets, features, first, stop, sums.reshape(-1))
     return sums
 
 
@@ -77,7 +77,7 @@ def steps(monkeypatch, codes, offsets, features):
         patch.setattr(kernels, "add_words", lambda sums, o, words, i: taken.append((int(o), int(i))))
         sums = np.zeros(int(offsets[-1]) * kernels.COPIES * WORDS, np.uint64)
         words = np.zeros(codes.shape[1] * WORDS, np.uint32)
-        kernels.bin_sums.py_func(words, codes, offsets, features, 0, len(features), sums)
+        kernels.bin_sums.py_func(words, codes, 0, offsets, features, 0, len(features), sums)
     places, rows = np.array(taken).T
     assert not (places % WORDS).any()
     assert not (rows % WORDS).any()
@@ -123,9 +123,9 @@ def test_sums_and_words_of_an_answer_begin_at_a_cache_line(monkeypatch, rows):
     """Else every addition, or every second one, straddles two lines, and waits longer for the last one."""
     seen, real = [], kernels.bin_sums
 
-    def watched(words, codes, offsets, features, first, stop, sums):
+    def watched(words, codes, base, offsets, features, first, stop, sums):
         seen.append((words.ctypes.data % LINE, sums.ctypes.data % LINE, len(sums)))
-        real(words, codes, offsets, features, first, stop, sums)
+        real(words, codes, base, offsets, features, first, stop, sums)
 
     monkeypatch.setattr(kernels, "bin_sums", watched)
     rng = np.random.default_rng(1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from crypto.lattice.oracle import FALSE_ALARM, SMALL, Job, centred, number, small_parameters
+from crypto.lattice.oracle import FALSE_ALARM, SMALL, Job, centred, errors_of_query, number, small_parameters
 from treaty.crypto.lattice import linear_map
 from treaty.crypto.lattice.linear_map import Field, SecretMatrix
 
@@ -45,7 +45,7 @@ def play(monkeypatch, flooded):
         centred((number(y) - number(mask)) * q - unit * total * scale, q * scale) / scale
         for y, mask, total in zip(answers[:, 0].tolist(), masks.tolist(), sums.tolist(), strict=True)
     ]
-    errors = drawn[0].reshape(ANSWERS, SMALL + ROWS)
+    errors = errors_of_query(drawn, ANSWERS)
     return np.hstack([errors[:, SMALL:], errors[:, :SMALL], secrets]).astype(float), np.array(left)
 
 

@@ -1,3 +1,6 @@
+from itertools import pairwise
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from crypto.lattice.oracle import FALSE_ALARM, SEED, SMALL, Job, bin_sums, fixed
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import linear_map
 from treaty.crypto.lattice.kernels import inverse_transform
-from treaty.crypto.lattice.linear_map import Field, LinearMapClient, LinearMapServer, SecretMatrix
+from treaty.crypto.lattice.linear_map import EncryptedQuery, Field, LinearMapClient, LinearMapServer, SecretMatrix
 from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS, choose
 from treaty.crypto.lattice.sampling import public_ring_elements
 from treaty.crypto.lattice.transform import tables
@@ -222,7 +225,7 @@ def test_hint_query_answer_and_opening_equal_the_naive_model(monkeypatch, primes
     hint_errors = np.concatenate(errors).reshape(job.matrix.rows, SMALL).tolist()
     del errors[:]
     secrets, words, own = job.client.encrypt(vectors)
-    query_errors = np.concatenate(errors).reshape(2, -1).tolist()
+    query_errors = oracle.errors_of_query(errors, 2).tolist()
     answers = job.server.answer(words, own, job.columns)
     products = job.integers(job.client.open(hint, np.arange(job.matrix.rows), secrets, answers))
 
@@ -275,7 +278,7 @@ def test_full_degree_equals_the_naive_model_at_some_places(monkeypatch):
     hint = job.make_hint()
     secrets, words, own = job.client.encrypt([vector])
     answers = job.server.answer(words, own, job.columns)
-    hint_errors, query_errors = errors[0].reshape(2, DEGREE), errors[1].tolist()
+    hint_errors, query_errors = errors[0].reshape(2, DEGREE), oracle.errors_of_query(errors[1:], 1)[0].tolist()
     b = np.concatenate([own[0], words[0]], axis=1)
     public = [[plain_coefficients(j, prime) for j in range(3)] for prime in primes]
     numbers = [0] * DEGREE + oracle.message(job.fields, vector, q, job.parameters.message_bits)
@@ -391,13 +394,16 @@ def test_fields_too_wide_for_the_arithmetic_are_refused(fields, message):
 
 
 class Watched(Keystream):
-    """Counts the streams that are made, and refuses a key from elsewhere than the operating system."""
+    """Counts the streams that are made under a key of the operating system, and notes those under another."""
 
     made = 0
+    others: ClassVar[list[tuple[bytes, int]]] = []
 
-    def __init__(self):
-        super().__init__()
-        Watched.made += 1
+    def __init__(self, key=None, number=0):
+        super().__init__(key, number)
+        Watched.made += key is None
+        if key is not None:
+            Watched.others.append((key, number))
 
 
 def test_every_query_hint_and_answer_has_a_keystream_of_its_own(monkeypatch):
@@ -411,6 +417,41 @@ def test_every_query_hint_and_answer_has_a_keystream_of_its_own(monkeypatch):
         Watched.made = 0
         step()
         assert Watched.made >= streams
+    # errors of two queries, of two vectors each in a block of their own, and of b_0: none under the same key and number
+    assert len(set(Watched.others)) == len(Watched.others) >= 2 * 2 * 2
+    assert len({key for key, _ in Watched.others}) == 2
+
+
+def test_a_vector_in_pieces_is_encrypted_and_added_up_as_a_whole(monkeypatch):
+    """And who encrypts a block again, under the query's key, gets the same bytes."""
+    job, vectors = small_job(monkeypatch)
+    length, hint = job.matrix.length, job.make_hint()
+    query = job.client.begin(2)
+    again = EncryptedQuery(job.client, query.secrets, query._key)
+    cuts = [0, SMALL, 2 * SMALL, length]
+    parts = [query.encrypt([v[:, a:b] for v in vectors]) for a, b in pairwise(cuts)]
+    assert np.array_equal(again.encrypt(vectors), np.concatenate(parts, axis=2))
+    assert np.array_equal(again.own, query.own)
+    sums = job.server.begin(query.own, job.columns)
+    for part in parts:
+        sums.add(np.ascontiguousarray(part))
+    rows = np.arange(job.matrix.rows)
+    found = job.integers(job.client.open(hint, rows, query.secrets, sums.answer()))
+    np.testing.assert_array_equal(found, job.products(vectors))
+
+
+def test_pieces_of_vectors_that_do_not_fit_are_refused(monkeypatch):
+    job, vectors = small_job(monkeypatch)
+    query = job.client.begin(2)
+    words = query.encrypt([v[:, : SMALL - 1] for v in vectors])
+    with pytest.raises(CryptoError, match="whole blocks"):
+        query.encrypt([v[:, SMALL - 1 :] for v in vectors])
+    sums = job.server.begin(query.own, job.columns)
+    sums.add(words)
+    with pytest.raises(CryptoError, match=f"of {job.matrix.length} entries, got {SMALL - 1}"):
+        sums.answer()
+    with pytest.raises(CryptoError, match="got more"):
+        sums.add(job.client.encrypt(vectors)[1])
 
 
 def assert_unrelated(a, b, values):

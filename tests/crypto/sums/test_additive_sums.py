@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crypto.asking import answered, asked, begun
 from treaty.crypto.additive.montgomery import to_words
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums import additive_sums, joint_sums
@@ -33,7 +34,7 @@ class Pair:
 
     def begin(self, grad, hess, rows):
         self.grad, self.hess, self.rows = grad, hess, np.asarray(rows, np.int32)
-        self.ciphertexts = self.client.begin_tree(grad, hess)
+        self.ciphertexts = begun(self.client, grad, hess)
         self.server.begin_tree(self.ciphertexts, self.rows)
 
     def totals(self, positions, starts):
@@ -51,7 +52,7 @@ class Pair:
         return sums
 
     def opened(self, positions, starts):
-        answer = self.server.answer(self.client.query(positions, starts))
+        answer = answered(self.server, asked(self.client, positions, starts))
         return self.client.open("peer", answer, self.totals(positions, starts))
 
 
@@ -113,7 +114,7 @@ def test_many_nodes_take_wider_slots(nodes, dtype):
     pair = Pair(codes, [0, 5, 10, 15])
     pair.begin(*gradients(rng, 900), rng.permutation(900))
     positions, starts = level_of(rng.integers(0, nodes + 1, 900), nodes)
-    assert pair.client.query(positions, starts)[0].dtype == dtype
+    assert asked(pair.client, positions, starts)[0].dtype == dtype
     assert np.array_equal(pair.opened(positions, starts), pair.plain(positions, starts))
 
 
@@ -150,9 +151,9 @@ def test_several_peers_are_opened_from_one_query():
     pair.begin(*gradients(rng, 40), np.arange(40))
     other.begin_tree(pair.ciphertexts, pair.rows)
     positions, starts = level_of(np.zeros(40, int), 1)
-    query, totals = pair.client.query(positions, starts), pair.totals(positions, starts)
-    first = pair.client.open("peer", pair.server.answer(query), totals)
-    second = pair.client.open("other", other.answer(query), totals)
+    query, totals = asked(pair.client, positions, starts), pair.totals(positions, starts)
+    first = pair.client.open("peer", answered(pair.server, query), totals)
+    second = pair.client.open("other", answered(other, query), totals)
     assert np.array_equal(first[0, :3], second[0, :3])
 
 
@@ -161,7 +162,7 @@ def test_answer_leaves_out_the_fullest_slot_and_empty_bins():
     pair = Pair(codes, [0, 4])
     pair.begin(np.array([1, 2, 3, 4]), np.array([1, 1, 1, 1]), np.arange(4))
     assert next(pair.server.hint())[0].tolist() == [0]
-    answer = pair.server.answer(pair.client.query(np.arange(4, dtype=np.int32), np.array([0, 4], np.int32)))
+    answer = answered(pair.server, asked(pair.client, np.arange(4, dtype=np.int32), np.array([0, 4], np.int32)))
     assert answer[0].tolist() == [[0b100]]
     assert len(answer[1]) == 1
 
@@ -195,11 +196,11 @@ def test_memory_of_an_answer_does_not_grow_with_the_columns(monkeypatch):
     pair = Pair(codes, np.arange(301) * 16, key_bits=2048)
     pair.begin(*gradients(rng, 400), np.arange(400))
     positions, starts = level_of(rng.integers(0, 4, 400), 4)
-    query, size = pair.client.query(positions, starts), 8 * pair.server._modulus.words
+    query, size = asked(pair.client, positions, starts), 8 * pair.server._modulus.words
     monkeypatch.setattr(additive_sums, "_PRODUCT_BYTES", 600 * size)
-    pair.server.answer(query)  # loads the kernels
+    answered(pair.server, query)  # loads the kernels
     tracemalloc.start()
-    answer = pair.server.answer(query)
+    answer = answered(pair.server, query)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     products = int(np.unpackbits(answer[0]).sum())
@@ -216,22 +217,22 @@ def test_server_keeps_received_ciphertexts_without_copying():
     codes = rng.integers(0, 16, (3000, 6)).astype(np.uint8)
     pair = Pair(codes, np.arange(7) * 17, SumsBounds(3000, 1 << 16, 1 << 14), 1, 2048)
     grad, hess = gradients(rng, 3000, (1 << 16, 1 << 14))
-    payload = pair.client.begin_tree(grad, hess)
+    payload = begun(pair.client, grad, hess)
     message = b"header!" + payload[0].tobytes()  # a read-only, unaligned view of a received message
     view = np.frombuffer(message, np.uint8)[7:].reshape(payload[0].shape)
     positions, starts = level_of(np.zeros(3000, int), 1)
-    query = pair.client.query(positions, starts)
+    query = asked(pair.client, positions, starts)
     pair.server.begin_tree([view], np.arange(3000, dtype=np.int32))
-    pair.server.answer(query)  # loads the kernels
+    answered(pair.server, query)  # loads the kernels
     tracemalloc.start()
     pair.server.begin_tree([view], np.arange(3000, dtype=np.int32))
-    answer = pair.server.answer(query)
+    answer = answered(pair.server, query)
     server_peak = tracemalloc.get_traced_memory()[1]
     pair.grad, pair.hess, pair.rows = grad, hess, np.arange(3000)
     sums = pair.client.open("peer", answer, pair.totals(positions, starts))
     assert np.array_equal(sums, pair.plain(positions, starts))
     tracemalloc.reset_peak()
-    pair.client.begin_tree(grad, hess)
+    begun(pair.client, grad, hess)
     client_peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert server_peak < 1.0 * view.nbytes
@@ -308,7 +309,6 @@ def changed(array, value, at=0):
 BAD_TREES = {
     "two arrays": lambda p: [p[0], p[0]],
     "signed": lambda p: [p[0].astype(np.int64)],
-    "too few": lambda p: [p[0][:-1]],
     "too wide": lambda p: [np.concatenate([p[0], p[0]], axis=1)],
     "strided": lambda p: [np.repeat(p[0], 2, axis=1)[:, ::2]],
     "not below n": lambda p: [changed(p[0], np.uint64(2**64 - 1), 3)],
@@ -320,6 +320,37 @@ BAD_TREES = {
 def test_malformed_ciphertexts_are_refused(ready, fault):
     with pytest.raises(CryptoError, match="tree"):
         ready.server.begin_tree(BAD_TREES[fault](ready.ciphertexts), ready.rows)
+
+
+def test_a_tree_s_ciphertexts_may_come_in_pieces_and_all_must_be_there(ready):
+    query, (whole,) = asked(ready.client, ready.positions, ready.starts), ready.ciphertexts
+    ready.server.begin_tree([whole[:5]], ready.rows)
+    ready.server.add_rows([whole[5:-1]])
+    ready.server.add(query)
+    with pytest.raises(CryptoError, match=f"ciphertexts of {len(whole)} rows, got {len(whole) - 1}"):
+        ready.server.answer()
+    ready.server.begin_tree([whole[:5]], ready.rows)
+    ready.server.add_rows([whole[5:]])
+    for more in (whole[:1], whole[:0]):
+        with pytest.raises(CryptoError, match=f"ciphertexts of {len(whole)} rows, got"):
+            ready.server.add_rows([more])
+    totals = ready.totals(ready.positions, ready.starts)
+    found = ready.client.open("peer", answered(ready.server, query), totals)
+    np.testing.assert_array_equal(found, ready.plain(ready.positions, ready.starts))
+
+
+def test_a_query_may_come_in_pieces_and_all_must_be_there(ready):
+    query, totals = asked(ready.client, ready.positions, ready.starts), ready.totals(ready.positions, ready.starts)
+    ready.server.add([query[0][:3], query[1]])
+    with pytest.raises(CryptoError, match=r"the nodes of 12 rows, got 3 "):
+        ready.server.answer()
+    ready.server.add([query[0][:3], query[1]])
+    for wrong in ([query[0], query[1]], [query[0][:0], query[1]], [query[0][3:], query[1] + 1]):
+        with pytest.raises(CryptoError, match="the nodes of 12 rows"):
+            ready.server.add(wrong)
+    ready.server.add([query[0][3:], query[1]])
+    found = ready.client.open("peer", ready.server.answer(), totals)
+    np.testing.assert_array_equal(found, ready.plain(ready.positions, ready.starts))
 
 
 @pytest.mark.parametrize("row", [-1, 12])
@@ -340,9 +371,9 @@ BAD_QUERIES = {
 
 @pytest.mark.parametrize("fault", BAD_QUERIES)
 def test_malformed_query_is_refused(ready, fault):
-    query = BAD_QUERIES[fault](ready.client.query(ready.positions, ready.starts))
+    query = BAD_QUERIES[fault](asked(ready.client, ready.positions, ready.starts))
     with pytest.raises(CryptoError, match="query"):
-        ready.server.answer(query)
+        answered(ready.server, query)
 
 
 BAD_ANSWERS = {
@@ -360,13 +391,13 @@ BAD_ANSWERS = {
 
 @pytest.mark.parametrize("fault", BAD_ANSWERS)
 def test_malformed_answer_is_refused(ready, fault):
-    answer = ready.server.answer(ready.client.query(ready.positions, ready.starts))
+    answer = answered(ready.server, asked(ready.client, ready.positions, ready.starts))
     with pytest.raises(CryptoError):
         ready.client.open("peer", BAD_ANSWERS[fault](answer), ready.totals(ready.positions, ready.starts))
 
 
 def test_bins_with_more_rows_than_their_node_are_refused(ready):
-    answer = ready.server.answer(ready.client.query(ready.positions, ready.starts))
+    answer = answered(ready.server, asked(ready.client, ready.positions, ready.starts))
     with pytest.raises(CryptoError, match="more rows than their node"):
         ready.client.open("peer", answer, np.zeros((2, 3), np.int64))
 
@@ -374,16 +405,16 @@ def test_bins_with_more_rows_than_their_node_are_refused(ready):
 def test_client_refuses_what_it_cannot_ask(ready):
     fresh = make_client("ou", SumsBounds(4, 1, 1), threads=1, insecure_test_key_bits=KEY_BITS)
     with pytest.raises(CryptoError, match="before query"):
-        fresh.query(ready.positions, ready.starts)
+        asked(fresh, ready.positions, ready.starts)
     with pytest.raises(CryptoError, match="before an answer"):
         ready.client.open("stranger", [], np.zeros((2, 3), np.int64))
     with pytest.raises(CryptoError, match="not sampled"):
-        ready.client.query(changed(ready.positions, 12), ready.starts)
+        asked(ready.client, changed(ready.positions, 12), ready.starts)
     with pytest.raises(CryptoError, match="at most 65534 nodes"):
-        ready.client.query(ready.positions, np.zeros(65_536, np.int32))
+        asked(ready.client, ready.positions, np.zeros(65_536, np.int32))
     with pytest.raises(CryptoError, match="int64 of one length"):
-        ready.client.begin_tree(np.zeros(3), np.zeros(3))
-    ready.client.query(ready.positions, ready.starts)
+        begun(ready.client, np.zeros(3), np.zeros(3))
+    asked(ready.client, ready.positions, ready.starts)
     with pytest.raises(CryptoError, match="totals"):
         ready.client.open("peer", [], np.zeros((1, 3), np.int64))
 
@@ -393,15 +424,15 @@ def test_server_refuses_a_query_before_its_tree(ready):
         ready.cipher, ready.setup, ready.codes, ready.offsets, threads=1, insecure_test_key_bits=KEY_BITS
     )
     with pytest.raises(CryptoError, match="before a query"):
-        server.answer(ready.client.query(ready.positions, ready.starts))
+        answered(server, asked(ready.client, ready.positions, ready.starts))
 
 
 def test_more_rows_than_declared_are_refused():
     codes = np.zeros((5, 1), np.uint8)
     pair = Pair(codes, [0, 2], SumsBounds(4, 10, 10))
     with pytest.raises(CryptoError, match="at most 4 rows"):
-        pair.client.begin_tree(np.zeros(5, np.int64), np.zeros(5, np.int64))
-    ciphertexts = pair.client.begin_tree(np.zeros(4, np.int64), np.zeros(4, np.int64))[0]
+        begun(pair.client, np.zeros(5, np.int64), np.zeros(5, np.int64))
+    ciphertexts = begun(pair.client, np.zeros(4, np.int64), np.zeros(4, np.int64))[0]
     with pytest.raises(CryptoError, match="at most 4 rows"):
         pair.server.begin_tree([np.concatenate([ciphertexts, ciphertexts[:1]])], np.arange(5, dtype=np.int32))
 

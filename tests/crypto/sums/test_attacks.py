@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from crypto.asking import answered, asked, begun
 from treaty.crypto.additive.montgomery import from_words
 from treaty.crypto.sums.disclosed_sums import DisclosedKey
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
@@ -35,14 +36,14 @@ class KnownRandomness:
         rng = np.random.default_rng(6)
         self.grad, self.hess = rng.integers(-(1 << 16), 1 << 16, 10), rng.integers(0, 1 << 16, 10)
         self.rows = np.arange(10, dtype=np.int32)
-        self.ciphertexts = self.client.begin_tree(self.grad, self.hess)
+        self.ciphertexts = begun(self.client, self.grad, self.hess)
         self.server.begin_tree(self.ciphertexts, self.rows)
         self.key = self.client._key
         self.modulus = self.key.public.modulus
 
     def answered(self):
         """The answer's only ciphertext; the sums are right, randomised or not."""
-        answer = self.server.answer(self.client.query(self.rows, np.array([0, 10], np.int32)))
+        answer = answered(self.server, asked(self.client, self.rows, np.array([0, 10], np.int32)))
         totals = np.array([[self.grad.sum(), self.hess.sum(), 10]])
         sums = self.client.open("peer", answer, totals)
         expected = [
@@ -131,9 +132,9 @@ def test_crafted_gradients_read_the_bins_of_single_rows(cipher):
     client.accept_hint("peer", next(server.hint()), offsets)
     grad, hess = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     grad[spied] = 1 << np.arange(16)
-    payload = client.begin_tree(grad, hess)
+    payload = begun(client, grad, hess)
     server.begin_tree(payload, np.arange(rows, dtype=np.int32))
-    answer = server.answer(client.query(np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32)))
+    answer = answered(server, asked(client, np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32)))
     sums = client.open("peer", answer, np.array([[grad.sum(), 0, rows]]))[0, :, 0]
     members = sums[:, np.newaxis] >> np.arange(16) & 1
     for feature in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from crypto.asking import asked, begun
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.sums.disclosed_sums import DisclosedKey, DisclosedLattice, disclosed_key, vector_bytes
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
@@ -27,9 +28,9 @@ def opened(cipher, *, blind=False, change=None):
     """Send a tree (blind: two nodes) and open it with the key; `change` alters what is expected."""
     client = make_client(cipher, BOUNDS, threads=1, insecure_test_key_bits=BITS, blind=blind)
     grad, hess = gradients()
-    payload = client.begin_tree(grad, hess)
+    payload = begun(client, grad, hess)
     if blind:
-        payload = client.query(np.arange(50, dtype=np.int32), np.array([0, 20, 50], np.int32))
+        payload = asked(client, np.arange(50, dtype=np.int32), np.array([0, 20, 50], np.int32))
     key = disclosed_key(cipher, client.setup(), client.secret_numbers, BITS)
     auditor = DisclosedKey(key, BOUNDS)
     if change is not None:
@@ -103,8 +104,8 @@ def test_vectors_of_the_lattice_map_are_opened_by_their_secrets():
     client.keep_secrets = kept.append
     client.settle(bytes(32))
     grad, hess = gradients()
-    client.begin_tree(grad, hess)
-    query = client.query(np.arange(50, dtype=np.int32), np.array([0, 20, 50], np.int32))
+    begun(client, grad, hess)
+    query = asked(client, np.arange(50, dtype=np.int32), np.array([0, 20, 50], np.int32))
     assert sum(part.nbytes for part in query) == 2 * vector_bytes("lattice", client.setup())
     auditor = DisclosedLattice(BOUNDS, bytes(32))
     auditor.begin_tree(grad, hess)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from crypto.asking import answered, asked, begun
 from treaty.crypto.additive.montgomery import from_words
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
 from treaty.errors import ConfigError, CryptoError
@@ -16,9 +17,9 @@ def test_both_ends_of_a_cipher_work_through_the_seam(cipher):
     server = make_server(cipher, client.setup(), CODES, OFFSETS, threads=1, insecure_test_key_bits=200)
     client.accept_hint("shop", next(server.hint()), OFFSETS)
     grad, hess = np.array([1, -2, 3, -4]), np.array([5, 6, 7, 8])
-    server.begin_tree(client.begin_tree(grad, hess), np.arange(4, dtype=np.int32))
-    query = client.query(np.arange(4, dtype=np.int32), np.array([0, 4], np.int32))
-    sums = client.open("shop", server.answer(query), np.array([[-2, 26, 4]]))
+    server.begin_tree(begun(client, grad, hess), np.arange(4, dtype=np.int32))
+    query = asked(client, np.arange(4, dtype=np.int32), np.array([0, 4], np.int32))
+    sums = client.open("shop", answered(server, query), np.array([[-2, 26, 4]]))
     assert sums.tolist() == [[[-3, 13, 2], [1, 13, 2], [0, 0, 0]]]
 
 

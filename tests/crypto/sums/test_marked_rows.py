@@ -12,6 +12,7 @@ import gmpy2
 import numpy as np
 import pytest
 
+from crypto.asking import answered, asked, begun
 from marks import slow
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.key_generation import _prime_with_subgroup, generate_key, generate_paillier_key
@@ -59,7 +60,7 @@ class Attack:
         codes = self.member.astype(np.uint8)[:, None]
         self.server = make_server(cipher, self.client.setup(), codes, OFFSETS, **size)
         self.client.accept_hint("peer", next(self.server.hint()), OFFSETS)
-        (payload,) = self.client.begin_tree(self.grad, self.hess)
+        (payload,) = begun(self.client, self.grad, self.hess)
         away = pow(self.modulus.radix, -1, self.modulus.value)
         self.honest = [x * away % self.modulus.value for x in from_words(payload.view(np.uint64))]
 
@@ -71,7 +72,7 @@ class Attack:
     def answer(self):
         """The answer, whose sums are right: nobody else notices."""
         order = np.arange(ROWS, dtype=np.int32)
-        answer = self.server.answer(self.client.query(order, np.array([0, ROWS], np.int32)))
+        answer = answered(self.server, asked(self.client, order, np.array([0, ROWS], np.int32)))
         sums = self.client.open("peer", answer, np.array([[self.grad.sum(), self.hess.sum(), ROWS]]))
         of = [self.grad[self.member].sum(), self.hess[self.member].sum(), self.member.sum()]
         assert sums[0, 1].tolist() == of
@@ -282,13 +283,13 @@ def test_blind_sums_refuse_ciphertexts_that_are_no_units():
     client = make_client("ou", SumsBounds(4, 10, 10), **size)
     server = make_server("ou", client.setup(), codes, OFFSETS, **size)
     rows = np.arange(4, dtype=np.int32)
-    server.begin_tree(client.begin_tree(np.zeros(4, np.int64), np.zeros(4, np.int64)), rows)
-    query = client.query(rows, np.array([0, 4], np.int32))
+    server.begin_tree(begun(client, np.zeros(4, np.int64), np.zeros(4, np.int64)), None)
+    query = asked(client, rows, np.array([0, 4], np.int32))
     modulus = client._key.public.modulus
     query[0] = query[0].copy()
     query[0][0, 2] = to_words([client._key._p], modulus.words).view(np.uint8)[0]
     with pytest.raises(CryptoError, match="prime to n - in a query"):
-        server.answer(query)
+        answered(server, query)
 
 
 def test_what_others_hide_from_each_other_rests_on_the_key_s_base():

@@ -190,14 +190,14 @@ REQUESTS = {
         "column",
         "SumsRequest",
         lambda m: replace(m, payload=pack([numbers(m.payload[0])[..., 1:], numbers(m.payload[1])])),
-        "expected uint32",
+        "expected vectors of 240 entries, got 239",
     ),
     "no vector": ("column", "SumsRequest", lambda m: replace(m, payload=[]), "expected 2 arrays, got 0"),
     "a level without its last piece": (
         "column",
         "SumsRequest",
         lambda m: replace(m, last=False),
-        "expected SumsRequest or TreeEnd of round 1, got SplitRequest",
+        "expected SumsRequest or TreeEnd or SumsPiece of round 1, got SplitRequest",
     ),
     "another cipher": (
         "column",

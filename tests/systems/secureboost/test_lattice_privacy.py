@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from crypto.asking import asked, begun
 from marks import all_but_first_slow
 from systems.secureboost.test_privacy import (
     TO_ACTIVE,
@@ -230,8 +231,8 @@ def test_the_test_of_uniformity_finds_words_that_are_not_masked(monkeypatch):
     monkeypatch.setattr(LinearMapClient, "__init__", making)
     client = make_client("lattice", SumsBounds(240, 1 << 16, 1 << 14), threads=1)
     client.settle(bytes(32))
-    client.begin_tree(np.full(240, 77), np.full(240, 1 << 14))
-    for part in client.query(np.arange(100, dtype=np.int32), np.array([0, 100], np.int32)):
+    begun(client, np.full(240, 77), np.full(240, 1 << 14))
+    for part in asked(client, np.arange(100, dtype=np.int32), np.array([0, 100], np.int32)):
         assert not any(looks_uniform(part[:, k], prime) for k, prime in enumerate(SETS[USED]))
 
 

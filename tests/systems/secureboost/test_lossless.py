@@ -12,7 +12,8 @@ import treaty
 from marks import all_but_first_slow, slow
 from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty.crypto.sums import lattice_sums
+from treaty.crypto.lattice.parameters import DEGREE
+from treaty.crypto.sums import additive_sums, lattice_sums
 from treaty.systems.secureboost.options import SecureBoost
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
@@ -323,11 +324,27 @@ def test_levels_asked_for_in_several_messages_give_the_pooled_trees(monkeypatch,
         asked.append(len(starts) - 1)
         return query(client, positions, starts)
 
-    monkeypatch.setattr(lattice_sums, "_QUERY_BYTES", nodes * 4 * 5 * len(X))
+    monkeypatch.setattr(lattice_sums, "PIECE_BYTES", nodes * 4 * 5 * (len(X) + DEGREE))
     monkeypatch.setattr(lattice_sums.LatticeSumsClient, "query", watched)
     federated, pooled = lattice_both("regression", tables, y, max_depth=5, n_estimators=2)
     assert max(asked) == nodes
     assert len(asked) > 2 * 5  # more messages than levels
+    assert_lossless(federated, pooled, tables)
+
+
+@pytest.mark.parametrize("cipher", ["lattice", "ou"])
+def test_what_grows_with_rows_comes_in_pieces(monkeypatch, cipher):
+    X, y = real_table("binary")
+    options = {"insecure_test_key_bits": 512, "allow_insecure": True}
+    if cipher == "lattice":
+        times, options = 1 + 2 * DEGREE // len(X), {"encryption": "lattice", "sums": "open"}
+        X, y = pd.concat([X] * times, ignore_index=True), np.tile(y, times)
+    for module in (additive_sums, lattice_sums):
+        monkeypatch.setattr(module, "PIECE_BYTES", 2 * 4 * 5 * DEGREE if cipher == "lattice" else 9000)
+    tables = cut(with_gaps(X), 3)
+    federated, pooled = fit_both("binary", tables, y, cipher=SecureBoost(**options), subsample=0.8, random_state=1)
+    sent = federated.communication_["p0 -> p1"]["by_type"]
+    assert sent["TreeRows" if cipher == "ou" else "SumsPiece"] > 0
     assert_lossless(federated, pooled, tables)
 
 

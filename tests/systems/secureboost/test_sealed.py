@@ -21,6 +21,7 @@ from systems.secureboost.test_privacy import arrays, received
 from systems.vertical.lossless import unusual_tables
 from systems.vertical.playing import OPTIONS, play_training, seat_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
+from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.data.binning import fit_bins
@@ -204,7 +205,7 @@ def test_eval_losses_and_early_stopping_equal_the_pooled_ones():
 def test_levels_asked_for_in_several_messages_give_the_pooled_trees(monkeypatch, nodes):
     X, y = real_table("regression")
     tables = cut(X, 3)
-    monkeypatch.setattr("treaty.crypto.sums.lattice_sums._QUERY_BYTES", nodes * 4 * 5 * len(X))
+    monkeypatch.setattr("treaty.crypto.sums.lattice_sums.PIECE_BYTES", nodes * 4 * 5 * (len(X) + DEGREE))
     monkeypatch.setattr(level, "_AT_A_TIME", 40)  # and a few nodes' candidates at a time
     assert_lossless(*sealed_both("regression", tables, y, max_depth=5, n_estimators=2), tables)
 

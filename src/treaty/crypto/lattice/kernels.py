@@ -135,21 +135,21 @@ def interleave(planes: Residues, primes: Residues, first: int, stop: int, out: R
 
 @kernel
 def bin_sums(
-    words: Residues, codes: Codes, offsets: Integers, features: Integers, first: int, stop: int, sums: Words
+    words: Residues, codes: Codes, base: int, offsets: Integers, features: Integers, first: int, stop: int, sums: Words
 ) -> None:
-    """Add words[i * 8:] to the place of bin offsets[f] + codes[f, i], over all rows i, of features[first:stop].
+    """Add words[i * 8:] to the place of bin offsets[f] + codes[f, base + i], over all i, of features[first:stop].
 
     `sums` holds `COPIES` copies of each place side by side, whose sum is the result; row i goes to copy i % COPIES. An
     addition to a place waits for the last one to it, so with a single copy the time would tell how skewed bins are.
     Copies do not lie a whole table apart: processors mistake addresses that differ by a multiple of 4096 bytes, as
     those would with 64 bins in all, for the same one, and would wait all the same.
     """
-    rows = codes.shape[1]
+    rows = len(words) // WORDS
     for start in range(0, rows, _TILE):
         end = min(start + _TILE, rows)
         whole = start + (end - start) // COPIES * COPIES
         for k in range(first, stop):
-            column, offset = codes[features[k]], offsets[features[k]]
+            column, offset = codes[features[k]][base:], offsets[features[k]]
             for i in range(start, whole, COPIES):
                 for copy in range(COPIES):
                     place = (offset + np.int64(column[i + copy])) * COPIES + copy

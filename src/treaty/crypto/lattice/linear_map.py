@@ -75,7 +75,7 @@ class LinearMapClient:
     def __init__(
         self, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, *, threads: int = 1
     ) -> None:
-        self.parameters, self._fields, self._length, self._threads = parameters, fields, length, threads
+        self.parameters, self.length, self.threads = parameters, length, threads
         check_fields(fields, parameters)
         q = parameters.modulus
         self._public = np.ascontiguousarray(_public(parameters, seed, length, threads)[:, :, ::-1])  # a from a~
@@ -94,46 +94,31 @@ class LinearMapClient:
         Returned are the secrets, int8 (vectors, N), which open the answer and must never be used or sent again; the
         residues of b_1, b_2, ..., uint32 (vectors, primes, n); and those of b_0, uint32 (vectors, primes, N).
         """
-        if not vectors:
+        query = self.begin(len(vectors))
+        return query.secrets, query.encrypt(vectors), query.own
+
+    def begin(self, vectors: int) -> EncryptedQuery:
+        """Draw secrets for so many vectors, at least one, whose entries are encrypted piece by piece."""
+        if vectors < 1:
             raise CryptoError("expected at least one vector - in the lattice map")
-        degree = self.parameters.degree
         keystream = Keystream()  # made for these vectors alone: no fork or restored snapshot has it too
-        secrets = ternary(keystream.raw, len(vectors) * degree).reshape(-1, degree)
-        error = errors(keystream.raw, len(vectors) * (self._length + degree)).reshape(len(vectors), -1)
-        words, own = self._masked(secrets, error, vectors)
-        return secrets, words, own
+        secrets = ternary(keystream.raw, vectors * self.parameters.degree).reshape(vectors, -1)
+        return EncryptedQuery(self, secrets, keystream.raw(32))
 
     def masks(self, secrets: NDArray[np.int8]) -> tuple[Residues, Residues]:
         """Return what secrets hide entries with: the a_j s of b_1, b_2, ... and that of b_0, shaped as in `encrypt`."""
-        none = np.zeros((len(secrets), self._length + self.parameters.degree), np.int8)
-        return self._masked(secrets, none, [np.zeros((len(self._fields), self._length), np.int32)] * len(secrets))
+        query = EncryptedQuery(self, secrets, None)
+        return query.encrypt([np.zeros((len(self.scales), self.length), np.int32)] * len(secrets)), query.own
 
-    def _masked(
-        self, secrets: NDArray[np.int8], error: NDArray[np.int8], vectors: Sequence[NDArray[np.int32]]
-    ) -> tuple[Residues, Residues]:
-        """Return a_j s + e_j and the encoded numbers: of b_1, b_2, ..., and of b_0, which has no numbers."""
-        degree, primes = self.parameters.degree, self.parameters.primes
-        words = np.empty((len(vectors), len(primes), self._length), np.uint32)
-        own = np.empty((len(vectors), len(primes), degree), np.uint32)
-        nothing = np.zeros((len(self._fields), degree), np.int32)
-        transformed = [self._transform_secret(secret) for secret in secrets]
-        blocks = self._public.shape[1]
+    def block(
+        self, j: int, secret: list[tuple[Residues, Residues]], error: NDArray[np.int8], fields: NDArray[np.int32],
+        out: Residues,
+    ) -> None:  # fmt: skip
+        """Write a_j s, an error and numbers, int32 (fields, m), to `out`, (primes, m), of a block of m <= N entries."""
+        for p, (table, transformed) in enumerate(zip(self._tables, secret, strict=True)):
+            kernels.encrypt_block(self._public[p, j], transformed, error, fields, self._scales[p], table, out[p])
 
-        def work(first: int, stop: int) -> None:
-            for task in range(first, stop):
-                v, j = divmod(task, blocks)
-                at = slice((j - 1) * degree, min(j * degree, self._length))
-                fields = vectors[v][:, at] if j else nothing
-                e = error[v, degree:][at] if j else error[v, :degree]
-                for p, (table, secret) in enumerate(zip(self._tables, transformed[v], strict=True)):
-                    block = words[v, p, at] if j else own[v, p]
-                    public, scales = self._public[p, j], self._scales[p]
-                    kernels.encrypt_block(public, secret, e, fields, scales, table, block)
-
-        share(work, len(vectors) * blocks, self._threads)
-        return words, own
-
-    def _transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
+    def transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
         """Return the transform of s / N and its Shoup quotients, for each prime."""
         degree, out = self.parameters.degree, []
         for prime, table in zip(self.parameters.primes, self._tables, strict=True):
@@ -153,7 +138,7 @@ class LinearMapClient:
         index = (rows[:, np.newaxis] * digits + np.arange(digits)).ravel()
         flat, factors = hint.reshape(-1, hint.shape[-1]), secrets.astype(np.int16)
         products = np.empty((len(index), len(secrets)), np.int32)
-        share(lambda a, b: kernels.dots(flat, index, factors, a, b, products), len(index), self._threads)
+        share(lambda a, b: kernels.dots(flat, index, factors, a, b, products), len(index), self.threads)
         total = answers.astype(np.int64) - products.reshape(len(rows), digits, -1).transpose(2, 0, 1)
         below = DIGIT_BITS * digits - bits  # bits of flood and noise under a message
         total[..., (below - 1) // DIGIT_BITS] += 1 << (below - 1) % DIGIT_BITS
@@ -164,6 +149,53 @@ class LinearMapClient:
         words = total[..., first:] >> shift
         words[..., :-1] |= (total[..., first + 1 :] << (DIGIT_BITS - shift)) & ((1 << DIGIT_BITS) - 1)
         return words.astype(np.uint16)
+
+
+class EncryptedQuery:
+    """Vectors that are encrypted from their first entry to their last, each under a secret of its own.
+
+    `secrets`, int8 (vectors, N), open the answer and must never be used or sent again; `own` are the residues of b_0,
+    uint32 (vectors, primes, N). Errors are made of `key`, 32 secret bytes of this query, and the place of their block:
+    who encrypts a block of the same numbers again gets the same bytes, where fresh errors would show two samples of
+    one message. Without a key there are no errors.
+    """
+
+    def __init__(self, client: LinearMapClient, secrets: NDArray[np.int8], key: bytes | None) -> None:
+        self.secrets, self._client, self._key, self._done = secrets, client, key, 0
+        self._transformed = [client.transform_secret(secret) for secret in secrets]
+        degree, primes = client.parameters.degree, len(client.parameters.primes)
+        self.own = np.empty((len(secrets), primes, degree), np.uint32)
+        nothing = np.zeros((len(client.scales), degree), np.int32)
+        for v, own in enumerate(self.own):
+            client.block(0, self._transformed[v], self._error(v, 0, degree), nothing, own)
+
+    def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> Residues:
+        """Encrypt the next entries of every vector, int32 (fields, m) each: residues uint32 (vectors, primes, m).
+
+        m is a multiple of N, but with the last entries.
+        """
+        client, count, before = self._client, vectors[0].shape[1], self._done
+        degree = client.parameters.degree
+        if before % degree or before + count > client.length or len(vectors) != len(self.secrets):
+            raise CryptoError(f"expected entries of {client.length} in whole blocks of {degree} - in the lattice map")
+        self._done += count
+        blocks = -(-count // degree)
+        words = np.empty((len(vectors), len(client.parameters.primes), count), np.uint32)
+
+        def work(first: int, stop: int) -> None:
+            for task in range(first, stop):
+                v, j = divmod(task, blocks)
+                at, number = slice(j * degree, min((j + 1) * degree, count)), 1 + before // degree + j
+                error = self._error(v, number, at.stop - at.start)
+                client.block(number, self._transformed[v], error, vectors[v][:, at], words[v, :, at])
+
+        share(work, len(vectors) * blocks, client.threads)
+        return words
+
+    def _error(self, vector: int, block: int, count: int) -> NDArray[np.int8]:
+        if self._key is None:
+            return np.zeros(count, np.int8)
+        return errors(Keystream(self._key, vector << 32 | block).raw, count)
 
 
 class LinearMapServer:
@@ -183,7 +215,7 @@ class LinearMapServer:
     ) -> None:
         self.parameters, self.matrix, self._seed, self._threads = parameters, matrix, seed, threads
         self.random = np.empty((matrix.rows, parameters.degree), np.int16) if random is None else random
-        self._primes = np.array(parameters.primes, np.uint32)
+        self.primes = np.array(parameters.primes, np.uint32)
         q, digits = parameters.modulus, parameters.digits
         words = -(-(DIGIT_BITS * digits + 40) // 32)
         self._guard = 32 * words - DIGIT_BITS * digits
@@ -213,7 +245,7 @@ class LinearMapServer:
         arrays = matrix.columns, matrix.column_of_row, matrix.code_of_row
 
         def work(first: int, last: int) -> None:
-            residues = np.empty((len(self._primes), last - first, degree), np.uint32)
+            residues = np.empty((len(self.primes), last - first, degree), np.uint32)
             for p, table in enumerate(_transforms(parameters)):
                 scale = np.uint32(pow(degree, -1, int(table.prime)))
                 given = public[p], random[first:last], error[first:last]
@@ -228,7 +260,7 @@ class LinearMapServer:
         kernels.rescale(
             residues,
             self._inverses,
-            self._primes.astype(np.uint64),
+            self.primes.astype(np.uint64),
             self._to_digits,
             self._guard,
             balanced,
@@ -242,33 +274,41 @@ class LinearMapServer:
     ) -> Digits:
         """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 
-        Returns uint16 (vectors, rows of these columns, D). `added`, uint64 (vectors, rows, words), are masks below
-        2^message_bits, lowest word first, added to the products modulo 2^message_bits: the client opens their sums; for
-        their rounding the parameters' slack must be larger by one. CryptoError if a word is not below its prime.
+        Returns uint16 (vectors, rows of these columns, D); `added` as in `PartialSums.answer`. CryptoError if a word is
+        not below its prime.
         """
-        parameters, matrix = self.parameters, self.matrix
-        if (own >= self._primes[:, np.newaxis]).any():
+        sums = self.begin(own, features)
+        sums.add(words)
+        return sums.answer(added)
+
+    def begin(self, own: Residues, features: NDArray[np.int64]) -> PartialSums:
+        """Start to multiply vectors, of which b_0 is `own`, by the matrix's rows of some columns, ascending."""
+        if (own >= self.primes[:, np.newaxis]).any():
             raise CryptoError("a word is not below its prime - in a query")
-        rows = np.flatnonzero(np.isin(matrix.column_of_row, features))
+        return PartialSums(self, own, features)
+
+    def masks(self, own: Residues, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """<r_S, b_0> of some rows of the matrix, as residues that are not reduced: int64 (vectors, rows, primes)."""
         low = own.astype(np.int32).astype(np.int16)  # balanced digits: the lower from -2^15
         high = ((own.astype(np.int64) - low) >> DIGIT_BITS).astype(np.int16)
-        count, primes = len(words), len(self._primes)
+        count, primes = len(own), len(self.primes)
         halves = np.concatenate([low, high], axis=1).reshape(2 * primes * count, -1)
         dots = np.empty((len(rows), len(halves)), np.int32)
         share(lambda a, b: kernels.dots(self.random, rows, halves, a, b, dots), len(rows), self._threads)
-        masks = dots.astype(np.int64).reshape(len(rows), count, 2, primes).transpose(1, 2, 0, 3)
-        modulus = self._primes.astype(np.int64)
-        keystream = Keystream()
-        out = np.empty((count, len(rows), parameters.digits), np.uint16)
-        for v in range(count):
-            sums = self._products(words[v], features, rows) + masks[v, 0] + (masks[v, 1] << DIGIT_BITS)
-            sums += flood(keystream.raw, parameters.flood_bits, parameters.primes, len(rows))
-            if added is not None:
-                sums += self._scaled(added[v])
-            digits = np.empty((parameters.digits, len(rows)), np.int16)
-            self._rescale(np.ascontiguousarray((sums % modulus).astype(np.uint32).T), False, digits)
-            out[v] = digits.view(np.uint16).T
-        return out
+        parts = dots.astype(np.int64).reshape(len(rows), count, 2, primes).transpose(1, 2, 0, 3)
+        masks: NDArray[np.int64] = parts[:, 0] + (parts[:, 1] << DIGIT_BITS)
+        return masks
+
+    def flooded(self, sums: NDArray[np.int64], keystream: Keystream, added: NDArray[np.uint64] | None) -> Digits:
+        """Flood the residues of one vector's sums, int64 (rows, primes), and scale them: uint16 (rows, D)."""
+        parameters = self.parameters
+        sums = sums + flood(keystream.raw, parameters.flood_bits, parameters.primes, len(sums))
+        if added is not None:
+            sums += self._scaled(added)
+        digits = np.empty((parameters.digits, len(sums)), np.int16)
+        modulus = self.primes.astype(np.int64)
+        self._rescale(np.ascontiguousarray((sums % modulus).astype(np.uint32).T), False, digits)
+        return digits.view(np.uint16).T
 
     def _scaled(self, numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
         """round(q x / 2^bits) modulo each prime, int64 (numbers, primes), of numbers x, uint64 (numbers, words).
@@ -285,39 +325,80 @@ class LinearMapServer:
             out[:, k] = rest * pow(pow(2, bits, p), -1, p) % p
         return out
 
-    def _products(self, planes: Residues, features: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """<u_S, b> modulo each prime, int64 (rows, primes)."""
-        matrix, modulus = self.matrix, self._primes.astype(np.int64)
+    def products(
+        self, planes: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return what entries from `first` on, (primes, m), add to <u_S, b>, modulo each prime: int64 (rows, primes).
+
+        CryptoError if a word is not below its prime.
+        """
+        matrix, modulus, count = self.matrix, self.primes.astype(np.int64), planes.shape[1]
         if not matrix.is_bins:
-            if (planes >= self._primes[:, np.newaxis]).any():
+            if (planes >= self.primes[:, np.newaxis]).any():
                 raise CryptoError("a word is not below its prime - in a query")
             dense = np.empty((len(rows), len(modulus)), np.int64)
             columns = matrix.column_of_row[rows]
+            values = matrix.columns if count == matrix.length else matrix.columns[:, first : first + count].copy()
             share(
-                lambda a, b: kernels.dense_sums(planes, matrix.columns, columns[a:b], self._primes, dense[a:b]),
+                lambda a, b: kernels.dense_sums(planes, values, columns[a:b], self.primes, dense[a:b]),
                 len(rows),
                 self._threads,
             )
             return dense
-        words = zeros_on_lines((matrix.length, WORDS), np.uint32)
+        words = zeros_on_lines((count, WORDS), np.uint32)
         fine: list[bool] = []
         share(
-            lambda a, b: fine.append(kernels.interleave(planes, self._primes, a, b, words)),
-            matrix.length,
+            lambda a, b: fine.append(kernels.interleave(planes, self.primes, a, b, words)),
+            count,
             self._threads,
             1 << 14,
         )
         if not all(fine):
             raise CryptoError("a word is not below its prime - in a query")
         copies = zeros_on_lines((matrix.rows, kernels.COPIES, WORDS), np.uint64)
-        offsets = np.flatnonzero(matrix.code_of_row == 0)  # every feature has a first bin
+        offsets, flat = np.flatnonzero(matrix.code_of_row == 0), copies.reshape(-1)  # every feature has a first bin
         share(
-            lambda a, b: kernels.bin_sums(words.ravel(), matrix.columns, offsets, features, a, b, copies.reshape(-1)),
+            lambda a, b: kernels.bin_sums(words.ravel(), matrix.columns, first, offsets, features, a, b, flat),
             len(features),
             self._threads,
         )
-        sums: NDArray[np.uint64] = copies.sum(axis=1)[rows, : len(modulus)] % self._primes.astype(np.uint64)
+        sums: NDArray[np.uint64] = copies.sum(axis=1)[rows, : len(modulus)] % self.primes.astype(np.uint64)
         return sums.astype(np.int64)
+
+
+class PartialSums:
+    """Products of vectors with a matrix's rows, added up from the vectors' first entries to their last."""
+
+    def __init__(self, server: LinearMapServer, own: Residues, features: NDArray[np.int64]) -> None:
+        self._server, self._own, self._features, self._done = server, own, features, 0
+        self._rows = np.flatnonzero(np.isin(server.matrix.column_of_row, features))
+        self.vectors = len(own)
+        self._sums = np.zeros((self.vectors, len(self._rows), len(server.primes)), np.int64)
+
+    def add(self, words: Residues) -> None:
+        """Take the next entries of all vectors, uint32 (vectors, primes, m). CryptoError if they are too many."""
+        length = self._server.matrix.length
+        if self._done + words.shape[2] > length:
+            raise CryptoError(f"expected vectors of {length} entries, got more - in a query")
+        for sums, planes in zip(self._sums, words, strict=True):
+            sums += self._server.products(planes, self._done, self._features, self._rows)
+        self._done += words.shape[2]
+
+    def answer(self, added: NDArray[np.uint64] | None = None) -> Digits:
+        """Return the flooded products, uint16 (vectors, rows, D), when all entries are there.
+
+        `added`, uint64 (vectors, rows, words), are masks below 2^message_bits, lowest word first, added to the products
+        modulo 2^message_bits: the client opens their sums; for their rounding the parameters' slack must be larger by
+        one. CryptoError if entries are missing.
+        """
+        server, length = self._server, self._server.matrix.length
+        if self._done != length:
+            raise CryptoError(f"expected vectors of {length} entries, got {self._done} - in a query")
+        keystream = Keystream()
+        out = np.empty((len(self._sums), len(self._rows), server.parameters.digits), np.uint16)
+        for v, masks in enumerate(server.masks(self._own, self._rows)):
+            out[v] = server.flooded(self._sums[v] + masks, keystream, None if added is None else added[v])
+        return out
 
 
 def shoup_quotients(values: Residues, prime: int) -> Residues:

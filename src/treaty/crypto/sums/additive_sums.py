@@ -33,7 +33,7 @@ References: Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ from treaty.compute import concurrently, pieces
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, ReadyFactors
-from treaty.crypto.payload import Payload, SumsBounds, check_payload
+from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
 from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
 from treaty.crypto.sums.whole_table import bins_of
@@ -110,14 +110,19 @@ class AdditiveSumsClient:
         self._left_out[peer], self._offsets[peer] = left_out.copy(), offsets.copy()
         return 0
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
-        """Encrypt the derivatives of the sampled rows; see `SumsClient.begin_tree`."""
+    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
+        """Encrypt the derivatives of the sampled rows, piece by piece; see `SumsClient.begin_tree`."""
         if grad.ndim != 1 or grad.shape != hess.shape or grad.dtype != np.int64 or hess.dtype != np.int64:
             raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
         self._rows, self._nodes = len(grad), -1
-        return [self._key.encrypt(self._packing.pack_rows(grad, hess), self._threads).view(np.uint8)]
+        at_a_time = max(1, PIECE_BYTES // (8 * self._key.public.modulus.words))
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
+        def piece(of: slice) -> Payload:
+            return [self._key.encrypt(self._packing.pack_rows(grad[of], hess[of]), self._threads).view(np.uint8)]
+
+        return map(piece, pieces(self._rows, at_a_time) or [slice(0, 0)])
+
+    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
         """Name the node of each sampled row; see `SumsClient.query`."""
         nodes = len(starts) - 1
         if self._rows < 0:
@@ -131,7 +136,9 @@ class AdditiveSumsClient:
         selected = positions[starts[0] : starts[-1]] if nodes else positions[:0]
         slots[selected] = np.repeat(np.arange(nodes), np.diff(starts)).astype(dtype)
         self._nodes = nodes
-        return [slots, np.array([nodes], np.int32)]
+        number = np.array([nodes], np.int32)
+        parts = pieces(self._rows, PIECE_BYTES // slots.itemsize) or [slice(0, 0)]
+        return ([slots[part], number] for part in parts)
 
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
@@ -193,6 +200,8 @@ class AdditiveSumsServer:
         self._table_rows = len(codes)
         self._ciphertexts: Words | None = None
         self._rows = np.empty(0, np.int32)
+        self._rows_there = 0
+        self._query: list[Payload] = []
         self._factors: ReadyFactors | None = None
         if rerandomise:
             one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1
@@ -203,18 +212,35 @@ class AdditiveSumsServer:
         """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
         yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
 
-    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
-        """Keep a tree's ciphertexts (not copied) and their rows; see `SumsServer.begin_tree`."""
-        check_payload(payload, "the ciphertexts of a tree", (np.uint8, (len(rows), 8 * self._modulus.words)))
-        ciphertexts = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
+    def begin_tree(
+        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+    ) -> None:
+        """Keep a tree's first ciphertexts and all their rows; see `SumsServer.begin_tree`."""
+        rows = np.arange(self._table_rows, dtype=np.int32) if rows is None else rows.copy()
         if len(rows) > self._packing.bounds.n_rows:
             raise CryptoError(f"expected at most {self._packing.bounds.n_rows} rows, got {len(rows)}")
         if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
             raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
-        if not self._modulus.are_units(ciphertexts, self._threads):
-            raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
-        self._ciphertexts, self._rows = ciphertexts, rows.copy()
+        self._ciphertexts, self._rows, self._rows_there = None, rows, 0
+        self.add_rows(payload)
         self._begin(features)
+
+    def add_rows(self, payload: Payload) -> None:
+        """Keep some more ciphertexts; those that come all at once are not copied. See `SumsServer.add_rows`."""
+        check_payload(payload, "the ciphertexts of a tree", (np.uint8, (None, 8 * self._modulus.words)))
+        found = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
+        rows, there = len(self._rows), self._rows_there + len(found)
+        if there > rows or (len(found) == 0 and rows):
+            raise CryptoError(f"expected ciphertexts of {rows} rows, got {there} - at the start of a tree")
+        if not self._modulus.are_units(found, self._threads):
+            raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
+        if len(found) == rows:
+            self._ciphertexts = found
+        else:
+            if self._ciphertexts is None:
+                self._ciphertexts = np.empty((rows, self._modulus.words), np.uint64)
+            self._ciphertexts[self._rows_there : there] = found
+        self._rows_there = there
 
     def _begin(self, features: NDArray[np.int32] | None) -> None:
         """Note the tree's columns, and start to make factors."""
@@ -227,20 +253,34 @@ class AdditiveSumsServer:
 
     def end_tree(self) -> None:
         """Drop the tree's ciphertexts; see `SumsServer.end_tree`."""
-        self._ciphertexts = None
+        self._ciphertexts, self._query = None, []
 
-    def nodes_of(self, query: Payload) -> int:
-        """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
-        check_payload(query[1:], "a query", (np.int32, (1,)))
-        return int(query[1][0])
-
-    def answer(self, query: Payload) -> Payload:
-        """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
+    def add(self, piece: Payload) -> int:
+        """Note the nodes of some more rows; see `SumsServer.add`."""
         if self._ciphertexts is None:
             raise CryptoError("expected begin_tree before a query")
+        dtype = np.uint16 if len(piece) == 2 and piece[0].dtype == np.uint16 else np.uint8
+        check_payload(piece, "a query", (dtype, (None,)), (np.int32, (1,)))
+        same = all(part[0].dtype == dtype and part[1][0] == piece[1][0] for part in self._query)
+        there = len(piece[0]) + sum(len(part[0]) for part in self._query)
+        if not same or there > len(self._rows) or (self._query and len(piece[0]) == 0):
+            raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {there} - in a query")
+        self._query.append(piece)
+        return int(piece[1][0])
+
+    def answer(self) -> Payload:
+        """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
+        query, self._query = self._query, []
+        if self._ciphertexts is None or self._rows_there != len(self._rows):
+            raise CryptoError(f"expected ciphertexts of {len(self._rows)} rows, got {self._rows_there} - at a query")
         if self._factors:
             self._factors.stop()
         positions, node_starts = self._read_query(query)
+        return self._answer(positions, node_starts)
+
+    def _answer(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Payload:
+        """Add up the ciphertexts at these positions, node after node."""
+        assert self._ciphertexts is not None
         nodes, slots = len(node_starts) - 1, int(self._offsets[-1])
         rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(nodes))
         most = _PRODUCT_BYTES // (8 * self._modulus.words)
@@ -263,11 +303,12 @@ class AdditiveSumsServer:
     def close(self) -> None:
         """Nothing is kept; see `SumsServer.close`."""
 
-    def _read_query(self, query: Payload) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _read_query(self, query: Sequence[Payload]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return positions of the asked rows, node after node, and the nodes' starts."""
-        dtype = np.uint16 if len(query) == 2 and query[0].dtype == np.uint16 else np.uint8
-        check_payload(query, "a query", (dtype, (len(self._rows),)), (np.int32, (1,)))
-        slots, nodes, nowhere = query[0], int(query[1][0]), int(np.iinfo(dtype).max)
+        slots = np.concatenate([part[0] for part in query]) if query else np.empty(0, np.uint8)
+        if not query or len(slots) != len(self._rows):
+            raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {len(slots)} - in a query")
+        nodes, nowhere = int(query[0][1][0]), int(np.iinfo(slots.dtype).max)
         if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
             raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
         counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]

@@ -17,14 +17,16 @@ A node costs as much as a whole tree does there, in time and in bytes: 384 bytes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import Payload, SumsBounds, check_payload
+from treaty.compute import pieces
+from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.errors import CryptoError
 
-_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
 _MOST_NODES = 254  # so that a node's number fits a byte
 
 
@@ -36,27 +38,32 @@ class BlindSumsClient(AdditiveSumsClient):
     def __init__(self, key: AdditivePrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
         super().__init__(key, bounds, threads=threads)
         one_node = 8 * key.public.modulus.words * bounds.n_rows
-        self.nodes_at_a_time = max(1, min(_MOST_NODES, _QUERY_BYTES // one_node))
+        self.nodes_at_a_time = max(1, min(_MOST_NODES, PIECE_BYTES // one_node))
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
+    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
         """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         if len(grad) != self._packing.bounds.n_rows or grad.shape != hess.shape:
             raise CryptoError(f"expected the derivatives of {self._packing.bounds.n_rows} rows, got {len(grad)}")
         self._plaintexts = self._packing.pack_rows(grad, hess)
         self._rows = len(grad)
-        return []
+        return iter([[]])
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
-        """Encrypt all rows once for each node; see `SumsClient.query`."""
+    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+        """Encrypt all rows once for each node, some rows after the others; see `SumsClient.query`."""
         if self._rows < 0:
             raise CryptoError("expected begin_tree before query")
         nodes, plaintexts = len(starts) - 1, self._plaintexts
-        vectors = np.zeros((nodes, *plaintexts.shape), np.uint64)
-        node = np.repeat(np.arange(nodes), np.diff(starts))
-        held = positions[starts[0] : starts[-1]]
-        vectors[node, held] = plaintexts[held]
-        made = self._key.encrypt(vectors.reshape(-1, plaintexts.shape[1]), self._threads)
-        return [made.view(np.uint8).reshape(nodes, self._rows, -1)]
+        node_of_row = np.full(self._rows, -1, np.int16)
+        node_of_row[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(nodes, dtype=np.int16), np.diff(starts))
+
+        def piece(rows: slice) -> Payload:
+            held = node_of_row[rows] == np.arange(nodes, dtype=np.int16)[:, np.newaxis]
+            vectors = plaintexts[rows] * held[:, :, np.newaxis].astype(np.uint64)
+            made = self._key.encrypt(vectors.reshape(-1, plaintexts.shape[1]), self._threads)
+            return [made.view(np.uint8).reshape(*held.shape, -1)]
+
+        of_a_row = 8 * self._key.public.modulus.words * max(1, nodes)
+        return map(piece, pieces(self._rows, max(1, PIECE_BYTES // of_a_row)) or [slice(0, 0)])
 
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
@@ -71,35 +78,55 @@ class BlindSumsServer(AdditiveSumsServer):
 
     _growing = False
 
-    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
+    def begin_tree(
+        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+    ) -> None:
         """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
         check_payload(payload, "the start of a tree")
-        if not len(rows) == self._table_rows == self._packing.bounds.n_rows:
-            raise CryptoError(f"expected all {self._table_rows} rows, got {len(rows)} - at the start of a tree")
+        if rows is not None or self._table_rows != self._packing.bounds.n_rows:
+            raise CryptoError(f"expected all {self._table_rows} rows, got others - at the start of a tree")
         self._growing = True
         self._begin(features)
 
     def end_tree(self) -> None:
         """See `SumsServer.end_tree`."""
-        self._growing = False
+        self._growing, self._query = False, []
 
-    def nodes_of(self, query: Payload) -> int:
-        """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
-        check_payload(query, "a query", (np.uint8, (None, self._table_rows, 8 * self._modulus.words)))
-        if not 0 < len(query[0]) <= _MOST_NODES:
-            raise CryptoError(f"expected 1 to {_MOST_NODES} nodes in a query, got {len(query[0])}")
-        return len(query[0])
+    def add_rows(self, payload: Payload) -> None:
+        """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
+        raise CryptoError("expected nothing more - at the start of a tree")
 
-    def answer(self, query: Payload) -> Payload:
-        """Return the encrypted sums of every bin over all rows, node by node; see `SumsServer.answer`."""
+    def add(self, piece: Payload) -> int:
+        """Keep the ciphertexts of some more rows, which the answer needs all; see `SumsServer.add`."""
         if not self._growing:
             raise CryptoError("expected begin_tree before a query")
-        nodes, n_rows = self.nodes_of(query), self._table_rows
-        self._ciphertexts = query[0].reshape(nodes * n_rows, -1).view(np.uint64)
-        if not self._modulus.are_units(self._ciphertexts, self._threads):
+        nodes = len(self._query[0][0]) if self._query else None
+        check_payload(piece, "a query", (np.uint8, (nodes, None, 8 * self._modulus.words)))
+        found = piece[0]
+        if not 0 < len(found) <= _MOST_NODES:
+            raise CryptoError(f"expected 1 to {_MOST_NODES} nodes in a query, got {len(found)}")
+        there = found.shape[1] + sum(part[0].shape[1] for part in self._query)
+        if there > self._table_rows or (self._query and found.shape[1] == 0):
+            raise CryptoError(f"expected ciphertexts of {self._table_rows} rows, got {there} - in a query")
+        if not self._modulus.are_units(found.reshape(-1, found.shape[2]).view(np.uint64), self._threads):
             raise CryptoError("a ciphertext is not in range or not prime to n - in a query")
+        self._query.append(piece)
+        return len(found)
+
+    def answer(self) -> Payload:
+        """Return the encrypted sums of every bin over all rows, node by node; see `SumsServer.answer`."""
+        query, self._query = self._query, []
+        parts = [part[0] for part in query]
+        if not parts or sum(part.shape[1] for part in parts) != self._table_rows:
+            raise CryptoError(f"expected ciphertexts of {self._table_rows} rows, got others - in a query")
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        nodes, n_rows = found.shape[:2]
+        self._ciphertexts = found.reshape(nodes * n_rows, -1).view(np.uint64)
         self._rows = np.tile(np.arange(n_rows, dtype=np.int32), nodes)
+        if self._factors:
+            self._factors.stop()
         try:
-            return super().answer([np.repeat(np.arange(nodes, dtype=np.uint8), n_rows), np.array([nodes], np.int32)])
+            positions = np.arange(nodes * n_rows, dtype=np.int32)
+            return self._answer(positions, n_rows * np.arange(nodes + 1, dtype=np.int64))
         finally:
             self._ciphertexts = None

@@ -10,13 +10,15 @@ call at client     call at server      once per          carries (Okamoto-Uchiya
 =================  ==================  ================  ==============================  ===========================
 setup              constructor         job               public key, bounds              bounds
 accept_hint        hint                job and server    the bin each column leaves out  the hint, in pieces
-begin_tree         begin_tree          tree              a ciphertext per sampled row    nothing
-query              answer              level             node of each row; back:         a vector per node; back:
+begin_tree         begin_tree,         tree              a ciphertext per sampled row    nothing
+                   add_rows
+query              add, answer         level             node of each row; back:         a vector per node; back:
                                                          encrypted bin sums              flooded bin sums
 open               --                  level and server  nothing: decrypts               nothing: opens
 =================  ==================  ================  ==============================  ===========================
 
-A protocol carries the payloads, lists of arrays that only the two ends of one cipher interpret. A `blind` cipher is
+A protocol carries the payloads, lists of arrays that only the two ends of one cipher interpret. What grows with rows
+travels in pieces of at most 60 MB, some rows after the others, and is made as it is sent. A `blind` cipher is
 given all rows and names none; under the others servers learn the rows of every node. What each side learns is stated by
 the implementations (`additive_sums`, `blind_sums`, `lattice_sums`; `triple_sums`, which needs a dealer and so is made
 elsewhere).
@@ -64,15 +66,15 @@ class SumsClient(Protocol):
         `offsets`, int32 (features + 1,): first slot of each of the server's features, and the number of slots.
         """
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
-        """Return what is sent to every server once per tree.
+    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
+        """Return what is sent to every server once per tree: one piece at least.
 
         `grad` and `hess`, int64 (m,), are fixed-point derivatives within the job's bounds: of the tree's sampled rows;
         for a blind cipher, of all rows.
         """
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
-        """Ask for the bin sums of nodes of a level: return what is sent to every server.
+    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+        """Ask for the bin sums of nodes of a level: return what is sent to every server, one piece at least.
 
         Node k holds the rows positions[starts[k]:starts[k + 1]]; positions, each at most once, index the rows of
         `begin_tree`.
@@ -97,21 +99,26 @@ class SumsServer(Protocol):
         `progress` is called with slots done and slots in all while the hint of the lattice map is made.
         """
 
-    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
-        """Take the payload of a tree; `rows` (m,) are the table rows it is about, in its order.
+    def begin_tree(
+        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+    ) -> None:
+        """Take the first piece of a tree; `rows` (m,) are the table rows it is about, in its order, None for all.
 
         `features` is the tree's sample of columns, by default all; the sums of others are not computed and mean
         nothing.
         """
 
+    def add_rows(self, payload: Payload) -> None:
+        """Take the next piece of a tree."""
+
     def end_tree(self) -> None:
         """Free the tree's payload before the next one arrives."""
 
-    def nodes_of(self, query: Payload) -> int:
-        """Return how many nodes a query is about."""
+    def add(self, piece: Payload) -> int:
+        """Take the next piece of a query; return how many nodes it is about."""
 
-    def answer(self, query: Payload) -> Payload:
-        """Answer a query: all its nodes at once."""
+    def answer(self) -> Payload:
+        """Answer the query whose pieces were added: all its nodes at once."""
 
     def close(self) -> None:
         """Settle what outlives the job, when it has ended in order."""

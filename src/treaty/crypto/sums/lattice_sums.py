@@ -15,7 +15,7 @@ setup              constructor              job                    bounds
 offer, settle      holds, settle            job                    the public seed, or that of a hint kept earlier
 accept_hint        hint                     job, or table          the hint, piece by piece; or that it is kept
 begin_tree         begin_tree               tree                   nothing
-query              answer                   some nodes of a level  encrypted vectors; back: flooded sums
+query              add, answer              some nodes of a level  encrypted vectors; back: flooded sums
 =================  =======================  =====================  ==============================================
 """
 
@@ -32,17 +32,17 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.arrays import NewHint
-from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer, PartialSums
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
-from treaty.crypto.payload import Payload, SumsBounds, check_payload
+from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.crypto.wide import cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
-_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
+_MOST_NODES = 1 << 14  # of one query, so that a node's number fits 16 bits
 _RESERVED_AT_A_TIME = 512  # vectors whose leak is entered in the ledger before the first of them is answered
 BINDING_BYTES = 32
 # Of the format of hints, from the expansion of the seed to the digits; hints of other versions are not used.
@@ -97,7 +97,10 @@ class LatticeSumsClient(WholeTableClient):
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
         self.keep_secrets: Callable[[NDArray[np.int8]], None] | None = None  # for an audit
         self._tree: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
-        self.nodes_at_a_time = max(1, _QUERY_BYTES // (4 * len(self._parameters.primes) * bounds.n_rows))
+        row, own = 4 * len(self._parameters.primes), 4 * len(self._parameters.primes) * self._parameters.degree
+        self.nodes_at_a_time = max(1, min(_MOST_NODES, PIECE_BYTES // (row * bounds.n_rows + own)))
+        degree = self._parameters.degree
+        self._rows_at_a_time = max(degree, (PIECE_BYTES - own) // (row * self.nodes_at_a_time) // degree * degree)
 
     def offer(self, offsets: Mapping[str, NDArray[np.int32]]) -> tuple[bytes, Mapping[str, bytes]] | None:
         """Return (seed, bindings) of kept hints to ask the servers for, or None if one is missing.
@@ -147,30 +150,35 @@ class LatticeSumsClient(WholeTableClient):
             self._hints[peer] = self._store.keep_hint(peer, self._bindings[peer], self.seed, terms, made)
         return left
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
+    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
         """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         self._check_start(grad, hess)
         self._tree = grad.astype(np.int32), hess.astype(np.int32)
-        return []
+        return iter([[]])
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
-        """Encrypt a vector per node; see `SumsClient.query`. Rows are those of the table."""
+    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+        """Encrypt a vector per node, some rows after the others; see `SumsClient.query`. Rows are those of the table.
+
+        A piece is uint32 (nodes, primes, rows); with the first come the b_0, uint32 (nodes, primes, N).
+        """
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
-        vectors = []
-        for first, stop in pairwise(starts):
-            rows = positions[first:stop]
-            vector = np.zeros((3, self._bounds.n_rows), np.int32)
-            vector[0, rows] = 1
-            for place, values in zip((2, 1), self._tree, strict=True):
-                vector[place, rows] = values[rows]
-            vectors.append(vector)
-        keys, words, own = self._map.encrypt(vectors)
+        nodes, n_rows, (grad, hess) = len(starts) - 1, self._bounds.n_rows, self._tree
+        node_of_row = np.full(n_rows, -1, np.int16)
+        node_of_row[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(nodes, dtype=np.int16), np.diff(starts))
+        query = self._map.begin(nodes)
         for waiting in self._asked.values():
-            waiting.append(keys)
+            waiting.append(query.secrets)
         if self.keep_secrets is not None:
-            self.keep_secrets(keys)
-        return [words, own]
+            self.keep_secrets(query.secrets)
+
+        def piece(first: int) -> Payload:
+            at = slice(first, first + self._rows_at_a_time)
+            held = [node_of_row[at] == node for node in range(nodes)]
+            vectors = [np.stack([of.astype(np.int32), hess[at] * of, grad[at] * of]) for of in held]
+            return [query.encrypt(vectors), *([query.own] if first == 0 else [])]
+
+        return map(piece, range(0, n_rows, self._rows_at_a_time))
 
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
@@ -259,6 +267,7 @@ class LatticeSumsServer(WholeTableServer):
         self._store, self._threads = store, threads
         self._parameters = sums_parameters(bounds, sealed)
         self._sealed = sealed
+        self._adding: PartialSums | None = None
         leaks = leak_of(self._parameters, bounds, self._bins)
         leaks_by_name = dict(zip(names, leaks.tolist(), strict=True))
         self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
@@ -321,21 +330,31 @@ class LatticeSumsServer(WholeTableServer):
                 self._store.keep_own(self.binding, self._nonce, self.seed, self._map.random)
             yield [digits]
 
-    def nodes_of(self, query: Payload) -> int:
-        """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
-        primes, n, degree = len(self._parameters.primes), self._bounds.n_rows, self._parameters.degree
-        check_payload(query, "a query", (np.uint32, (None, primes, n)), (np.uint32, (None, primes, degree)))
-        if not 0 < len(query[0]) == len(query[1]):
-            raise CryptoError("expected as many b as b_0, and one at least - in a query")
-        return len(query[0])
+    def add(self, piece: Payload) -> int:
+        """Add up a piece of a query; see `SumsServer.add`."""
+        features, primes, degree = self._growing(), len(self._parameters.primes), self._parameters.degree
+        if self._adding is None:
+            check_payload(piece, "a query", (np.uint32, (None, primes, None)), (np.uint32, (None, primes, degree)))
+            if not 0 < len(piece[0]) == len(piece[1]):
+                raise CryptoError("expected as many b as b_0, and one at least - in a query")
+            self._adding = self._map.begin(piece[1], features)
+        else:
+            check_payload(piece, "a query", (np.uint32, (self._adding.vectors, primes, None)))
+        self._adding.add(piece[0])
+        return self._adding.vectors
 
-    def answer(self, query: Payload) -> Payload:
+    def end_tree(self) -> None:
+        """See `SumsServer.end_tree`."""
+        super().end_tree()
+        self._adding = None
+
+    def answer(self) -> Payload:
         """Return the flooded sums of all asked nodes; see `SumsServer.answer`."""
-        features = self._growing()
-        self.nodes_of(query)
-        words, own = query
-        self._reservation.use(len(words))  # also for a query that comes again: what two floods tell of it adds up
-        return [np.frombuffer(self.binding, np.uint8), self._map.answer(words, own, features, self._masks(len(words)))]
+        if self._adding is None:
+            raise CryptoError("expected a query before its answer")
+        sums, self._adding = self._adding, None
+        self._reservation.use(sums.vectors)  # also for a query that comes again: what two floods tell of it adds up
+        return [np.frombuffer(self.binding, np.uint8), sums.answer(self._masks(sums.vectors))]
 
     def _masks(self, vectors: int) -> NDArray[np.uint64] | None:
         """Draw masks of sealed sums, uniform over all messages, and note this end's shares; None where sums are open.

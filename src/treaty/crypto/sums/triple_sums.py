@@ -77,13 +77,13 @@ class TripleSumsClient(WholeTableClient):
         self._held[peer] = made, done + count
         return slots - done - count
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Payload:
+    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
         """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         self._check_start(grad, hess)
         self._tree = triples.pack_rows(grad, hess, self._bits)
-        return []
+        return iter([[]])
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Payload:
+    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
         """Mask a vector per node, and have the dealer deal for them; see `SumsClient.query`."""
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
@@ -100,7 +100,7 @@ class TripleSumsClient(WholeTableClient):
         self._deal(first, nodes)
         for waiting in self._asked.values():
             waiting.append((first, masks.reshape(-1, n_rows)))
-        return [masked, np.array([first], np.int64)]
+        return iter([[masked, np.array([first], np.int64)]])
 
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
@@ -150,6 +150,7 @@ class TripleSumsServer(WholeTableServer):
         triples.count_bits(bounds)  # refuses sums that would not fit
         self._seed, self._shares, self._threads = seed, shares, threads
         self._next = 0
+        self._query: Payload | None = None
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         """Return F = M - B, some slots at a time; see `SumsServer.hint`."""
@@ -164,17 +165,28 @@ class TripleSumsServer(WholeTableServer):
             triples.subtract_matrix_mask(block, self._seed, part.start, self._threads)
             yield [block]
 
-    def nodes_of(self, query: Payload) -> int:
-        """Return how many nodes a query is about; see `SumsServer.nodes_of`."""
-        check_payload(query, "a query", (np.uint64, (None, VECTOR_WORDS, self._columns.shape[1])), (np.int64, (1,)))
-        if len(query[0]) == 0:
+    def add(self, piece: Payload) -> int:
+        """Take a query, which comes in one piece; see `SumsServer.add`."""
+        if self._query is not None:
+            raise CryptoError("expected a query in one piece, got another one - in a query")
+        self._growing()
+        check_payload(piece, "a query", (np.uint64, (None, VECTOR_WORDS, self._columns.shape[1])), (np.int64, (1,)))
+        if len(piece[0]) == 0:
             raise CryptoError("expected one node at least - in a query")
-        return len(query[0])
+        self._query = piece
+        return len(piece[0])
 
-    def answer(self, query: Payload) -> Payload:
+    def end_tree(self) -> None:
+        """See `SumsServer.end_tree`."""
+        super().end_tree()
+        self._query = None
+
+    def answer(self) -> Payload:
         """Add up masked words over every bin of the tree's columns; see `SumsServer.answer`."""
-        features = self._growing()
-        nodes, first = self.nodes_of(query), int(query[1][0])
+        if self._query is None:
+            raise CryptoError("expected a query before its answer")
+        features, query, self._query = self._growing(), self._query, None
+        nodes, first = len(query[0]), int(query[1][0])
         if first != self._next:
             raise CryptoError(f"expected vector {self._next}, got {first}: a mask may be used only once - in a query")
         self._next += nodes

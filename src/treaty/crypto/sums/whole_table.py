@@ -71,12 +71,18 @@ class WholeTableServer:
         self._columns = np.ascontiguousarray(codes.T)
         self._features: Index | None = None  # of the tree that is being grown
 
-    def begin_tree(self, payload: Payload, rows: NDArray[np.int32], features: NDArray[np.int32] | None = None) -> None:
+    def begin_tree(
+        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+    ) -> None:
         """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
         check_payload(payload, "the start of a tree")
-        if len(rows) != self._bounds.n_rows:
+        if rows is not None:
             raise CryptoError(f"expected all {self._bounds.n_rows} rows, got {len(rows)} - at the start of a tree")
         self._features = _sampled(features, len(self._bins))
+
+    def add_rows(self, payload: Payload) -> None:
+        """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
+        raise CryptoError("expected nothing more - at the start of a tree")
 
     def end_tree(self) -> None:
         """See `SumsServer.end_tree`."""

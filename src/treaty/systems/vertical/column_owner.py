@@ -25,7 +25,9 @@ from treaty.systems.vertical.encrypted_columns import (
     SplitAnswer,
     SplitColumns,
     SplitRequest,
+    SumsPiece,
     TreeEnd,
+    TreeRows,
     TreeStart,
     pack,
 )
@@ -60,16 +62,24 @@ def tree_table(start: type[Message], sums: type[Message], split: type[Message]) 
     }
 
 
+def encrypted_table(sums: type[Message], split: type[Message]) -> Table:
+    """Return `tree_table` where what grows with rows comes in pieces: a tree's rows, and what `sums` asks."""
+    table = {state: dict(allowed) for state, allowed in tree_table(TreeStart, sums, split).items()}
+    table["between trees"][TreeStart] = "tree begun"
+    table["tree begun"] = {TreeRows: "tree begun", SumsPiece: "in a query", **table["new level"]}
+    for state in ("new level", "level asked"):
+        table[state][SumsPiece] = "in a query"
+    table["in a query"] = {SumsPiece: "in a query", sums: ("new level", "level asked")}
+    return table
+
+
 def checked_sample(
     start: TreeStart, active: str, n_rows: int, n_features: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tree's rows and columns, int32, checked to be ascending and within the table."""
+) -> tuple[NDArray[np.int32] | None, NDArray[np.int32]]:
+    """Return the tree's rows (None: all) and columns, int32, checked to be ascending and within the table."""
     if len(start.commitment) != COMMITMENT_BYTES:
         raise PeerProtocolError(active, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {active}")
-    if start.rows is None:
-        rows = np.arange(n_rows, dtype=np.int32)
-    else:
-        rows = ascending(start.rows, n_rows, active, "TreeStart.rows")
+    rows = None if start.rows is None else ascending(start.rows, n_rows, active, "TreeStart.rows")
     return rows, ascending(start.columns, n_features, active, "TreeStart.columns")
 
 

@@ -14,6 +14,9 @@ message               from -> to     content                                    
 `HintReceipt`         active ->      the piece has arrived                               TLS
 `TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
                                      blind: sampled columns
+`TreeRows`            active ->      more of the encrypted gradients, where they are     cipher
+                                     many
+`SumsPiece`           active ->      as `SumsRequest`, of some rows                      as `SumsRequest`
 `SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
                                      blind: an encrypted vector per node                 learns them; cipher
 `Sums`                passive ->     encrypted bin sums of all nodes asked               cipher, re-randomised
@@ -29,7 +32,8 @@ message               from -> to     content                                    
 `Finish`              active ->      training is over                                    TLS
 ====================  =============  ==================================================  ========================
 
-All nodes of a level travel in one message each way; of each pair of siblings only the smaller is asked for. A blind
+All nodes of a level travel in one message each way, or in pieces of at most 64 MB; of each pair of siblings only the
+smaller is asked for. A blind
 cipher encrypts all rows for each node, so that passive parties do not see which rows are in it. The trees are, bit for
 bit, those of the plain grower on the joined table. What each message tells is in its docstring (`encrypted_columns`);
 each system's `roles` has its adversary and assumptions.
@@ -74,9 +78,9 @@ from treaty.systems.vertical.column_owner import (
     SplitOwner,
     bin_own_columns,
     checked_sample,
+    encrypted_table,
     send_hint,
     show_layout,
-    tree_table,
 )
 from treaty.systems.vertical.encrypted_columns import (
     EncryptedGradients,
@@ -85,8 +89,10 @@ from treaty.systems.vertical.encrypted_columns import (
     SplitColumns,
     SplitRequest,
     Sums,
+    SumsPiece,
     SumsRequest,
     TreeEnd,
+    TreeRows,
     TreeStart,
     pack,
     sums_bounds,
@@ -284,11 +290,18 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         limits.start(columns)
         server.begin_tree(unpack(start.payload, active, "TreeStart"), sample, columns)
 
+    def add_rows(rows: TreeRows) -> None:
+        kept(rows)
+        server.add_rows(unpack(rows.payload, active, "TreeRows"))
+
+    def add_sums(piece: SumsPiece) -> None:
+        kept(piece)
+        server.add(unpack(piece.payload, active, "SumsPiece"))
+
     def answer_sums(request: SumsRequest) -> Sums:
         kept(request)
-        query = unpack(request.payload, active, "SumsRequest")
-        limits.sums(server.nodes_of(query), last=request.last)
-        return Sums(pack(server.answer(query)))
+        limits.sums(server.add(unpack(request.payload, active, "SumsRequest")), last=request.last)
+        return Sums(pack(server.answer()))
 
     def answer_split(request: SplitRequest) -> SplitAnswer | SplitColumns:
         limits.split(request)
@@ -310,12 +323,14 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             record = keep_passive(seat, seat.audit, setup, options.hides_nodes(setup.encryption), seed)
             held.callback(record.file.close)
         send_hint(party, server.hint(seat.steps("hints")))
-        handlers: dict[type[Message], Callable[[Any], Message | None]] = {TreeStart: start_tree, TreeEnd: end_tree}
+        handlers: dict[type[Message], Callable[[Any], Message | None]] = {
+            TreeStart: start_tree, TreeRows: add_rows, SumsPiece: add_sums, TreeEnd: end_tree,
+        }  # fmt: skip
         if not isinstance(server, LatticeSumsServer) or not options.sealed:
             handlers |= {SumsRequest: answer_sums, SplitRequest: answer_split}
-            return follower.follow(Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees"), handlers)
+            return follower.follow(Order(encrypted_table(SumsRequest, SplitRequest), "between trees"), handlers)
         handlers |= _under_seal(seat, server, bins.offsets, start_tree, answer_sums, answer_split)
-        states = tree_table(TreeStart, SealedSumsRequest, WonCandidates)
+        states = encrypted_table(SealedSumsRequest, WonCandidates)
         return follower.follow(Order(states, "between trees"), handlers)
 
 

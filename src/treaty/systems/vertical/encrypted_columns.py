@@ -72,6 +72,12 @@ class TreeStart(Message):
     payload: Arrays
 
 
+class TreeRows(Message):
+    """Some more of a tree's encrypted gradients, row after row. Tells nothing."""
+
+    payload: Arrays
+
+
 class TreeEnd(Message):
     """The tree is grown; the passive party drops its gradients. Tells nothing new.
 
@@ -89,6 +95,12 @@ class SumsRequest(Message):
 
     payload: Arrays
     last: bool
+
+
+class SumsPiece(Message):
+    """A part of what `SumsRequest` asks, about some rows; the rest follows. Tells no more than that does."""
+
+    payload: Arrays
 
 
 class Sums(Message):
@@ -156,7 +168,6 @@ class EncryptedGradients:
         blind = self.client.blind
         if self._tree is not grad:
             self._tree, self._level = grad, None
-            self._ciphertexts: list[Array] = []  # frees the last tree's before this one's are made
             self._position = None
             sampled = (grad, hess) if rows is None else (grad[rows], hess[rows])
             self.commitment, nonce = commit(*sampled, self._next_tree)
@@ -167,17 +178,25 @@ class EncryptedGradients:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
             try:
-                self._ciphertexts = pack(self.client.begin_tree(*((grad, hess) if blind else sampled)))
+                self._ciphertexts = self.client.begin_tree(*((grad, hess) if blind else sampled))
             except CryptoError as error:
                 error.public = "its gradients cannot be encrypted; it has the details"
                 raise
         self._columns[peer] = columns
-        told = None if rows is None or blind else Array.of(rows)
-        self._send(peer, TreeStart(told, Array.of(columns), self.commitment, self._ciphertexts))
         self._told += 1
         if self._told == len(self.party.peers):
             self._told = 0
-            self.party.round += 1
+            self._start(None if rows is None or blind else Array.of(rows))
+
+    def _start(self, rows: Array | None) -> None:
+        """Tell all peers of the tree: what is encrypted once goes to each of them, piece by piece."""
+        for number, piece in enumerate(self._ciphertexts):
+            packed = pack(piece)
+            for peer in self.party.peers:
+                columns = Array.of(self._columns[peer])
+                first = TreeStart(rows, columns, self.commitment, packed)
+                self._send(peer, TreeRows(packed) if number else first)
+            self.party.round += number == 0  # the tree's first message begins its round
 
     def ask(self, level: Level, partition: RowPartition) -> None:
         """Ask all peers for the sums of a level's nodes, once; of many nodes in pieces, two on their way at most."""
@@ -193,8 +212,13 @@ class EncryptedGradients:
             members, starts = partition.rows(level.asked[piece], sampled=True)
             positions = members if self._position is None else self._position[members]
             query = self.client.query(positions, starts.astype(np.int32))
+            held = next(query)
+            for following in query:
+                for peer in self.party.peers:
+                    self._send(peer, SumsPiece(pack(held)))
+                held = following
             for peer in self.party.peers:
-                self._send(peer, self._request(peer, query, piece, last=number + 1 == len(self._pieces)))
+                self._send(peer, self._request(peer, held, piece, last=number + 1 == len(self._pieces)))
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         """Return the question for a piece of the level's nodes."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.errors import ConfigError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
-from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, SumsRequest, TreeStart
+from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, SumsPiece, SumsRequest, TreeStart
 
 Cells = NDArray[np.int32]
 
@@ -26,6 +26,7 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     when a recorded message is not what the system sends.
     """
     trees: list[list[Cells]] = []
+    pieces: list[Array] = []
     rows = cells = split = np.arange(n_rows, dtype=np.int32)
     for entry in transcript.entries:
         match entry.step:
@@ -34,8 +35,10 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
                 rows = np.arange(n_rows, dtype=np.int32) if sample is None else array_of(entry, sample, "rows", None)
                 cells = np.zeros(n_rows, np.int32)
                 trees.append([])
+            case "SumsPiece" if _names_rows(piece := content_of(entry, SumsPiece)):
+                pieces.append(piece.payload[0])
             case "SumsRequest" if _names_rows(request := content_of(entry, SumsRequest)):
-                asked = _asked(request, entry, len(rows))
+                asked, pieces = _asked([*pieces, *request.payload[:1]], entry, len(rows)), []
                 finer = np.full(n_rows, -1, np.int64)
                 finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
                 cells = _keep_if_finer(trees[-1], cells, finer)
@@ -62,16 +65,19 @@ def _keep_if_finer(tree: list[Cells], cells: Cells, finer: NDArray[np.int64]) ->
     return numbered
 
 
-def _names_rows(request: SumsRequest) -> bool:
+def _names_rows(request: SumsRequest | SumsPiece) -> bool:
     """Whether a query says which rows are in its nodes: under a blind cipher it has a vector per node instead."""
     return not request.payload or len(request.payload[0].shape) == 1
 
 
-def _asked(request: SumsRequest, entry: Entry, n_sampled: int) -> NDArray[np.int64]:
+def _asked(pieces: list[Array], entry: Entry, n_sampled: int) -> NDArray[np.int64]:
     """Return 1 + the asked node of each sampled row, 0 for rows of no asked node."""
-    node = request.payload[0]
-    dtype = np.uint16 if node.dtype == "uint16" else np.uint8
-    slots = view(node, dtype, (n_sampled,), peer=entry.peer, what="SumsRequest.payload[0]").astype(np.int64)
+    dtype = np.uint16 if any(piece.dtype == "uint16" for piece in pieces) else np.uint8
+    what = "SumsRequest.payload[0]"
+    parts = [view(piece, dtype, (None,), peer=entry.peer, what=what) for piece in pieces]
+    slots = np.concatenate([np.empty(0, dtype), *parts]).astype(np.int64)
+    if len(slots) != n_sampled:
+        raise PeerProtocolError(entry.peer, f"expected {n_sampled} rows, got {len(slots)} - at {what}")
     return np.where(slots == np.iinfo(dtype).max, 0, slots + 1)
 
 

@@ -32,8 +32,10 @@ from treaty.systems.vertical.audit.record import (
 )
 from treaty.systems.vertical.encrypted_columns import (
     EncryptedGradients,
+    SumsPiece,
     SumsRequest,
     TreeEnd,
+    TreeRows,
     TreeStart,
     pack,
     unpack,
@@ -143,7 +145,7 @@ class PassiveRecord:
     def note(self, *messages: Message) -> None:
         """Keep messages; the active party signs its own at a tree's end."""
         for message in messages:
-            if isinstance(message, TreeStart | SumsRequest):
+            if isinstance(message, TreeStart | TreeRows | SumsPiece | SumsRequest):
                 self.sent.add(message)
             self.file.add(message)
 

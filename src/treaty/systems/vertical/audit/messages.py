@@ -22,8 +22,10 @@ from treaty.systems.vertical.encrypted_columns import (
     SplitAnswer,
     SplitColumns,
     SplitRequest,
+    SumsPiece,
     SumsRequest,
     TreeEnd,
+    TreeRows,
     TreeStart,
     unpack,
 )
@@ -87,19 +89,24 @@ class ReceivedTrees:
         self._sent.add(start)
         found, sampled = Found(), np.zeros(len(expected.grad), np.bool_)
         sampled[expected.sampled] = True
-        self._compare_start(start, expected, kept, found)
+        self._compare_start(start, self._ciphertexts(start, len(expected.sampled)), expected, kept, found)
         nodes, secrets = SampledNodes(shape, sampled), iter(kept.secrets)
         wrong: Flags = np.zeros(len(sampled), np.bool_)
         self._sides.clear()
         request: SplitRequest | None = None
+        pieces: list[Payload] = []
         for part in self._parts:
             match part:
-                case SumsRequest():
+                case SumsPiece() | SumsRequest():
                     self._sent.add(part)
+                    pieces.append(unpack(part.payload, self._header.active, type(part).__name__))
+                    if isinstance(part, SumsPiece):
+                        continue
+                    query, pieces = self._joined(pieces), []
                     if self._blind:
-                        wrong = wrong | self._open_nodes(part, next(secrets, None), nodes, found)
+                        wrong = wrong | self._open_nodes(query, next(secrets, None), nodes, found)
                     else:
-                        self._named_nodes(part, expected, nodes, found)
+                        self._named_nodes(query, expected, nodes, found)
                 case SplitRequest():
                     request = part
                 case SplitColumns():
@@ -121,7 +128,28 @@ class ReceivedTrees:
         self._compare_sides(shape, place, found)
         return found
 
-    def _compare_start(self, start: TreeStart, expected: Expected, kept: KeptTree, found: Found) -> None:
+    def _ciphertexts(self, start: TreeStart, n_rows: int) -> Payload:
+        """Return a tree's start of `n_rows` rows whole, with the pieces that follow it."""
+        pieces = [unpack(start.payload, self._header.active, "TreeStart")]
+        while not self._blind and 0 < sum(len(piece[0]) for piece in pieces if piece) < n_rows:
+            part = next(self._parts, None)
+            if not isinstance(part, TreeRows):
+                raise self._unexpected(part or start)
+            self._sent.add(part)
+            pieces.append(unpack(part.payload, self._header.active, "TreeRows"))
+        return self._joined(pieces)
+
+    def _joined(self, pieces: list[Payload]) -> Payload:
+        """Return what came in pieces, some rows after the others, as if it had come at once."""
+        if len(pieces) == 1 or not all(pieces):
+            return pieces[0]
+        first = pieces[0][0]
+        axis = 0 if not self._blind else first.ndim - 1 if first.dtype == np.uint32 else 1
+        return [np.concatenate([piece[0] for piece in pieces], axis=axis), *pieces[0][1:]]
+
+    def _compare_start(
+        self, start: TreeStart, payload: Payload, expected: Expected, kept: KeptTree, found: Found
+    ) -> None:
         """Compare the commitment, the samples and, unless the cipher is blind, the ciphertexts."""
         active, rows = self._header.active, expected.sampled
         opened = expected.grad[rows], expected.hess[rows]
@@ -138,7 +166,7 @@ class ReceivedTrees:
         if not np.array_equal(told, rows):
             found.findings.append("its sample of rows is not the one drawn")
         self._opener.begin_tree(*opened)
-        ciphertexts = self._opener.open(unpack(start.payload, active, "TreeStart"), None)
+        ciphertexts = self._opener.open(payload, None)
         found.vectors += 1
         found.findings += ciphertexts.faults
         wrong = int((~ciphertexts.held).sum())
@@ -148,11 +176,11 @@ class ReceivedTrees:
                 f"{int(np.argmin(ciphertexts.held[0]))} of the sample"
             )
 
-    def _open_nodes(self, request: SumsRequest, keys: Array | None, nodes: SampledNodes, found: Found) -> Flags:
+    def _open_nodes(self, query: Payload, keys: Array | None, nodes: SampledNodes, found: Found) -> Flags:
         """Open vectors of nodes; return in which rows one of them holds something else."""
         active = self._header.active
         secrets = None if keys is None else view(keys, np.int8, (None, None), peer=active, what="KeptTree.secrets")
-        opened = self._opener.open(unpack(request.payload, active, "SumsRequest"), secrets)
+        opened = self._opener.open(query, secrets)
         found.findings += opened.faults
         for held, wrong in zip(opened.held, opened.wrong, strict=True):
             found.vectors += 1
@@ -161,9 +189,9 @@ class ReceivedTrees:
         wrong_rows: Flags = np.logical_or.reduce(opened.wrong, axis=0)
         return wrong_rows
 
-    def _named_nodes(self, request: SumsRequest, expected: Expected, nodes: SampledNodes, found: Found) -> None:
-        """Check the rows of nodes that a request names, by number: the largest is of no node."""
-        slots = unpack(request.payload, self._header.active, "SumsRequest")[0]
+    def _named_nodes(self, query: Payload, expected: Expected, nodes: SampledNodes, found: Found) -> None:
+        """Check the rows of nodes that a query names, by number: the largest is of no node."""
+        slots = query[0]
         for node in np.unique(slots[slots != np.iinfo(slots.dtype).max]):
             rows = np.zeros(len(expected.grad), np.bool_)
             rows[expected.sampled[slots == node]] = True

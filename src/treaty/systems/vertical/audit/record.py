@@ -29,8 +29,10 @@ from treaty.systems.vertical.encrypted_columns import (
     SplitAnswer,
     SplitColumns,
     SplitRequest,
+    SumsPiece,
     SumsRequest,
     TreeEnd,
+    TreeRows,
     TreeStart,
 )
 
@@ -109,7 +111,7 @@ PARTS: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
         ActiveHeader, PassiveHeader, KeptTree, End,
-        TreeStart, SumsRequest, SplitRequest, SplitAnswer, SplitColumns, TreeEnd,
+        TreeStart, TreeRows, SumsPiece, SumsRequest, SplitRequest, SplitAnswer, SplitColumns, TreeEnd,
     )
 }  # fmt: skip
 
