@@ -21,11 +21,12 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet --no-compile -c $(CONSTRAINTS) -e . --group $(GROUP)
-	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib
+	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib src
 	touch $@
 
+# Parties are processes: without bytecode each would compile the package's Python files anew, for half a second.
 demo: $(STAMP)
-	$(BIN)/treaty demo
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/treaty demo
 
 # What tells most, in a few minutes; `test-slow` is all the rest, `test-all` both.
 test: $(STAMP)

@@ -110,7 +110,7 @@ def run_demo(
     loaded = load_data(data, label)
     with trees_compiled_beside() as compiling:
         if compiling:
-            with Status("the first time: compiling for this processor, for half a minute or so", console=console):
+            with Status("the first time: compiling for this processor, for 10 to 30 seconds", console=console):
                 compile_kernels(system, options, aligns="ecdh" if len(loaded[1]) < LONG // 2 else "auto")
     rounds = 20 if trees is None else trees
     among_users = "user" in system.train
