@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost
+from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost, PeerTimeout
+from treaty.messaging import memory
 from treaty.messaging.memory import Link, memory_channels
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
@@ -169,3 +170,27 @@ def test_play_passes_its_link_on():
     start = time.monotonic()
     assert play(roles, links, job="j", protocol="p", link=Link(1e6, 0.1)).results["clinic"] == 1
     assert 0.2 <= time.monotonic() - start < PATIENCE
+
+
+def test_a_sender_waits_until_what_it_sent_is_read(monkeypatch):
+    monkeypatch.setattr(memory, "_UNREAD", 100)
+    ends = memory_channels("ab")
+    ends["a"].send("b", bytes(500), 1.0)  # a single message of any size
+    with pytest.raises(PeerTimeout, match="b has not read what a sent it"):
+        ends["a"].send("b", bytes(10), 0.05)
+    ends["b"].send("a", bytes(90), 0.05)  # the other way is another matter
+    reader = threading.Timer(0.1, lambda: ends["b"].mark_read("a", 500))
+    reader.start()
+    ends["a"].send("b", bytes(60), 10.0)
+    ends["a"].send("b", bytes(40), 0.05)
+    assert [len(ends["b"].receive(1.0).frame) for _ in range(3)] == [500, 60, 40]
+
+
+def test_who_waits_for_a_reader_goes_on_when_it_leaves(monkeypatch):
+    monkeypatch.setattr(memory, "_UNREAD", 100)
+    ends = memory_channels("ab")
+    ends["a"].send("b", bytes(500), 1.0)
+    threading.Timer(0.1, ends["b"].close).start()
+    ends["a"].send("b", bytes(60), 10.0)
+    with pytest.raises(PeerLost):
+        ends["a"].send("b", bytes(60), 10.0)

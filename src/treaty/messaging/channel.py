@@ -68,6 +68,26 @@ class Inbox:
         self._items: list[tuple[float, int, Arrival | PeerError]] = []  # a heap: due time, then order of `put`
         self._count = 0
         self._closed = False
+        self._unread: dict[str, int] = {}  # bytes by sender
+
+    def wait_for_room(self, sender: str, nbytes: int, limit: int, timeout: float) -> bool:
+        """Wait until a sender's unread bytes are within a limit with so many more, or none are; False if never.
+
+        They count as unread from then on, until `mark_read`. A closed inbox has room.
+        """
+        with self._changed:
+            fits = self._changed.wait_for(
+                lambda: self._closed or not (before := self._unread.get(sender, 0)) or before + nbytes <= limit, timeout
+            )
+            if fits:
+                self._unread[sender] = self._unread.get(sender, 0) + nbytes
+            return fits
+
+    def mark_read(self, sender: str, nbytes: int) -> None:
+        """Note that bytes of a sender are read."""
+        with self._changed:
+            self._unread[sender] = self._unread.get(sender, 0) - nbytes
+            self._changed.notify_all()
 
     def put(self, item: Arrival | PeerError, due: float = 0.0) -> None:
         """Add an arrival, or an error that `get` raises in its turn; dropped when closed.

@@ -8,8 +8,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from treaty.errors import ConfigError, LocalProtocolError, PeerLost
+from treaty.errors import ConfigError, LocalProtocolError, PeerLost, PeerTimeout
 from treaty.messaging.channel import Arrival, Inbox
+
+_UNREAD = 256 << 20
+"""Bytes of one party that another may have unread before the next message waits: what is made piece by piece is not
+made faster than it is read, and a single message of any size always goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,10 @@ class MemoryChannel:
         return False
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Put the frame into the peer's inbox, at the time it arrives; never waits. See `Channel.send`."""
+        """Put the frame into the peer's inbox, at the time it arrives. See `Channel.send`.
+
+        It waits only where the peer has `_UNREAD` bytes of this party's that it has not read.
+        """
         if to not in self._names or to == self._name:
             raise LocalProtocolError(f"expected a peer of {self._name}, got {to!r} - at send")
         if self._name not in self._inboxes:
@@ -82,6 +89,8 @@ class MemoryChannel:
             raise PeerLost(to, f"{to} is lost: it has closed its channel")
         due = 0.0 if self._link is None else self._due(len(frame), self._link)
         if inbox is not None:
+            if not inbox.wait_for_room(self._name, len(frame), _UNREAD, timeout):
+                raise PeerTimeout(to, f"{to} has not read what {self._name} sent it for {timeout:g} s")
             inbox.put(Arrival(self._name, frame), due)
 
     def receive(self, timeout: float) -> Arrival | None:
@@ -93,7 +102,8 @@ class MemoryChannel:
         return peer in self._inboxes
 
     def mark_read(self, sender: str, nbytes: int) -> None:
-        """Nothing: what one program's parties send each other is not bounded. See `Channel.mark_read`."""
+        """Let a peer send more; see `Channel.mark_read`."""
+        self._own.mark_read(sender, nbytes)
 
     def close(self) -> None:
         """Leave; see `Channel.close`."""
