@@ -40,6 +40,7 @@ from treaty.crypto.wide import add, cut, from_ints, times
 from treaty.errors import CryptoError
 
 Digits = NDArray[np.uint16]
+_KEPT_BYTES = 256 << 20  # of public elements; more are made from the seed again where they are needed
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:
@@ -78,7 +79,9 @@ class LinearMapClient:
         self.parameters, self.length, self.threads = parameters, length, threads
         check_fields(fields, parameters)
         q = parameters.modulus
-        self._public = np.ascontiguousarray(_public(parameters, seed, length, threads)[:, :, ::-1])  # a from a~
+        self._seed, self._public = seed, None
+        if 4 * len(parameters.primes) * length <= _KEPT_BYTES:
+            self._public = np.ascontiguousarray(_public(parameters, seed, length, threads)[:, :, ::-1])  # a from a~
         self.scales = [  # what each field's numbers are multiplied by
             (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
         ]
@@ -115,8 +118,14 @@ class LinearMapClient:
         out: Residues,
     ) -> None:  # fmt: skip
         """Write a_j s, an error and numbers, int32 (fields, m), to `out`, (primes, m), of a block of m <= N entries."""
+        if self._public is not None:
+            public = self._public[:, j]
+        else:
+            parameters = self.parameters
+            of_seed = public_ring_elements(self._seed, j, parameters.primes, parameters.degree)
+            public = np.ascontiguousarray(of_seed[:, ::-1])
         for p, (table, transformed) in enumerate(zip(self._tables, secret, strict=True)):
-            kernels.encrypt_block(self._public[p, j], transformed, error, fields, self._scales[p], table, out[p])
+            kernels.encrypt_block(public[p], transformed, error, fields, self._scales[p], table, out[p])
 
     def transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
         """Return the transform of s / N and its Shoup quotients, for each prime."""

@@ -96,7 +96,7 @@ class LatticeSumsClient(WholeTableClient):
         self._bindings: dict[str, bytes] = {}
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
         self.keep_secrets: Callable[[NDArray[np.int8]], None] | None = None  # for an audit
-        self._tree: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+        self._tree: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         row, own = 4 * len(self._parameters.primes), 4 * len(self._parameters.primes) * self._parameters.degree
         self.nodes_at_a_time = max(1, min(_MOST_NODES, PIECE_BYTES // (row * bounds.n_rows + own)))
         degree = self._parameters.degree
@@ -153,7 +153,7 @@ class LatticeSumsClient(WholeTableClient):
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
         """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         self._check_start(grad, hess)
-        self._tree = grad.astype(np.int32), hess.astype(np.int32)
+        self._tree = grad, hess
         return iter([[]])
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
@@ -175,7 +175,8 @@ class LatticeSumsClient(WholeTableClient):
         def piece(first: int) -> Payload:
             at = slice(first, first + self._rows_at_a_time)
             held = [node_of_row[at] == node for node in range(nodes)]
-            vectors = [np.stack([of.astype(np.int32), hess[at] * of, grad[at] * of]) for of in held]
+            numbers = hess[at].astype(np.int32), grad[at].astype(np.int32)
+            vectors = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
             return [query.encrypt(vectors), *([query.own] if first == 0 else [])]
 
         return map(piece, range(0, n_rows, self._rows_at_a_time))
