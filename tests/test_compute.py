@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.errors import NumbaWarning
 
 from treaty import compute
 from treaty.compute import concurrently, cores, keep_to, kernel, share, stay_on_one_core, usable_cores
@@ -310,3 +311,15 @@ def test_kernels_that_are_not_used_for_long_are_deleted(installed):
     assert time.time() - used.stat().st_mtime < 60  # loaded again: its time begins anew
     installed("new", 1, "# new\n")
     assert (old.exists(), used.exists()) == (False, True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the C library has another name")
+def test_a_kernel_that_cannot_be_kept_is_warned_of_and_computes(installed):
+    extra = (
+        "import ctypes\nlabs = ctypes.CDLL(None).labs\nlabs.restype, labs.argtypes = ctypes.c_long, [ctypes.c_long]\n"
+        "@kernel\ndef size(x):\n    return labs(x)\n"
+    )
+    installed("pointing", 1, extra)
+    size = sys.modules["treaty_halves.halves"].size
+    with pytest.warns(NumbaWarning, match="dynamic globals"):
+        assert size(-3) == 3

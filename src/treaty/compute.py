@@ -118,6 +118,7 @@ class _OfUser(_CacheLocator):  # type: ignore[misc]
     """
 
     def __init__(self, function: Any, path: str) -> None:
+        self._py_file = path  # named in numba's warnings
         self._line = function.__code__.co_firstlineno
         self._stamp = _digest_of(path)
         self._folder = _folder_of_user() / f"{Path(path).stem}-{self._stamp[:16]}"
