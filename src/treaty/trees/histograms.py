@@ -39,7 +39,7 @@ class Histograms:
     """
 
     def __init__(self, codes: NDArray[np.uint8], columns: NDArray[np.uint8], offsets: Int32s, threads: int = 1) -> None:
-        self._codes = codes
+        self._flat = codes.reshape(-1)
         self._columns = columns
         self._offsets = offsets
         self._threads = threads
@@ -89,8 +89,11 @@ class Histograms:
         def work(first: int, last: int) -> None:
             node = int(np.searchsorted(starts, first, side="right")) - 1
             rest = np.zeros((sums.shape[1] if first > starts[node] else 0, 3), np.int64)
+            # made here: what makes arrays takes long to compile
+            tables, parts = np.zeros((TABLES, 256), np.int64), np.zeros((len(features), 3, 256), np.int64)
             add_packed(
-                self._codes, self._words, rows, firsts, starts, features, self._offsets, bits, first, last, sums, rest
+                self._flat, self._words, rows, firsts, starts, features, self._offsets, bits, first, last,
+                tables, tables.reshape(-1), parts, sums, rest,
             )  # fmt: skip
             if len(rest):
                 begun.append((node, rest))
@@ -201,18 +204,17 @@ def _add_adjoining(
 @kernel
 def add_packed(
     codes: Any, words: Any, rows: Any, firsts: Any, starts: Any, features: Any, offsets: Any, bits: tuple[int, int],
-    first: int, last: int, sums: Any, rest: Any,
+    first: int, last: int, tables: Any, flat_tables: Any, parts: Any, sums: Any, rest: Any,
 ) -> None:  # fmt: skip
     """Write sums of words, of `pack`, into `sums`, int64 (n_nodes, slots, 3), for all `features`.
 
     Node k holds ``starts[k + 1] - starts[k]`` of `rows`, from ``firsts[k]`` on. Of all nodes' rows, one node after the
     other, those from `first` to `last` are added; sums of a node that begins before are written into `rest` (slots, 3).
-    `codes` is uint8 (n_rows, n_features) in C order; `bits` are the widths of a word's hess and count fields, which, as
-    grad's, have room for the sums of ``2**count_bits - 1`` rows.
+    `codes` is uint8 (n_rows * n_features,), row after row; `bits` are the widths of a word's hess and count fields,
+    which, as grad's, have room for the sums of ``2**count_bits - 1`` rows. `tables`, int64 (TABLES, 256), and the same
+    as one row, and `parts`, int64 (n, 3, 256) for n `features`, are 0 before and after.
     """
-    flat, width = codes.reshape(-1), np.uint64(codes.shape[1])
-    tables = np.zeros((TABLES, 256), np.int64)
-    parts = np.zeros((features.shape[0], 3, 256), np.int64)
+    width = np.uint64(codes.shape[0] // max(1, words.shape[0]))
     most = (1 << bits[1]) - 1
     for node in range(starts.shape[0] - 1):
         moved = firsts[node] - starts[node]
@@ -228,7 +230,7 @@ def add_packed(
                 while after < min(features.shape[0], here + TABLES) and features[after] == features[after - 1] + 1:
                     after += 1
                 column, count = np.uint64(features[here]), np.uint64(after - here)
-                _add_adjoining(flat, width, words, rows, block, stop, column, count, tables.reshape(-1))
+                _add_adjoining(codes, width, words, rows, block, stop, column, count, flat_tables)
                 _take_apart(tables, features[here:after], offsets, bits, parts[here:after])
         _write_slots(parts, features, offsets, rest if starts[node] < first else sums[node])
 
