@@ -11,11 +11,13 @@ import pytest
 from node.hostile import content, signed
 from node.nodes import columns_of, organisations, wait_for
 from node.shop import Talk
+from treaty.crypto.aggregation.round import RoundVoid
+from treaty.errors import CryptoError, DataError, LocalProtocolError, PeerTimeout
 from treaty.node.jobs import Jobs
 from treaty.node.keys.cards import verify
 from treaty.node.keys.identity import load_own, rotate, trust
 from treaty.node.network.notes import View
-from treaty.node.playing import runner
+from treaty.node.playing import runner, worker
 from treaty.node.playing.worker import Event
 from treaty.node.proposals import id_of, statement
 from treaty.node.rules.settings import load_settings
@@ -244,3 +246,21 @@ def test_a_proposal_is_sent_with_a_signature_by_the_keys_of_today(bank):
     talk = Talk()
     bank.started().jobs.wanted("shop", talk, bank.job)
     assert verify(card, talk.said[0].signature, statement("submit", bank.job, "bank"))
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (RoundVoid("expected 3 users or more to come to the domain of edge0, got 2"), "again"),
+        (PeerTimeout("shop", "shop is silent"), "again"),
+        (OSError("no space left"), "again"),
+        (CryptoError("a sum is wrong"), "wrong"),
+        (LocalProtocolError("it has closed its channel"), "wrong"),
+        (DataError("a label is missing"), "wrong"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_job_is_tried_again_where_others_or_the_system_may_be_the_reason(error, end):
+    found = worker._failure(error)
+    assert found.end == end
+    assert str(error) == found.said

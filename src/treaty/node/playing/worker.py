@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.sources import write_predictions
 from treaty.errors import CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
@@ -166,6 +167,9 @@ def _success(order: Order, job: Job) -> Event:
 
 
 def _failure(error: BaseException) -> Event:
+    """Say how an attempt failed: where others may be the reason, the job is tried again."""
+    if isinstance(error, RoundVoid):  # too few members were there in time
+        return Event(end="again", said=str(error), public=error.public or str(error))
     if isinstance(error, PeerError) or not isinstance(error, TreatyError):
         own = isinstance(error, OSError)
         public = "a file of its own, or its system, failed" if own else getattr(error, "public", None)
