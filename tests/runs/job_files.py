@@ -122,6 +122,13 @@ def finish(processes: dict[str, subprocess.Popen[str]], seconds: float) -> dict[
     return ended
 
 
+def one_error(said: str) -> str:
+    """The line that ends a process, which may have said before that it waits for the others to tell them."""
+    *before, last = said.splitlines()
+    assert [line for line in before if not line.endswith("waiting for the others, to tell them")] == [], said
+    return one_line(last)
+
+
 def one_line(said: str) -> str:
     lines = [line for line in said.splitlines() if line.strip()]
     assert len(lines) == 1, said

@@ -26,6 +26,7 @@ from runs.job_files import (
     EACH_WITHIN,
     TREATY,
     finish,
+    one_error,
     one_line,
     start,
     started_to_die,
@@ -221,7 +222,7 @@ def test_one_class_of_labels_is_one_error_at_every_party(tmp_path):
     ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, EACH_WITHIN + 5)
     for name, (code, said) in ended.items():
         assert code == (2 if name == "clinic" else 1)
-        assert ("class" if name == "clinic" else "clinic") in one_line(said)  # nobody else learns what is wrong
+        assert ("class" if name == "clinic" else "clinic") in one_error(said)  # nobody else learns what is wrong
         assert name == "clinic" or "clinic" in said
 
 
@@ -393,7 +394,7 @@ def test_other_parties_are_not_told_a_bad_tables_columns_or_files(tmp_path):
     lab.to_parquet(tmp_path / "lab.parquet")
     job.write_text(job.read_text().replace('"lab.csv"', '"lab.parquet"'))
     ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
-    assert "SECRET_COLUMN" in one_line(ended["lab"][1])
+    assert "SECRET_COLUMN" in one_error(ended["lab"][1])
     for name in ("clinic", "imaging"):
         assert "lab" in one_line(ended[name][1])
         assert "SECRET_COLUMN" not in ended[name][1]
@@ -538,7 +539,7 @@ def test_a_table_without_the_id_column_is_named_at_its_party_alone(tmp_path):
     job, _ = write_unaligned(tmp_path, alone=True)
     job.write_text(job.read_text().replace('id = "case"', 'id = "case_number"'))
     ended = finish({name: start(job, name) for name in ("imaging", "lab", "clinic")}, 30)
-    assert "expected a column 'case_number' of ids" in one_line(ended["imaging"][1])
+    assert "expected a column 'case_number' of ids" in one_error(ended["imaging"][1])
     for name in ("clinic", "lab"):
         assert "imaging" in one_line(ended[name][1])
         assert "case_number" not in ended[name][1]
