@@ -175,8 +175,12 @@ class EncryptedQuery:
         degree, primes = client.parameters.degree, len(client.parameters.primes)
         self.own = np.empty((len(secrets), primes, degree), np.uint32)
         nothing = np.zeros((len(client.scales), degree), np.int32)
-        for v, own in enumerate(self.own):
-            client.block(0, self._transformed[v], self._error(v, 0, degree), nothing, own)
+
+        def work(first: int, stop: int) -> None:
+            for v in range(first, stop):
+                client.block(0, self._transformed[v], self._error(v, 0, degree), nothing, self.own[v])
+
+        share(work, len(secrets), client.threads)
 
     def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> Residues:
         """Encrypt the next entries of every vector, int32 (fields, m) each: residues uint32 (vectors, primes, m).
