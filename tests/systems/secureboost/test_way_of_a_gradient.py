@@ -17,8 +17,11 @@ from numba.core.dispatcher import Dispatcher
 import treaty
 from tables import cut, real_table
 
-OTHER = {"trees/partition", "systems/vertical/column_owner", "crypto/lattice/sampling", "crypto/additive/montgomery"}
-"""Files that have as much of something else: numbers and margins of rows, noise, random bytes."""
+OTHER = {
+    "trees/partition", "systems/vertical/column_owner", "crypto/lattice/sampling", "crypto/additive/montgomery",
+    "scratch",
+}  # fmt: skip
+"""Files that have as much of something else: numbers, margins and bins of rows, noise, random bytes."""
 PACKAGE = Path(treaty.__file__).parent
 ROWS = 569
 
