@@ -40,7 +40,7 @@ from treaty.crypto.wide import add, cut, from_ints, times
 from treaty.errors import CryptoError
 
 Digits = NDArray[np.uint16]
-_KEPT_BYTES = 256 << 20  # of public elements; more are made from the seed again where they are needed
+_KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:
