@@ -6,7 +6,8 @@ import hashlib
 import os
 import re
 import subprocess
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,6 @@ JOBS = {
     "sgd, coordinator": ("sgd", EPOCHS, HELPED),
     "sgd, two": ("sgd", ALONE, TWO),
 }  # fmt: skip
-PRIVATE = {name: f"10.78.0.{k + 1}" for k, name in enumerate("ab")}
 
 
 def job_for_nodes(folder: Path) -> Path:
@@ -122,10 +122,52 @@ def probabilities(file: Path) -> list[list[float]]:
     return [column.to_pylist() for column in table.columns]
 
 
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextmanager
+def spaces(names: list[str]) -> Iterator[dict[str, str]]:
+    """Yield network namespaces on a bridge, by name; skip the test where they cannot be made."""
+    mark = f"tn{os.getpid() % 100_000}"
+    made = {name: f"{mark}-{k}" for k, name in enumerate(names)}
+    with ExitStack() as held:
+        try:
+            ip("link", "add", mark, "type", "bridge")
+            held.callback(subprocess.run, ["ip", "link", "del", mark], check=False)
+            ip("link", "set", mark, "up")
+            for k, space in enumerate(made.values()):
+                ip("netns", "add", space)
+                held.callback(subprocess.run, ["ip", "netns", "del", space], check=False)
+                ip("link", "add", f"{mark}{k}", "type", "veth", "peer", "name", "eth0", "netns", space)
+                ip("link", "set", f"{mark}{k}", "master", mark, "up")
+                ip("-n", space, "addr", "add", f"{address(k)}/24", "dev", "eth0")
+                ip("-n", space, "link", "set", "eth0", "up")
+                ip("-n", space, "link", "set", "lo", "up")
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces with veth pairs cannot be made here: {error}")
+        yield made
+
+
+def address(number: int) -> str:
+    return f"10.78.0.{number + 1}"
+
+
+def move(nodes: dict[str, Organisation], into: dict[str, str]) -> None:
+    """Have nodes run in network namespaces, under addresses of these."""
+    for name, node in nodes.items():
+        text = node.settings.read_text()
+        for k, other in enumerate(nodes.values()):
+            text = text.replace(f"127.0.0.1:{other.port}", f"{address(k)}:{other.port}")
+        node.settings.write_text(text)
+        node.prefix = ["ip", "netns", "exec", into[name]]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("apart", [False, True], ids=["one network", "networks of their own"])
 @pytest.mark.parametrize("what", JOBS)
-def test_nodes_train_the_model_of_the_job_without_nodes(what, tmp_path):
+def test_nodes_train_the_model_of_the_job_without_nodes(what, apart, tmp_path):
     system, options, roles = JOBS[what]
     job = write_job(tmp_path, system, (options, roles))
     if not job.by_row:
@@ -134,6 +176,8 @@ def test_nodes_train_the_model_of_the_job_without_nodes(what, tmp_path):
     if "epsilon" in options:
         same_noise(tmp_path, nodes)
     with ExitStack() as held:
+        if apart:
+            move(nodes, held.enter_context(spaces(list(nodes))))
         for node in nodes.values():
             held.callback(node.stop)
             node.start()
@@ -148,46 +192,15 @@ def test_nodes_train_the_model_of_the_job_without_nodes(what, tmp_path):
             assert probabilities(found) == probabilities(tmp_path / "predictions.csv")
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@pytest.fixture
-def spaces():
-    """Yield two network namespaces on a bridge."""
-    mark = f"tn{os.getpid() % 100_000}"
-    with ExitStack() as held:
-        try:
-            ip("link", "add", mark, "type", "bridge")
-            held.callback(subprocess.run, ["ip", "link", "del", mark], check=False)
-            ip("link", "set", mark, "up")
-            for name, address in PRIVATE.items():
-                space = f"{mark}-{name}"
-                ip("netns", "add", space)
-                held.callback(subprocess.run, ["ip", "netns", "del", space], check=False)
-                ip("link", "add", f"{mark}{name}", "type", "veth", "peer", "name", "eth0", "netns", space)
-                ip("link", "set", f"{mark}{name}", "master", mark, "up")
-                ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
-                ip("-n", space, "link", "set", "eth0", "up")
-                ip("-n", space, "link", "set", "lo", "up")
-        except (FileNotFoundError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"network namespaces with veth pairs cannot be made here: {error}")
-        yield {name: f"{mark}-{name}" for name in PRIVATE}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["a", "b"])
-def test_nodes_in_networks_of_their_own_need_one_open_port(spaces, closed, tmp_path):
+def test_nodes_in_networks_of_their_own_need_one_open_port(closed, tmp_path):
     write_job(tmp_path, "secureboost", (OPEN, TWO))
     job = with_predictions(tmp_path)
     nodes = nodes_of(tmp_path, job, listening=[name for name in TWO if name != closed])
     with ExitStack() as held:
-        for name, node in nodes.items():
-            text = node.settings.read_text()
-            for other, address in PRIVATE.items():
-                text = text.replace(f"127.0.0.1:{nodes[other].port}", f"{address}:{nodes[other].port}")
-            node.settings.write_text(text)
-            node.prefix = ["ip", "netns", "exec", spaces[name]]
+        move(nodes, held.enter_context(spaces(list(nodes))))
+        for node in nodes.values():
             held.callback(node.stop)
             node.start()
         file = job_for_nodes(tmp_path)
