@@ -186,6 +186,26 @@ def test_a_sender_waits_until_what_it_sent_is_read(monkeypatch):
     assert [len(ends["b"].receive(1.0).frame) for _ in range(3)] == [500, 60, 40]
 
 
+def test_a_receiver_hears_one_peer_while_another_waits_for_room(monkeypatch):
+    monkeypatch.setattr(memory, "_UNREAD", 100)
+    ends = memory_channels("xyb")
+    ends["x"].send("b", bytes(90), 1.0)
+    assert ends["b"].receive(1.0).sender == "x"  # taken in, not read
+    blocked = threading.Thread(target=lambda: ends["x"].send("b", bytes(90), PATIENCE))
+    blocked.start()
+    time.sleep(0.2)  # it waits first
+    heard = []
+    receiver = threading.Thread(target=lambda: heard.append(ends["b"].receive(PATIENCE).sender))
+    receiver.start()
+    time.sleep(0.2)
+    ends["y"].send("b", bytes(10), 1.0)
+    receiver.join(PATIENCE / 2)
+    assert heard == ["y"]
+    ends["b"].mark_read("x", 90)
+    blocked.join(PATIENCE)
+    assert not blocked.is_alive()
+
+
 def test_who_waits_for_a_reader_goes_on_when_it_leaves(monkeypatch):
     monkeypatch.setattr(memory, "_UNREAD", 100)
     ends = memory_channels("ab")

@@ -99,7 +99,7 @@ class Inbox:
             if not self._closed:
                 heapq.heappush(self._items, (due, self._count, item))
                 self._count += 1
-                self._changed.notify()
+                self._changed.notify_all()  # senders wait here, too: one woken in vain would keep the receiver asleep
 
     def get(self, timeout: float) -> Arrival | None:
         """Take the first item that is due, waiting up to `timeout` seconds; see `Channel.receive`."""

@@ -70,6 +70,12 @@ class TreeLimits:
         """Begin a tree on these columns."""
         self._columns, self._levels, self._nodes = columns, 0, 0
 
+    def asked(self, nodes: int) -> None:
+        """Reject a piece of a request for sums of more nodes than the level may have, before it costs anything."""
+        self._check(self._levels < self._max_depth, f"{self._max_depth} levels in a tree at most")
+        most = 1 << self._levels
+        self._check(self._nodes + nodes <= most, f"1 to {most} nodes of this level")
+
     def sums(self, nodes: int, *, last: bool) -> None:
         """Record a request for sums of `nodes` nodes of the level, `last` with its last ones; reject too many."""
         self._check(self._levels < self._max_depth, f"{self._max_depth} levels in a tree at most")
