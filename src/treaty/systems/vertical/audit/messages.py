@@ -89,7 +89,7 @@ class ReceivedTrees:
         self._sent.add(start)
         found, sampled = Found(), np.zeros(len(expected.grad), np.bool_)
         sampled[expected.sampled] = True
-        self._compare_start(start, self._ciphertexts(start, len(expected.sampled)), expected, kept, found)
+        self._compare_start(start, self._ciphertexts(start, len(expected.grad)), expected, kept, found)
         nodes, secrets = SampledNodes(shape, sampled), iter(kept.secrets)
         wrong: Flags = np.zeros(len(sampled), np.bool_)
         self._sides.clear()
@@ -129,7 +129,11 @@ class ReceivedTrees:
         return found
 
     def _ciphertexts(self, start: TreeStart, n_rows: int) -> Payload:
-        """Return a tree's start of `n_rows` rows whole, with the pieces that follow it."""
+        """Return a tree's start whole, with the pieces that follow it, as many as the rows it names; `n_rows` are all.
+
+        Those may not be the rows that were drawn, which is for the comparison to find.
+        """
+        n_rows = n_rows if start.rows is None else start.rows.shape[0]
         pieces = [unpack(start.payload, self._header.active, "TreeStart")]
         while not self._blind and 0 < sum(len(piece[0]) for piece in pieces if piece) < n_rows:
             part = next(self._parts, None)
