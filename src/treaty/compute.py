@@ -14,11 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
 import llvmlite
@@ -253,33 +252,13 @@ def _set_free() -> None:
         os.sched_setaffinity(0, _every_core())
 
 
-Part = tuple[Callable[[int, int], None], int, int, "SimpleQueue[BaseException | None]"]
-"""What to do, from where to where, and where its end is told, with the error if there was one."""
-
-
 @cache
-def _helpers(threads: int) -> SimpleQueue[Part]:
-    """Start threads that take parts of work from a queue: its hand-over takes half as long as an executor's."""
-    parts: SimpleQueue[Part] = SimpleQueue()
-    for number in range(threads):
-        threading.Thread(target=_help, args=(parts,), name=f"treaty_{number}", daemon=True).start()
-    return parts
-
-
-def _help(parts: SimpleQueue[Part]) -> None:
-    _set_free()
-    while True:
-        work, first, last, done = parts.get()
-        try:
-            work(first, last)
-            done.put(None)
-        except BaseException as error:  # raised where the work was shared
-            done.put(error)
-        del work, done  # not to be kept until the next part comes
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="treaty", initializer=_set_free)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_helpers.cache_clear)  # a child has none of these threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of these threads
 
 
 def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
@@ -293,16 +272,13 @@ def share(work: Callable[[int, int], None], total: int, threads: int, least: int
     if parts == 1:
         return work(0, total)
     edges = [total * part // parts for part in range(parts + 1)]
-    helpers = _helpers(threads)
-    done: SimpleQueue[BaseException | None] = SimpleQueue()
-    for part in range(1, parts):
-        helpers.put((work, edges[part], edges[part + 1], done))
+    others = [_pool(threads).submit(work, edges[part], edges[part + 1]) for part in range(1, parts)]
     try:
         work(0, edges[1])
-    finally:  # the others may still read and write what the caller would take back
-        errors = [error for error in [done.get() for _ in range(1, parts)] if error is not None]
-    if errors:
-        raise errors[0]
+    finally:
+        wait(others)  # they may still read and write what the caller would take back
+    for other in others:
+        other.result()
     return None
 
 

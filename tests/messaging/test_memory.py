@@ -174,20 +174,23 @@ def test_play_passes_its_link_on():
 
 def test_a_sender_waits_until_what_it_sent_is_read(monkeypatch):
     monkeypatch.setattr(memory, "_UNREAD", 100)
+    monkeypatch.setattr(memory, "_SMALL", 5)
     ends = memory_channels("ab")
     ends["a"].send("b", bytes(500), 1.0)  # a single message of any size
+    ends["a"].send("b", bytes(5), 0.0)  # a last word
     with pytest.raises(PeerTimeout, match="b has not read what a sent it"):
         ends["a"].send("b", bytes(10), 0.05)
     ends["b"].send("a", bytes(90), 0.05)  # the other way is another matter
-    reader = threading.Timer(0.1, lambda: ends["b"].mark_read("a", 500))
+    reader = threading.Timer(0.1, lambda: ends["b"].mark_read("a", 505))
     reader.start()
-    ends["a"].send("b", bytes(60), 10.0)
+    ends["a"].send("b", bytes(60), math.inf)
     ends["a"].send("b", bytes(40), 0.05)
-    assert [len(ends["b"].receive(1.0).frame) for _ in range(3)] == [500, 60, 40]
+    assert [len(ends["b"].receive(1.0).frame) for _ in range(4)] == [500, 5, 60, 40]
 
 
 def test_a_receiver_hears_one_peer_while_another_waits_for_room(monkeypatch):
     monkeypatch.setattr(memory, "_UNREAD", 100)
+    monkeypatch.setattr(memory, "_SMALL", 5)
     ends = memory_channels("xyb")
     ends["x"].send("b", bytes(90), 1.0)
     assert ends["b"].receive(1.0).sender == "x"  # taken in, not read
@@ -208,9 +211,18 @@ def test_a_receiver_hears_one_peer_while_another_waits_for_room(monkeypatch):
 
 def test_who_waits_for_a_reader_goes_on_when_it_leaves(monkeypatch):
     monkeypatch.setattr(memory, "_UNREAD", 100)
+    monkeypatch.setattr(memory, "_SMALL", 5)
     ends = memory_channels("ab")
     ends["a"].send("b", bytes(500), 1.0)
     threading.Timer(0.1, ends["b"].close).start()
     ends["a"].send("b", bytes(60), 10.0)
     with pytest.raises(PeerLost):
         ends["a"].send("b", bytes(60), 10.0)
+
+
+def test_what_a_party_said_last_is_read_where_a_channel_goes_on():
+    ends = memory_channels("ab")
+    parties = {name: Party(name, "j", "p", ends[name], [other]) for name, other in ("ab", "ba")}
+    parties["a"].close()
+    parties["b"].heed()
+    assert not any(ends["b"]._own._unread.values())

@@ -29,7 +29,10 @@ def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple
 
 
 PIECE_BYTES = 60_000_000
-"""Most bytes of a piece of what grows with rows: with its envelope a message of at most 64 MB."""
+"""Most bytes of a piece of ciphertexts, or of nodes' numbers."""
+
+LEAST_ROWS = 4096
+"""Fewest rows of a piece that is not the last one, where a row's ciphertexts leave room: each piece costs something."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,14 +70,15 @@ class Inbox:
         self._closed = False
         self._unread: dict[str, int] = {}  # bytes by sender
 
-    def wait_for_room(self, sender: str, nbytes: int, limit: int, timeout: float) -> bool:
+    def wait_for_room(self, sender: str, nbytes: int, limit: float, timeout: float) -> bool:
         """Wait until a sender's unread bytes are within a limit with so many more, or none are; False if never.
 
         They count as unread from then on, until `mark_read`. A closed inbox has room.
         """
         with self._changed:
             fits = self._changed.wait_for(
-                lambda: self._closed or not (before := self._unread.get(sender, 0)) or before + nbytes <= limit, timeout
+                lambda: self._closed or not (before := self._unread.get(sender, 0)) or before + nbytes <= limit,
+                min(timeout, threading.TIMEOUT_MAX),
             )
             if fits:
                 self._unread[sender] = self._unread.get(sender, 0) + nbytes

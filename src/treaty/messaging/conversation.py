@@ -90,12 +90,14 @@ class Conversation:
         if envelope.step == Abort.__name__:
             self.abort_reason = clean(decode_body(envelope.body, Abort, peer=self.peer).reason, 600)
             self.left = True
+            self._on_read(len(frame))
             return envelope
         self._expect_next(envelope)
         self._received += 1
         if envelope.step == Goodbye.__name__:
             decode_body(envelope.body, Goodbye, peer=self.peer)
             self.left = True
+            self._on_read(len(frame))
         else:
             self._unread.append((envelope, len(frame)))
         return envelope

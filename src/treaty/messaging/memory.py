@@ -3,6 +3,7 @@
 They are as fast as the machine unless a `Link` says how slow the parties' lines are.
 """
 
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ _UNREAD = 256 << 20
 """Bytes of one party that another may have unread before the next message waits: what is made piece by piece is not
 made faster than it is read, and a single message of any size always goes."""
 
+_SMALL = 4096  # bytes of a frame that never waits: the last word of a party, say
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -23,8 +26,8 @@ class Link:
     A frame of n bytes waits until the frames sent before it, to any peer, have left; takes ``8 n / bits_per_second``
     to leave; and arrives `delay` seconds after that (a round trip of 100 ms has ``delay=0.05``), all in real time.
     Left out: the downlink (usually many times faster, but a leader that receives from 32 parties at once may find it
-    scarce too), losses and TCP's slow start, the bytes of TLS and TCP. `send` does not wait, as if a socket's buffer
-    always had room; `GrpcChannel.send` waits for an acknowledgment, one round trip a message.
+    scarce too), losses and TCP's slow start, the bytes of TLS and TCP. `send` does not wait for the line, as if a
+    socket's buffer had much room; `GrpcChannel.send` waits for an acknowledgment, one round trip a message.
     """
 
     bits_per_second: float
@@ -87,10 +90,11 @@ class MemoryChannel:
         inbox = self._inboxes.get(to)
         if inbox is None and time.monotonic() >= self._departures[to]:
             raise PeerLost(to, f"{to} is lost: it has closed its channel")
+        limit = _UNREAD if len(frame) > _SMALL else math.inf
+        if inbox is not None and not inbox.wait_for_room(self._name, len(frame), limit, timeout):
+            raise PeerTimeout(to, f"{to} has not read what {self._name} sent it for {timeout:g} s")
         due = 0.0 if self._link is None else self._due(len(frame), self._link)
         if inbox is not None:
-            if not inbox.wait_for_room(self._name, len(frame), _UNREAD, timeout):
-                raise PeerTimeout(to, f"{to} has not read what {self._name} sent it for {timeout:g} s")
             inbox.put(Arrival(self._name, frame), due)
 
     def receive(self, timeout: float) -> Arrival | None:

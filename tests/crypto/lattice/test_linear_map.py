@@ -458,11 +458,15 @@ def test_pieces_of_vectors_that_do_not_fit_are_refused(monkeypatch):
     with pytest.raises(CryptoError, match="whole blocks"):
         query.encrypt([v[:, SMALL - 1 :] for v in vectors])
     sums = job.server.begin(query.own, job.columns)
-    sums.add(words)
-    with pytest.raises(CryptoError, match=f"of {job.matrix.length} entries, got {SMALL - 1}"):
+    whole = job.client.encrypt(vectors)[1]
+    for wrong in (words, whole[:, :, :0], np.repeat(whole, 2, axis=2)):
+        with pytest.raises(CryptoError, match=f"in whole blocks of {SMALL}, got {wrong.shape[2]} "):
+            sums.add(wrong)
+    sums.add(np.ascontiguousarray(whole[:, :, :SMALL]))
+    with pytest.raises(CryptoError, match=f"of {job.matrix.length} entries, got {SMALL} "):
         sums.answer()
-    with pytest.raises(CryptoError, match="got more"):
-        sums.add(job.client.encrypt(vectors)[1])
+    with pytest.raises(CryptoError, match=f"got {SMALL + job.matrix.length} "):
+        sums.add(whole)
 
 
 def assert_unrelated(a, b, values):

@@ -322,7 +322,19 @@ def test_malformed_ciphertexts_are_refused(ready, fault):
         ready.server.begin_tree(BAD_TREES[fault](ready.ciphertexts), ready.rows)
 
 
-def test_a_tree_s_ciphertexts_may_come_in_pieces_and_all_must_be_there(ready):
+def test_pieces_of_few_rows_are_refused_for_each_costs_something(ready, monkeypatch):
+    query, (whole,) = asked(ready.client, ready.positions, ready.starts), ready.ciphertexts
+    monkeypatch.setattr(additive_sums, "LEAST_ROWS", 6)
+    with pytest.raises(CryptoError, match="ciphertexts of 12 rows, got 5"):
+        ready.server.begin_tree([whole[:5]], ready.rows)
+    ready.server.begin_tree([whole[:6]], ready.rows)
+    ready.server.add_rows([whole[6:]])
+    with pytest.raises(CryptoError, match="nodes of 12 rows, got 5"):
+        ready.server.add([query[0][:5], query[1]])
+
+
+def test_a_tree_s_ciphertexts_may_come_in_pieces_and_all_must_be_there(ready, monkeypatch):
+    monkeypatch.setattr(additive_sums, "LEAST_ROWS", 1)
     query, (whole,) = asked(ready.client, ready.positions, ready.starts), ready.ciphertexts
     ready.server.begin_tree([whole[:5]], ready.rows)
     ready.server.add_rows([whole[5:-1]])
@@ -339,7 +351,8 @@ def test_a_tree_s_ciphertexts_may_come_in_pieces_and_all_must_be_there(ready):
     np.testing.assert_array_equal(found, ready.plain(ready.positions, ready.starts))
 
 
-def test_a_query_may_come_in_pieces_and_all_must_be_there(ready):
+def test_a_query_may_come_in_pieces_and_all_must_be_there(ready, monkeypatch):
+    monkeypatch.setattr(additive_sums, "LEAST_ROWS", 1)
     query, totals = asked(ready.client, ready.positions, ready.starts), ready.totals(ready.positions, ready.starts)
     ready.server.add([query[0][:3], query[1]])
     with pytest.raises(CryptoError, match=r"the nodes of 12 rows, got 3 "):

@@ -200,11 +200,17 @@ def with_word(payload, number, value):
     [
         (lambda q: q[:1], "expected 2 arrays, got 1"),
         (lambda q: changed(q, 0, q[0].astype(np.uint64)), "expected uint32"),
-        (lambda q: changed(q, 0, q[0][:, :, 1:].copy()), "expected vectors of 60 entries, got 59"),
+        (
+            lambda q: changed(q, 0, q[0][:, :, 1:].copy()),
+            "expected vectors of 60 entries in whole blocks of 8192, got 59",
+        ),
         (lambda q: changed(q, 0, q[0][:, 1:].copy()), "expected uint32"),
         (lambda q: changed(q, 1, q[1][:, :, :-1].copy()), "expected uint32"),
         (lambda q: changed(q, 1, q[1][:1]), "as many b as b_0"),
-        (lambda q: changed(q, 0, q[0][:, :, :0].copy()), "got one of none"),
+        (
+            lambda q: changed(q, 0, q[0][:, :, :0].copy()),
+            "expected vectors of 60 entries in whole blocks of 8192, got 0",
+        ),
         (lambda q: with_word(q, 0, 2147074049), "not below its prime"),
         (lambda q: with_word(q, 0, 2**32 - 1), "not below its prime"),
         (lambda q: with_word(q, 1, 2147074049), "not below its prime"),

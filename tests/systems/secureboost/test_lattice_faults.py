@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pace import within
 from systems.secureboost.test_faults import SEEN, roles_of, watched
 from systems.vertical.playing import OPTIONS, play_training, seat_of, tables_and_labels
+from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.secureboost import roles as secureboost
@@ -145,6 +146,24 @@ def test_wrong_answers_end_the_job_at_every_party(case):
     assert isinstance(seen["p2"], PeerError)
 
 
+def test_nothing_is_computed_for_more_nodes_than_a_level_may_have(monkeypatch):
+    begun, begin = [], LinearMapServer.begin
+
+    def watched(server, own, features):
+        begun.append(len(own))
+        return begin(server, own, features)
+
+    monkeypatch.setattr(LinearMapServer, "begin", watched)
+    _, seen = play_faulty(
+        "p0",
+        "SumsRequest",
+        lambda m: replace(m, payload=pack([np.repeat(numbers(array), 2, axis=0) for array in m.payload])),
+        "column",
+    )
+    assert any("1 to 1 nodes of this level" in str(seen[party]) for party in ("p1", "p2")), seen
+    assert begun == []
+
+
 @pytest.mark.parametrize("case", ["corrupted answer", "answer of noise"])
 def test_nobody_is_told_which_bin_was_wrong(case):
     name, change, _ = ANSWERS[case]
@@ -190,7 +209,7 @@ REQUESTS = {
         "column",
         "SumsRequest",
         lambda m: replace(m, payload=pack([numbers(m.payload[0])[..., 1:], numbers(m.payload[1])])),
-        "expected vectors of 240 entries, got 239",
+        "expected vectors of 240 entries in whole blocks of 8192, got 239",
     ),
     "no vector": ("column", "SumsRequest", lambda m: replace(m, payload=[]), "expected 2 arrays, got 0"),
     "a level without its last piece": (

@@ -11,6 +11,7 @@ import pytest
 
 from systems.vertical.playing import OPTIONS, play_training, seat_of, star_of, tables_and_labels
 from tables import cut, real_table
+from treaty.crypto.sums import additive_sums
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.data.table import Schema, Table, to_table
@@ -25,6 +26,7 @@ from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.audit import keeping
 from treaty.systems.vertical.audit.record import ActiveHeader, KeptTree, RecordFile, read_parts
 from treaty.systems.vertical.audit.replay import audit
+from treaty.systems.vertical.encrypted_columns import TreeRows, TreeStart
 
 LIMIT = 1 << 30
 SHORT = {"insecure_test_key_bits": None, "allow_insecure": False}
@@ -180,6 +182,33 @@ def test_gradients_sent_beside_an_honest_commitment_are_found(tmp_path, monkeypa
     findings = findings_of(kept_training(tmp_path, n_estimators=1, **CIPHERS[cipher]))
     assert len(findings) == 1
     assert findings[0].startswith("tree 0: 1 of 240 rows")
+
+
+@pytest.mark.parametrize("more", [-40, 40])
+def test_other_rows_than_were_drawn_are_found_where_they_come_in_pieces(tmp_path, monkeypatch, more):
+    """Not told as a record that cannot be read, which would spare who sent them the finding."""
+    rows, size = 40, 8 * 512 // 64
+    monkeypatch.setattr(additive_sums, "PIECE_BYTES", rows * size)
+    monkeypatch.setattr(additive_sums, "LEAST_ROWS", rows)
+    add, seen = RecordFile.add, []
+
+    def lying(file, part):
+        if isinstance(part, TreeStart | TreeRows):
+            seen.append(part)
+        if isinstance(part, TreeStart):
+            told = np.arange(240 + more, dtype=np.int32)
+            part = msgspec.structs.replace(part, rows=Array.of(told))
+        if isinstance(part, TreeRows) and len(seen) == 2:
+            if more < 0:
+                return
+            add(file, part)
+        add(file, part)
+
+    monkeypatch.setattr(RecordFile, "add", lying)
+    folders = kept_training(tmp_path, n_estimators=1, **CIPHERS["ou"])
+    assert len(seen) == 240 // rows
+    findings = findings_of(folders)
+    assert any("expected ciphertexts of 240 rows, got others" in finding for finding in findings), findings
 
 
 def test_a_node_of_chosen_rows_is_found(tmp_path, monkeypatch):

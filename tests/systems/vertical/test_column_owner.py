@@ -112,6 +112,20 @@ def test_a_tree_has_no_more_levels_than_agreed(limits):
         limits.start(COLUMNS)
 
 
+def test_a_piece_about_more_nodes_than_the_level_may_have_is_refused(limits):
+    limits.asked(1)
+    with pytest.raises(PeerProtocolError, match="1 to 1 nodes of this level - from bank"):
+        limits.asked(2)
+    limits.sums(1, last=True)
+    limits.sums(1, last=False)
+    limits.asked(1)
+    with pytest.raises(PeerProtocolError, match="1 to 2 nodes of this level - from bank"):
+        limits.asked(2)
+    limits.sums(1, last=True)
+    with pytest.raises(PeerProtocolError, match="2 levels in a tree at most - from bank"):
+        limits.asked(0)
+
+
 @pytest.mark.parametrize("sizes", [(9, 5), (9, 0)], ids=["small", "empty"])
 def test_nodes_with_too_few_rows_are_not_split(limits, sizes):
     limits.sums(1, last=True)

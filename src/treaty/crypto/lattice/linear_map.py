@@ -164,9 +164,9 @@ class EncryptedQuery:
     """Vectors that are encrypted from their first entry to their last, each under a secret of its own.
 
     `secrets`, int8 (vectors, N), open the answer and must never be used or sent again; `own` are the residues of b_0,
-    uint32 (vectors, primes, N). Errors are made of `key`, 32 secret bytes of this query, and the place of their block:
-    who encrypts a block of the same numbers again gets the same bytes, where fresh errors would show two samples of
-    one message. Without a key there are no errors.
+    uint32 (vectors, primes, N). Errors are made of `key`, 32 secret bytes of this query, and the place of their block,
+    so that the same numbers give the same bytes. Other numbers under the same secret, key and place would show their
+    difference: each block is encrypted once. Without a key there are no errors.
     """
 
     def __init__(self, client: LinearMapClient, secrets: NDArray[np.int8], key: bytes | None) -> None:
@@ -383,19 +383,24 @@ class PartialSums:
     """Products of vectors with a matrix's rows, added up from the vectors' first entries to their last."""
 
     def __init__(self, server: LinearMapServer, own: Residues, features: NDArray[np.int64]) -> None:
-        self._server, self._own, self._features, self._done = server, own, features, 0
+        self._server, self._features, self._done = server, features, 0
+        self._own = own.copy()  # a view would keep the whole first piece
         self._rows = np.flatnonzero(np.isin(server.matrix.column_of_row, features))
         self.vectors = len(own)
         self._sums = np.zeros((self.vectors, len(self._rows), len(server.primes)), np.int64)
 
     def add(self, words: Residues) -> None:
-        """Take the next entries of all vectors, uint32 (vectors, primes, m). CryptoError if they are too many."""
-        length = self._server.matrix.length
-        if self._done + words.shape[2] > length:
-            raise CryptoError(f"expected vectors of {length} entries, got more - in a query")
+        """Take the next entries of all vectors, uint32 (vectors, primes, m): whole blocks, but at the end."""
+        length, degree = self._server.matrix.length, self._server.parameters.degree
+        there = self._done + words.shape[2]
+        # each piece has work of its own, whatever its length
+        if words.shape[2] == 0 or there > length or (there < length and there % degree):
+            raise CryptoError(
+                f"expected vectors of {length} entries in whole blocks of {degree}, got {there} - in a query"
+            )
         for sums, planes in zip(self._sums, words, strict=True):
             sums += self._server.products(planes, self._done, self._features, self._rows)
-        self._done += words.shape[2]
+        self._done = there
 
     def answer(self, added: NDArray[np.uint64] | None = None) -> Digits:
         """Return the flooded products, uint16 (vectors, rows, D), when all entries are there.

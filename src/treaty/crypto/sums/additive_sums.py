@@ -33,8 +33,8 @@ References: Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ from treaty.compute import concurrently, pieces
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, ReadyFactors
-from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
+from treaty.crypto.payload import LEAST_ROWS, PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
 from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
 from treaty.crypto.sums.whole_table import bins_of
@@ -201,7 +201,8 @@ class AdditiveSumsServer:
         self._ciphertexts: Words | None = None
         self._rows = np.empty(0, np.int32)
         self._rows_there = 0
-        self._query: list[Payload] = []
+        self._slots: NDArray[Any] = np.empty(0, np.uint8)  # of a query: the node of each row
+        self._slots_there = self._asked = 0  # rows whose nodes are told; nodes asked about
         self._factors: ReadyFactors | None = None
         if rerandomise:
             one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1
@@ -222,6 +223,7 @@ class AdditiveSumsServer:
         if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
             raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
         self._ciphertexts, self._rows, self._rows_there = None, rows, 0
+        self._slots_there = 0
         self.add_rows(payload)
         self._begin(features)
 
@@ -230,7 +232,8 @@ class AdditiveSumsServer:
         check_payload(payload, "the ciphertexts of a tree", (np.uint8, (None, 8 * self._modulus.words)))
         found = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
         rows, there = len(self._rows), self._rows_there + len(found)
-        if there > rows or (len(found) == 0 and rows):
+        least = min(LEAST_ROWS, PIECE_BYTES // (8 * self._modulus.words), rows)
+        if there > rows or len(found) < (least if there < rows else min(1, rows)):
             raise CryptoError(f"expected ciphertexts of {rows} rows, got {there} - at the start of a tree")
         if not self._modulus.are_units(found, self._threads):
             raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
@@ -253,7 +256,7 @@ class AdditiveSumsServer:
 
     def end_tree(self) -> None:
         """Drop the tree's ciphertexts; see `SumsServer.end_tree`."""
-        self._ciphertexts, self._query = None, []
+        self._ciphertexts, self._slots_there = None, 0
 
     def add(self, piece: Payload) -> int:
         """Note the nodes of some more rows; see `SumsServer.add`."""
@@ -261,22 +264,26 @@ class AdditiveSumsServer:
             raise CryptoError("expected begin_tree before a query")
         dtype = np.uint16 if len(piece) == 2 and piece[0].dtype == np.uint16 else np.uint8
         check_payload(piece, "a query", (dtype, (None,)), (np.int32, (1,)))
-        same = all(part[0].dtype == dtype and part[1][0] == piece[1][0] for part in self._query)
-        there = len(piece[0]) + sum(len(part[0]) for part in self._query)
-        if not same or there > len(self._rows) or (self._query and len(piece[0]) == 0):
-            raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {there} - in a query")
-        self._query.append(piece)
-        return int(piece[1][0])
+        rows, nodes, there = len(self._rows), int(piece[1][0]), self._slots_there + len(piece[0])
+        if not self._slots_there:
+            self._slots, self._asked = np.empty(rows, dtype), nodes
+        same = self._slots.dtype == dtype and self._asked == nodes
+        if not same or there > rows or len(piece[0]) < (LEAST_ROWS if there < rows else min(1, rows)):
+            raise CryptoError(f"expected the nodes of {rows} rows, got {there} - in a query")
+        self._slots[self._slots_there : there] = piece[0]
+        self._slots_there = there
+        return nodes
 
     def answer(self) -> Payload:
         """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
-        query, self._query = self._query, []
+        there, self._slots_there = self._slots_there, 0
         if self._ciphertexts is None or self._rows_there != len(self._rows):
             raise CryptoError(f"expected ciphertexts of {len(self._rows)} rows, got {self._rows_there} - at a query")
         if self._factors:
             self._factors.stop()
-        positions, node_starts = self._read_query(query)
-        return self._answer(positions, node_starts)
+        if there != len(self._rows):
+            raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {there} - in a query")
+        return self._answer(*self._read_query())
 
     def _answer(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Payload:
         """Add up the ciphertexts at these positions, node after node."""
@@ -303,12 +310,9 @@ class AdditiveSumsServer:
     def close(self) -> None:
         """Nothing is kept; see `SumsServer.close`."""
 
-    def _read_query(self, query: Sequence[Payload]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _read_query(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return positions of the asked rows, node after node, and the nodes' starts."""
-        slots = np.concatenate([part[0] for part in query]) if query else np.empty(0, np.uint8)
-        if not query or len(slots) != len(self._rows):
-            raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {len(slots)} - in a query")
-        nodes, nowhere = int(query[0][1][0]), int(np.iinfo(slots.dtype).max)
+        slots, nodes, nowhere = self._slots, self._asked, int(np.iinfo(self._slots.dtype).max)
         if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
             raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
         counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]

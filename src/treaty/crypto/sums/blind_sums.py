@@ -23,11 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import pieces
-from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
+from treaty.crypto.payload import LEAST_ROWS, PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.errors import CryptoError
 
 _MOST_NODES = 254  # so that a node's number fits a byte
+
+
+_NOTHING = np.empty((0, 0, 0), np.uint8)
 
 
 class BlindSumsClient(AdditiveSumsClient):
@@ -77,6 +80,8 @@ class BlindSumsServer(AdditiveSumsServer):
     """A passive party's end, as `AdditiveSumsServer`."""
 
     _growing = False
+    _there = 0  # rows of a query that have come, of those that `_held` has room for
+    _held = _NOTHING
 
     def begin_tree(
         self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
@@ -90,7 +95,7 @@ class BlindSumsServer(AdditiveSumsServer):
 
     def end_tree(self) -> None:
         """See `SumsServer.end_tree`."""
-        self._growing, self._query = False, []
+        self._growing, self._there, self._held = False, 0, _NOTHING
 
     def add_rows(self, payload: Payload) -> None:
         """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
@@ -100,26 +105,30 @@ class BlindSumsServer(AdditiveSumsServer):
         """Keep the ciphertexts of some more rows, which the answer needs all; see `SumsServer.add`."""
         if not self._growing:
             raise CryptoError("expected begin_tree before a query")
-        nodes = len(self._query[0][0]) if self._query else None
+        nodes = len(self._held) if self._there else None
         check_payload(piece, "a query", (np.uint8, (nodes, None, 8 * self._modulus.words)))
-        found = piece[0]
+        found, rows = piece[0], self._table_rows
         if not 0 < len(found) <= _MOST_NODES:
             raise CryptoError(f"expected 1 to {_MOST_NODES} nodes in a query, got {len(found)}")
-        there = found.shape[1] + sum(part[0].shape[1] for part in self._query)
-        if there > self._table_rows or (self._query and found.shape[1] == 0):
-            raise CryptoError(f"expected ciphertexts of {self._table_rows} rows, got {there} - in a query")
+        there, least = self._there + found.shape[1], min(LEAST_ROWS, PIECE_BYTES // found[:, 0:1].nbytes or 1)
+        if there > rows or found.shape[1] < (least if there < rows else min(1, rows)):
+            raise CryptoError(f"expected ciphertexts of {rows} rows, got {there} - in a query")
         if not self._modulus.are_units(found.reshape(-1, found.shape[2]).view(np.uint64), self._threads):
             raise CryptoError("a ciphertext is not in range or not prime to n - in a query")
-        self._query.append(piece)
+        if found.shape[1] == rows:
+            self._held = found  # not copied
+        else:
+            if not self._there:
+                self._held = np.empty((len(found), rows, found.shape[2]), np.uint8)
+            self._held[:, self._there : there] = found
+        self._there = there
         return len(found)
 
     def answer(self) -> Payload:
         """Return the encrypted sums of every bin over all rows, node by node; see `SumsServer.answer`."""
-        query, self._query = self._query, []
-        parts = [part[0] for part in query]
-        if not parts or sum(part.shape[1] for part in parts) != self._table_rows:
-            raise CryptoError(f"expected ciphertexts of {self._table_rows} rows, got others - in a query")
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        (there, self._there), (found, self._held) = (self._there, 0), (self._held, _NOTHING)
+        if there != self._table_rows:
+            raise CryptoError(f"expected ciphertexts of {self._table_rows} rows, got {there} - in a query")
         nodes, n_rows = found.shape[:2]
         self._ciphertexts = found.reshape(nodes * n_rows, -1).view(np.uint64)
         self._rows = np.tile(np.arange(n_rows, dtype=np.int32), nodes)

@@ -17,8 +17,9 @@ query              add, answer         level             node of each row; back:
 open               --                  level and server  nothing: decrypts               nothing: opens
 =================  ==================  ================  ==============================  ===========================
 
-A protocol carries the payloads, lists of arrays that only the two ends of one cipher interpret. What grows with rows
-travels in pieces of at most 60 MB, some rows after the others, and is made as it is sent. A `blind` cipher is
+A protocol carries the payloads, lists of arrays that only the two ends of one cipher interpret. Ciphertexts of rows,
+and numbers of their nodes, travel in pieces of at most 60 MB, some rows after the others, and are made as they are sent
+(those of `triple_sums` at once, 16 bytes a row and node). A `blind` cipher is
 given all rows and names none; under the others servers learn the rows of every node. What each side learns is stated by
 the implementations (`additive_sums`, `blind_sums`, `lattice_sums`; `triple_sums`, which needs a dealer and so is made
 elsewhere).

@@ -341,8 +341,6 @@ class LatticeSumsServer(WholeTableServer):
             self._adding = self._map.begin(piece[1], features)
         else:
             check_payload(piece, "a query", (np.uint32, (self._adding.vectors, primes, None)))
-        if piece[0].shape[2] == 0:  # else there could be any number of them
-            raise CryptoError("expected a piece of some rows, got one of none - in a query")
         self._adding.add(piece[0])
         return self._adding.vectors
 

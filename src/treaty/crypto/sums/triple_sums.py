@@ -11,7 +11,7 @@ call at client     call at server           once per               carries
 setup              constructor              job                    bounds
 accept_hint        hint                     job                    F = M - B, some slots at a time
 begin_tree         begin_tree               tree                   nothing
-query              answer                   some nodes of a level  E = V - A and the number of the first vector;
+query              add, answer              some nodes of a level  E = V - A and the number of the first vector;
                                                                    back: S = M E + D, of the tree's columns
 =================  =======================  =====================  ==============================================
 
@@ -40,7 +40,7 @@ from treaty.crypto.vectors.matrix_triples import VECTOR_WORDS, Words
 from treaty.errors import CryptoError
 
 _HINT_BYTES = 32 << 20  # of F in one message; a larger slot has a message of its own
-_QUERY_BYTES = 64 << 20  # of a level's nodes in one message; a larger node has a message of its own
+_QUERY_BYTES = 60_000_000  # of a level's nodes in one message; a larger node has a message of its own
 
 
 class TripleSumsClient(WholeTableClient):

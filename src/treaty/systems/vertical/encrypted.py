@@ -294,18 +294,18 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         kept(rows)
         server.add_rows(unpack(rows.payload, active, "TreeRows"))
 
-    def add_sums(piece: SumsPiece | SumsRequest) -> int:
+    def take(piece: SumsPiece | SumsRequest) -> int:
         kept(piece)
         query = unpack(piece.payload, active, type(piece).__name__)
         # a vector of all rows for each node, where there are any, is work and memory: limits come first
         limits.asked(len(query[0]) if query and query[0].ndim > 1 else 0)
         return server.add(query)
 
-    def add_piece(piece: SumsPiece) -> None:
-        add_sums(piece)
+    def add_sums(piece: SumsPiece) -> None:
+        take(piece)
 
     def answer_sums(request: SumsRequest) -> Sums:
-        limits.sums(add_sums(request), last=request.last)
+        limits.sums(take(request), last=request.last)
         return Sums(pack(server.answer()))
 
     def answer_split(request: SplitRequest) -> SplitAnswer | SplitColumns:
@@ -329,7 +329,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             held.callback(record.file.close)
         send_hint(party, server.hint(seat.steps("hints")))
         handlers: dict[type[Message], Callable[[Any], Message | None]] = {
-            TreeStart: start_tree, TreeRows: add_rows, SumsPiece: add_piece, TreeEnd: end_tree,
+            TreeStart: start_tree, TreeRows: add_rows, SumsPiece: add_sums, TreeEnd: end_tree,
         }  # fmt: skip
         if not isinstance(server, LatticeSumsServer) or not options.sealed:
             handlers |= {SumsRequest: answer_sums, SplitRequest: answer_split}

@@ -160,6 +160,7 @@ class EncryptedGradients:
         self._told = 0
         self._n_rows = n_rows
         self._tree: Int64 | None = None
+        self._sampled: tuple[Int64, Int64] | None = None
         self._columns: dict[str, Int32] = {}
         self._level: Level | None = None
 
@@ -177,20 +178,22 @@ class EncryptedGradients:
             if rows is not None and not blind:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
-            try:
-                self._ciphertexts = self.client.begin_tree(*((grad, hess) if blind else sampled))
-            except CryptoError as error:
-                error.public = "its gradients cannot be encrypted; it has the details"
-                raise
+            self._sampled = (grad, hess) if blind else sampled
         self._columns[peer] = columns
         self._told += 1
         if self._told == len(self.party.peers):
             self._told = 0
-            self._start(None if rows is None or blind else Array.of(rows))
+            try:
+                self._start(None if rows is None or blind else Array.of(rows))
+            except CryptoError as error:
+                error.public = "its gradients cannot be encrypted; it has the details"
+                raise
 
     def _start(self, rows: Array | None) -> None:
         """Tell all peers of the tree: what is encrypted once goes to each of them, piece by piece."""
-        for number, piece in enumerate(self._ciphertexts):
+        sampled, self._sampled = self._sampled, None
+        assert sampled is not None
+        for number, piece in enumerate(self.client.begin_tree(*sampled)):
             packed = pack(piece)
             for peer in self.party.peers:
                 columns = Array.of(self._columns[peer])
