@@ -18,6 +18,7 @@ import pyarrow.csv
 
 from treaty.node.keys.cards import fingerprint_of
 from treaty.node.keys.identity import make_keys, trust
+from treaty.node.playing.online import Partners, find_socket
 from treaty.node.state.store import FINAL, JobRow, Store
 from treaty.runs.processes import free_ports
 
@@ -180,6 +181,11 @@ def job_file(path: Path, names: Iterable[str], text: str = "", align: bool = Tru
         lines += [f"[parties.{name}]", 'table = "rows"', 'predict_table = "rows"']
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def partners_of(node: Organisation, service: str, names: Iterable[str]) -> Partners:
+    """Return what asks the partners of a service that runs at an organisation's node."""
+    return Partners(lambda: find_socket(node.state, service), list(names))
 
 
 def wait_for(what: str, there: Any, patience: float = PATIENCE) -> Any:

@@ -11,29 +11,39 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow.csv
 import pytest
+from numpy.typing import NDArray
 
-from node.nodes import Organisation, organisations, wait_until
+from node.nodes import Organisation, columns_of, job_file, organisations, partners_of, wait_for, wait_until
 from noise_keys import keep_key
 from pace import within
 from runs.small_jobs import EPOCHS, SYSTEMS, TREES, model, write_job
+from treaty.data.table import Table
+from treaty.errors import PeerLost
 from treaty.models.checkpoints import noise_folder
+from treaty.models.trees import load_part
 from treaty.runs.job import Job, load_job
 from treaty.runs.processes import run_all
+from treaty.serving.models import ServedModel
 
 OPEN = {"encryption": "ou", "insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums": True} | TREES
 TWO, FIVE = dict.fromkeys("ab", ""), dict.fromkeys("abcde", "")
 HELPED = {"a": "", "b": "", "notary": "coordinator"}
 ALONE = {"coordinator": False} | EPOCHS
+LARGER = EPOCHS | {"batch_size": 400}  # of more parties labels could be solved for from small batches
 CONSENTS = 'approve = false\nconsents = ["allow_exact_sums", "allow_insecure"]'
 JOBS = {
     "secureboost, open sums, two": ("secureboost", OPEN, TWO),
     "secureboost, open sums, five": ("secureboost", OPEN, FIVE),
     "secureboost, sealed sums, two": ("secureboost", TREES, TWO),
+    "secureboost, sealed sums, five": ("secureboost", TREES, FIVE),
     "fedxgboost-smm, dealer": ("fedxgboost-smm", {"backend": "dealer", "allow_exact_sums": True} | TREES,
                                {"a": "", "b": "", "c": "dealer"}),
+    "fedxgboost-smm, dealer, five": ("fedxgboost-smm", {"backend": "dealer", "allow_exact_sums": True} | TREES,
+                                     {**dict.fromkeys("abcd", ""), "e": "dealer"}),
     "fedxgboost-ldp, two": ("fedxgboost-ldp", *SYSTEMS["fedxgboost-ldp"]),
     "federboost-vertical, two": ("federboost-vertical", {"epsilon": 50.0} | TREES, TWO),
     "federboost-vertical, five": ("federboost-vertical", {"epsilon": 50.0} | TREES, FIVE),
@@ -42,8 +52,10 @@ JOBS = {
     "fedxgb, ten": ("fedxgb", *SYSTEMS["fedxgb"]),
     "quasi-newton, coordinator": ("quasi-newton", EPOCHS, HELPED),
     "quasi-newton, two": ("quasi-newton", ALONE, TWO),
+    "quasi-newton, coordinator, five": ("quasi-newton", LARGER, {**dict.fromkeys("abcd", ""), "notary": "coordinator"}),
     "sgd, coordinator": ("sgd", EPOCHS, HELPED),
     "sgd, two": ("sgd", ALONE, TWO),
+    "sgd, coordinator, five": ("sgd", LARGER, {**dict.fromkeys("abcd", ""), "notary": "coordinator"}),
 }  # fmt: skip
 
 
@@ -169,7 +181,7 @@ def move(nodes: dict[str, Organisation], into: dict[str, str]) -> None:
 @pytest.mark.parametrize("what", JOBS)
 def test_nodes_train_the_model_of_the_job_without_nodes(what, apart, tmp_path):
     system, options, roles = JOBS[what]
-    job = write_job(tmp_path, system, (options, roles))
+    job = write_job(tmp_path, system, (options, roles), 400 if options is LARGER else 180)
     if not job.by_row:
         job = with_predictions(tmp_path)
     nodes = nodes_of(tmp_path, job)
@@ -209,3 +221,38 @@ def test_nodes_in_networks_of_their_own_need_one_open_port(closed, tmp_path):
         assert "no port is open" in nodes[closed].log()
         run_all(job, "train")
         assert model(of_nodes(job, nodes, trained, tmp_path / "found")) == model(job)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("names", [("bank", "shop"), ("bank", "shop", "lab", "post", "mill")], ids=["two", "five"])
+def test_organisations_in_networks_of_their_own_serve_what_they_predict_in_a_batch(names, tmp_path):
+    tables = columns_of(names)
+    nodes = organisations(tmp_path, names, tables)
+    bank = nodes["bank"]
+    with ExitStack() as held:
+        move(nodes, held.enter_context(spaces(list(nodes))))
+        for node in nodes.values():
+            held.callback(node.stop)
+            node.start()
+        file = job_file(tmp_path / "job.toml", names, "[boosting]\nn_estimators = 5\nmax_depth = 3\n")
+        trained = played(nodes, "bank", file)
+        predicted = played(nodes, "bank", file, "--predict", trained)
+        batch = pd.read_csv(bank.state / "models" / trained / f"bank.predict-{predicted[:16]}.csv").iloc[:30]
+        service = wait_until(bank, bank.treaty("submit", str(file), "--serve", trained).split()[1], "running").id
+        part = load_part(bank.state / "models" / trained / "bank.part")
+        own = tables["bank"].to_pandas().set_index("id").loc[batch["id"], part.schema.names].to_numpy(np.float32)
+        asked = [str(row) for row in batch["id"]]
+        partners = partners_of(bank, service, names[1:])
+        held.callback(partners.close)
+        table = Table(part.schema, list(np.ascontiguousarray(own.T)), len(asked))
+
+        def answer() -> list[NDArray[np.float64]] | None:
+            try:
+                return [partners(asked, table)]
+            except PeerLost:  # until all are connected
+                return None
+
+        (margins,) = wait_for("answer", answer)
+        for found, (_, expected) in zip(ServedModel(part).predictions(margins), batch.iterrows(), strict=True):
+            assert [found[name] for name in batch.columns if name != "id"] == expected.drop("id").tolist()

@@ -35,10 +35,12 @@ SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 """Options, and parties with their roles, of each system's smallest job."""
 
 
-def write_job(folder: Path, system: str, given: tuple[dict[str, Any], dict[str, str]] | None = None) -> Job:
+def write_job(
+    folder: Path, system: str, given: tuple[dict[str, Any], dict[str, str]] | None = None, rows: int = 180
+) -> Job:
     """Write the tables, keys and job of a system, with its options and parties or `given` ones."""
     options, roles = SYSTEMS[system] if given is None else given
-    X, y = real_table("binary", rows=180)
+    X, y = real_table("binary", rows=rows)
     protocol, tables = option_lines(system, **options)
     lines = ['name = "test"', protocol, 'active = "a"', 'label = "y"', "timeout = 1200", "reconnect = 75", "n_jobs = 1"]
     by_row = system in ("federboost-horizontal", "fedxgb")

@@ -53,11 +53,13 @@ def test_no_secret_serves_twice_under_one_hint(tmp_path, monkeypatch):
     assert len(set(drawn)) == len(drawn)
 
 
-def test_what_is_wrong_with_gradients_is_told_to_their_owner_alone(monkeypatch):
-    def refuse(client, grad, hess):
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "when they are encrypted"])
+def test_what_is_wrong_with_gradients_is_told_to_their_owner_alone(monkeypatch, late):
+    def refuse(*_):
         raise CryptoError("a gradient exceeds its declared bound")
 
-    monkeypatch.setattr(LatticeSumsClient, "begin_tree", refuse)
+    begin_tree = (lambda *_: map(refuse, [0])) if late else refuse
+    monkeypatch.setattr(LatticeSumsClient, "begin_tree", begin_tree)
     with pytest.raises(CryptoError) as caught:
         flat(GBDTClassifier, "secureboost", **SETTINGS).fit(TABLES, Y)
     assert caught.value.public == "its gradients cannot be encrypted; it has the details"
