@@ -211,10 +211,9 @@ class Job:
 
 
 def errors_of_query(drawn: Sequence[np.ndarray], vectors: int) -> np.ndarray:
-    """Errors of a query, (vectors, N + n), from what was drawn for it: of each b_0, then vector by vector in blocks."""
-    of_each = (len(drawn) - vectors) // vectors
-    rest = [drawn[vectors + v * of_each : vectors + (v + 1) * of_each] for v in range(vectors)]
-    return np.stack([np.concatenate([own, *blocks]) for own, blocks in zip(drawn, rest, strict=False)])
+    """Errors of a query, (vectors, N + n), from what was drawn for it: vector by vector, of b_0 and of each block."""
+    of_each = len(drawn) // vectors
+    return np.stack([np.concatenate(drawn[v * of_each : (v + 1) * of_each]) for v in range(vectors)])
 
 
 def fixed_keystream(key: bytes = b"k" * 32, number: int = 0) -> Keystream:

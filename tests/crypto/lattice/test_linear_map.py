@@ -443,7 +443,7 @@ def test_a_vector_in_pieces_is_encrypted_and_added_up_as_a_whole(monkeypatch):
 def test_public_elements_that_are_not_kept_are_the_same(monkeypatch):
     job, vectors = small_job(monkeypatch)
     query = job.client.begin(2)
-    kept = EncryptedQuery(job.client, query.secrets, query._key).encrypt(vectors)
+    kept = query.encrypt(vectors)
     monkeypatch.setattr(linear_map, "_KEPT_BYTES", 0)
     client = LinearMapClient(job.parameters, job.fields, SEED, job.matrix.length)
     again = EncryptedQuery(client, query.secrets, query._key)

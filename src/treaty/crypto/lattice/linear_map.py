@@ -173,39 +173,38 @@ class EncryptedQuery:
         self.secrets, self._client, self._key, self._done = secrets, client, key, 0
         self._transformed = [client.transform_secret(secret) for secret in secrets]
         degree, primes = client.parameters.degree, len(client.parameters.primes)
-        self.own = np.empty((len(secrets), primes, degree), np.uint32)
-        nothing = np.zeros((len(client.scales), degree), np.int32)
-
-        def work(first: int, stop: int) -> None:
-            for v in range(first, stop):
-                client.block(0, self._transformed[v], self._error(v, 0, degree), nothing, self.own[v])
-
-        share(work, len(secrets), client.threads)
+        self.own = np.zeros((len(secrets), primes, degree), np.uint32)
 
     def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> Residues:
         """Encrypt the next entries of every vector, int32 (fields, m) each: residues uint32 (vectors, primes, m).
 
-        m is a multiple of N, but with the last entries.
+        m is a multiple of N, but with the last entries. The first ones make `own`, too.
         """
         client, count, before = self._client, vectors[0].shape[1], self._done
         degree = client.parameters.degree
         if before % degree or before + count > client.length or len(vectors) != len(self.secrets):
             raise CryptoError(f"expected entries of {client.length} in whole blocks of {degree} - in the lattice map")
         self._done += count
-        blocks = -(-count // degree)
+        first = 1 + before // degree if before else 0  # block 0 is b_0
+        blocks = range(first, 1 + (before + count + degree - 1) // degree)
         words = np.empty((len(vectors), len(client.parameters.primes), count), np.uint32)
+        nothing = np.zeros((len(client.scales), degree), np.int32)
+        drawn = [[self._error(v, j) for j in blocks] for v in range(len(vectors))]  # by threads it would take longer
 
-        def work(first: int, stop: int) -> None:
-            for task in range(first, stop):
-                v, j = divmod(task, blocks)
-                at, number = slice(j * degree, min((j + 1) * degree, count)), 1 + before // degree + j
-                error = self._error(v, number, at.stop - at.start)
-                client.block(number, self._transformed[v], error, vectors[v][:, at], words[v, :, at])
+        def work(start: int, stop: int) -> None:
+            for task in range(start, stop):
+                v, place = divmod(task, len(blocks))
+                j = blocks[place]
+                at = slice((j - 1) * degree - before, min(j * degree - before, count))
+                numbers, out = (vectors[v][:, at], words[v, :, at]) if j else (nothing, self.own[v])
+                client.block(j, self._transformed[v], drawn[v][place], numbers, out)
 
-        share(work, len(vectors) * blocks, client.threads)
+        share(work, len(vectors) * len(blocks), client.threads)
         return words
 
-    def _error(self, vector: int, block: int, count: int) -> NDArray[np.int8]:
+    def _error(self, vector: int, block: int) -> NDArray[np.int8]:
+        degree = self._client.parameters.degree
+        count = degree if block == 0 else min(degree, self._client.length - (block - 1) * degree)
         if self._key is None:
             return np.zeros(count, np.int8)
         return errors(Keystream(self._key, vector << 32 | block).raw, count)
