@@ -290,23 +290,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         limits.start(columns)
         server.begin_tree(unpack(start.payload, active, "TreeStart"), sample, columns)
 
-    def add_rows(rows: TreeRows) -> None:
-        kept(rows)
-        server.add_rows(unpack(rows.payload, active, "TreeRows"))
-
-    def take(piece: SumsPiece | SumsRequest) -> int:
-        kept(piece)
-        query = unpack(piece.payload, active, type(piece).__name__)
-        # a vector of all rows for each node, where there are any, is work and memory: limits come first
-        limits.asked(len(query[0]) if query and query[0].ndim > 1 else 0)
-        return server.add(query)
-
-    def add_sums(piece: SumsPiece) -> None:
-        take(piece)
-
-    def answer_sums(request: SumsRequest) -> Sums:
-        limits.sums(take(request), last=request.last)
-        return Sums(pack(server.answer()))
+    add_rows, add_sums, answer_sums = _answering(server, limits, active, kept)
 
     def answer_split(request: SplitRequest) -> SplitAnswer | SplitColumns:
         limits.split(request)
@@ -337,6 +321,32 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         handlers |= _under_seal(seat, server, bins.offsets, start_tree, answer_sums, answer_split)
         states = encrypted_table(SealedSumsRequest, WonCandidates)
         return follower.follow(Order(states, "between trees"), handlers)
+
+
+def _answering(
+    server: SumsServer, limits: TreeLimits, active: str, kept: Callable[[Message], None]
+) -> tuple[Callable[[TreeRows], None], Callable[[SumsPiece], None], Callable[[SumsRequest], Sums]]:
+    """Return what a passive party does with more rows of a tree, a piece of a question, and its last one."""
+
+    def add_rows(rows: TreeRows) -> None:
+        kept(rows)
+        server.add_rows(unpack(rows.payload, active, "TreeRows"))
+
+    def take(piece: SumsPiece | SumsRequest) -> int:
+        kept(piece)
+        query = unpack(piece.payload, active, type(piece).__name__)
+        # a vector of all rows for each node, where there are any, is work and memory: limits come first
+        limits.asked(len(query[0]) if query and query[0].ndim > 1 else 0)
+        return server.add(query)
+
+    def add_sums(piece: SumsPiece) -> None:
+        take(piece)
+
+    def answer_sums(request: SumsRequest) -> Sums:
+        limits.sums(take(request), last=request.last)
+        return Sums(pack(server.answer()))
+
+    return add_rows, add_sums, answer_sums
 
 
 def _under_seal(
