@@ -24,7 +24,7 @@ from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.links import PROBE_BYTES, Link
 from treaty.systems.vertical.sealed.level import comparisons_of_a_step
 
-_NEAR = Link(step=0.5e-3, byte=1e-9)
+NEAR = Link(step=0.5e-3, byte=1e-9)
 """A link as it is taken to be before any is measured."""
 _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
@@ -102,9 +102,9 @@ def _of_cipher(
 
 def _seal(found: Expected, common: Any, job: JobSize, active: str, peer: str, features: int, slots: int) -> Estimate:
     """Count what sealing one passive party's sums takes; return an estimate of its seconds."""
-    step = comparisons_of_a_step(_NEAR, Widths.of(job.bounds, job.rules.ridge))
+    step = comparisons_of_a_step(NEAR, Widths.of(job.bounds, job.rules.ridge))
     candidates = common.colsample_bytree * (slots - 2 * features)
-    cost = cost_of_sealing({peer: _NEAR}, {peer: candidates}, job, step)
+    cost = cost_of_sealing({peer: NEAR}, {peer: candidates}, job, step)
     for sender, receiver in ((active, peer), (peer, active)):
         found.send(sender, receiver, cost.nbytes / 2 + 2 * PROBE_BYTES + _TRANSFER_BYTES, job.trees * 30)
         found.hold(6e3 * min(1 << 14, candidates * (1 << job.rules.max_depth - 1)), sender)
