@@ -21,8 +21,7 @@ from treaty.systems.alignment.expected import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, cast_of
-from treaty.systems.vertical.expected_sums import NEAR
-from treaty.systems.vertical.links import Measured, measure
+from treaty.systems.vertical.links import Link, Measured, measure
 
 FACTOR, SMALL = 1.3, 40_000
 """Of bytes expected and sent, by pair of parties; pairs that send less than so many bytes are left out."""
@@ -111,16 +110,18 @@ def compare(expected: dict, found: dict) -> None:
 
 
 @pytest.fixture
-def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take links for what estimates take them for: on a busy machine, sealed sums send more to take fewer steps."""
+def link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take links for the same in estimates and in trainings: where a step takes long, sealed sums send more at once."""
+    link = Link(step=1e-4, byte=1e-9)
 
     def as_estimated(party: Party, peer: str) -> Measured:
-        return replace(measure(party, peer), link=NEAR)
+        return replace(measure(party, peer), link=link)
 
     monkeypatch.setattr("treaty.systems.vertical.cipher_choice.measure", as_estimated)
+    monkeypatch.setattr("treaty.systems.vertical.expected_sums.NEAR", link)
 
 
-@pytest.mark.usefixtures("near")
+@pytest.mark.usefixtures("link")
 @pytest.mark.parametrize(("rows", "columns", "parties"), [(2000, 4, 2), (6000, 8, 3)])
 @pytest.mark.parametrize("name", VERTICAL)
 def test_bytes_are_as_expected_where_columns_are_split(name: str, rows: int, columns: int, parties: int) -> None:

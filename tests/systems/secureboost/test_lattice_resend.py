@@ -11,7 +11,7 @@ from messaging.test_grpc_link import Proxy
 from systems.seats import seat
 from tables import cut, real_table
 from treaty import GBDTClassifier
-from treaty.crypto.lattice.linear_map import LinearMapClient
+from treaty.crypto.lattice.linear_map import EncryptedQuery
 from treaty.crypto.lattice.parameters import DEGREE, SETS
 from treaty.data.table import to_table
 from treaty.errors import PeerLost, PeerTimeout
@@ -45,14 +45,15 @@ def query_of(frame):
 
 @pytest.fixture
 def encrypted(monkeypatch):
-    """What `LinearMapClient.encrypt` returns, call by call."""
-    made, real = [], LinearMapClient.encrypt
+    """Secrets, words and own words of each query, all of whose rows are in one piece."""
+    made, real = [], EncryptedQuery.encrypt
 
-    def watched(client, vectors):
-        made.append(real(client, vectors))
-        return made[-1]
+    def watched(query, vectors):
+        words = real(query, vectors)
+        made.append((query.secrets, words, query.own))
+        return words
 
-    monkeypatch.setattr(LinearMapClient, "encrypt", watched)
+    monkeypatch.setattr(EncryptedQuery, "encrypt", watched)
     return made
 
 
