@@ -8,6 +8,7 @@
     ├── DataError              a table, label or weight cannot be used
     ├── CryptoError            a key, ciphertext or bound is not acceptable
     ├── LocalProtocolError     our own program broke the protocol
+    ├── ClusterLost            the party's own cluster lost its workers
     └── PeerError              something another party did or did not do
         ├── PeerProtocolError  it sent something malformed, repeated, out of order or oversized
         ├── PeerLost           its process or connection is gone
@@ -78,6 +79,12 @@ class CryptoError(TreatyError):
 
 class LocalProtocolError(TreatyError):
     """Our own program sent or asked for something the protocol does not allow here."""
+
+
+class ClusterLost(TreatyError):
+    """The party's own cluster lost workers faster than they could be replaced."""
+
+    public = "its cluster was lost; it has the details"
 
 
 class PeerError(TreatyError):

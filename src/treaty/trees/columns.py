@@ -49,11 +49,20 @@ class SumsSource(Protocol):
         """Return the answer: record numbers (n_nodes,) and left mask (n_rows,)."""
 
 
+class BinSums(Protocol):
+    """Adds up gradients over bins: `Histograms`, or a cluster."""
+
+    def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None: ...  # noqa: D102
+    def end_tree(self) -> None: ...  # noqa: D102
+    def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers: ...  # noqa: D102
+
+
 class ColumnSource:
     """Binned columns held locally.
 
     `codes`, uint8 (n_rows, n_features), are bins; a feature's number of bins is the code of a missing value.
-    ``record(feature, left_bins) -> int`` writes a chosen split into the owner's lookup table.
+    ``record(feature, left_bins) -> int`` writes a chosen split into the owner's lookup table. `histograms` add up the
+    codes elsewhere; None: here.
     """
 
     def __init__(
@@ -63,8 +72,9 @@ class ColumnSource:
         categorical: Flags,
         record: Callable[[int, Flags], int],
         threads: int = 1,
+        histograms: BinSums | None = None,
     ) -> None:
-        self._given, self.codes = codes, contiguous(codes)
+        self._given, self.codes, self._elsewhere = codes, contiguous(codes), histograms
         self.offsets = offsets
         self.categorical = categorical
         self.record = record
@@ -75,8 +85,8 @@ class ColumnSource:
         return contiguous(self._given.T)
 
     @cached_property
-    def _histograms(self) -> Histograms:
-        return Histograms(self.codes, self._columns, self.offsets, self._threads)
+    def _histograms(self) -> BinSums:
+        return self._elsewhere or Histograms(self.codes, self._columns, self.offsets, self._threads)
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """See `SumsSource`."""

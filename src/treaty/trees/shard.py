@@ -5,7 +5,7 @@ Whoever chooses sees sums of many participants' rows and keeps `growth.Growth`; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.scratch import contiguous
+from treaty.trees.columns import BinSums
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.objectives import Objective
@@ -34,7 +35,7 @@ class _GrowingTree:
     """A tree that grows: its rows, and the splits so far."""
 
     rows: RowPartition
-    histograms: Histograms
+    histograms: BinSums
     n_nodes: int = 1
     divided: list[LevelSplits] = field(default_factory=list)
 
@@ -43,7 +44,8 @@ class RowShard:
     """Binned, labelled rows, and their margins, float64 (n_outputs, n_rows).
 
     `codes` is uint8 (n_rows, n_features); `offsets` has each feature's first slot in a node's sums, its last slot
-    being missing values. `clipped` counts the rows of the last round whose gradient was clipped.
+    being missing values. `clipped` counts the rows of the last round whose gradient was clipped. `histograms` returns
+    what adds up the codes of a round's tree of that number, elsewhere; None: it is done here.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class RowShard:
         weight: Floats | None,
         objective: Objective,
         threads: int = 1,
+        histograms: Callable[[int], BinSums] | None = None,
     ) -> None:
+        self._histograms = histograms or self._of_own_codes
         self.margins = np.full((objective.n_outputs, len(y)), objective.base_margins[:, None])
         self.clipped = 0
         self._codes, self._offsets = contiguous(codes), offsets
@@ -70,13 +74,16 @@ class RowShard:
         grad, hess, self.clipped = self._objective.gradients(self.margins.T, self._y, self._weight, self._threads)
         self._growing, totals = [], np.empty((len(columns), 3), np.int64)
         for output, (features, sampled) in enumerate(zip(columns, rows, strict=True)):
-            histograms = Histograms(self._codes, self._columns, self._offsets, self._threads)
+            histograms = self._histograms(output)
             histograms.start_tree(grad[output], hess[output], features)
             self._growing.append(_GrowingTree(RowPartition(len(self._y), sampled, self._threads), histograms))
             among = slice(None) if sampled is None else sampled
             of_sample = grad[output][among], hess[output][among]
             totals[output] = of_sample[0].sum(), of_sample[1].sum(), len(of_sample[0])
         return totals
+
+    def _of_own_codes(self, output: int) -> Histograms:
+        return Histograms(self._codes, self._columns, self._offsets, self._threads)
 
     def sums(self, output: int, nodes: Int32s) -> Integers:
         """Return bin sums of nodes of a tree: int64 (n_nodes, slots, 3)."""

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
+from treaty.compute import pieces, share
 from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
@@ -41,22 +41,23 @@ from treaty.errors import CryptoError
 
 Digits = NDArray[np.uint16]
 _KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed
+_FOR_HINTS = 256 << 20  # of them while hints are made, each of which needs all
+_NOT_EXPANDED: tuple[Sequence[int], Residues] = (), np.empty((0, 0, 0), np.uint32)
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:
     return [tables(prime, parameters.degree) for prime in parameters.primes]
 
 
-def _public(parameters: Parameters, seed: bytes, length: int, threads: int) -> Residues:
-    """Return the transforms of a~_0, a~_1, ...: uint32 (primes, blocks + 1, N)."""
-    blocks = -(-length // parameters.degree)
-    out = np.empty((len(parameters.primes), blocks + 1, parameters.degree), np.uint32)
+def _public(parameters: Parameters, seed: bytes, numbers: Sequence[int], threads: int) -> Residues:
+    """Return the transforms of some of a~_0, a~_1, ...: uint32 (primes, numbers, N)."""
+    out = np.empty((len(parameters.primes), len(numbers), parameters.degree), np.uint32)
 
     def expand(first: int, stop: int) -> None:
-        for j in range(first, stop):
-            out[:, j] = public_ring_elements(seed, j, parameters.primes, parameters.degree)
+        for place in range(first, stop):
+            out[:, place] = public_ring_elements(seed, numbers[place], parameters.primes, parameters.degree)
 
-    share(expand, blocks + 1, threads)
+    share(expand, len(numbers), threads)
     return out
 
 
@@ -65,6 +66,13 @@ def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]])
     count = math.prod(shape)
     words = aligned(-(-count * np.dtype(dtype).itemsize // 8), zeroed=True)
     return words.view(dtype)[:count].reshape(shape)
+
+
+def _added(one: Residues, other: Residues, primes: NDArray[np.uint32]) -> Residues:
+    """Add residues (primes, ...), each below its prime, in place of the first."""
+    one += other  # below 2^32
+    one -= np.where(one >= (moduli := primes.reshape(-1, *[1] * (one.ndim - 1))), moduli, np.uint32(0))
+    return one
 
 
 class LinearMapClient:
@@ -81,7 +89,8 @@ class LinearMapClient:
         q = parameters.modulus
         self._seed, self._public = seed, None
         if 4 * len(parameters.primes) * length <= _KEPT_BYTES:
-            self._public = np.ascontiguousarray(_public(parameters, seed, length, threads)[:, :, ::-1])  # a from a~
+            numbers = range(1 + -(-length // parameters.degree))
+            self._public = np.ascontiguousarray(_public(parameters, seed, numbers, threads)[:, :, ::-1])  # a from a~
         self.scales = [  # what each field's numbers are multiplied by
             (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
         ]
@@ -227,6 +236,7 @@ class LinearMapServer:
     ) -> None:
         self.parameters, self.matrix, self._seed, self._threads = parameters, matrix, seed, threads
         self.random = np.empty((matrix.rows, parameters.degree), np.int16) if random is None else random
+        self._expanded = _NOT_EXPANDED
         self.primes = np.array(parameters.primes, np.uint32)
         q, digits = parameters.modulus, parameters.digits
         words = -(-(DIGIT_BITS * digits + 40) // 32)
@@ -242,31 +252,76 @@ class LinearMapServer:
 
     def hint(self, at_a_time: int) -> Iterator[NDArray[np.int16]]:
         """Make a new hint, with new r_S, in pieces of at most `at_a_time` rows: int16 (rows, D, N)."""
-        public = _public(self.parameters, self._seed, self.matrix.length, self._threads)
         for start in range(0, self.matrix.rows, at_a_time):
-            yield self._hint_of(public, start, min(start + at_a_time, self.matrix.rows))
+            yield self._hint_of(start, min(start + at_a_time, self.matrix.rows))
 
-    def _hint_of(self, public: Residues, start: int, stop: int) -> NDArray[np.int16]:
-        parameters, matrix, count = self.parameters, self.matrix, stop - start
+    def _hint_of(self, start: int, stop: int) -> NDArray[np.int16]:
+        parameters, count = self.parameters, stop - start
         degree = parameters.degree
         keystream = Keystream()
         random = ternary(keystream.raw, count * degree).reshape(count, degree)
         error = errors(keystream.raw, count * degree).reshape(count, degree)
         self.random[start:stop] = random
+        nothing = np.empty((1, 0), self.matrix.columns.dtype)
+        own = self._hints(
+            nothing, np.zeros(count, np.int64), start, _public(parameters, self._seed, [0], 1), random, error
+        )
+        residues = _added(own, self.partial_hints(start, stop), self.primes)
         out = np.empty((count, parameters.digits, degree), np.int16)
-        arrays = matrix.columns, matrix.column_of_row, matrix.code_of_row
+
+        def scale(first: int, last: int) -> None:
+            for s in range(first, last):
+                self._rescale(residues[:, s], True, out[s])
+
+        share(scale, count, self._threads)
+        return out
+
+    def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> Residues:
+        """Return sums over j of u_j a~_j for some rows of the matrix, uint32 (primes, stop - start, N).
+
+        The entries' blocks are those of these `numbers`, from 1, in the vectors; by default all of a vector's.
+        """
+        parameters, matrix = self.parameters, self.matrix
+        degree, length = parameters.degree, matrix.length
+        numbers = range(1, 1 + -(-length // degree)) if numbers is None else numbers
+        needed, columns = np.unique(matrix.column_of_row[start:stop], return_inverse=True)
+        count = stop - start
+        total = np.zeros((len(self.primes), count, degree), np.uint32)
+        nothing = np.zeros((count, degree), np.int8)
+        for part in pieces(len(numbers), max(1, _FOR_HINTS // (4 * len(self.primes) * degree))):
+            entries = matrix.columns[needed, part.start * degree : part.stop * degree]
+            if self._expanded[0] != numbers[part]:
+                self._expanded = numbers[part], self._expand(numbers[part])
+            made = self._hints(entries, columns.astype(np.int64), start, self._expanded[1], nothing, nothing)
+            total = _added(total, made, self.primes)
+        if stop == matrix.rows:
+            self._expanded = _NOT_EXPANDED
+        return total
+
+    def _expand(self, numbers: Sequence[int]) -> Residues:
+        """Return the transforms of some a~_j, after zeros in the place of a~_0."""
+        shape = len(self.primes), 1 + len(numbers), self.parameters.degree
+        public = np.zeros(shape, np.uint32)
+        public[:, 1:] = _public(self.parameters, self._seed, numbers, self._threads)
+        return public
+
+    def _hints(
+        self, columns: NDArray[Any], column_of_row: NDArray[np.int64], start: int,
+        public: Residues, random: NDArray[np.int8], error: NDArray[np.int8],
+    ) -> Residues:  # fmt: skip
+        """Return sums over j of u_j a~_j, plus r a~_0 + e', of rows of the matrix from `start` on, in these columns."""
+        count, degree = len(random), self.parameters.degree
+        residues = np.empty((len(self.primes), count, degree), np.uint32)
+        arrays = columns, column_of_row, self.matrix.code_of_row[start : start + count]
 
         def work(first: int, last: int) -> None:
-            residues = np.empty((len(self.primes), last - first, degree), np.uint32)
-            for p, table in enumerate(_transforms(parameters)):
+            for p, table in enumerate(_transforms(self.parameters)):
                 scale = np.uint32(pow(degree, -1, int(table.prime)))
                 given = public[p], random[first:last], error[first:last]
-                kernels.hint_rows(arrays, start + first, *given, table, scale, residues[p])
-            for s in range(first, last):
-                self._rescale(residues[:, s - first], True, out[s])
+                kernels.hint_rows(arrays, first, *given, table, scale, residues[p, first:last])
 
         share(work, count, self._threads)
-        return out
+        return residues
 
     def _rescale(self, residues: Residues, balanced: bool, out: NDArray[np.int16]) -> None:
         kernels.rescale(

@@ -1,0 +1,86 @@
+"""The server's end of the lattice map, where its matrix lies at the workers of a cluster.
+
+Hints and products are sums over rows, each modulo the primes: a worker makes those of its rows. Secrets of the server
+(r_S, e', floods) and the ledger stay with the driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.cluster.shards import ByRows, Shard, Shards, added_up, own_stripes, rows_before
+from treaty.crypto.lattice.linear_map import LinearMapServer
+from treaty.crypto.lattice.matrix import SecretMatrix
+from treaty.crypto.lattice.parameters import Parameters
+from treaty.crypto.lattice.transform import Residues
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """What a worker needs to know of a matrix whose columns it keeps: see `SecretMatrix`; `length` is that of all."""
+
+    name: str
+    parameters: Parameters
+    seed: bytes
+    column_of_row: NDArray[np.int64]
+    code_of_row: NDArray[np.int64]
+    length: int
+
+
+class ClusterMapServer(LinearMapServer):
+    """See `LinearMapServer`. `name` tells the matrices of a job apart."""
+
+    def __init__(
+        self, shards: Shards, name: str, parameters: Parameters, matrix: SecretMatrix, seed: bytes, **given: Any
+    ) -> None:
+        super().__init__(parameters, matrix, seed, **given)
+        self._shards = shards
+        self._there = _Matrix(name, parameters, seed, matrix.column_of_row, matrix.code_of_row, matrix.length)
+        shards.keep(name, matrix.columns.T)
+
+    def products(
+        self, planes: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """See `LinearMapServer.products`."""
+        given = ByRows(planes, axis=1, first=first)
+        found = added_up(self._shards.each(products_of, self._there, given, first, features, rows))
+        return found % self.primes.astype(np.int64)
+
+    def partial_hints(self, start: int, stop: int) -> Residues:
+        """See `LinearMapServer.partial_hints`."""
+        parts = self._shards.each(hints_of, self._there, start, stop)
+        total = added_up([part.astype(np.uint64) for part in parts])
+        return (total % self.primes[:, None, None]).astype(np.uint32)
+
+
+def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:
+    """Return a server of a worker's rows of a matrix."""
+
+    def of_rows() -> LinearMapServer:
+        columns = np.ascontiguousarray(shard.arrays[matrix.name].T)
+        held = SecretMatrix(columns, matrix.column_of_row.copy(), matrix.code_of_row.copy())
+        return LinearMapServer(matrix.parameters, held, matrix.seed, threads=shard.threads)
+
+    made: LinearMapServer = shard.made_of(f"server of {matrix.name}", [matrix.name], of_rows)
+    return made
+
+
+def products_of(
+    shard: Shard, matrix: _Matrix, planes: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return what a worker's entries from row `first` of the table on add to <u_S, b>; a step."""
+    server = server_at(shard, matrix)
+    return server.products(planes, rows_before(shard.number, shard.count, first), features, rows)
+
+
+def hints_of(shard: Shard, matrix: _Matrix, start: int, stop: int) -> Residues:
+    """Return what a worker's rows add to hints of some rows of the matrix, uint32 (primes, stop - start, N); a step."""
+    server, degree = server_at(shard, matrix), matrix.parameters.degree
+    own = own_stripes(shard.number, shard.count, 0, matrix.length)
+    blocks = [range(1 + part.start // degree, 1 + -(-part.stop // degree)) for part in own]
+    return server.partial_hints(start, stop, list(chain.from_iterable(blocks)))

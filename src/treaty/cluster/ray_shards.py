@@ -1,0 +1,196 @@
+"""`Shards` on Ray: every worker is an actor of the party's own cluster, or of one that is started on this machine.
+
+Ray runs whatever those who reach its ports send it: keep a cluster within the party's own network, and its token on
+(``RAY_AUTH_MODE=token``, which is set here where nothing else is). Actors get no data when they are made, so that a
+cluster keeps none of it for later; rows travel in calls of at most `PIECE_BYTES`. Calls are made at most once; what a
+lost actor had to do, another does from the start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.cluster.shards import PIECE_BYTES, ByRows, Shard, cut_arguments
+from treaty.compute import cores, pieces
+from treaty.errors import ClusterLost, ConfigError
+
+logger = logging.getLogger(__name__)
+
+_STORE_BYTES = 1 << 30  # of the object store of a cluster on this machine, through which arguments and results go
+_REPLACEMENTS = 3  # times that a step is begun again, before the cluster counts as lost
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where a party's workers are: "ray" starts them on this machine, "ray://host:port" names the head of a cluster.
+
+    `workers` is their number, by default one for each node of the cluster, two on this machine; their cores are divided
+    among them.
+    """
+
+    address: str
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.address != "ray" and not self.address.removeprefix("ray://").partition(":")[2].isdecimal():
+            raise ConfigError(f'expected cluster = "ray", or "ray://host:port" of its head, got {self.address!r}')
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"expected cluster_workers to be 1 or more, got {self.workers}")
+
+
+class _Actor:
+    """Runs steps on its shard. Made an actor by `RayShards`."""
+
+    def __init__(self, number: int, count: int, threads: int) -> None:
+        self._shard = Shard(number, count, threads)
+
+    def call(self, method: str, *args: Any) -> None:
+        """Begin, fill or drop an array."""
+        getattr(self._shard, method)(*args)
+
+    def run(self, step: Callable[..., Any], *args: Any) -> Any:
+        """Return what a step gives for the shard."""
+        return step(self._shard, *args)
+
+    def process(self) -> int:
+        """Return the number of the actor's process."""
+        return os.getpid()
+
+
+@contextmanager
+def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
+    """Connect with a party's cluster and make its workers; take them away at the end. None gives None.
+
+    Raises ConfigError where Ray is not installed, the cluster is not reached, or its token is missing.
+    """
+    if cluster is None:
+        yield None
+        return
+    ray, started_here = _connected(cluster)
+    count = cluster.workers or (2 if cluster.address == "ray" else _nodes(ray))
+    shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
+    try:
+        yield shards
+    finally:
+        shards.close()
+        if started_here:
+            ray.shutdown()
+
+
+def _connected(cluster: Cluster) -> tuple[Any, bool]:
+    """Return Ray, connected, and whether it was not before."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which would be sent to Ray's makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray  # takes seconds, and few need it
+    except ImportError:
+        raise ConfigError("a cluster needs Ray, which is not installed: pip install treaty[ray]") from None
+    if ray.is_initialized():
+        return ray, False
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if cluster.address == "ray":
+            ray.init("local", num_cpus=cores(), object_store_memory=_STORE_BYTES, **quiet)
+        else:
+            ray.init(cluster.address.removeprefix("ray://"), log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"the cluster {cluster.address!r} is not reached: {why[0]}; docs/clusters.md helps"
+        ) from error
+    return ray, True
+
+
+def _nodes(ray: Any) -> int:
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+class RayShards:
+    """See `Shards`; `replaced` counts the workers that were lost and replaced."""
+
+    def __init__(self, ray: Any, count: int, threads: int) -> None:
+        self.count, self.replaced = count, 0
+        self._ray, self._threads = ray, threads
+        # a lost actor is not made again by Ray, which would not know what it kept, and no call is made twice
+        self._kind = ray.remote(num_cpus=threads, max_restarts=0, max_task_retries=0)(_Actor)
+        self._kept: dict[str, ByRows] = {}
+        self._actors = [self._made(number) for number in range(count)]
+
+    def _made(self, number: int) -> Any:
+        return self._kind.remote(number, self.count, self._threads)
+
+    def processes(self) -> list[int]:
+        """Return the numbers of the workers' processes."""
+        found: list[int] = self._ray.get([actor.process.remote() for actor in self._actors])
+        return found
+
+    def keep(self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None) -> None:
+        """See `Shards`."""
+        self._kept[name] = ByRows(array, places=places)
+        self._of_all(lambda number: self._give(number, name))
+
+    def drop(self, name: str) -> None:
+        """See `Shards`."""
+        self._kept.pop(name, None)
+        self._of_all(lambda number: self._actors[number].call.remote("drop", name))
+
+    def each(self, step: Callable[..., Any], *args: Any) -> list[Any]:
+        """See `Shards`; raises what a step raises, and ClusterLost where workers are lost again and again."""
+        return self._of_all(
+            lambda number: self._actors[number].run.remote(step, *cut_arguments(args, number, self.count))
+        )
+
+    def close(self) -> None:
+        """Take the workers away."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+
+    def _give(self, number: int, name: str) -> Any:
+        """Send a worker its rows of an array in pieces; return the last call."""
+        rows, actor = self._kept[name].of(number, self.count), self._actors[number]
+        last = actor.call.remote("begin", name, rows.shape, rows.dtype.str)
+        most = max(1, PIECE_BYTES // max(1, rows[:1].nbytes))
+        for part in pieces(len(rows), most):
+            self._ray.wait([last])  # one piece at a time is in the object store
+            last = actor.call.remote("fill", name, part.start, rows[part])
+        return last
+
+    def _of_all(self, begin: Callable[[int], Any]) -> list[Any]:
+        """Begin a call at every worker, and return the results; do it again at those that are replaced meanwhile."""
+        found: dict[int, Any] = {}
+        for attempt in range(1 + _REPLACEMENTS):
+            calls = {number: begin(number) for number in range(self.count) if number not in found}
+            for number, call in calls.items():
+                try:
+                    found[number] = self._ray.get(call)
+                except self._ray.exceptions.RayTaskError as error:
+                    raise error.as_instanceof_cause() from None
+                except self._ray.exceptions.RayError as error:
+                    logger.warning("worker %d of %d is lost: %s", number, self.count, _first_line(error))
+                    if attempt < _REPLACEMENTS:
+                        self._replace(number)
+            if len(found) == self.count:
+                return [found[number] for number in range(self.count)]
+        raise ClusterLost(f"workers of the cluster were lost {1 + _REPLACEMENTS} times in one step; see Ray's own logs")
+
+    def _replace(self, number: int) -> None:
+        """Make a worker in a lost one's place, and give it what that kept."""
+        self._ray.kill(self._actors[number])  # one that only could not be reached must not go on
+        self.replaced += 1
+        self._actors[number] = self._made(number)
+        for name in self._kept:
+            self._give(number, name)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
