@@ -14,6 +14,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.parameters import (
     DEGREE,
     ERROR_BITS,
+    LEAK_IF_NARROWED,
     LEAK_LIMIT,
     LEAK_PER_SUM,
     LEAST_PRIME,
@@ -22,6 +23,7 @@ from treaty.crypto.lattice.parameters import (
     SETS,
     Parameters,
     choose,
+    narrow_primes,
 )
 from treaty.crypto.lattice.sampling import errors, ternary
 from treaty.errors import CryptoError
@@ -197,6 +199,38 @@ def test_chosen_set_is_secure_and_the_smallest_that_hides_a_sum(message_bits, we
     found = choose(message_bits, weight, slack, squares)
     assert found == Parameters(DEGREE, SETS[counts[0]], message_bits, weight, slack)
     assert found.modulus.bit_length() <= LIMITS[found.degree]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 130), st.integers(1, 1 << 31), st.integers(1, 1 << 31))
+def test_narrowed_primes_hide_sums_better_and_one_bit_less_would_not(message_bits, weight, entries):
+    slack = weight << 20
+    try:
+        wide = choose(message_bits, weight, slack, weight)
+    except CryptoError:
+        return
+    found = choose(message_bits, weight, slack, weight, entries=entries)
+    assert len(found.primes) == len(wide.primes)
+    assert found.leak(weight) <= LEAK_PER_SUM
+    assert worst(found, 1 << found.flood_bits - 1) < distance(found)
+    if found != wide:
+        assert found.leak(weight) <= LEAK_IF_NARROWED
+        assert min(found.primes) > entries
+        assert sum(found.widths) == found.modulus.bit_length() < wide.modulus.bit_length()
+        primes = narrow_primes(sum(found.widths) - 1, len(found.primes))
+        fewer = Parameters(DEGREE, primes, message_bits, weight, slack)
+        least = sum(found.widths) == 24 * len(found.primes)  # narrower ones are not tried
+        assert fewer.leak(weight) > LEAK_IF_NARROWED or min(primes) <= entries or least
+
+
+@pytest.mark.parametrize("bits", range(130, 214, 7))
+def test_narrow_primes_are_of_the_form_and_as_wide_as_asked(bits):
+    for count in (5, 6, 7):
+        if 24 * count <= bits <= 31 * count:
+            primes = narrow_primes(bits, count)
+            Parameters(DEGREE, primes, 8, 1, 1)  # refuses other primes
+            assert sum(prime.bit_length() for prime in primes) == bits == math.prod(primes).bit_length()
+            assert max(primes).bit_length() - min(primes).bit_length() <= 1
 
 
 def of_table(rows, fraction, count=None):

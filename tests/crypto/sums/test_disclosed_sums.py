@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.asking import asked, begun
+from treaty.crypto.lattice.packed import pack, unpack
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.sums.disclosed_sums import DisclosedKey, DisclosedLattice, disclosed_key, vector_bytes
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
@@ -118,9 +119,10 @@ def test_vectors_of_the_lattice_map_are_opened_by_their_secrets():
     assert auditor.open(query, shown).faults == ["the secrets shown are not those of 1 of 2 vectors"]
     assert auditor.open(query, 2 * kept[0]).faults == ["the secrets shown are not those of 2 of 2 vectors"]
     assert auditor.open(query, None).faults == ["no secrets are shown for 2 vectors"]
-    large = query[0].copy()
-    large[0, 0, 3] = (large[0, 0, 3] + 60) % client._parameters.primes[0]  # an error that no flood covers
-    assert np.argwhere(auditor.open([large, query[1]], kept[0]).wrong).tolist() == [[0, 3]]
+    parameters = client._parameters
+    large = unpack(parameters, query[0], ROWS)
+    large[0, 0, 3] = (large[0, 0, 3] + 60) % parameters.primes[0]  # an error that no flood covers
+    assert np.argwhere(auditor.open([pack(parameters, large), query[1]], kept[0]).wrong).tolist() == [[0, 3]]
     grad[7] += 1
     auditor.begin_tree(grad, hess)
     assert np.argwhere(auditor.open(query, kept[0]).wrong).tolist() == [[0, 7]]

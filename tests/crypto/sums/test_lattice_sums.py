@@ -18,6 +18,7 @@ from crypto.asking import answered, asked, begun
 from pace import within
 from treaty.crypto.lattice import store as store_module
 from treaty.crypto.lattice.linear_map import PartialSums
+from treaty.crypto.lattice.packed import pack, unpack
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
@@ -189,10 +190,12 @@ def changed(payload, number, array):
     return [array if k == number else part for k, part in enumerate(payload)]
 
 
-def with_word(payload, number, value):
-    part = payload[number].copy()
-    part[0, 2, 5] = value
-    return changed(payload, number, part)
+def with_residue(payload, number, value):
+    """Change a residue of 60 rows (0), or of a b_0 (1)."""
+    parameters = sums_parameters(SumsBounds(60, GRAD, HESS))
+    residues = unpack(parameters, payload[number], (60, parameters.degree)[number])
+    residues[0, 2, 5] = value(parameters.primes[2])
+    return changed(payload, number, pack(parameters, residues))
 
 
 @pytest.mark.parametrize(
@@ -201,19 +204,19 @@ def with_word(payload, number, value):
         (lambda q: q[:1], "expected 2 arrays, got 1"),
         (lambda q: changed(q, 0, q[0].astype(np.uint64)), "expected uint32"),
         (
-            lambda q: changed(q, 0, q[0][:, :, 1:].copy()),
-            "expected vectors of 60 entries in whole blocks of 8192, got 59",
+            lambda q: changed(q, 0, q[0][:, 1:].copy()),
+            "expected words of 60 entries, or of fewer in whole blocks of 8192, got",
         ),
-        (lambda q: changed(q, 0, q[0][:, 1:].copy()), "expected uint32"),
-        (lambda q: changed(q, 1, q[1][:, :, :-1].copy()), "expected uint32"),
+        (lambda q: changed(q, 0, q[0][0].copy()), "expected uint32"),
+        (lambda q: changed(q, 1, q[1][:, :-1].copy()), "expected uint32"),
         (lambda q: changed(q, 1, q[1][:1]), "as many b as b_0"),
         (
-            lambda q: changed(q, 0, q[0][:, :, :0].copy()),
+            lambda q: changed(q, 0, q[0][:, :0].copy()),
             "expected vectors of 60 entries in whole blocks of 8192, got 0",
         ),
-        (lambda q: with_word(q, 0, 2147074049), "not below its prime"),
-        (lambda q: with_word(q, 0, 2**32 - 1), "not below its prime"),
-        (lambda q: with_word(q, 1, 2147074049), "not below its prime"),
+        (lambda q: with_residue(q, 0, lambda prime: prime), "not below its prime"),
+        (lambda q: with_residue(q, 0, lambda prime: (1 << prime.bit_length()) - 1), "not below its prime"),
+        (lambda q: with_residue(q, 1, lambda prime: prime), "not below its prime"),
     ],
 )
 def test_malformed_queries_are_refused(change, expected):

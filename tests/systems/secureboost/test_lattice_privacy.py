@@ -22,8 +22,10 @@ from systems.secureboost.test_privacy import (
 )
 from systems.vertical.playing import play_training, tables_and_labels
 from treaty.crypto.lattice.linear_map import LinearMapClient
-from treaty.crypto.lattice.parameters import DEGREE, SETS
+from treaty.crypto.lattice.packed import packed_words, unpack
+from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
+from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.models.trees import forest_of
 from treaty.systems.vertical import column_owner, encrypted, encrypted_columns, public_seed
 
@@ -36,7 +38,8 @@ LATTICE_TO_ACTIVE = {
     **{kind.__name__: kind for kind in SEED_TO_ACTIVE},
 }
 REVEAL = pytest.mark.parametrize("reveal", ["column", "node"])
-USED = 5  # primes of the set that these tables take
+ROWS = 240
+PARAMETERS = sums_parameters(SumsBounds(ROWS, 1 << 16, 1 << 14))
 
 
 def train(tables, y, **options):
@@ -110,8 +113,8 @@ def test_messages_to_passive_parties_have_no_room_for_rows_but_in_ciphertexts(re
                     assert message.columns.shape == (len(tables[name].schema.names),)
                 case "SumsRequest":
                     words, own = message.payload
-                    assert words.shape == (words.shape[0], USED, len(y))
-                    assert own.shape == (words.shape[0], USED, DEGREE)
+                    assert words.shape == (words.shape[0], packed_words(PARAMETERS, len(y)))
+                    assert own.shape == (words.shape[0], packed_words(PARAMETERS, DEGREE))
                     assert {words.dtype, own.dtype} == {"uint32"}
                 case "SplitRequest" if reveal == "column":
                     assert message.node_of_row is None
@@ -206,10 +209,10 @@ def words_asked(played: Any, name: str) -> list[tuple[np.ndarray, int]]:
     """Return what a party was asked: of b and of b_0, the words modulo each prime, and that prime."""
     asked = [m for step, m, _ in received(played.transcripts[name], LATTICE_TO_PASSIVE) if step == "SumsRequest"]
     found = []
-    for place in (0, 1):
+    for place, entries in enumerate((ROWS, DEGREE)):
         parts = [np.frombuffer(m.payload[place].data, np.uint32).reshape(m.payload[place].shape) for m in asked]
-        whole = np.concatenate(parts)
-        found += [(whole[:, k], prime) for k, prime in enumerate(SETS[USED])]
+        whole = unpack(PARAMETERS, np.concatenate(parts), entries)
+        found += [(whole[:, k], prime) for k, prime in enumerate(PARAMETERS.primes)]
     return found
 
 
@@ -232,8 +235,10 @@ def test_the_test_of_uniformity_finds_words_that_are_not_masked(monkeypatch):
     client = make_client("lattice", SumsBounds(240, 1 << 16, 1 << 14), threads=1)
     client.settle(bytes(32))
     begun(client, np.full(240, 77), np.full(240, 1 << 14))
-    for part in asked(client, np.arange(100, dtype=np.int32), np.array([0, 100], np.int32)):
-        assert not any(looks_uniform(part[:, k], prime) for k, prime in enumerate(SETS[USED]))
+    parts = asked(client, np.arange(100, dtype=np.int32), np.array([0, 100], np.int32))
+    for part, entries in zip(parts, (240, DEGREE), strict=True):
+        whole = unpack(client._parameters, part, entries)
+        assert not any(looks_uniform(whole[:, k], prime) for k, prime in enumerate(client._parameters.primes))
 
 
 # ---------------------------------------------------------------- columns are sent once

@@ -12,7 +12,9 @@ from systems.seats import seat
 from tables import cut, real_table
 from treaty import GBDTClassifier
 from treaty.crypto.lattice.linear_map import EncryptedQuery
-from treaty.crypto.lattice.parameters import DEGREE, SETS
+from treaty.crypto.lattice.packed import pack
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.data.table import to_table
 from treaty.errors import PeerLost, PeerTimeout
 from treaty.messaging import grpc_link, grpc_wire
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 LATTICE = SecureBoost(encryption="lattice", sums="open")
 SETTINGS = {"n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
+PARAMETERS = sums_parameters(SumsBounds(200, 1 << 16, 1 << 14))
 LARGEST_ERROR = 21
 
 
@@ -62,11 +65,12 @@ def assert_one_message_per_secret(queries, encrypted):
     assert len(encrypted) >= 2
     secrets = [secret.tobytes() for made, _, _ in encrypted for secret in made]
     assert len(set(secrets)) == len(secrets)
-    assert set(queries) <= {(words.tobytes(), own.tobytes()) for _, words, own in encrypted}
+    made = {tuple(pack(PARAMETERS, of).tobytes() for of in (words, own)): own for _, words, own in encrypted}
+    assert set(queries) <= set(made)
     # And without a look at secrets: b_0 = a_0 s + e_0 of two vectors under one s differ by errors alone.
-    first = [np.frombuffer(own, np.uint32).reshape(-1, 5, DEGREE)[:, 0] for _, own in set(queries)]
+    first, prime = [made[query][:, 0] for query in set(queries)], PARAMETERS.primes[0]
     for one, other in itertools.combinations(np.concatenate(first).astype(np.int64), 2):
-        apart = np.abs((one - other + SETS[5][0] // 2) % SETS[5][0] - SETS[5][0] // 2)
+        apart = np.abs((one - other + prime // 2) % prime - prime // 2)
         assert apart.max() > 2 * LARGEST_ERROR
 
 

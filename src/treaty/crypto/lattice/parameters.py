@@ -3,7 +3,8 @@
 Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred binomial
 errors of deviation sqrt(21 / 2) = 3.24. The sets keep 128 bits against classical attacks by the default model of the
 lattice-estimator; `benchmarks/results/lattice_security.txt` has its output, and what other models say. By its model of
-quantum attacks the sets of five and six primes keep 128 bits, too, that of seven 118.
+quantum attacks the sets of five and six primes keep 128 bits, too, that of seven 118. Smaller moduli of as many primes
+are sent in fewer bits and are safer: the same errors are larger in them.
 
 Reference: Albrecht, Player, Scott, On the Concrete Hardness of Learning with Errors, J. Mathematical Cryptology 2015.
 """
@@ -11,8 +12,10 @@ Reference: Albrecht, Player, Scott, On the Concrete Hardness of Learning with Er
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 import gmpy2
 
@@ -28,8 +31,10 @@ _SMALLER = (1595539457, 1595473921, 1594982401, 1594884097, 1594687489, 15946383
 # Number of primes -> those of a set: the largest below 2^31, or of seven below 2^(214 / 7), that are 1 modulo 2 N.
 SETS = {5: _LARGE[:5], 6: _LARGE, 7: _SMALLER}
 LEAST_PRIME = min(_SMALLER)
+_LEAST_WIDTH = 24  # bits of the narrowest primes that are tried: below are too few of the form
 
 LEAK_PER_SUM = 2.0**-67  # most that a sum may leak (total variation): 2^27 of them then stay below `LEAK_LIMIT`
+LEAK_IF_NARROWED = 2.0**-72  # the same where primes are narrowed to send less: so that it costs few of the sums allowed
 LEAK_LIMIT = 2.0**-40  # what all answers ever given about a table may leak together, as total variation
 GUARD_BITS = 16  # kept below the message in a hint, of which its rounding takes at most an eighth
 DIGIT_BITS = 16
@@ -64,6 +69,11 @@ class Parameters:
         return math.prod(self.primes)
 
     @property
+    def widths(self) -> list[int]:
+        """Bits of a residue modulo each prime."""
+        return [prime.bit_length() for prime in self.primes]
+
+    @property
     def digits(self) -> int:
         """Digits D of 16 bits that hints and answers are scaled down to: q' = 2^(16 D)."""
         return -(-(self.message_bits + GUARD_BITS) // DIGIT_BITS)
@@ -94,15 +104,39 @@ class Parameters:
 
 
 @cache
-def choose(message_bits: int, weight: int, slack: int, squares: int) -> Parameters:
-    """Take the smallest set that keeps a sum's leak below `LEAK_PER_SUM`; CryptoError if none does.
+def narrow_primes(bits: int, count: int) -> tuple[int, ...]:
+    """Return primes of as nearly the same width as `bits` bits in all allow: for each width the largest of the form.
 
-    `squares` is the largest square of a row's 2-norm; the others are as in `Parameters`.
+    Their product is below 2^bits, and above 2^(bits - 1).
     """
-    for primes in SETS.values():
-        found = Parameters(DEGREE, primes, message_bits, weight, slack)
-        if found.flood_bits > 1 and found.leak(squares) <= LEAK_PER_SUM:
-            return found
+    width = -(-bits // count)
+    below = count * width - bits  # have a bit less
+    return (*_largest_primes(width, count - below), *_largest_primes(width - 1, below))
+
+
+def _largest_primes(width: int, count: int) -> Iterator[int]:
+    candidates = range(((1 << width) - 2) // (2 * DEGREE) * 2 * DEGREE + 1, 1 << width - 1, -2 * DEGREE)
+    return islice(filter(gmpy2.is_prime, candidates), count)
+
+
+@cache
+def choose(message_bits: int, weight: int, slack: int, squares: int, entries: int = LEAST_PRIME - 1) -> Parameters:
+    """Take the fewest primes that keep a sum's leak below `LEAK_PER_SUM`; CryptoError if no set does.
+
+    `squares` is the largest square of a row's 2-norm, `entries` the largest size of a number in a vector or the matrix,
+    which primes exceed; the others are as in `Parameters`. Where a smaller modulus of as many primes keeps the leak
+    below `LEAK_IF_NARROWED`, it is the smallest that does.
+    """
+    for count, widest in SETS.items():
+        found = Parameters(DEGREE, widest, message_bits, weight, slack)
+        if found.flood_bits <= 1 or found.leak(squares) > LEAK_PER_SUM:
+            continue
+        for bits in range(_LEAST_WIDTH * count, found.modulus.bit_length()):
+            primes = narrow_primes(bits, count)
+            narrow = Parameters(DEGREE, primes, message_bits, weight, slack)
+            if min(primes) > entries and narrow.flood_bits > 1 and narrow.leak(squares) <= LEAK_IF_NARROWED:
+                return narrow
+        return found
     raise CryptoError(
         f"sums of {message_bits} bits over rows of weight {weight} are too large for the lattice map - lower "
         'fractional_bits, or take encryption="ou"'

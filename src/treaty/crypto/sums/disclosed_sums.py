@@ -23,7 +23,9 @@ from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.lattice.disclosed import DisclosedQuery, encode
 from treaty.crypto.lattice.linear_map import LinearMapClient
+from treaty.crypto.lattice.packed import packed_words, unpack
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
+from treaty.crypto.sums import lattice_sums
 from treaty.crypto.sums.lattice_sums import lattice_fields, sums_parameters
 from treaty.errors import CryptoError
 
@@ -60,15 +62,17 @@ class DisclosedLattice:
     def open(self, query: Payload, secrets: NDArray[np.int8] | None) -> Opened:
         """Open a recorded query with its secrets, int8 (vectors, N); None where none are shown."""
         parameters = self._client.parameters
-        primes, n, degree = len(parameters.primes), self._bounds.n_rows, parameters.degree
-        check_payload(query, "a recorded query", (np.uint32, (None, primes, n)), (np.uint32, (None, primes, degree)))
+        n, degree = self._bounds.n_rows, parameters.degree
+        check_payload(query, "a recorded query", (np.uint32, (None, packed_words(parameters, n))),
+                      (np.uint32, (None, packed_words(parameters, degree))))  # fmt: skip
         vectors = len(query[0])
         held, empty = np.zeros((2, vectors, n), np.bool_)
         if secrets is None or secrets.shape != (vectors, degree) or len(query[1]) != vectors:
             return Opened(held, ~empty, [f"no secrets are shown for {vectors} vectors"])
         without = 0
         for v in range(vectors):
-            query_v = DisclosedQuery(self._client, secrets[v], query[0][v], query[1][v])
+            words, own = unpack(parameters, query[0][[v]], n)[0], unpack(parameters, query[1][[v]], degree)[0]
+            query_v = DisclosedQuery(self._client, secrets[v], words, own)
             without += not query_v.fits
             held[v], empty[v] = query_v.holds(self._expected), query_v.holds(self._nothing)
         faults = [f"the secrets shown are not those of {without} of {vectors} vectors"] if without else []
@@ -119,8 +123,7 @@ def vector_bytes(cipher: str, setup: Payload) -> int:
     """Return how many bytes a message has for all rows, or those of one node under a blind cipher."""
     bounds = bounds_of(cipher, setup)
     if cipher == "lattice":
-        parameters = sums_parameters(bounds)
-        return 4 * len(parameters.primes) * (bounds.n_rows + parameters.degree)
+        return lattice_sums.vector_bytes(sums_parameters(bounds), bounds.n_rows)
     words = int(setup[0].shape[1])  # of n; under Paillier ciphertexts are modulo its square
     return 8 * bounds.n_rows * (2 * words if cipher == "paillier" else words)
 

@@ -3,7 +3,7 @@
 Every node of a level is a vector over all rows of the table, zero at those outside the node, which the server cannot
 tell from others: it learns no node, no sample and no gradient. An entry holds three numbers,
 
-    m_i = (g_i 2^{b_h} + h_i) 2^{b_c} + 1,    b_c = bitlen(n),  b_h = bitlen(n h_max),  b_g = bitlen(2 n g_max) + 1,
+    m_i = (g_i 2^{b_h} + h_i) 2^{b_c} + 1,    b_c = bitlen(n),  b_h = bitlen(n h_max),  b_g = bitlen(n g_max) + 1,
 
 so that one product gives the sums of gradients and hessians and the count of every bin. The client checks that the bins
 of each feature add up to its own totals of the node. See docs/lattice.md for what each side learns.
@@ -34,6 +34,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer, PartialSums
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
+from treaty.crypto.lattice.packed import pack, packed_words, unpack
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
@@ -52,12 +53,12 @@ VERSION = 1
 def lattice_fields(bounds: SumsBounds, sealed: bool = False) -> tuple[list[Field], int]:
     """Return the places of count, hessian and gradient in a message, and its length.
 
-    Sealed sums are opened under masks: their fields have a bit more, and room for 1 more hess, see `sealed_shares`.
+    Sealed sums are opened under masks: their fields have a bit more, and room for 1 more hess (`crypto.sealed.sums`).
     """
     hess_at = bounds.n_rows.bit_length() + sealed
     grad_at = hess_at + (bounds.n_rows * bounds.hess_bound + sealed).bit_length() + sealed
     fields = [Field(0, 1), Field(hess_at, bounds.hess_bound), Field(grad_at, bounds.grad_bound, signed=True)]
-    return fields, grad_at + (2 * bounds.n_rows * bounds.grad_bound).bit_length() + 1
+    return fields, grad_at + (bounds.n_rows * bounds.grad_bound).bit_length() + 1 + sealed
 
 
 def sums_parameters(bounds: SumsBounds, sealed: bool = False) -> Parameters:
@@ -65,9 +66,14 @@ def sums_parameters(bounds: SumsBounds, sealed: bool = False) -> Parameters:
     fields, bits = lattice_fields(bounds, sealed)
     n = bounds.n_rows
     slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1 + sealed
-    parameters = choose(bits, weight=n, slack=slack, squares=n)
+    parameters = choose(bits, n, slack, squares=n, entries=max(field.bound for field in fields))
     check_fields(fields, parameters)
     return parameters
+
+
+def vector_bytes(parameters: Parameters, n_rows: int) -> int:
+    """Return how many bytes a vector over so many rows is sent in, with its b_0."""
+    return 4 * (packed_words(parameters, n_rows) + packed_words(parameters, parameters.degree))
 
 
 def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> NDArray[np.float64]:
@@ -97,10 +103,10 @@ class LatticeSumsClient(WholeTableClient):
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
         self.keep_secrets: Callable[[NDArray[np.int8]], None] | None = None  # for an audit
         self._tree: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-        row, own = 4 * len(self._parameters.primes), 4 * len(self._parameters.primes) * self._parameters.degree
-        self.nodes_at_a_time = max(1, min(_MOST_NODES, PIECE_BYTES // (row * bounds.n_rows + own)))
         degree = self._parameters.degree
-        self._rows_at_a_time = max(degree, (PIECE_BYTES - own) // (row * self.nodes_at_a_time) // degree * degree)
+        block = 4 * packed_words(self._parameters, degree)
+        self.nodes_at_a_time = max(1, min(_MOST_NODES, PIECE_BYTES // vector_bytes(self._parameters, bounds.n_rows)))
+        self._rows_at_a_time = max(1, (PIECE_BYTES - block) // (block * self.nodes_at_a_time)) * degree
 
     def offer(self, offsets: Mapping[str, NDArray[np.int32]]) -> tuple[bytes, Mapping[str, bytes]] | None:
         """Return (seed, bindings) of kept hints to ask the servers for, or None if one is missing.
@@ -159,7 +165,7 @@ class LatticeSumsClient(WholeTableClient):
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
         """Encrypt a vector per node, some rows after the others; see `SumsClient.query`. Rows are those of the table.
 
-        A piece is uint32 (nodes, primes, rows); with the first come the b_0, uint32 (nodes, primes, N).
+        A piece is the rows' residues, packed, uint32 (nodes, words); with the first come those of the b_0.
         """
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
@@ -177,7 +183,8 @@ class LatticeSumsClient(WholeTableClient):
             held = [node_of_row[at] == node for node in range(nodes)]
             numbers = hess[at].astype(np.int32), grad[at].astype(np.int32)
             vectors = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
-            return [query.encrypt(vectors), *([query.own] if first == 0 else [])]
+            made = [query.encrypt(vectors), *([query.own] if first == 0 else [])]
+            return [pack(self._parameters, residues, self._threads) for residues in made]
 
         return map(piece, range(0, n_rows, self._rows_at_a_time))
 
@@ -333,15 +340,19 @@ class LatticeSumsServer(WholeTableServer):
 
     def add(self, piece: Payload) -> int:
         """Add up a piece of a query; see `SumsServer.add`."""
-        features, primes, degree = self._growing(), len(self._parameters.primes), self._parameters.degree
+        features, parameters = self._growing(), self._parameters
         if self._adding is None:
-            check_payload(piece, "a query", (np.uint32, (None, primes, None)), (np.uint32, (None, primes, degree)))
+            own = packed_words(parameters, parameters.degree)
+            check_payload(piece, "a query", (np.uint32, (None, None)), (np.uint32, (None, own)))
             if not 0 < len(piece[0]) == len(piece[1]):
                 raise CryptoError("expected as many b as b_0, and one at least - in a query")
-            self._adding = self._map.begin(piece[1], features)
+            self._adding = self._map.begin(unpack(parameters, piece[1], parameters.degree, self._threads), features)
+            self._left = self._bounds.n_rows
         else:
-            check_payload(piece, "a query", (np.uint32, (self._adding.vectors, primes, None)))
-        self._adding.add(piece[0])
+            check_payload(piece, "a query", (np.uint32, (self._adding.vectors, None)))
+        words = unpack(parameters, piece[0], self._left, self._threads)
+        self._adding.add(words)
+        self._left -= words.shape[2]
         return self._adding.vectors
 
     def end_tree(self) -> None:

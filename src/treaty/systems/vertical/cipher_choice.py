@@ -1,11 +1,12 @@
 """The choice of a job's cipher, by estimates of both ciphers' time from its size and the speed of its links.
 
 With n rows, peers of F columns and S bins each, T trees of depth d, V = 2^(d-1) vectors a tree (the root, then one of
-each pair of siblings) on c threads, the lattice map (degree N, J = n / N blocks, P primes, D digits) takes
+each pair of siblings) on c threads, the lattice map (degree N, J = n / N blocks, P primes of w bits in all, D digits)
+takes
 
     seconds = (S (P (J + 2) 30 us + 0.4 ms) [hint, unless kept] + T (V (P (n + N) 14 ns + n (F 1.5 ns + P 1 ns)
               + 2 S P N 0.04 ns) + d S D N 0.15 ns)) / c
-    bytes   = 2 S D N [hint, unless kept] + T (V 4 P (n + N) + V 2 S D + (2^d - 1) n / 8)
+    bytes   = 2 S D N [hint, unless kept] + T (V w / 8 (n + N) + V 2 S D + (2^d - 1) n / 8)
 
 and Okamoto-Uchiyama with keys of b = 3072 bits (`MODULAR` times as long where the processor has no AVX-512 IFMA):
 
@@ -36,7 +37,7 @@ from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.best import rounds_of, steps_of
 from treaty.crypto.sealed.sums import Widths
-from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
 from treaty.errors import CryptoError
 from treaty.messaging.party import Party
 from treaty.systems.pooled.options import BoostingOptions
@@ -230,7 +231,7 @@ def cost_of_lattice(parameters: Parameters, job: JobSize, features: int, slots: 
         primes * (n + degree) * 14e-9 + n * (features * 1.5e-9 + primes * 1e-9) + 2 * slots * primes * degree * 4e-11
     )
     tree = vectors * vector + depth * slots * digits * degree * 1.5e-10
-    nbytes = vectors * (4 * primes * (n + degree) + 2 * slots * digits) + (2**depth - 1) * n / 8
+    nbytes = vectors * (vector_bytes(parameters, n) + 2 * slots * digits) + (2**depth - 1) * n / 8
     hint_bytes = 0 if kept else _hint_bytes(parameters, slots)
     return Estimate((hint + job.trees * tree) / job.threads, hint_bytes + job.trees * nbytes)
 

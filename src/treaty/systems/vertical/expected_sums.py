@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from treaty.crypto.additive.packing import Packing
-from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.sums import Widths
-from treaty.crypto.sums.lattice_sums import sums_parameters
+from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.system import Cast
 from treaty.systems.vertical.cipher_choice import (
@@ -73,7 +72,7 @@ def _of_cipher(
     n, vectors = job.bounds.n_rows, trees.count * trees.asked
     if cipher == "lattice":
         parameters = sums_parameters(job.bounds, options.sealed)
-        hint, query = 2.0 * slots * parameters.digits * DEGREE, 4.0 * len(parameters.primes) * (n + DEGREE)
+        hint, query = 2.0 * slots * parameters.digits * parameters.degree, vector_bytes(parameters, n)
         found.send(active, peer, vectors * query)
         found.send(peer, active, hint + vectors * 2.0 * slots * parameters.digits)
         found.hold(2 * hint + 2 * max(query, min(64e6, query * max(trees.nodes))), active, peer)
