@@ -15,6 +15,9 @@ from sklearn.metrics import roc_auc_score
 
 from systems.fedxgboost_smm.playing import OPTIONS, play_secure, received, words
 from systems.vertical.playing import tables_and_labels
+from treaty.crypto.lattice.packed import unpack
+from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
 from treaty.runs.threads import RunRecord
@@ -56,7 +59,10 @@ def of_rows(vector: np.ndarray) -> np.ndarray:
     """A number of each row in [0, 1) from a vector of any backend, float64 (rows, 1)."""
     if vector.dtype == np.uint8:  # ciphertexts
         return vector[:, 8:16].copy().view(np.uint64)[:, :1] / 2.0**64
-    return vector[0][:, None] / (2.0**64 if vector.dtype == np.uint64 else vector[0].max() + 1.0)
+    if vector.dtype == np.uint64:
+        return vector[0][:, None] / 2.0**64
+    parameters = sums_parameters(SumsBounds(ROWS, 1 << 16, 1 << 14))
+    return unpack(parameters, vector[None], ROWS)[0, 0][:, None] / parameters.primes[0]
 
 
 def test_messages_are_those_of_the_protocol_and_no_others(played):

@@ -202,14 +202,14 @@ REQUESTS = {
     "a word that is no residue": (
         "column",
         "SumsRequest",
-        lambda m: replace(m, payload=[with_number(m.payload[0], (0, 4, 17), 2**31 - 1), m.payload[1]]),
+        lambda m: replace(m, payload=[with_number(m.payload[0], (0, 0), 2**32 - 1), m.payload[1]]),
         "not below its prime",
     ),
     "a vector of another length": (
         "column",
         "SumsRequest",
         lambda m: replace(m, payload=pack([numbers(m.payload[0])[..., 1:], numbers(m.payload[1])])),
-        "expected vectors of 240 entries in whole blocks of 8192, got 239",
+        "expected words of 240 entries, or of fewer in whole blocks of 8192, got",
     ),
     "no vector": ("column", "SumsRequest", lambda m: replace(m, payload=[]), "expected 2 arrays, got 0"),
     "a level without its last piece": (
