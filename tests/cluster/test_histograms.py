@@ -37,7 +37,7 @@ def test_sums_are_those_of_one_machine(n, count, large):
     codes = rng.integers(0, bins, (n, 4)).astype(np.uint8)
     offsets = np.concatenate([[0], np.cumsum(bins)]).astype(np.int32)
     shards = LocalShards(count)
-    found = ClusterHistograms(shards, codes, offsets, n)
+    found = ClusterHistograms.of_columns(shards, "own")(codes, offsets)
     expected = Histograms(codes, np.ascontiguousarray(codes.T), offsets)
     for seed in range(2):
         rng = np.random.default_rng(seed)

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.shards import ByRows, Shard, Shards, added_up
 from treaty.compute import Int32s, Integers
 from treaty.scratch import contiguous
+from treaty.trees.columns import BinSums, MakeSums
 from treaty.trees.histograms import Histograms
-
-CODES = "codes"
 
 
 class ClusterHistograms:
-    """See `trees.histograms.Histograms`, of codes that workers keep.
+    """See `trees.histograms.Histograms`, of the codes of `n_rows` rows that workers keep under the name `codes`.
 
-    `codes`, uint8 (n_rows, n_features), are given to the workers unless they keep them already, with `codes` None.
-    `name` tells the trees of a round apart.
+    `name` tells trees apart that grow at the same time.
     """
 
-    def __init__(
-        self, shards: Shards, codes: NDArray[np.uint8] | None, offsets: Int32s, n_rows: int, name: str = ""
-    ) -> None:
-        self._shards, self._offsets, self._name, self._n_rows = shards, offsets, name, n_rows
-        if codes is not None:
-            shards.keep(CODES, contiguous(codes))
+    def __init__(self, shards: Shards, codes: str, offsets: Int32s, n_rows: int, name: str = "") -> None:
+        self._shards, self._codes, self._offsets, self._name, self._n_rows = shards, codes, offsets, name, n_rows
+
+    @classmethod
+    def of_columns(cls, shards: Shards | None, name: str) -> MakeSums | None:
+        """Return what gives the workers the columns of one owner, to be added up there; None without workers."""
+        if shards is None:
+            return None
+
+        def make(codes: NDArray[np.uint8], offsets: Int32s) -> ClusterHistograms:
+            shards.keep(f"codes of {name}", contiguous(codes))
+            return cls(shards, f"codes of {name}", offsets, len(codes), f" of {name}")
+
+        return make
+
+    @classmethod
+    def of_rows(
+        cls, shards: Shards | None, codes: NDArray[np.uint8], offsets: Int32s
+    ) -> Callable[[int], BinSums] | None:
+        """Return what adds up rows for each tree of a round, by its number; None without workers."""
+        if shards is None:
+            return None
+        shards.keep("codes", contiguous(codes))
+        return lambda output: cls(shards, "codes", offsets, len(codes), f" {output}")
 
     def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None:
         """See `Histograms`."""
@@ -41,7 +59,7 @@ class ClusterHistograms:
     def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers:
         """See `Histograms`."""
         nodes = nodes_of(rows, starts, starts if firsts is None else firsts, self._n_rows)
-        args = self._name, self._offsets, self._features, len(starts) - 1, ByRows(nodes)
+        args = self._codes, self._name, self._offsets, self._features, len(starts) - 1, ByRows(nodes)
         return added_up(self._shards.each(bin_sums, *args))
 
 
@@ -63,14 +81,14 @@ def members(nodes: NDArray[np.signedinteger], count: int) -> tuple[Int32s, Integ
 
 
 def bin_sums(
-    shard: Shard, name: str, offsets: Int32s, features: Int32s, count: int, nodes: NDArray[np.signedinteger]
+    shard: Shard, codes: str, name: str, offsets: Int32s, features: Int32s, count: int, nodes: NDArray[np.signedinteger]
 ) -> Integers:
     """Return a worker's part of the sums of `count` nodes, int64 (count, slots, 3); a step."""
-    codes, grad, hess = CODES, f"grad{name}", f"hess{name}"
+    grad, hess = f"grad{name}", f"hess{name}"
 
     def of_tree() -> Histograms:
         rows = shard.arrays[codes]
-        columns = shard.made_of("columns", [codes], lambda: np.ascontiguousarray(rows.T))
+        columns = shard.made_of(f"columns of {codes}", [codes], lambda: np.ascontiguousarray(rows.T))
         made = Histograms(rows, columns, offsets.copy(), shard.threads)  # received arrays are read-only
         made.start_tree(shard.arrays[grad], shard.arrays[hess], features)
         return made

@@ -6,6 +6,7 @@ Hints and products are sums over rows, each modulo the primes: a worker makes th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,6 +19,8 @@ from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.crypto.lattice.matrix import SecretMatrix
 from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.lattice.transform import Residues
+from treaty.crypto.sums.lattice_sums import LatticeSumsServer
+from treaty.crypto.vectors.lattice_vectors import VectorServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,40 @@ class ClusterMapServer(LinearMapServer):
         found = added_up(self._shards.each(products_of, self._there, given, first, features, rows))
         return found % self.primes.astype(np.int64)
 
-    def partial_hints(self, start: int, stop: int) -> Residues:
-        """See `LinearMapServer.partial_hints`."""
+    def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> Residues:
+        """See `LinearMapServer.partial_hints`; of all blocks."""
+        assert numbers is None, "workers know their own blocks"
         parts = self._shards.each(hints_of, self._there, start, stop)
         total = added_up([part.astype(np.uint64) for part in parts])
         return (total % self.primes[:, None, None]).astype(np.uint32)
+
+
+class ClusterLatticeServer(LatticeSumsServer):
+    """See `LatticeSumsServer`."""
+
+    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._shards = shards
+
+    def settle(self, seed: bytes, kept: bytes | None = None) -> None:
+        """See `LatticeSumsServer.settle`."""
+        super().settle(seed, kept)
+        self._map = over_cluster(self._shards, "bins", self._map, self._threads)
+
+
+class ClusterVectorServer(VectorServer):
+    """See `VectorServer`. `name` tells blocks of rows apart."""
+
+    def __init__(self, shards: Shards, name: str, *given: Any, threads: int = 1) -> None:
+        super().__init__(*given, threads=threads)
+        self._map = over_cluster(shards, name, self._map, threads)
+
+
+def over_cluster(shards: Shards, name: str, alone: LinearMapServer, threads: int) -> ClusterMapServer:
+    """Give a server's matrix to the workers; return the server whose products they make."""
+    return ClusterMapServer(
+        shards, name, alone.parameters, alone.matrix, alone.seed, threads=threads, random=alone.random
+    )
 
 
 def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:

@@ -25,6 +25,7 @@ from treaty.errors import ClusterLost, ConfigError
 logger = logging.getLogger(__name__)
 
 _STORE_BYTES = 1 << 30  # of the object store of a cluster on this machine, through which arguments and results go
+_START = 180.0  # seconds that workers may take to begin, some of which import and compile
 _REPLACEMENTS = 3  # times that a step is begun again, before the cluster counts as lost
 
 
@@ -76,8 +77,9 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
         return
     ray, started_here = _connected(cluster)
     count = cluster.workers or (2 if cluster.address == "ray" else _nodes(ray))
-    shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
+    shards = RayShards(ray, count, ray.cluster_resources().get("CPU", 1.0) / count)
     try:
+        shards.wait_for_all(_START)
         yield shards
     finally:
         shards.close()
@@ -117,16 +119,27 @@ def _nodes(ray: Any) -> int:
 class RayShards:
     """See `Shards`; `replaced` counts the workers that were lost and replaced."""
 
-    def __init__(self, ray: Any, count: int, threads: int) -> None:
+    def __init__(self, ray: Any, count: int, cores_each: float) -> None:
         self.count, self.replaced = count, 0
-        self._ray, self._threads = ray, threads
+        self._ray, self._threads = ray, max(1, int(cores_each))
+        taken = self._threads if cores_each >= 1 else cores_each  # parts of a core, or whole ones, as Ray wants them
         # a lost actor is not made again by Ray, which would not know what it kept, and no call is made twice
-        self._kind = ray.remote(num_cpus=threads, max_restarts=0, max_task_retries=0)(_Actor)
+        self._kind = ray.remote(num_cpus=taken, max_restarts=0, max_task_retries=0)(_Actor)
         self._kept: dict[str, ByRows] = {}
         self._actors = [self._made(number) for number in range(count)]
 
     def _made(self, number: int) -> Any:
         return self._kind.remote(number, self.count, self._threads)
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Wait until all workers are there; raise ConfigError where the cluster has no room for them."""
+        waited = [actor.process.remote() for actor in self._actors]
+        ready, late = self._ray.wait(waited, num_returns=len(waited), timeout=seconds)
+        if late:
+            raise ConfigError(
+                f"{len(ready)} of {self.count} workers of the cluster began within {seconds:g} s: the others have no "
+                "room, or Treaty is not installed there; name fewer as cluster_workers, or see `ray status`"
+            )
 
     def processes(self) -> list[int]:
         """Return the numbers of the workers' processes."""

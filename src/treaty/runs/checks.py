@@ -5,9 +5,10 @@ from __future__ import annotations
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
+from treaty.cluster.ray_shards import Cluster
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import load_certificate
-from treaty.runs.job import Job
+from treaty.runs.job import Job, Member
 from treaty.systems.system import Cast, System
 
 
@@ -36,6 +37,13 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
             f"expected no keep_for_audit with protocol {job.protocol!r} and these options, got it at "
             f"{', '.join(kept)}: {reason}"
         )
+    for party, member in job.parties.items():
+        cluster_of(member)
+        if member.cluster is not None and not system.on_clusters:
+            raise ConfigError(
+                f"expected no cluster with protocol {job.protocol!r}, got one at {party}: clusters add up rows of "
+                "secureboost, federboost-vertical, federboost-horizontal and quasi-newton"
+            )
     for party in cast.owners if name is None else [name]:
         if not job.by_row and party in cast.owners and job.parties[party].table is None:
             raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
@@ -50,6 +58,11 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
             f"that it does not train on, or parties.{lead}.eval_tables, got neither"
         )
     return cast
+
+
+def cluster_of(member: Member) -> Cluster | None:
+    """Return a party's own cluster; None without one."""
+    return None if member.cluster is None else Cluster(member.cluster, member.cluster_workers)
 
 
 def _check_identities(job: Job, cast: Cast, system: System) -> None:

@@ -68,6 +68,12 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         one to keep one, too. None: it keeps none.
     audit_gigabytes : float
         Most that such a record may take; a training that may take more is refused before it begins.
+    cluster : str or None
+        The party's own cluster, which adds up its rows in a training: "ray" starts workers on this machine,
+        "ray://host:port" names the head of a Ray cluster that this machine is part of, see docs/clusters.md. Others see
+        nothing of it. None: this machine alone.
+    cluster_workers : int or None
+        Number of workers. None: one for each node of the cluster, two on this machine.
     role : str or None
         Only where a system has special roles. "fedxgb": "edge" or "authority"; the active party is the server, and who
         has a table is a user. "fedxgboost-smm" with ``backend = "dealer"``: "dealer" at one party, which has no table
@@ -90,6 +96,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     noisy_labels: str | None = None
     keep_for_audit: str | None = None
     audit_gigabytes: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    cluster: str | None = None
+    cluster_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
     role: str | None = None
     edge: str | None = None
 

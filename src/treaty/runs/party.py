@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.cluster.ray_shards import opened
 from treaty.compute import cores
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
@@ -21,7 +22,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, 
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
-from treaty.runs.checks import check_training
+from treaty.runs.checks import check_training, cluster_of
 from treaty.runs.endings import put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.local_checks import check_cheaply, check_file
@@ -93,7 +94,8 @@ def train_party(
         tables, ahead = _opened(party, job, cast, ahead, resume=resume, phase=phase), None
         clock.aligned(tables.seconds)
         seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
-        result = job.system.train[cast.roles[name]](seat)
+        with opened(cluster_of(job.parties[name])) as seat.shards:
+            result = job.system.train[cast.roles[name]](seat)
         part = result if cast.roles[name] in job.system.has_model else None
         _warn_of_no_split(job, name, part, tables)
         _stage(job, cast, party, part, tables, clock, seat.model_id)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.cluster.shards import Shards
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.messaging.certificates import Identity, vouch, vouches
@@ -156,6 +157,8 @@ class Seat:
     eval_sets : sequence of Labelled
         Rows watched in training; of systems split by column every party has its columns of each, in the same order.
     threads : int
+    shards : Shards or None
+        This party's cluster, which adds up its rows; None: this machine does.
     progress : callable or None
     phase : callable or None
     keeper : Keeper or None
@@ -198,6 +201,7 @@ class Seat:
     varied: bool = False
     eval_sets: Sequence[LabelledRows] = ()
     threads: int = 1
+    shards: Shards | None = None
     progress: Progress | None = None
     phase: Phase | None = None
     keeper: Keeper | None = None
@@ -359,6 +363,8 @@ class System:
         Roles without a part that keep checkpoints, or files beside them, until all parts of the model are saved.
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
+    on_clusters : bool
+        Whether a party's own cluster can add up its rows in a training (`Seat.shards`).
     has_model : frozenset of str
         Roles with a part of the model, or with the whole model where rows are split.
     may_lose : callable
@@ -405,6 +411,7 @@ class System:
     has_model: frozenset[str]
     until_kept: frozenset[str] = frozenset()
     lossless: bool = False
+    on_clusters: bool = False
     helpers: Callable[[Iterable[str], Any], dict[str, Place]] = no_helpers
     links: Callable[[Cast, Any], dict[str, list[str]]] = star
     predict: Mapping[str, Program] = field(default_factory=dict)

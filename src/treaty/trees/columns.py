@@ -57,12 +57,15 @@ class BinSums(Protocol):
     def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers: ...  # noqa: D102
 
 
+MakeSums = Callable[[NDArray[np.uint8], Int32s], BinSums]
+
+
 class ColumnSource:
     """Binned columns held locally.
 
     `codes`, uint8 (n_rows, n_features), are bins; a feature's number of bins is the code of a missing value.
-    ``record(feature, left_bins) -> int`` writes a chosen split into the owner's lookup table. `histograms` add up the
-    codes elsewhere; None: here.
+    ``record(feature, left_bins) -> int`` writes a chosen split into the owner's lookup table. `histograms` makes what
+    adds up such codes and offsets elsewhere; None: it is done here.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class ColumnSource:
         categorical: Flags,
         record: Callable[[int, Flags], int],
         threads: int = 1,
-        histograms: BinSums | None = None,
+        histograms: MakeSums | None = None,
     ) -> None:
         self._given, self.codes, self._elsewhere = codes, contiguous(codes), histograms
         self.offsets = offsets
@@ -86,7 +89,9 @@ class ColumnSource:
 
     @cached_property
     def _histograms(self) -> BinSums:
-        return self._elsewhere or Histograms(self.codes, self._columns, self.offsets, self._threads)
+        if self._elsewhere is not None:
+            return self._elsewhere(self.codes, self.offsets)
+        return Histograms(self.codes, self._columns, self.offsets, self._threads)
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
         """See `SumsSource`."""
@@ -298,7 +303,7 @@ class SumsFinder:
 class JoinedFinder(SumsFinder):
     """The split finder over columns of several owners held together: one pass over them, not one for each.
 
-    The `owners`, in party order, only record their splits.
+    The `owners`, in party order, only record their splits. `histograms` as in `ColumnSource`.
     """
 
     def __init__(
@@ -309,6 +314,7 @@ class JoinedFinder(SumsFinder):
         threads: int = 1,
         *,
         after_tree: Callable[[], None] | None = None,
+        histograms: MakeSums | None = None,
     ) -> None:
         widths = [len(owner.categorical) for owner in owners]
         slots = np.cumsum([0, *(owner.offsets[-1] for owner in owners)])
@@ -323,6 +329,7 @@ class JoinedFinder(SumsFinder):
             np.concatenate([owner.categorical for owner in owners]),
             self._record,
             threads,
+            histograms,
         )
         super().__init__([joined], n_rows, rules, threads, after_tree=after_tree)
 

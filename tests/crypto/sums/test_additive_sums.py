@@ -177,7 +177,7 @@ def test_answers_made_in_pieces_give_the_plain_histogram(monkeypatch, cipher, mo
     monkeypatch.setattr(additive_sums, "_OPENED_AT_A_TIME", 5)
     codes = rng.integers(0, 9, (150, 8)).astype(np.uint8)
     pair = Pair(codes, np.arange(9) * 10, cipher=cipher, threads=2)
-    monkeypatch.setattr(additive_sums, "_PRODUCT_BYTES", most * 8 * pair.server._modulus.words)
+    monkeypatch.setattr(additive_sums, "PRODUCT_BYTES", most * 8 * pair.server._modulus.words)
     made = []
     products = additive_sums.bin_products
     monkeypatch.setattr(additive_sums, "bin_products", lambda *args: (made.append(products(*args)), made[-1])[1])
@@ -197,7 +197,7 @@ def test_memory_of_an_answer_does_not_grow_with_the_columns(monkeypatch):
     pair.begin(*gradients(rng, 400), np.arange(400))
     positions, starts = level_of(rng.integers(0, 4, 400), 4)
     query, size = asked(pair.client, positions, starts), 8 * pair.server._modulus.words
-    monkeypatch.setattr(additive_sums, "_PRODUCT_BYTES", 600 * size)
+    monkeypatch.setattr(additive_sums, "PRODUCT_BYTES", 600 * size)
     answered(pair.server, query)  # loads the kernels
     tracemalloc.start()
     answer = answered(pair.server, query)

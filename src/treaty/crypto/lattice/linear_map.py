@@ -76,7 +76,7 @@ def _added(one: Residues, other: Residues, primes: NDArray[np.uint32]) -> Residu
 
 
 class LinearMapClient:
-    """The client, with vectors of n = `length` entries made of at most three fields, lowest first; `seed` has 32 bytes.
+    """The client, with vectors of n = `length` entries, each three fields of one node at most; `seed` has 32 bytes.
 
     CryptoError if fields are too wide for the arithmetic.
     """
@@ -234,7 +234,7 @@ class LinearMapServer:
         threads: int = 1,
         random: NDArray[np.int16] | None = None,
     ) -> None:
-        self.parameters, self.matrix, self._seed, self._threads = parameters, matrix, seed, threads
+        self.parameters, self.matrix, self.seed, self._threads = parameters, matrix, seed, threads
         self.random = np.empty((matrix.rows, parameters.degree), np.int16) if random is None else random
         self._expanded = _NOT_EXPANDED
         self.primes = np.array(parameters.primes, np.uint32)
@@ -264,7 +264,7 @@ class LinearMapServer:
         self.random[start:stop] = random
         nothing = np.empty((1, 0), self.matrix.columns.dtype)
         own = self._hints(
-            nothing, np.zeros(count, np.int64), start, _public(parameters, self._seed, [0], 1), random, error
+            nothing, np.zeros(count, np.int64), start, _public(parameters, self.seed, [0], 1), random, error
         )
         residues = _added(own, self.partial_hints(start, stop), self.primes)
         out = np.empty((count, parameters.digits, degree), np.int16)
@@ -302,7 +302,7 @@ class LinearMapServer:
         """Return the transforms of some a~_j, after zeros in the place of a~_0."""
         shape = len(self.primes), 1 + len(numbers), self.parameters.degree
         public = np.zeros(shape, np.uint32)
-        public[:, 1:] = _public(self.parameters, self._seed, numbers, self._threads)
+        public[:, 1:] = _public(self.parameters, self.seed, numbers, self._threads)
         return public
 
     def _hints(
@@ -412,10 +412,19 @@ class LinearMapServer:
                 self._threads,
             )
             return dense
+        parts = pieces(len(modulus), WORDS)  # of the primes
+        return np.concatenate([self._bin_products(planes[p], self.primes[p], first, features, rows) for p in parts], 1)
+
+    def _bin_products(
+        self, planes: Residues, primes: NDArray[np.uint32], first: int, features: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Return the products of bins modulo at most `WORDS` primes."""
+        matrix, count = self.matrix, planes.shape[1]
         words = zeros_on_lines((count, WORDS), np.uint32)
         fine: list[bool] = []
         share(
-            lambda a, b: fine.append(kernels.interleave(planes, self.primes, a, b, words)),
+            lambda a, b: fine.append(kernels.interleave(planes, primes, a, b, words)),
             count,
             self._threads,
             1 << 14,
@@ -429,7 +438,7 @@ class LinearMapServer:
             len(features),
             self._threads,
         )
-        sums: NDArray[np.uint64] = copies.sum(axis=1)[rows, : len(modulus)] % self.primes.astype(np.uint64)
+        sums: NDArray[np.uint64] = copies.sum(axis=1)[rows, : len(primes)] % primes.astype(np.uint64)
         return sums.astype(np.int64)
 
 

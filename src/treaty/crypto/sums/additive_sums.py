@@ -55,7 +55,7 @@ _MOST_NODES_UINT8 = 254
 _MOST_NODES = 65534
 _ANSWERS_AT_A_TIME = 32  # answer ciphertexts a thread makes at a time
 _OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and split at a time
-_PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
+PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
 
 
 class AdditivePublicKey(RandomisableKey, Protocol):
@@ -196,7 +196,7 @@ class AdditiveSumsServer:
         self._bins = bins = bins_of(codes, offsets)
         counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
         self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
-        self._all_blocks = self._blocks = plan_blocks(codes, self._left_out, bins, threads)
+        self._all_blocks = self._blocks = self._plan(codes)
         self._table_rows = len(codes)
         self._ciphertexts: Words | None = None
         self._rows = np.empty(0, np.int32)
@@ -208,6 +208,10 @@ class AdditiveSumsServer:
             one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1
             self._factors = ReadyFactors(Randomiser(key, threads), one_node)
             weakref.finalize(self, self._factors.stop)
+
+    def _plan(self, codes: NDArray[np.uint8]) -> list[Block]:
+        """Return the groups of columns along which ciphertexts are multiplied."""
+        return plan_blocks(codes, self._left_out, self._bins, self._threads)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
@@ -287,16 +291,9 @@ class AdditiveSumsServer:
 
     def _answer(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Payload:
         """Add up the ciphertexts at these positions, node after node."""
-        assert self._ciphertexts is not None
-        nodes, slots = len(node_starts) - 1, int(self._offsets[-1])
-        rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(nodes))
-        most = _PRODUCT_BYTES // (8 * self._modulus.words)
-        sent = np.zeros((nodes, slots), np.uint8)
+        sent = np.zeros((len(node_starts) - 1, int(self._offsets[-1])), np.uint8)
         made, pending = [], np.empty((0, self._modulus.words), np.uint64)
-        for piece in level_pieces(self._blocks, self._bins, np.diff(node_starts), most):
-            groups = [group for block in self._blocks[piece.blocks] for group in block.groups]
-            held = rows.of_range(piece.first, piece.stop)
-            places, products = bin_products(self._modulus, groups, self._offsets, held, self._threads)
+        for places, products in self._products(positions, node_starts):
             sent.reshape(-1)[places] = 1
             pending = np.concatenate([pending, products]) if len(pending) else products
             whole = len(pending) - len(pending) % self._packing.per_plaintext
@@ -306,6 +303,18 @@ class AdditiveSumsServer:
         if self._factors:
             self._factors.prepare()
         return [np.packbits(sent, axis=1, bitorder="little"), np.concatenate(made)]
+
+    def _products(
+        self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], Words]]:
+        """Return products of ciphertexts, some at a time: places node * slots + slot, ascending, and what is there."""
+        assert self._ciphertexts is not None
+        rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(len(node_starts) - 1))
+        most = PRODUCT_BYTES // (8 * self._modulus.words)
+        for piece in level_pieces(self._blocks, self._bins, np.diff(node_starts), most):
+            groups = [group for block in self._blocks[piece.blocks] for group in block.groups]
+            held = rows.of_range(piece.first, piece.stop)
+            yield bin_products(self._modulus, groups, self._offsets, held, self._threads)
 
     def close(self) -> None:
         """Nothing is kept; see `SumsServer.close`."""

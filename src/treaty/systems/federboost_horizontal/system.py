@@ -49,6 +49,7 @@ SYSTEM = System(
     cast=cast,
     disclosures=disclosures,
     expected=expected,
+    on_clusters=True,
     has_model=frozenset({"leader", "member"}),
     may_lose=may_lose,
     vouched=lambda cast, name: cast.owners,  # members check also the keys of whom they do not talk to

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treaty.cluster.histograms import ClusterHistograms
 from treaty.compute import Floats, Int32s
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError
@@ -69,7 +70,8 @@ class OwnRows:
         """Bin rows and take them down the trees there are."""
         assert part.forest is not None
         codes, threads = bins.transform(rows.table, seat.threads), seat.threads
-        shard = RowShard(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads)
+        histograms = ClusterHistograms.of_rows(seat.shards, codes, bins.offsets)
+        shard = RowShard(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
         if part.forest.trees:
             matrix = rows.table.matrix()
             margins, splits = np.ascontiguousarray(shard.margins.T), join_splits([part.splits], [matrix.shape[1]])

@@ -45,12 +45,14 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Annotated
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.cluster.histograms import ClusterHistograms
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order, Table
@@ -71,7 +73,7 @@ from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount
 from treaty.systems.vertical.passive import Follower, between_trees
 from treaty.systems.vertical.shown_rows import check_unknown
-from treaty.trees.columns import ColumnSource, JoinedFinder, SumsFinder
+from treaty.trees.columns import ColumnSource, JoinedFinder, MakeSums, SumsFinder
 from treaty.trees.objectives import Objective
 
 TELL_EVERY = 0.25
@@ -111,10 +113,13 @@ CONVERSATION: Table = {"training": {ChosenSplits: "training", **between_trees("t
 class NoisyColumns(ColumnSource):
     """Columns of the passive party `peer` as noisy buckets: sums are computed here, splits recorded by their owner.
 
-    Raises PeerProtocolError where its `message` is not of `n_rows` rows, or not what its own sizes say.
+    `histograms` as in `ColumnSource`. Raises PeerProtocolError where its `message` is not of `n_rows` rows, or not what
+    its own sizes say.
     """
 
-    def __init__(self, party: Party, peer: str, message: Buckets, n_rows: int, threads: int) -> None:
+    def __init__(
+        self, party: Party, peer: str, message: Buckets, n_rows: int, threads: int, histograms: MakeSums | None = None
+    ) -> None:
         present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
         flags = [
             view(array, np.bool_, (len(present),), peer=peer, what=f"Buckets.{name}")
@@ -138,7 +143,7 @@ class NoisyColumns(ColumnSource):
         self._told = 0.0
         self._records = 0
         offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
-        super().__init__(codes, offsets, flags[0], self._choose, threads)
+        super().__init__(codes, offsets, flags[0], self._choose, threads, histograms)
 
     def begin(self, records: int) -> None:
         """Count on from the number of `records` that the owner has of kept rounds."""
@@ -227,15 +232,22 @@ def active(seat: Seat) -> ModelPart:
     if seat.options.unbiased:
         for columns in noisy.values():
             columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
-    own = own_columns(data.table, common.max_bin, part.splits, threads)
+    at_workers = partial(ClusterHistograms.of_columns, seat.shards)
+    own = own_columns(
+        data.table, common.max_bin, part.splits, threads, at_workers(party.name) if seat.options.unbiased else None
+    )
     sources: list[ColumnSource] = [noisy.get(name, own) for name in seat.cast.owners]
 
     def tell(*, now: bool = bool(seat.eval_sets) or seat.keeper is not None) -> None:
         for columns in noisy.values():
             columns.tell(forest.rounds, now=now)
 
-    make = SumsFinder if seat.options.unbiased else JoinedFinder  # each owner's sums are corrected in its own way
-    grow(seat, training, make(sources, n_rows, common.rules(forest.objective), threads, after_tree=tell), sources)
+    given = sources, n_rows, common.rules(forest.objective), threads
+    if seat.options.unbiased:  # each owner's sums are corrected in its own way
+        finder = SumsFinder(*given, after_tree=tell)
+    else:
+        finder = JoinedFinder(*given, after_tree=tell, histograms=at_workers("all"))
+    grow(seat, training, finder, sources)
     tell(now=True)
     finish(party)
     for peer, columns in noisy.items():  # the model is complete only once the others have recorded their splits
@@ -249,7 +261,8 @@ def _columns_of_others(seat: Seat, n_rows: int) -> dict[str, NoisyColumns]:
     held = {peer: offer_held(party, peer, store) for peer in party.peers}
     for peer, of_peer in held.items():
         message = take_buckets(party, peer, of_peer)
-        noisy[peer] = NoisyColumns(party, peer, message, n_rows, seat.threads)
+        at_workers = ClusterHistograms.of_columns(seat.shards if seat.options.unbiased else None, peer)
+        noisy[peer] = NoisyColumns(party, peer, message, n_rows, seat.threads, at_workers)
         keep_buckets(party, peer, store, of_peer, message)
     return noisy
 

@@ -22,6 +22,7 @@ SYSTEM = System(
     cast=cast_by_column,
     disclosures=disclosures,
     expected=expected,
+    on_clusters=True,
     has_model=frozenset({"active", "passive"}),
     orders_by_id=True,  # so that buckets of an earlier job on the same rows are the same
     predict={"active": predict_active, "passive": predict_passive},

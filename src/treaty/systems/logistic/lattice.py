@@ -29,6 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from treaty.cluster.lattice import ClusterVectorServer
 from treaty.compute import Integers, pieces
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.parameters import DEGREE
@@ -112,7 +113,13 @@ class LatticeProducts:
             self._block[rows], self._position[rows] = number, np.arange(len(rows))
             block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
             block[:, : len(rows)] = matrix[:, rows]
-            self._servers.append(VectorServer(self._parameters, block, names, seed, self._store, threads=threads))
+            given = self._parameters, block, names, seed, self._store
+            shards = seat.shards
+            self._servers.append(
+                VectorServer(*given, threads=threads)
+                if shards is None
+                else ClusterVectorServer(shards, f"block {number}", *given, threads=threads)
+            )
         self._client = VectorClient(self._parameters, setting.vector_bits, seed, length, threads=threads)
         hints = ColumnsHint(pack([server.hint()[0] for server in self._servers]))
         for peer in others:

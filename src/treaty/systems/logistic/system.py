@@ -114,6 +114,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         disclosures=disclosures,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
+        on_clusters=kind is QuasiNewton,
         has_model=frozenset({"active", "passive"}),
         until_kept=frozenset({COORDINATOR}),  # its checkpoint: without it, nobody could go on
         helpers=helpers,

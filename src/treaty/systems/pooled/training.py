@@ -28,7 +28,7 @@ from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import EvalSet, Forest, RoundState, boost
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.columns import ColumnSource, MakeSums, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.metrics import check_metrics
 from treaty.trees.objectives import Objective, loss_class, make_objective
@@ -137,8 +137,10 @@ def noisy_labels(
     return noisy.astype(np.float64)
 
 
-def own_columns(table: Table, max_bin: int, splits: SplitTable, threads: int) -> ColumnSource:
-    """Bin a table and make it a source of sums that records its splits in `splits`."""
+def own_columns(
+    table: Table, max_bin: int, splits: SplitTable, threads: int, histograms: MakeSums | None = None
+) -> ColumnSource:
+    """Bin a table and make it a source of sums, see `ColumnSource`, that records its splits in `splits`."""
     bins = fit_bins(table, max_bin, threads)
     return ColumnSource(
         bins.transform(table, threads),
@@ -146,6 +148,7 @@ def own_columns(table: Table, max_bin: int, splits: SplitTable, threads: int) ->
         table.schema.categorical,
         lambda feature, left_bins: record_split(splits, bins, feature, left_bins),
         threads,
+        histograms,
     )
 
 

@@ -50,6 +50,7 @@ SYSTEM = System(
     cast=cast_by_column,
     disclosures=disclosures,
     lossless=True,
+    on_clusters=True,
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict, "passive": follow_prediction},
     online={"active": online_active, "passive": online_passive},

@@ -49,10 +49,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.cluster.ciphertexts import over_cluster
+from treaty.cluster.histograms import ClusterHistograms
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.payload import Payload
-from treaty.crypto.sums.encrypted_sums import SumsBounds, SumsClient, SumsServer, make_client, make_server
+from treaty.crypto.sums.encrypted_sums import ALONE, SumsBounds, SumsClient, SumsServer, make_client, make_server
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
@@ -155,7 +157,8 @@ def train_active(
     data, common, threads = seat.rows, seat.common, seat.threads
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
     forest.objective.check_sums(n_rows)
-    own = own_columns(data.table, common.max_bin, part.splits, threads)
+    histograms = ClusterHistograms.of_columns(seat.shards, seat.party.name)
+    own = own_columns(data.table, common.max_bin, part.splits, threads, histograms)
     alone_trees = alone_rounds * forest.objective.n_outputs
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
@@ -273,6 +276,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             insecure_test_key_bits=options.insecure_test_key_bits, rerandomise=options.rerandomise,
             names=table.schema.names, store=store,
             blind=options.hides_nodes(setup.encryption), sealed=options.sealed,
+            kinds=ALONE if seat.shards is None else over_cluster(seat.shards),
         )  # fmt: skip
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     limits = TreeLimits(active, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
