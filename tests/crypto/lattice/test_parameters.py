@@ -1,3 +1,4 @@
+import bisect
 import math
 import re
 from pathlib import Path
@@ -21,6 +22,7 @@ from treaty.crypto.lattice.parameters import (
     LIMITS,
     SECURITY_BITS,
     SETS,
+    WIDE_DEGREE,
     Parameters,
     choose,
     narrow_primes,
@@ -65,17 +67,51 @@ def test_modulus_is_taken_up_to_the_limit_and_refused_above():
     text = (Path(__file__).parents[3] / "benchmarks/results/lattice_security.txt").read_text()
     beyond = text.partition("Refused: N = 8192, a modulus of 215 bits")[2]
     assert float(re.search(r"default +bits +([0-9.]+)", beyond)[1]) < SECURITY_BITS
-    assert LIMITS == {DEGREE: math.prod(SETS[7]).bit_length()}
+    assert LIMITS[DEGREE] == math.prod(SETS[7]).bit_length()
     taken = Parameters(DEGREE, primes_of(LIMITS[DEGREE], DEGREE), 8, 1, 1)
     assert taken.modulus.bit_length() == 214
     with pytest.raises(CryptoError, match="N = 8192 takes a modulus of at most 214 bits, got 215"):
         Parameters(DEGREE, primes_of(215, DEGREE), 8, 1, 1)
 
 
-@pytest.mark.parametrize("degree", [1, 64, 512, 4096, 8191, 8193, 16384])
+@pytest.mark.parametrize("degree", [1, 64, 512, 4096, 8191, 8193, 16383, 32768])
 def test_another_degree_is_refused(degree):
     with pytest.raises(CryptoError, match="parameters below 128 bits"):
         Parameters(degree, SETS[5][:1], 8, 1, 1)
+
+
+def block_size(degree, modulus_bits):
+    """Blocks that the primal attack reduces to find the secret (estimate of Alkim et al. 2016, under the GSA).
+
+    The least beta such that, for some dimension d, the projected secret and error are shorter than what reduction by
+    blocks of beta leaves there: the estimator's formula, without its search for cheaper ways.
+    """
+    deviation, log_q = math.sqrt(ERROR_BITS / 2), modulus_bits * math.log(2)
+    log_scale = math.log(deviation / math.sqrt(2 / 3))  # of the secret to the errors' size
+
+    def finds(beta):
+        log_delta = math.log((math.pi * beta) ** (1 / beta) * beta / (2 * math.pi * math.e)) / (2 * (beta - 1))
+        most = math.ceil(math.sqrt(degree * log_q / log_delta))
+        d = np.arange(degree, most + 1)
+        log_volume = math.log(deviation) + log_scale * degree + log_q * (d - degree - 1)
+        left = log_delta * (2 * beta - d - 1) + log_volume / d
+        return left.max() >= math.log(deviation) + math.log(beta) / 2
+
+    return bisect.bisect_left(range(2000), 1, lo=60, key=finds)
+
+
+def test_moduli_of_the_wide_degree_take_larger_blocks_than_the_set_of_six_primes():
+    """As the committed output has blocks of the attack usvp: 529, 409 and 334."""
+    text = (Path(__file__).parents[3] / "benchmarks/results/lattice_security.txt").read_text()
+    by_estimator = re.findall(r"core-SVP +usvp .*β: (\d+)", text.partition("Treaty")[2])
+    bits = [*(math.prod(primes).bit_length() for primes in SETS.values()), 215]
+    assert [block_size(DEGREE, of) for of in bits] == [int(beta) for beta in by_estimator]
+    assert block_size(WIDE_DEGREE, LIMITS[WIDE_DEGREE]) == 462 > block_size(DEGREE, 186)
+    assert estimated_bits(SETS[6])["quantum"] >= SECURITY_BITS
+    wide = choose(2 * 124, (1 << 31) - 1, 1 << 50, (1 << 31) - 1, degree=WIDE_DEGREE)  # two nodes of 2^31 rows
+    assert wide.modulus.bit_length() <= LIMITS[WIDE_DEGREE]
+    with pytest.raises(CryptoError, match="N = 16384 takes a modulus of at most 341 bits, got 342"):
+        Parameters(WIDE_DEGREE, primes_of(342, WIDE_DEGREE), 8, 1, 1)
 
 
 def test_seven_primes_of_full_size_are_refused():

@@ -19,6 +19,7 @@ from pace import within
 from treaty.crypto.lattice import store as store_module
 from treaty.crypto.lattice.linear_map import PartialSums
 from treaty.crypto.lattice.packed import pack, unpack
+from treaty.crypto.lattice.parameters import LEAK_PER_SUM, LIMITS
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
@@ -56,12 +57,13 @@ def histogram(codes, offsets, grad, hess, rows):
 class Job:
     """A client and its servers over tables (codes, offsets), set up; hints that all kept serve again."""
 
-    def __init__(self, tables, bounds=None, stores=None, threads=1, seed=bytes(range(32))):
+    def __init__(self, tables, bounds=None, stores=None, threads=1, seed=bytes(range(32)), nodes=1):
         self.tables, self.rows = tables, len(next(iter(tables.values()))[0])
         stores = stores or {}
         self.client = make_client(
-            "lattice", bounds or SumsBounds(self.rows, GRAD, HESS), threads=threads, store=stores.get("client")
-        )
+            "lattice", bounds or SumsBounds(self.rows, GRAD, HESS), threads=threads, store=stores.get("client"),
+            nodes=nodes,
+        )  # fmt: skip
         self.servers = {
             peer: make_server(
                 "lattice", self.client.setup(), codes, offsets, threads=threads,
@@ -108,15 +110,16 @@ def small_job(**stores):
     return job, [np.arange(25), np.arange(30, 60)]
 
 
+@pytest.mark.parametrize("of_a_vector", [1, 2])
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_opened_sums_equal_the_plain_histogram(data):
+def test_opened_sums_equal_the_plain_histogram(of_a_vector, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     rows = data.draw(st.integers(1, 3000))
     sizes = data.draw(st.lists(st.integers(1, 20), max_size=5))
     if sizes and data.draw(st.booleans()):
         sizes[0] = 256
-    job = Job({"shop": table_of(rng, rows, sizes)}, threads=data.draw(st.integers(1, 2)))
+    job = Job({"shop": table_of(rng, rows, sizes)}, threads=data.draw(st.integers(1, 2)), nodes=of_a_vector)
     for _ in range(2):
         job.begin(*gradients(rng, rows))
         node = rng.integers(0, data.draw(st.integers(1, 4)) + 1, rows)
@@ -125,11 +128,12 @@ def test_opened_sums_equal_the_plain_histogram(data):
         np.testing.assert_array_equal(opened, job.plain("shop", nodes))
 
 
-def test_a_table_of_many_blocks_gives_the_plain_histogram():
+@pytest.mark.parametrize("of_a_vector", [1, 2])
+def test_a_table_of_many_blocks_gives_the_plain_histogram(of_a_vector):
     rng = np.random.default_rng(2)
-    job = Job({"shop": table_of(rng, 40_000, [5, 2])}).begin(*gradients(rng, 40_000))
-    chosen = rng.random(40_000) < 0.3
-    nodes = [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
+    job = Job({"shop": table_of(rng, 40_000, [5, 2])}, nodes=of_a_vector).begin(*gradients(rng, 40_000))
+    node = rng.integers(0, 4, 40_000)
+    nodes = [np.flatnonzero(node == k) for k in range(3)]
     opened = job.client.open("shop", answered(job.servers["shop"], job.query(nodes)), job.totals(nodes))
     np.testing.assert_array_equal(opened, job.plain("shop", nodes))
 
@@ -140,14 +144,39 @@ def test_a_table_of_many_blocks_gives_the_plain_histogram():
     ids=["usual", "least", "largest"],
 )
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_sums_at_their_bounds_are_right(bounds, sign):
+@pytest.mark.parametrize("of_a_vector", [1, 2])
+def test_sums_at_their_bounds_are_right(bounds, sign, of_a_vector):
     codes, offsets = np.zeros((1000, 1), np.uint8), np.array([0, 1], np.int32)
+    if of_a_vector == 2 and bounds.grad_bound > 1 << 30:  # primes of the larger degree begin lower
+        bounds = SumsBounds(1000, 1 << 30, 1 << 30)
     grad, hess = sign * bounds.grad_bound, bounds.hess_bound
-    job = Job({"shop": (codes, offsets)}, bounds).begin(np.full(1000, grad), np.full(1000, hess))
-    opened = job.client.open(
-        "shop", answered(job.servers["shop"], job.query([np.arange(1000)])), job.totals([range(1000)])
-    )
-    assert opened.tolist() == [[[grad * 1000, hess * 1000, 1000]]]
+    job = Job({"shop": (codes, offsets)}, bounds, nodes=of_a_vector)
+    job.begin(np.full(1000, grad), np.full(1000, hess))
+    for nodes in ([np.arange(1000)], [np.arange(0), np.arange(1000)], [np.arange(999), np.arange(999, 1000)]):
+        opened = job.client.open("shop", answered(job.servers["shop"], job.query(nodes)), job.totals(nodes))
+        assert opened.tolist() == [[[grad * len(node), hess * len(node), len(node)]] for node in nodes]
+
+
+def test_two_nodes_share_a_vector_and_its_leak():
+    rng, store = np.random.default_rng(11), HintStore(None)
+    job = Job({"shop": table_of(rng, 60, [3, 4])}, stores={"shop": store}, nodes=2).begin(*gradients(rng, 60))
+    for asked_of, vectors in ((1, 1), (2, 1), (3, 2)):
+        words, own = job.query(np.array_split(np.arange(60), asked_of))
+        assert len(words) == len(own) == vectors
+        server = job.servers["shop"]
+        assert server.add([words, own]) == 2 * vectors - 1  # nodes at least
+        assert len(server.answer()[1]) == vectors
+    server.close()
+    leak = sums_parameters(job.client._bounds, nodes=2).leak(20) * 7
+    assert 0 < store.spent(NAMES) < 1.2 * 4 * leak
+
+
+def test_a_vector_of_two_nodes_takes_less_than_two_of_one():
+    for rows in (1000, 10**6, 10**8, 2**31 - 1):
+        one, two = (sums_parameters(SumsBounds(rows, GRAD, HESS), nodes=nodes) for nodes in (1, 2))
+        assert sum(two.widths) < 1.65 * sum(one.widths)
+        assert two.leak(rows) <= LEAK_PER_SUM
+        assert two.modulus.bit_length() <= LIMITS[two.degree]
 
 
 def test_several_peers_and_outstanding_queries_are_opened_in_order():
@@ -373,8 +402,8 @@ def test_derivatives_beyond_their_bounds_are_refused(grad, hess, expected):
         begun(job.client, grads, hesses)
 
 
-SETUP = [np.array([4, GRAD, HESS], np.int64)]
-HUGE = [np.array([1 << 20, (1 << 41) - 1, (1 << 42) - 1], np.int64)]
+SETUP = [np.array([4, GRAD, HESS, 1], np.int64)]
+HUGE = [np.array([1 << 20, (1 << 41) - 1, (1 << 42) - 1, 1], np.int64)]
 CODES, OFFSETS = np.array([[0], [1], [1], [0]], np.uint8), np.array([0, 2], np.int32)
 
 
@@ -387,9 +416,10 @@ CODES, OFFSETS = np.array([[0], [1], [1], [0]], np.uint8), np.array([0, 2], np.i
         (SETUP, CODES[:, 0], OFFSETS, "expected uint8 codes"),
         (SETUP, CODES, np.array([0, 2, 4], np.int32), "expected uint8 codes"),
         (SETUP, CODES[:, [0, 0]], np.array([0, 2, 2], np.int32), "a slot for every feature"),
-        ([SETUP[0][:2]], CODES, OFFSETS, "expected int64 (3,), got int64 (2,)"),
+        ([SETUP[0][:2]], CODES, OFFSETS, "expected int64 (4,), got int64 (2,)"),
         ([], CODES, OFFSETS, "expected 1 arrays, got 0 - in the set-up"),
-        ([np.array([4, -1, 0], np.int64)], CODES, OFFSETS, "expected n_rows >= 1 and bounds >= 0"),
+        ([np.array([4, GRAD, HESS, 3], np.int64)], CODES, OFFSETS, "expected vectors of one node, or of two"),
+        ([np.array([4, -1, 0, 1], np.int64)], CODES, OFFSETS, "expected n_rows >= 1 and bounds >= 0"),
         (HUGE, np.zeros((1 << 20, 1), np.uint8), OFFSETS, "too large for the lattice map - lower fractional_bits"),
     ],
 )  # fmt: skip
@@ -401,7 +431,7 @@ def test_a_set_up_that_does_not_fit_the_table_is_refused(setup, codes, offsets, 
 @pytest.mark.parametrize(
     ("bounds", "expected"),
     [
-        (SumsBounds(*map(int, HUGE[0])), "too large for the lattice map - lower fractional_bits"),
+        (SumsBounds(*map(int, HUGE[0][:3])), "too large for the lattice map - lower fractional_bits"),
         (SumsBounds(100, 1 << 16, 1 << 31), "vectors of such large numbers do not fit the lattice map"),
         (SumsBounds(100, 1 << 31, 1), "expected numbers below the primes in a vector"),
     ],
@@ -517,8 +547,8 @@ def test_a_kept_hint_serves_the_very_table_it_was_made_of():
     codes, offsets = table_of(rng, 50, [3, 5])
     binding = Job({"shop": (codes, offsets)}, stores={"shop": store}).servers["shop"].binding
 
-    def server(codes, offsets, bounds=SETUP[0][1:]):
-        setup = [np.array([len(codes), *bounds], np.int64)]
+    def server(codes, offsets, bounds=(GRAD, HESS)):
+        setup = [np.array([len(codes), *bounds, 1], np.int64)]
         return make_server("lattice", setup, codes, offsets, threads=1, names=NAMES, store=store)
 
     one_code = codes.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,18 +19,22 @@ from treaty.errors import CryptoError
 class Field:
     """A part of a message: entries of vectors are sums of fields of size at most `bound`, shifted by `shift` bits.
 
-    Only the topmost field may be signed.
+    Only the topmost field of a `node` may be signed. Where there are several nodes, an entry is of one of them: the
+    fields of the others are 0.
     """
 
     shift: int
     bound: int
     signed: bool = False
+    node: int = 0
 
 
 def check_fields(fields: Sequence[Field], parameters: Parameters) -> None:
     """Raise CryptoError for fields too wide for the arithmetic of `kernels.encrypt_block`."""
-    top = 1 << 31
-    if sum(top if field.signed else field.bound for field in fields) > 2 * top:
+    top, sizes = 1 << 31, Counter[int]()
+    for field in fields:
+        sizes[field.node] += top if field.signed else field.bound
+    if max(sizes.values()) > 2 * top:
         raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits or weights")
     if any(field.bound >= min(parameters.primes) for field in fields):
         raise CryptoError("expected numbers below the primes in a vector - in the lattice map; lower weights")

@@ -4,7 +4,8 @@ Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modul
 errors of deviation sqrt(21 / 2) = 3.24. The sets keep 128 bits against classical attacks by the default model of the
 lattice-estimator; `benchmarks/results/lattice_security.txt` has its output, and what other models say. By its model of
 quantum attacks the sets of five and six primes keep 128 bits, too, that of seven 118. Smaller moduli of as many primes
-are sent in fewer bits and are safer: the same errors are larger in them.
+are sent in fewer bits and are safer: the same errors are larger in them. Moduli of twice the degree are kept below what
+attacks on them need larger blocks for than on the set of six primes, in lattices twice as large.
 
 Reference: Albrecht, Player, Scott, On the Concrete Hardness of Learning with Errors, J. Mathematical Cryptology 2015.
 """
@@ -25,11 +26,13 @@ SECURITY_BITS = 128
 ERROR_BITS = 21  # errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5
 
 DEGREE = 8192
-LIMITS = {DEGREE: 214}  # degree N -> most bits of q
+WIDE_DEGREE = 16384  # for messages of two nodes: its moduli hold twice the bits
+LIMITS = {DEGREE: 214, WIDE_DEGREE: 341}  # degree N -> most bits of q
 _LARGE = (2147352577, 2147205121, 2147074049, 2146959361, 2146713601, 2146418689)
 _SMALLER = (1595539457, 1595473921, 1594982401, 1594884097, 1594687489, 1594638337, 1594408961)
 # Number of primes -> those of a set: the largest below 2^31, or of seven below 2^(214 / 7), that are 1 modulo 2 N.
 SETS = {5: _LARGE[:5], 6: _LARGE, 7: _SMALLER}
+_WIDE_COUNTS = range(7, 12)  # of primes where N is `WIDE_DEGREE`
 LEAST_PRIME = min(_SMALLER)
 _LEAST_WIDTH = 24  # bits of the narrowest primes that are tried: below are too few of the form
 
@@ -104,36 +107,43 @@ class Parameters:
 
 
 @cache
-def narrow_primes(bits: int, count: int) -> tuple[int, ...]:
+def narrow_primes(bits: int, count: int, degree: int = DEGREE) -> tuple[int, ...]:
     """Return primes of as nearly the same width as `bits` bits in all allow: for each width the largest of the form.
 
     Their product is below 2^bits, and above 2^(bits - 1).
     """
     width = -(-bits // count)
     below = count * width - bits  # have a bit less
-    return (*_largest_primes(width, count - below), *_largest_primes(width - 1, below))
+    return (*_largest_primes(width, count - below, degree), *_largest_primes(width - 1, below, degree))
 
 
-def _largest_primes(width: int, count: int) -> Iterator[int]:
-    candidates = range(((1 << width) - 2) // (2 * DEGREE) * 2 * DEGREE + 1, 1 << width - 1, -2 * DEGREE)
+def _largest_primes(width: int, count: int, degree: int) -> Iterator[int]:
+    candidates = range(((1 << width) - 2) // (2 * degree) * 2 * degree + 1, 1 << width - 1, -2 * degree)
     return islice(filter(gmpy2.is_prime, candidates), count)
 
 
+def _sets(degree: int) -> dict[int, tuple[int, ...]]:
+    """Return the widest sets by their number of primes."""
+    return SETS if degree == DEGREE else {count: narrow_primes(31 * count, count, degree) for count in _WIDE_COUNTS}
+
+
 @cache
-def choose(message_bits: int, weight: int, slack: int, squares: int, entries: int = LEAST_PRIME - 1) -> Parameters:
+def choose(
+    message_bits: int, weight: int, slack: int, squares: int, entries: int = LEAST_PRIME - 1, degree: int = DEGREE
+) -> Parameters:
     """Take the fewest primes that keep a sum's leak below `LEAK_PER_SUM`; CryptoError if no set does.
 
     `squares` is the largest square of a row's 2-norm, `entries` the largest size of a number in a vector or the matrix,
     which primes exceed; the others are as in `Parameters`. Where a smaller modulus of as many primes keeps the leak
     below `LEAK_IF_NARROWED`, it is the smallest that does.
     """
-    for count, widest in SETS.items():
-        found = Parameters(DEGREE, widest, message_bits, weight, slack)
+    for count, widest in _sets(degree).items():
+        found = Parameters(degree, widest, message_bits, weight, slack)
         if found.flood_bits <= 1 or found.leak(squares) > LEAK_PER_SUM:
             continue
         for bits in range(_LEAST_WIDTH * count, found.modulus.bit_length()):
-            primes = narrow_primes(bits, count)
-            narrow = Parameters(DEGREE, primes, message_bits, weight, slack)
+            primes = narrow_primes(bits, count, degree)
+            narrow = Parameters(degree, primes, message_bits, weight, slack)
             if min(primes) > entries and narrow.flood_bits > 1 and narrow.leak(squares) <= LEAK_IF_NARROWED:
                 return narrow
         return found

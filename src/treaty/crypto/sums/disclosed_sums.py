@@ -112,8 +112,10 @@ class DisclosedKey:
 
 
 def bounds_of(cipher: str, setup: Payload) -> SumsBounds:
-    """Return the bounds that a recorded set-up states; CryptoError where it has none."""
+    """Return the bounds that a recorded set-up states; CryptoError where it has none, or vectors of several nodes."""
     stated = setup[0] if cipher == "lattice" else setup[1][:3] if len(setup) > 1 else np.empty(0, np.int64)
+    if cipher == "lattice" and stated.shape == (4,) and stated[3] == 1:
+        stated = stated[:3]
     if stated.shape != (3,) or stated.dtype != np.int64:
         raise CryptoError("expected three bounds - in the recorded set-up")
     return SumsBounds(*(int(x) for x in stated))

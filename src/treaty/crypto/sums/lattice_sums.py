@@ -25,21 +25,23 @@ import hashlib
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import pieces
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer, PartialSums
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.packed import pack, packed_words, unpack
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
+from treaty.crypto.lattice.parameters import DEGREE, DIGIT_BITS, WIDE_DEGREE, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
-from treaty.crypto.wide import cut, from_ints, subtract
+from treaty.crypto.wide import add, cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
@@ -50,23 +52,29 @@ BINDING_BYTES = 32
 VERSION = 1
 
 
-def lattice_fields(bounds: SumsBounds, sealed: bool = False) -> tuple[list[Field], int]:
-    """Return the places of count, hessian and gradient in a message, and its length.
+def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> tuple[list[Field], int]:
+    """Return the places of count, hessian and gradient of each node in a message, and its length.
 
     Sealed sums are opened under masks: their fields have a bit more, and room for 1 more hess (`crypto.sealed.sums`).
     """
     hess_at = bounds.n_rows.bit_length() + sealed
     grad_at = hess_at + (bounds.n_rows * bounds.hess_bound + sealed).bit_length() + sealed
     fields = [Field(0, 1), Field(hess_at, bounds.hess_bound), Field(grad_at, bounds.grad_bound, signed=True)]
-    return fields, grad_at + (bounds.n_rows * bounds.grad_bound).bit_length() + 1 + sealed
+    length = grad_at + (bounds.n_rows * bounds.grad_bound).bit_length() + 1 + sealed
+    shifted = [replace(of, shift=node * length + of.shift, node=node) for node in range(nodes) for of in fields]
+    return shifted, nodes * length
 
 
-def sums_parameters(bounds: SumsBounds, sealed: bool = False) -> Parameters:
-    """Return the parameters for bin sums within these bounds; CryptoError if they are too large for the lattice map."""
-    fields, bits = lattice_fields(bounds, sealed)
-    n = bounds.n_rows
-    slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1 + sealed
-    parameters = choose(bits, n, slack, squares=n, entries=max(field.bound for field in fields))
+def sums_parameters(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> Parameters:
+    """Return the parameters for bin sums within these bounds, of so many nodes in a vector.
+
+    CryptoError if they are too large for the lattice map.
+    """
+    fields, bits = lattice_fields(bounds, sealed, nodes)
+    n, degree = bounds.n_rows, DEGREE if nodes == 1 else WIDE_DEGREE
+    slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1 + sealed  # a row is in one node
+    entries = max(field.bound for field in fields)
+    parameters = choose(bits, n, slack, squares=n, entries=entries, degree=degree)
     check_fields(fields, parameters)
     return parameters
 
@@ -87,15 +95,17 @@ def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedi
 class LatticeSumsClient(WholeTableClient):
     """The active party's end; the store keeps hints, perhaps for later jobs.
 
-    Where sums are `sealed`, it opens shares of them alone.
+    Each vector is about `nodes` nodes, 1 or 2. Where sums are `sealed`, it is 1, and this end opens shares alone.
     """
 
-    def __init__(self, bounds: SumsBounds, store: HintStore, *, threads: int = 1, sealed: bool = False) -> None:
+    def __init__(
+        self, bounds: SumsBounds, store: HintStore, *, threads: int = 1, sealed: bool = False, nodes: int = 1
+    ) -> None:
         super().__init__(bounds)
-        self._store, self._threads = store, threads
-        self._parameters = sums_parameters(bounds, sealed)
-        self._fields, bits = lattice_fields(bounds, sealed)
-        self._places = [field.shift for field in self._fields] + [bits]
+        self._store, self._threads, self._nodes = store, threads, nodes
+        self._parameters = sums_parameters(bounds, sealed, nodes)
+        self._fields, bits = lattice_fields(bounds, sealed, nodes)
+        self._places = [field.shift for field in self._fields[:3]] + [bits // nodes]
         self._kept: Mapping[str, bytes] = {}
         self._unfinished: dict[str, tuple[NewHint, int]] = {}
         self._hints: dict[str, NDArray[np.int16]] = {}
@@ -105,8 +115,13 @@ class LatticeSumsClient(WholeTableClient):
         self._tree: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         degree = self._parameters.degree
         block = 4 * packed_words(self._parameters, degree)
-        self.nodes_at_a_time = max(1, min(_MOST_NODES, PIECE_BYTES // vector_bytes(self._parameters, bounds.n_rows)))
-        self._rows_at_a_time = max(1, (PIECE_BYTES - block) // (block * self.nodes_at_a_time)) * degree
+        vectors = max(1, min(_MOST_NODES // nodes, PIECE_BYTES // vector_bytes(self._parameters, bounds.n_rows)))
+        self.nodes_at_a_time = nodes * vectors
+        self._rows_at_a_time = max(1, (PIECE_BYTES - block) // (block * vectors)) * degree
+
+    def setup(self) -> Payload:
+        """Return the bounds, and how many nodes a vector is about; see `SumsClient.setup`."""
+        return [np.append(super().setup()[0], self._nodes)]
 
     def offer(self, offsets: Mapping[str, NDArray[np.int32]]) -> tuple[bytes, Mapping[str, bytes]] | None:
         """Return (seed, bindings) of kept hints to ask the servers for, or None if one is missing.
@@ -163,16 +178,17 @@ class LatticeSumsClient(WholeTableClient):
         return iter([[]])
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
-        """Encrypt a vector per node, some rows after the others; see `SumsClient.query`. Rows are those of the table.
+        """Encrypt vectors, some rows after the others; see `SumsClient.query`. Rows are those of the table.
 
-        A piece is the rows' residues, packed, uint32 (nodes, words); with the first come those of the b_0.
+        A piece is the rows' residues, packed, uint32 (vectors, words); with the first come those of the b_0.
         """
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
         nodes, n_rows, (grad, hess) = len(starts) - 1, self._bounds.n_rows, self._tree
         node_of_row = np.full(n_rows, -1, np.int16)
         node_of_row[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(nodes, dtype=np.int16), np.diff(starts))
-        query = self._map.begin(nodes)
+        vectors = -(-nodes // self._nodes)
+        query = self._map.begin(vectors)
         for waiting in self._asked.values():
             waiting.append(query.secrets)
         if self.keep_secrets is not None:
@@ -180,10 +196,11 @@ class LatticeSumsClient(WholeTableClient):
 
         def piece(first: int) -> Payload:
             at = slice(first, first + self._rows_at_a_time)
-            held = [node_of_row[at] == node for node in range(nodes)]
+            held = [node_of_row[at] == node for node in range(vectors * self._nodes)]  # the last may be of no node
             numbers = hess[at].astype(np.int32), grad[at].astype(np.int32)
-            vectors = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
-            made = [query.encrypt(vectors), *([query.own] if first == 0 else [])]
+            fields = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
+            entries = [np.concatenate(fields[part]) for part in pieces(len(held), self._nodes)]
+            made = [query.encrypt(entries), *([query.own] if first == 0 else [])]
             return [pack(self._parameters, residues, self._threads) for residues in made]
 
         return map(piece, range(0, n_rows, self._rows_at_a_time))
@@ -193,20 +210,34 @@ class LatticeSumsClient(WholeTableClient):
     ) -> NDArray[np.int64]:
         """Open a server's answer to the oldest query it has not answered; see `SumsClient.open`."""
         opened, rows, starts = self._opened(peer, answer, features)
-        if totals.shape != (len(opened), 3):
-            raise CryptoError(f"expected totals of shape {(len(opened), 3)}, got {totals.shape}")
-        sums = np.zeros((len(opened), int(self._offsets[peer][-1]), 3), np.int64)
+        if totals.shape[1:] != (3,) or -(-len(totals) // self._nodes) != len(opened):
+            raise CryptoError(f"expected totals of shape {(self._nodes * len(opened), 3)}, got {totals.shape}")
+        sums = np.zeros((len(totals), int(self._offsets[peer][-1]), 3), np.int64)
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
-        sums[:, rows] = split_fields(opened, self._places).astype(np.int64)
-        top = np.int64(1) << (self._places[3] - self._places[2] - 1)
-        sums[..., 0] = (sums[..., 0] ^ top) - top  # signed
+        sums[:, rows] = self._split(opened)[: len(totals)]
         # do not report which bin is wrong, nor ask again: either would reveal something of the secret
         if not self._adds_up(sums[:, rows], starts, totals):
             self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
             raise CryptoError(
                 f"the bins of a feature do not add up to their node, the job cannot go on - in the answer of {peer}"
             )
+        return sums
+
+    def _split(self, messages: Digits) -> NDArray[np.int64]:
+        """Split messages into the sums of grad, hess and count of their nodes: (nodes, slots, 3).
+
+        Half of its field is added to each gradient first, which then borrows nothing from the next node.
+        """
+        places, bits = self._places, self._parameters.message_bits
+        starts = range(0, bits, places[3])
+        whole = np.zeros((*messages.shape[:-1], 4 * -(-bits // 64)), np.uint16)
+        whole[..., : messages.shape[-1]] = messages
+        halves = from_ints([sum(1 << start + places[3] - 1 for start in starts)], whole.shape[-1] // 4)
+        digits = add(whole.astype("<u2").view("<u8").astype(np.uint64), halves).astype("<u8").view("<u2")
+        of_nodes = [split_fields(digits, [start + place for place in places]) for start in starts]
+        sums = np.stack(of_nodes, axis=1).reshape(-1, messages.shape[1], 3).astype(np.int64)
+        sums[..., 0] -= np.int64(1) << places[3] - places[2] - 1
         return sums
 
     def open_shares(self, peer: str, answer: Payload, features: NDArray[np.int32] | None = None) -> NDArray[np.uint64]:
@@ -270,10 +301,13 @@ class LatticeSumsServer(WholeTableServer):
         *,
         threads: int = 1,
         sealed: bool = False,
+        nodes: int = 1,
     ) -> None:
         super().__init__(bounds, codes, offsets)
-        self._store, self._threads = store, threads
-        self._parameters = sums_parameters(bounds, sealed)
+        if nodes not in (1, 2) or (sealed and nodes != 1):
+            raise CryptoError(f"expected vectors of one node, or of two where sums are open, got {nodes}")
+        self._store, self._threads, self._nodes = store, threads, nodes
+        self._parameters = sums_parameters(bounds, sealed, nodes)
         self._sealed = sealed
         self._adding: PartialSums | None = None
         leaks = leak_of(self._parameters, bounds, self._bins)
@@ -339,7 +373,7 @@ class LatticeSumsServer(WholeTableServer):
             yield [digits]
 
     def add(self, piece: Payload) -> int:
-        """Add up a piece of a query; see `SumsServer.add`."""
+        """Add up a piece of a query; see `SumsServer.add`. Of its last vector only one node may be in use."""
         features, parameters = self._growing(), self._parameters
         if self._adding is None:
             own = packed_words(parameters, parameters.degree)
@@ -353,7 +387,7 @@ class LatticeSumsServer(WholeTableServer):
         words = unpack(parameters, piece[0], self._left, self._threads)
         self._adding.add(words)
         self._left -= words.shape[2]
-        return self._adding.vectors
+        return self._nodes * (self._adding.vectors - 1) + 1
 
     def end_tree(self) -> None:
         """See `SumsServer.end_tree`."""
