@@ -76,19 +76,27 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """How many trees a training has at most, and of each tree the nodes by level, and how many of them are summed."""
+    """How many trees a training has at most, and the nodes of each tree by level."""
 
     count: int
     nodes: list[int]
-    asked: int
 
     @classmethod
     def of(cls, common: BoostingOptions, shape: Shape, rows: int, alone: int = 0) -> Trees:
         """Return the trees on so many rows; the first `alone` rounds are left out."""
         nodes = [min(1 << level, max(1, rows // common.fewest_rows)) for level in range(common.max_depth)]
         of_round = shape.classes if shape.classes > 2 else 1
-        asked = 1 + sum(-(-count // 2) for count in nodes[1:])  # of two siblings one
-        return cls(max(0, common.n_estimators - alone) * of_round, nodes, asked)
+        return cls(max(0, common.n_estimators - alone) * of_round, nodes)
+
+    @property
+    def asked_of_levels(self) -> list[int]:
+        """Nodes that are summed, by level: of two siblings one."""
+        return [1, *(-(-count // 2) for count in self.nodes[1:])]
+
+    @property
+    def asked(self) -> int:
+        """Nodes of a tree that are summed."""
+        return sum(self.asked_of_levels)
 
     @property
     def depth(self) -> int:

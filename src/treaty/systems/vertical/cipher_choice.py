@@ -1,11 +1,11 @@
 """The choice of a job's cipher, by estimates of both ciphers' time from its size and the speed of its links.
 
-With n rows, peers of F columns and S bins each, T trees of depth d, V = 2^(d-1) vectors a tree (the root, then one of
-each pair of siblings) on c threads, the lattice map (degree N, J = n / N blocks, P primes of w bits in all, D digits)
-takes
+With n rows, peers of F columns and S bins each, T trees of depth d, V vectors a tree (about the root, then one of each
+pair of siblings: 2^(d-1) nodes, each level's in vectors of one node or of two) on c threads, the lattice map (degree N,
+J = n / N blocks, P primes of w bits in all, R = P / 8 rounded up, D digits) takes
 
-    seconds = (S (P (J + 2) 30 us + 0.4 ms) [hint, unless kept] + T (V (P (n + N) 14 ns + n (F 1.5 ns + P 1 ns)
-              + 2 S P N 0.04 ns) + d S D N 0.15 ns)) / c
+    seconds = (S N / 8192 (P (J + 2) 30 us + 0.4 ms) [hint, unless kept] + T (V (P (n + N) 12 ns
+              + n (F R 1.5 ns + P 2 ns) + 2 S P N 0.04 ns) + d S D N 0.15 ns)) / c
     bytes   = 2 S D N [hint, unless kept] + T (V w / 8 (n + N) + V 2 S D + (2^d - 1) n / 8)
 
 and Okamoto-Uchiyama with keys of b = 3072 bits (`MODULAR` times as long where the processor has no AVX-512 IFMA):
@@ -15,7 +15,8 @@ and Okamoto-Uchiyama with keys of b = 3072 bits (`MODULAR` times as long where t
 
 in processor seconds as measured on one machine with AVX-512, plus bytes over the speed of each link in turn. The
 lattice map hides rows of nodes from passive parties, so it is chosen unless it takes more than `PREFERENCE` times as
-long, its hints exceed `MOST_HINT_BYTES`, or sums exceed what it holds or may leak. What sealing its sums takes besides
+long, its hints exceed `MOST_HINT_BYTES`, or sums exceed what it holds or may leak. Vectors of two nodes take a quarter
+less to send, and hints of twice the degree; those are chosen that take less time. What sealing its sums takes besides
 follows from the comparisons of candidates (`cost_of_sealing`).
 """
 
@@ -54,6 +55,8 @@ from treaty.trees.splits import SplitRules
 logger = logging.getLogger(__name__)
 
 MOST_HINT_BYTES = 4 << 30
+USUAL = Link(step=1e-3, byte=8e-9)
+"""A link between organisations where none was measured: of a gigabit a second."""
 PREFERENCE = 2.0
 MODULAR = 1.0 if HAS_IFMA else 2.3 if HAS_FMA else 5.0
 """Times the time that arithmetic modulo a key's number takes with AVX-512 IFMA."""
@@ -98,11 +101,15 @@ class JobSize:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The cipher of a job, why, and the links as far as they were measured: for "auto", and where sums are sealed."""
+    """The cipher of a job, why, and the links as far as they were measured: for "auto", and where sums are sealed.
+
+    `nodes` are those of a vector of the lattice map.
+    """
 
     cipher: str
     why: str
     links: Mapping[str, Link] = field(default_factory=dict)
+    nodes: int = 1
 
 
 def choose_cipher(
@@ -112,42 +119,75 @@ def choose_cipher(
     job: JobSize,
     offsets: Mapping[str, NDArray[np.int32]],
     store: HintStore,
+    *,
+    one_node: bool = False,
 ) -> Choice:
     """Take the cipher the job names; under "auto" measure the links and go by the estimates.
 
-    `offsets` are the first slots of every passive party's features.
+    `offsets` are the first slots of every passive party's features; with `one_node` vectors are not about more.
     """
     if options.sealed:
         return Choice(options.cipher, "as the job says", {peer: measure(party, peer).link for peer in offsets})
+    counts = [1] if one_node else [1, 2]
     if options.cipher != "auto":
-        return Choice(options.cipher, "as the job says")
+        usual = dict.fromkeys(offsets, USUAL)
+        nodes = best_nodes(job, offsets, usual, store, counts)[0] if options.cipher == "lattice" else 1
+        return Choice(options.cipher, _of_nodes("as the job says", nodes), nodes=nodes)
     bounds, trees, depth = job.bounds, job.trees, job.rules.max_depth
     if common.fractional_bits > MOST_LATTICE_FRACTION:
         return Choice("ou", f"fractional_bits is above the {MOST_LATTICE_FRACTION} that the lattice map takes")
     if unfit := beyond_lattice(bounds, offsets, trees, depth):
         return Choice("ou", unfit)
-    parameters, vectors, links = sums_parameters(bounds), trees * 2 ** (depth - 1), {}
+    parameters, vectors, links = sums_parameters(bounds), trees * vectors_of_a_tree(depth), {}
     for peer, of_peer in offsets.items():
         found = measure(party, peer)
         links[peer] = found.link
         if vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > found.left:
             return Choice("ou", f"{peer}'s answers have told nearly all that the lattice map may tell of its table")
-    kept = LatticeSumsClient(bounds, store).offer(offsets) is not None
-    lattice = _total(
-        [cost_of_lattice(parameters, job, *_size(of_peer), kept=kept) for of_peer in offsets.values()], links
-    )
+    nodes, lattice, kept = best_nodes(job, offsets, links, store, counts)
     ou = _total([cost_of_ou(job, *_size(of_peer)) for of_peer in offsets.values()], links)
     chosen = lattice.seconds <= PREFERENCE * ou.seconds
     best, other = (("lattice", lattice), ("ou", ou)) if chosen else (("ou", ou), ("lattice", lattice))
     times, slowest = other[1].seconds / best[1].seconds, max((link.byte for link in links.values()), default=0.0)
     what = f"{rounded(times)} times as long" if times >= 1 else "less, but shows passive parties the rows of nodes"
     link = f"link of {rounded(1e-6 / slowest)} MB/s" if slowest else "no link"
-    return Choice(
-        best[0],
+    why = (
         f"estimated {best[1]} for {trees} trees; {other[0]} would take {other[1]}, {what}"
-        f"{_of_sealing(common, job, offsets, links)} ({link}{', hints kept earlier' if kept else ''})",
-        links,
+        f"{_of_sealing(common, job, offsets, links)} ({link}{', hints kept earlier' if kept else ''})"
     )
+    return Choice(best[0], _of_nodes(why, nodes if chosen else 1), links, nodes)
+
+
+def _of_nodes(why: str, nodes: int) -> str:
+    return f"{why}; each vector is about two nodes" if nodes == 2 else why
+
+
+def best_nodes(
+    job: JobSize,
+    offsets: Mapping[str, NDArray[np.int32]],
+    links: Mapping[str, Link],
+    store: HintStore,
+    counts: Sequence[int] = (1, 2),
+) -> tuple[int, Estimate, bool]:
+    """Return how many nodes a vector is about where trees take the least time, the estimate, and if hints are kept."""
+    found: list[tuple[int, Estimate, bool]] = []
+    for nodes in counts:
+        if nodes > 1 and beyond_lattice(job.bounds, offsets, job.trees, job.rules.max_depth, nodes=nodes):
+            continue
+        try:
+            parameters = sums_parameters(job.bounds, nodes=nodes)
+        except CryptoError:  # said where the cipher is made
+            return 1, Estimate(0.0, 0.0), False
+        kept = LatticeSumsClient(job.bounds, store, nodes=nodes).offer(offsets) is not None
+        sizes = [_size(of_peer) for of_peer in offsets.values()]
+        costs = [cost_of_lattice(parameters, job, *size, kept=kept, nodes=nodes) for size in sizes]
+        found.append((nodes, _total(costs, links), kept))
+    return min(found, key=lambda choice: choice[1].seconds)
+
+
+def vectors_of_a_tree(max_depth: int, nodes: int = 1) -> int:
+    """Return how many vectors a tree is asked for with: of the root, and at each level of one of each two siblings."""
+    return 1 + sum(-(-(1 << level - 1) // nodes) for level in range(1, max_depth))
 
 
 def _of_sealing(
@@ -178,17 +218,23 @@ def tell_cost_of_sealing(
 
 
 def beyond_lattice(
-    bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]], trees: int, max_depth: int, *, sealed: bool = False
+    bounds: SumsBounds,
+    offsets: Mapping[str, NDArray[np.int32]],
+    trees: int,
+    max_depth: int,
+    *,
+    sealed: bool = False,
+    nodes: int = 1,
 ) -> str:
     """Return why the lattice map does not hold a job, as far as its size tells; nothing where it does."""
     try:
-        parameters = sums_parameters(bounds, sealed)
+        parameters = sums_parameters(bounds, sealed, nodes)
     except CryptoError as error:
         return str(error)
     hints = sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values())
     if hints > MOST_HINT_BYTES and not sealed:  # there is a choice
         return f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB"
-    vectors = trees * 2 ** (max_depth - 1)
+    vectors = trees * vectors_of_a_tree(max_depth, nodes)
     if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
         return "so many sums about so many columns would pass the limit of what the lattice map may leak"
     return ""
@@ -221,15 +267,16 @@ def cheaper(job: JobSize, sizes: Sequence[tuple[int, int]]) -> str:
     return "lattice" if lattice <= PREFERENCE * ou and hints <= MOST_HINT_BYTES else "ou"
 
 
-def cost_of_lattice(parameters: Parameters, job: JobSize, features: int, slots: int, *, kept: bool) -> Estimate:
+def cost_of_lattice(
+    parameters: Parameters, job: JobSize, features: int, slots: int, *, kept: bool, nodes: int = 1
+) -> Estimate:
     """Return what trees take under the lattice map with one passive party; `kept`: its hint is there."""
     degree, primes, digits = parameters.degree, len(parameters.primes), parameters.digits
     n, depth = job.bounds.n_rows, job.rules.max_depth
-    vectors = 2 ** (depth - 1)
-    hint = 0.0 if kept else slots * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
-    vector = (
-        primes * (n + degree) * 14e-9 + n * (features * 1.5e-9 + primes * 1e-9) + 2 * slots * primes * degree * 4e-11
-    )
+    vectors = vectors_of_a_tree(depth, nodes)
+    hint = 0.0 if kept else slots * degree / 8192 * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
+    adding = n * (features * -(-primes // 8) * 1.5e-9 + primes * 2e-9)
+    vector = primes * (n + degree) * 12e-9 + adding + 2 * slots * primes * degree * 4e-11
     tree = vectors * vector + depth * slots * digits * degree * 1.5e-10
     nbytes = vectors * (vector_bytes(parameters, n) + 2 * slots * digits) + (2**depth - 1) * n / 8
     hint_bytes = 0 if kept else _hint_bytes(parameters, slots)

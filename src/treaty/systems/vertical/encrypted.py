@@ -216,7 +216,7 @@ def _columns_of_others(
             f"sums cannot be sealed here: {unfit}; or take {options.to_open}; docs/secureboost.md has what it shows",
             public="sums cannot be sealed: the lattice map does not hold so many rows, columns or trees, or weights",
         )
-    choice = choose_cipher(party, options, common, job, layouts, store)
+    choice = choose_cipher(party, options, common, job, layouts, store, one_node=bool(audit))
     part.encryption, part.choice = choice.cipher, choice.why
     if not options.sealed and (why := seat.options.why_open(common)):
         part.choice += f"; sums are open: {why}"
@@ -227,7 +227,7 @@ def _columns_of_others(
         client = make_client(
             choice.cipher, job.bounds, threads=seat.threads, key_bits=options.key_bits,
             insecure_test_key_bits=options.insecure_test_key_bits, store=store,
-            blind=options.hides_nodes(choice.cipher), sealed=options.sealed,
+            blind=options.hides_nodes(choice.cipher), sealed=options.sealed, nodes=choice.nodes,
         )  # fmt: skip
     payload = pack(client.setup())
     for peer in party.peers:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from treaty.crypto.additive.packing import Packing
+from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.sums import Widths
 from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.system import Cast
+from treaty.systems.vertical import cipher_choice
 from treaty.systems.vertical.cipher_choice import (
     Estimate,
     JobSize,
@@ -45,6 +50,7 @@ def expected_of_sums(cast: Cast, options: CipherOptions, common: Any, shape: Sha
     if cipher == "auto":
         cipher = cheaper(job, list(sizes.values()))
     found.agree((active, peer) for peer in others)
+    nodes = _nodes_of_a_vector(options, job, sizes) if cipher == "lattice" else 1
     columns = sum(shape.columns.values())
     found.seconds = trees.growing(n, columns) + trees.count * trees.depth * 2 * ROUND_TRIP
     slowest = 0.0
@@ -56,7 +62,7 @@ def expected_of_sums(cast: Cast, options: CipherOptions, common: Any, shape: Sha
             asked, answered = trees.count * trees.depth * 4.0 * n, trees.count * trees.depth * n / 8
         found.send(active, peer, asked, trees.count * (2 * trees.depth + 2))
         found.send(peer, active, answered, trees.count * 2 * trees.depth)
-        cost = _of_cipher(found, cipher, options, trees, job, active, peer, features, slots)
+        cost = _of_cipher(found, cipher, options, trees, job, active, peer, features, slots, nodes)
         slowest = max(slowest, cost.seconds)
         if options.sealed:
             slowest += _seal(found, common, job, active, peer, features, slots).seconds
@@ -64,21 +70,31 @@ def expected_of_sums(cast: Cast, options: CipherOptions, common: Any, shape: Sha
     return found
 
 
+def _nodes_of_a_vector(options: CipherOptions, job: JobSize, sizes: Mapping[str, tuple[int, int]]) -> int:
+    """Return how many nodes a vector of the lattice map will be about; columns are taken to have as many bins each."""
+    if options.sealed:
+        return 1
+    offsets = {peer: np.linspace(0, slots, features + 1).astype(np.int32) for peer, (features, slots) in sizes.items()}
+    links = dict.fromkeys(offsets, NEAR if options.cipher == "auto" else cipher_choice.USUAL)
+    return cipher_choice.best_nodes(job, offsets, links, HintStore(None))[0]
+
+
 def _of_cipher(
     found: Expected, cipher: str, options: CipherOptions, trees: Trees, job: JobSize, active: str, peer: str,
-    features: int, slots: int,
+    features: int, slots: int, nodes: int,
 ) -> Estimate:  # fmt: skip
-    """Count what the sums of one passive party take; return an estimate of their seconds."""
+    """Count what the sums of one passive party take, a vector about so many nodes; return an estimate of seconds."""
     n, vectors = job.bounds.n_rows, trees.count * trees.asked
     if cipher == "lattice":
-        parameters = sums_parameters(job.bounds, options.sealed)
+        vectors = trees.count * sum(-(-asked // nodes) for asked in trees.asked_of_levels)
+        parameters = sums_parameters(job.bounds, options.sealed, nodes)
         hint, query = 2.0 * slots * parameters.digits * parameters.degree, vector_bytes(parameters, n)
         found.send(active, peer, vectors * query)
         found.send(peer, active, hint + vectors * 2.0 * slots * parameters.digits)
-        found.hold(2 * hint + 2 * max(query, min(64e6, query * max(trees.nodes))), active, peer)
+        found.hold(2 * hint + 2 * max(query, min(64e6, query * -(-max(trees.nodes) // nodes))), active, peer)
         for name in (active, peer):
             found.kept[name] = found.kept.get(name, 0.0) + hint
-        return cost_of_lattice(parameters, job, features, slots, kept=False)
+        return cost_of_lattice(parameters, job, features, slots, kept=False, nodes=nodes)
     if cipher == "dealer":
         found.send(active, peer, 16.0 * n * vectors)
         found.send(peer, active, 8.0 * n * slots + 16.0 * slots * vectors)
