@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treaty.compute import load_compiler, pieces
+from treaty.compute import pieces
 from treaty.data.ids import Psi, read_ids
 from treaty.messaging.certificates import load_certificate, write_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
@@ -50,7 +50,6 @@ def play(name: str, folder: Path, count: int, threads: int, ports: list[int], ps
         peers={peer: Peer(f"127.0.0.1:{peer_port}", load_certificate(str(folder / f"{peer}.cert.pem")))},
     )
     gc.freeze()  # as the command does
-    load_compiler()  # as jobs do while parties wait for each other
     channel.connect(timeout=60)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()

@@ -1,36 +1,19 @@
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba.core.errors import NumbaWarning
 
 from treaty import compute
-from treaty.compute import concurrently, cores, keep_to, kernel, share, stay_on_one_core, usable_cores
+from treaty.compute import concurrently, cores, keep_to, kernel, new_array, share, stay_on_one_core, usable_cores
 from treaty.runs import processes
-
-
-def test_what_a_first_kernel_needs_can_be_loaded_ahead():
-    check = (
-        "import sys; import numpy as np; from treaty.compute import load_compiler; from treaty.crypto.wide import add\n"
-        "before = set(sys.modules); load_compiler(); ahead = set(sys.modules)\n"
-        "add(np.ones((1, 2), np.uint64), np.ones((1, 2), np.uint64))\n"
-        "assert 'numba.np.arraymath' in ahead - before, 'loaded already'\n"
-        "assert not [name for name in set(sys.modules) - ahead if name.startswith('numba.np')]\n"
-    )
-    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 @settings(deadline=None, max_examples=60)
@@ -171,7 +154,7 @@ def test_kernel_computes_without_a_place_to_cache(monkeypatch):
     def nowhere(function):
         raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr(compute, "_KernelCache", nowhere)
+    monkeypatch.setattr(compute, "KernelCache", nowhere)
     assert kernel(_add_up)(np.arange(5)) == 10
 
 
@@ -181,6 +164,18 @@ def _invert(value):
 
 def test_kernel_divides_by_zero_as_numpy_does():
     assert np.isinf(kernel(_invert)(0.0))
+
+
+@pytest.mark.parametrize("shape", [5, (3, 4)], ids=["one-dimension", "two-dimensions"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64], ids=["uint8", "float32", "int64"])
+def test_kernels_make_arrays_of_a_shape_and_type(shape, dtype):
+    def make(shape):
+        return new_array(shape, dtype)
+
+    made = kernel(make)(shape)
+    expected = np.empty(shape, dtype)
+    assert (made.shape, made.dtype, made.strides) == (expected.shape, expected.dtype, expected.strides)
+    made[:] = 1
 
 
 def in_a_thread(work):
@@ -220,106 +215,3 @@ def test_threads_keep_to_cores_without_keeping_others():
 def test_processes_are_dealt_the_cores_there_are(monkeypatch, usable, expected):
     monkeypatch.setattr(processes, "usable_cores", lambda: list(usable))
     assert processes._dealt_out(["a", "b", "c"]) == expected
-
-
-def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(tmp_path, monkeypatch):
-    module = tmp_path / "halves.py"
-    module.write_text(
-        "from treaty.compute import kernel\n@kernel\ndef half(x):\n    return x / 2 if x > 1 else x - x\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-
-    def half(value):
-        """Call the kernel as a process does that has just started."""
-        sys.modules.pop("halves", None)
-        return importlib.import_module("halves").half(value)
-
-    assert half(np.float64(3)) == 1.5
-    cache = Path(sys.modules["halves"].half.stats.cache_path)
-    (listed,) = cache.glob("*.nbi")
-    of_floats = listed.read_bytes()
-    listed.unlink()  # the other process looked before this one had saved
-    assert half(np.int64(6)) == 3
-    listed.write_bytes(of_floats)  # and the list of this one was written last
-    assert half(np.float64(5.5)) == 2.75
-    assert half(np.int64(8)) == 4
-    assert len(list(cache.glob("*.nbc"))) == 2
-    monkeypatch.setattr(numba, "__version__", "another")  # of another environment, which shares the package's folder
-    listed.unlink()
-    assert half(np.int64(8)) == 4
-    assert len(list(cache.glob("*.nbc"))) == 3
-
-
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """Return a function that installs a package of a kernel and what it imports, and returns where that is kept."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-
-    def install(name, amount, extra=""):
-        """Install into a folder of this name, and call the kernel as a process does that has just started."""
-        package = tmp_path / name / "treaty_halves"
-        package.mkdir(parents=True)
-        (package / "amounts.py").write_text(f"AMOUNT = {amount}\n")
-        (package / "halves.py").write_text(
-            "from treaty.compute import kernel\nfrom treaty_halves.amounts import AMOUNT\n"
-            f"@kernel\ndef less(x):\n    return x - AMOUNT\n{extra}"
-        )
-        for known in [known for known in sys.modules if known.startswith("treaty_halves")]:
-            del sys.modules[known]
-        with monkeypatch.context() as patch:
-            patch.syspath_prepend(package.parent)
-            found = importlib.import_module("treaty_halves.halves").less
-        return found
-
-    return install
-
-
-def _hits(found):
-    return sum(found.stats.cache_hits.values())
-
-
-def test_a_second_installation_loads_what_the_first_has_compiled(installed, tmp_path):
-    first, second = installed("first", 1), installed("second", 1)
-    assert (first(5), second(5)) == (4, 4)
-    assert (_hits(first), _hits(second)) == (0, 1)
-    assert Path(second.stats.cache_path).is_relative_to(tmp_path / "home")
-    assert not list(tmp_path.glob("*/treaty_halves/__pycache__/*.nbi"))
-
-
-def test_a_kernel_is_compiled_again_when_a_module_that_it_imports_has_changed(installed):
-    one, other = installed("one", 1), installed("other", 2)
-    assert (one(5), other(5)) == (4, 3)
-    assert _hits(other) == 0
-
-
-def test_kernels_that_others_may_have_written_are_not_loaded(installed):
-    first = installed("first", 1)
-    assert first(5) == 4
-    Path(first.stats.cache_path).chmod(0o777)
-    second = installed("second", 1)
-    assert second(5) == 4
-    assert (_hits(second), second.stats.cache_path == first.stats.cache_path) == (0, False)
-
-
-def test_kernels_that_are_not_used_for_long_are_deleted(installed):
-    old, used = (Path(installed(name, 1, f"# {name}\n").stats.cache_path) for name in ("old", "used"))
-    for folder, days in ((old, 100), (used, 80)):
-        os.utime(folder, (time.time() - days * 24 * 3600,) * 2)
-    installed("again", 1, "# used\n")
-    assert time.time() - used.stat().st_mtime < 60  # loaded again: its time begins anew
-    installed("new", 1, "# new\n")
-    assert (old.exists(), used.exists()) == (False, True)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="the C library has another name")
-def test_a_kernel_that_cannot_be_kept_is_warned_of_and_computes(installed):
-    extra = (
-        "import ctypes\nlabs = ctypes.CDLL(None).labs\nlabs.restype, labs.argtypes = ctypes.c_long, [ctypes.c_long]\n"
-        "@kernel\ndef size(x):\n    return labs(x)\n"
-    )
-    installed("pointing", 1, extra)
-    size = sys.modules["treaty_halves.halves"].size
-    with pytest.warns(NumbaWarning, match="dynamic globals"):
-        assert size(-3) == 3

@@ -1,34 +1,31 @@
 """How kernels are compiled and shared among threads, and decoders built; short names of array types.
 
+Where they are kept once they are compiled is in `kernel_cache`.
+
 Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
 "workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-import shutil
-import sys
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-import llvmlite
 import msgspec
 import numba
 import numpy as np
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
-from numba.core.compiler_lock import global_compiler_lock
+from numba import types
+from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.misc.appdirs import AppDirs
+from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from treaty.kernel_cache import KernelCache
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -40,9 +37,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nobody calls a kernel by its address
-_IMPORTS = re.compile(rb"^from (treaty\w*[.\w]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
-_NAMES = re.compile(rb"\w+")
-_UNUSED = 90 * 24 * 3600  # seconds after which kernels that nobody loads are deleted
 
 
 def kernel(function: F) -> F:
@@ -60,14 +54,32 @@ def inner(function: F) -> F:
 
 def _kept(compiled: Any, function: F) -> F:
     with suppress(RuntimeError):  # nowhere to be kept: neither the home folder nor the package's can be written to
-        compiled._cache = _KernelCache(function)
-        compiled._cache._cache_file.__class__ = _SharedCacheFile
+        compiled._cache = KernelCache(function)
     return compiled  # type: ignore[no-any-return]
 
 
 def inlined(function: F) -> F:
     """Compile `function` into each kernel that calls it: a call counts the references to each array, for 0.1 us."""
     return numba.njit(inline="always", nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def new_array(typing_context: Any, count: Any, dtype: Any) -> Any:
+    """In a kernel what `np.empty(count, dtype)` is, of one dimension, or of as many as the tuple `count` has numbers.
+
+    Numpy's is a function of its own to numba, which each process compiles for each type, in a twentieth of a second.
+    """
+    ndim = count.count if isinstance(count, types.BaseTuple) else 1
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        from numba.np.arrayobj import _empty_nd_impl
+
+        shape = cgutils.unpack_tuple(builder, values[0], ndim) if ndim > 1 else values[:1]
+        return _empty_nd_impl(context, builder, signature.return_type, shape)._getvalue()
+
+    return types.Array(dtype.dtype, ndim, "C")(
+        types.UniTuple(types.intp, ndim) if ndim > 1 else types.intp, dtype
+    ), generate
 
 
 def processor_has(*features: str) -> bool:
@@ -77,122 +89,6 @@ def processor_has(*features: str) -> bool:
     """
     known = str(cpu_target.target_context.codegen().magic_tuple())
     return all(f"+{feature}" in known for feature in features)
-
-
-def is_compiled(compiled: Any) -> bool:
-    """Tell whether the disk has code of a kernel for this processor, of any types of arguments."""
-    caches = getattr(compiled._cache, "_cache_file", None)
-    processor = cpu_target.target_context.codegen().magic_tuple()
-    return caches is not None and any(key[1] == processor for key in caches._load_index())
-
-
-def load_compiler() -> None:
-    """Load what numba needs before its first kernel runs: a second's work, for while a party waits for others."""
-    with global_compiler_lock:
-        cpu_target.typing_context.refresh()
-        cpu_target.target_context.refresh()
-
-
-class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
-    """A kernel's cache that several processes may fill at once: every signature has a file of its own.
-
-    Numba numbers the files of a kernel's signatures and writes the list of them first. Two processes that compile
-    different signatures then give both the same number, and whoever loads one of them runs the code of the other: that
-    crashes (numba issues 4807 and 10128 are of this kind). Here the name of a file follows from the signature, and from
-    numba's version, for two environments may share a folder; a file is whole before it is listed. An entry that another
-    process overwrites in the list is compiled again.
-    """
-
-    def save(self, key: Any, data: Any) -> None:
-        told = hashlib.sha256(repr((numba.__version__, key)).encode())
-        name = self._data_name(int.from_bytes(told.digest()[:6]))
-        self._save_data(name, data)
-        self._save_index({**self._load_index(), key: name})
-
-
-class _OfUser(_CacheLocator):  # type: ignore[misc]
-    """A folder of the user's, for each module's text and the versions that compile it.
-
-    So an installation compiles nothing that another one has compiled.
-    """
-
-    def __init__(self, function: Any, path: str) -> None:
-        self._py_file = path  # named in numba's warnings
-        self._line = function.__code__.co_firstlineno
-        self._stamp = _digest_of(path)
-        self._folder = _folder_of_user() / f"{Path(path).stem}-{self._stamp[:16]}"
-
-    @classmethod
-    def from_function(cls, function: Any, path: str) -> _OfUser | None:
-        """Return where kernels of this file are kept; None where that cannot be, or is not the user's own."""
-        try:
-            locator = cls(function, path)
-            locator.ensure_cache_path()
-        except OSError:
-            return None
-        return locator
-
-    def ensure_cache_path(self) -> None:
-        if not self._folder.is_dir():
-            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _delete_unused(self._folder.parent)
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-        found = self._folder.stat()
-        if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
-            raise PermissionError("code that others may have written is not loaded")
-        if time.time() - found.st_mtime > _UNUSED / 10:
-            os.utime(self._folder)
-
-    def get_cache_path(self) -> str:
-        return str(self._folder)
-
-    def get_source_stamp(self) -> str:
-        return self._stamp
-
-    def get_disambiguator(self) -> str:
-        return str(self._line)
-
-
-def _folder_of_user() -> Path:
-    return Path(AppDirs(appname="treaty", appauthor=False).user_cache_dir) / "kernels"
-
-
-@cache
-def _digest_of(path: str) -> str:
-    """Return a digest of a module's text, of those of this package that it imports, and of what compiles them."""
-    told = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
-    seen, waiting = {path}, [path]
-    while waiting:
-        text = Path(waiting.pop()).read_bytes()
-        told.update(text)
-        for package, names in _IMPORTS.findall(text):
-            for name in (package, *(package + b"." + one for one in _NAMES.findall(names))):
-                file = getattr(sys.modules.get(name.decode()), "__file__", None)
-                if file is not None and file not in seen:
-                    seen.add(file)
-                    waiting.append(file)
-    return told.hexdigest()
-
-
-def _delete_unused(folder: Path) -> None:
-    """Delete kernels that have not been loaded for long: of older versions, mostly."""
-    for one in folder.iterdir():
-        with suppress(OSError):
-            if time.time() - one.stat().st_mtime > _UNUSED:
-                shutil.rmtree(one)
-
-
-_NUMBAS = CompileResultCacheImpl._locator_classes
-
-
-class _Place(CompileResultCacheImpl):  # type: ignore[misc]
-    """Where a kernel is kept: in NUMBA_CACHE_DIR, among the user's, or where numba itself would keep it."""
-
-    _locator_classes: ClassVar = [_NUMBAS[0], _OfUser, *_NUMBAS[1:]]
-
-
-class _KernelCache(FunctionCache):  # type: ignore[misc]
-    _impl_class = _Place
 
 
 _BUILDING = threading.Lock()

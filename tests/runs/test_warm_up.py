@@ -6,10 +6,13 @@ import gc
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from treaty import GBDTClassifier, SecureBoost
 from treaty.runs import warm_up
 from treaty.systems import find_system
+from treaty.trees import walking
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,21 @@ def test_garbage_is_collected_afterwards_as_before(enabled, monkeypatch):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+def test_walks_are_compiled_as_predictions_need_them():
+    warm_up.compile_walks()
+    kernels = (walking.record_bits, walking.walk_bits, walking.walk_values)
+    before = [list(kernel.signatures) for kernel in kernels]
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    y = (X[:, 0] > 0).astype(int)
+    protocol = SecureBoost(allow_exact_sums=True)
+    model = GBDTClassifier(protocol, n_estimators=1, transport="memory", min_child_samples=5)
+    tables = {"one": X[:, :1], "other": X[:, 1:]}
+    model.fit(tables, y).predict(tables)
+    GBDTClassifier("pooled", n_estimators=1, min_child_samples=5).fit(X, y).predict(X)
+    assert [list(kernel.signatures) for kernel in kernels] == before
 
 
 def test_the_command_starts_without_what_only_regressions_need():

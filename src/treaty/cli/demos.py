@@ -25,9 +25,9 @@ from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
 from treaty.linear.batches import fewest_rows
 from treaty.models.linear import label_holder, preparation_of
-from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
+from treaty.runs.warm_up import compile_kernels, compile_walks
 from treaty.systems import SYSTEMS, Model, find_system
-from treaty.systems.alignment.roles import LONG, disclosures
+from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import System, cast_of
@@ -88,6 +88,7 @@ def run_demo(
     transport: str | None,
     trees: int | None,
     encryption: str,
+    first_time: bool,
 ) -> None:
     """Train between made-up organisations, predict on held-back rows, and print what came of it."""
     if protocol not in SYSTEMS[model] and any(protocol in known for known in SYSTEMS.values()):
@@ -108,10 +109,6 @@ def run_demo(
         raise ConfigError(refused[0])
     options = _options(system, {cipher: encryption} if cipher and named else {}, parties)
     loaded = load_data(data, label)
-    with trees_compiled_beside() as compiling:
-        if compiling:
-            with Status("the first time: compiling for this processor, for 10 to 30 seconds", console=console):
-                compile_kernels(system, options, aligns="ecdh" if len(loaded[1]) < LONG // 2 else "auto")
     rounds = 20 if trees is None else trees
     among_users = "user" in system.train
     played = {} if system.split == "none" else {"transport": transport or ("memory" if among_users else "grpc")}
@@ -121,6 +118,11 @@ def run_demo(
         scenario = _by_row(console, system, options, parties or 3, loaded, rounds, played)
     else:
         scenario = _by_column(console, options, parties or 3, loaded, split, rounds, played)
+    if first_time:  # after the alignment, which compiles what it needs, and on the other core is compiled meanwhile
+        with Status("the first time: compiling for this processor, for 5 to 20 seconds", console=console):
+            if model == "trees":
+                compile_walks()
+            compile_kernels(system, options, aligns=None)
     _play(console, scenario, system)
 
 

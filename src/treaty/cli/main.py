@@ -109,12 +109,16 @@ def demo(
     Under fedxgb people's rows stay on devices of their own; a server gets the model, and the devices nothing of it.
     With --model logistic a clinic and a laboratory fit a logistic regression together, beside scikit-learn's.
     """
-    from treaty.cli.demos import run_demo
+    from treaty.runs.warm_up import trees_compiled_beside
 
-    run_demo(
-        console, model=model, protocol=protocol, parties=parties, data=data, label=label, split=split,
-        transport=transport, trees=trees, encryption=encryption,
-    )  # fmt: skip
+    # begun before what the demo needs is imported, which takes a second
+    with trees_compiled_beside(wanted=model == "trees") as compiling:
+        from treaty.cli.demos import run_demo
+
+        run_demo(
+            console, model=model, protocol=protocol, parties=parties, data=data, label=label, split=split,
+            transport=transport, trees=trees, encryption=encryption, first_time=compiling,
+        )  # fmt: skip
 
 
 for command in (check, train, predict, explain, serve, show):

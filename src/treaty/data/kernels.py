@@ -6,10 +6,10 @@ Both release the interpreter lock, so that threads over columns and over rows ru
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import inner, kernel, new_array
 
 
-@kernel
+@inner
 def _cut_between(lower: np.float32, upper: np.float32) -> np.float32:
     # + 0 makes a negative zero positive: the order of the two zeros in sorting must not matter
     middle = np.float32((np.float64(lower) + np.float64(upper)) * 0.5) + np.float32(0.0)
@@ -27,8 +27,8 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
     held * K >= R, in whole numbers.
     """
     n = ordered.size
-    values = np.empty(n, dtype=np.float32)
-    counts = np.empty(n, dtype=np.int64)
+    values = new_array(n, np.float32)
+    counts = new_array(n, np.int64)
     distinct = 0
     start = 0
     for i in range(1, n + 1):
@@ -39,7 +39,7 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
             start = i
 
     if distinct <= max_bin:
-        every = np.empty(distinct - 1, dtype=np.float32)
+        every: NDArray[np.float32] = new_array(distinct - 1, np.float32)
         for k in range(1, distinct):
             every[k - 1] = _cut_between(values[k - 1], values[k])
         return every
@@ -50,7 +50,7 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
             rows_left -= counts[k]
             bins_left -= 1
 
-    cuts = np.empty(max_bin - 1, dtype=np.float32)
+    cuts: NDArray[np.float32] = new_array(max_bin - 1, np.float32)
     n_cuts = 0
     is_open = False
     held = target_rows = target_bins = 0  # of the open bin; its target is target_rows / target_bins
@@ -90,7 +90,8 @@ def write_codes(
     """
     # All values take one step of the search together: free of branches and of order, the inner loop becomes
     # vector instructions, which made it five times faster than searching value by value.
-    below = np.zeros(stop - start, dtype=np.int32)
+    below = new_array(stop - start, np.int32)
+    below[:] = np.int32(0)
     step = np.int32((padded_cuts.size + 1) >> 1)
     while step > 0:
         for i in range(stop - start):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import inner, kernel
 
 KEY = 16
 """Bytes of a key."""
@@ -53,19 +53,15 @@ def _hash_each(
             v1 ^= np.uint64(0xDD)
 
 
-@kernel
+@inner
 def _mixed(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> Words:
+    # rotations are written out: a function of their own is compiled anew for each number of bits
     v0 += v1
     v2 += v3
-    v1 = _rotated(v1, 13) ^ v0
-    v3 = _rotated(v3, 16) ^ v2
-    v0 = _rotated(v0, 32) + v3
+    v1 = ((v1 << np.uint64(13)) | (v1 >> np.uint64(51))) ^ v0
+    v3 = ((v3 << np.uint64(16)) | (v3 >> np.uint64(48))) ^ v2
+    v0 = ((v0 << np.uint64(32)) | (v0 >> np.uint64(32))) + v3
     v2 += v1
-    v3 = _rotated(v3, 21) ^ v0
-    v1 = _rotated(v1, 17) ^ v2
-    return v0, v1, _rotated(v2, 32), v3
-
-
-@kernel
-def _rotated(word: np.uint64, bits: int) -> np.uint64:
-    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
+    v3 = ((v3 << np.uint64(21)) | (v3 >> np.uint64(43))) ^ v0
+    v1 = ((v1 << np.uint64(17)) | (v1 >> np.uint64(47))) ^ v2
+    return v0, v1, (v2 << np.uint64(32)) | (v2 >> np.uint64(32)), v3

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from treaty.compute import kernel
+from treaty.compute import kernel, new_array
 from treaty.errors import ConfigError
 
 IN_MEMORY = 1 << 18
@@ -165,14 +165,16 @@ def _deal(
     out: NDArray[Any],
 ) -> None:
     """Write rows to `out` part by part, in their order within each, and where parts begin and end to `edges`."""
-    part = np.empty(len(key), np.int32)
-    for k in range(len(key)):
+    part = new_array(key.shape[0], np.int32)
+    for k in range(key.shape[0]):
         part[k] = (key[k] >> np.uint64(shift)) * np.uint64(parts) // np.uint64(span)
         edges[part[k] + 1] += 1
     for number in range(parts):
         edges[number + 1] += edges[number]
-    following = edges[:-1].copy()
-    for k in range(len(key)):
+    following = new_array(parts, np.int32)
+    for number in range(parts):
+        following[number] = edges[number]
+    for k in range(key.shape[0]):
         at = following[part[k]]
         following[part[k]] += 1
         for word in range(rows.shape[1]):

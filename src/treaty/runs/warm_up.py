@@ -1,7 +1,8 @@
 """Kernels compiled before parties need them: by playing a small training of a system on made-up rows.
 
 That is most of the time of a first training on a new machine. Numba compiles on one core; where nothing is compiled yet
-`trees_compiled_beside` lets a second process compile what trees are grown by, which most systems share.
+`trees_compiled_beside` lets a second process compile what trees are grown by, which most systems share. What one of the
+two is about to compile the other waits for (`kernel_cache`).
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from treaty.compute import is_compiled
 from treaty.crypto.psi import cuckoo, hashing, ristretto
 from treaty.crypto.transfer import oprf
 from treaty.data.ids import Psi, read_ids
 from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
+from treaty.kernel_cache import is_compiled
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import Cast, LabelledRows, System, cast_of
+from treaty.trees.ensemble import SplitTable, join_splits, margins_from_bits, margins_from_values
 from treaty.trees.scanning import scan_splits
 
 _SMALL = {
@@ -66,10 +68,14 @@ def _compile(system: System | None, options: SystemOptions | None, aligns: Psi |
 
 
 @contextmanager
-def trees_compiled_beside() -> Iterator[bool]:
-    """Let a process of its own compile what grows trees, if nothing is compiled yet; give whether it does."""
-    if is_compiled(scan_splits):
-        yield False
+def trees_compiled_beside(*, wanted: bool = True) -> Iterator[bool]:
+    """Let a process of its own compile what grows trees, if nothing is compiled yet; give whether that is so.
+
+    If it is not `wanted`, there is no such process.
+    """
+    first_time = not is_compiled(scan_splits)
+    if not (first_time and wanted):
+        yield first_time
         return
     words = [sys.executable, "-c", "from treaty.runs.warm_up import compile_trees; compile_trees()"]
     quiet = subprocess.DEVNULL
@@ -85,6 +91,14 @@ def compile_trees() -> None:
     """Compile what grows trees and what predicts by them, by the system that has least else."""
     with _without_collecting():
         _train(find_system("federboost-vertical"), FederBoostVertical())
+
+
+def compile_walks() -> None:
+    """Compile what walks down trees, also where all columns are in one place."""
+    with _without_collecting():
+        matrix, margins, base = np.zeros((1, 1), np.float32), np.zeros((1, 1)), np.zeros(1, np.int64)
+        margins_from_bits([], base, SplitTable().decide(matrix), margins)
+        margins_from_values([], join_splits([], []), matrix, margins)
 
 
 @contextmanager

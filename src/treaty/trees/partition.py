@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import Flags, Floats, Int32s, Integers, kernel, share
+from treaty.compute import Flags, Floats, Int32s, Integers, kernel, new_array, share
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
 _SMALL = 1 << 17  # rows that are moved before a second thread would start
@@ -174,8 +174,9 @@ def _place_blocks(blocks: Any, counts: Any, nodes: Any, children: Any, bounds: A
     A node's new order: left sampled, left others, right sampled, right others.
     """
     n_blocks = counts.shape[0]
-    lefts, rights = np.empty(n_blocks, np.int64), np.empty(n_blocks, np.int64)
-    goes_left = np.zeros(2 * nodes.shape[0], np.int64)
+    lefts, rights = new_array(n_blocks, np.int64), new_array(n_blocks, np.int64)
+    goes_left = new_array(2 * nodes.shape[0], np.int64)
+    goes_left[:] = 0
     for block in range(n_blocks):
         goes_left[blocks[0, block]] += counts[block]
     block = 0

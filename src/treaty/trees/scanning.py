@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import inner, kernel
+from treaty.compute import inner, kernel, new_array
 
 DIGITS = 8
 """Of a numerator, of 32 bits each; it is below 2^254 for sums of 62 bits."""
@@ -68,12 +68,12 @@ def scan_splits(
     floor, step, onehot_below = limits[4], limits[5], limits[6]
     ridge, to_gain, bound_top, bound_below = exact
     least = 0.0 if floor == 0.0 else -np.inf  # a hess above it counts
-    order = np.empty(256, np.int64)
-    ratio = np.empty(256, np.float64)
-    prefix = np.empty((256, 3), np.int64)
-    candidate = np.empty(256, np.float64)
-    top, best_top = np.zeros(DIGITS, np.uint64), np.zeros(DIGITS, np.uint64)
-    below, best_below = np.zeros(4, np.uint64), np.zeros(4, np.uint64)
+    order = new_array(256, np.int64)
+    ratio = new_array(256, np.float64)
+    prefix = new_array((256, 3), np.int64)
+    candidate = new_array(256, np.float64)
+    top, best_top = new_array(DIGITS, np.uint64), new_array(DIGITS, np.uint64)
+    below, best_below = new_array(4, np.uint64), new_array(4, np.uint64)
     for node in range(first, last):
         total_grad, total_hess, total_count = totals[node, 0], totals[node, 1], totals[node, 2]
         parent = _term(total_grad * grad_unit, total_hess * hess_unit, reg_lambda, reg_alpha, floor, step)
@@ -216,7 +216,7 @@ def _sort_categories(
 def _write_fraction(left_grad: Any, left_hess: Any, totals: Any, ridge: Any, top: Any, below: Any) -> None:
     """Write V^2, (8,), and a (T - a), (4,), of a split to `top` and `below`."""
     whole, a = totals[1] + 2 * ridge, left_hess + ridge
-    first, second, v = np.zeros(4, np.uint64), np.zeros(4, np.uint64), np.zeros(4, np.uint64)
+    first, second, v = new_array(4, np.uint64), new_array(4, np.uint64), new_array(4, np.uint64)
     _multiply_words(whole, abs(left_grad), first)
     _multiply_words(abs(totals[0]), a, second)
     if (left_grad < 0) == (totals[0] < 0):
@@ -250,7 +250,7 @@ def _multiply(a: Any, b: Any, out: Any) -> None:
 @inner
 def _passes(top: Any, below: Any, other_top: Any, other_below: Any) -> bool:
     """Tell whether a fraction is larger than another one."""
-    ours, theirs = np.zeros(12, np.uint64), np.zeros(12, np.uint64)
+    ours, theirs = new_array(12, np.uint64), new_array(12, np.uint64)
     _multiply(top, other_below, ours)
     _multiply(other_top, below, theirs)
     return _less(theirs, ours)
@@ -259,7 +259,7 @@ def _passes(top: Any, below: Any, other_top: Any, other_below: Any) -> bool:
 @inner
 def _multiply_words(a: int, b: int, out: Any) -> None:
     low = np.uint64(0xFFFFFFFF)
-    first, second = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
+    first, second = new_array(2, np.uint64), new_array(2, np.uint64)
     first[0], first[1] = np.uint64(a) & low, np.uint64(a) >> np.uint64(32)
     second[0], second[1] = np.uint64(b) & low, np.uint64(b) >> np.uint64(32)
     _multiply(first, second, out)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Integers, inner, kernel
+from treaty.compute import Flags, Floats, Integers, inner, kernel, new_array
 
 BATCH = 64  # rows that walk down a tree together, so that their cache misses overlap
 BYTES = 256  # of packed decisions, for eight rows each, made together
@@ -88,7 +88,7 @@ def walk_values(matrix: Any, nodes: Nodes, splits: NodeSplits, first: int, last:
     width = np.uint64(matrix.shape[1])
     one = np.uint32(1)
     any_category = category_left.shape[0] > 0
-    at = np.empty(BATCH, np.uint32)
+    at = new_array(BATCH, np.uint32)
     for batch in range(first, last, BATCH):
         size = np.uint64(min(BATCH, last - batch))
         origin = np.uint64(batch) * width
@@ -116,7 +116,7 @@ def walk_bits(packed: Any, nodes: Nodes, first: int, last: int, margins: Any, le
     """
     start, depth, split, left, leaf, value = nodes
     one = np.uint32(1)
-    at = np.empty(BATCH, np.uint32)
+    at = new_array(BATCH, np.uint32)
     for batch in range(first, last, BATCH):
         size = np.uint64(min(BATCH, last - batch))
         for tree in range(start.shape[0]):

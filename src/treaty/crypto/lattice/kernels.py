@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, Integers, kernel
+from treaty.compute import Int32s, Integers, kernel, new_array
 from treaty.crypto.lattice.lanes import (
     LANES,
     WORDS,
@@ -99,7 +99,7 @@ def encrypt_block(
     q, _, _, inverse, inverse_shoup = factors
     numbers, shoup = secret
     degree = len(public)
-    product = np.empty(degree, np.uint32)
+    product = new_array(degree, np.uint32)
     for i in range(0, degree, LANES):
         multiply_lanes(product, i, public, i, numbers, shoup, i, q)
     inverse_transform(product, 0, degree, inverse, inverse_shoup, q)
@@ -188,7 +188,8 @@ def hint_rows(
     q, forward, forward_shoup, inverse, inverse_shoup = factors
     blocks, degree = public.shape[0] - 1, public.shape[1]
     wide, signed = np.uint64(q), np.int64(q)
-    t, low, high = np.empty(degree, np.uint32), np.empty(degree, np.uint64), np.empty(degree, np.uint64)
+    nothing: Any = np.int64(0)  # a plain 0 is a type of its own, for which the transform would be compiled once more
+    t, low, high = new_array(degree, np.uint32), new_array(degree, np.uint64), new_array(degree, np.uint64)
     for s in range(len(out)):
         column, code = columns[column_of_row[first + s]], code_of_row[first + s]
         low[:] = np.uint64(0)
@@ -206,7 +207,7 @@ def hint_rows(
                         value = np.int64(value == code)
                     t[i - start] = np.uint32(value + signed if value < 0 else value)
                 t[stop - start :] = np.uint32(0)
-            forward_transform(t, 0, degree, forward, forward_shoup, q)
+            forward_transform(t, nothing, degree, forward, forward_shoup, q)
             a = public[0 if j == blocks else j + 1]
             for i in range(degree):
                 product = np.uint64(t[i]) * np.uint64(a[i])
@@ -221,7 +222,6 @@ def hint_rows(
             out[s, i] = np.uint32(scaled % wide)
 
 
-@kernel
 def rescale(
     residues: Residues,
     inverses: Words,
@@ -240,8 +240,24 @@ def rescale(
     0.51; `guard` is a multiple of 16. `balanced` digits are from -2^15 to 2^15 - 1, others from 0, as the bits of
     int16.
     """
+    # copied where residues do not lie together: the kernel would be compiled for either kind
+    _rescale(np.ascontiguousarray(residues), inverses, primes, scales, guard, balanced, first, stop, out)
+
+
+@kernel
+def _rescale(
+    residues: Residues,
+    inverses: Words,
+    primes: Words,
+    scales: Words,
+    guard: int,
+    balanced: bool,
+    first: int,
+    stop: int,
+    out: NDArray[np.int16],
+) -> None:
     words, digits = scales.shape[1], len(out)
-    acc = np.empty(words + 1, np.uint64)
+    acc = new_array(words + 1, np.uint64)
     bottom = guard - 1
     for k in range(first, stop):
         acc[:] = np.uint64(0)
@@ -263,7 +279,6 @@ def rescale(
             out[d, k] = np.int16(digit - (borrow << 16))
 
 
-@kernel
 def dots(
     a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
 ) -> None:
@@ -271,6 +286,15 @@ def dots(
 
     One factor of each product is -1, 0 or 1, so that 2^15 of them stay within.
     """
+    a = a.view()
+    a.flags.writeable = False  # as hints of a message are, or the kernel would be compiled for either kind
+    _dots(a, rows, b, first, stop, out)
+
+
+@kernel
+def _dots(
+    a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
+) -> None:
     for i in range(first, stop):
         for j in range(len(b)):
             out[i, j] = dot(a[rows[i]], 0, b[j], 0, len(b[j]))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, pieces, share
+from treaty.compute import kernel, new_array, pieces, share
 from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.lattice.transform import Residues
 from treaty.errors import CryptoError
@@ -88,7 +88,7 @@ def pack_plane(residues: Residues, width: int, out: Packed) -> None:
 
     32 numbers take `width` words, of which each holds bits of three numbers at most: of number at[k] all but gone[k].
     """
-    at, gone, wide = np.empty((3, width), np.uint32), np.empty(width, np.uint64), np.uint64(width)
+    at, gone, wide = new_array((3, width), np.uint32), new_array(width, np.uint64), np.uint64(width)
     for k in range(width):
         for part in range(3):
             at[part, k] = min(k * WORD // width + part, WORD - 1)
@@ -96,8 +96,9 @@ def pack_plane(residues: Residues, width: int, out: Packed) -> None:
     for first in range(0, len(residues), WORD):
         numbers, start = residues[first : first + WORD], first // WORD * width
         if len(numbers) < WORD:
-            rest, numbers = numbers, np.zeros(WORD, np.uint32)
-            numbers[: len(rest)] = rest
+            rest, numbers = numbers, new_array(WORD, np.uint32)
+            for i in range(WORD):  # a slice assigned to a slice would take seconds to compile
+                numbers[i] = rest[i] if i < len(rest) else np.uint32(0)
         words = out[start : start + width]
         for k in range(len(words)):
             held = np.uint64(numbers[at[0, k]]) >> gone[k] | np.uint64(numbers[at[1, k]]) << wide - gone[k]

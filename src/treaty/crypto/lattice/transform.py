@@ -33,14 +33,15 @@ def tables(prime: int, degree: int) -> Tables:
     """Make the factors: powers of a 2 N-th root of unity."""
     base = next(x for x in range(2, prime) if pow(x, (prime - 1) // 2, prime) == prime - 1)
     root = pow(base, (prime - 1) // (2 * degree), prime)
-    bits = degree.bit_length() - 1
-    reversed_bits = [int(format(k, f"0{bits}b")[::-1], 2) for k in range(degree)]
+    reversed_bits = np.zeros(1, np.intp)
+    while len(reversed_bits) < degree:
+        reversed_bits = np.concatenate([2 * reversed_bits, 2 * reversed_bits + 1])
 
     def powers(of: int) -> tuple[Residues, Residues]:
-        values = [1]
-        for _ in range(degree - 1):
-            values.append(values[-1] * of % prime)
-        block = np.array([values[k] for k in reversed_bits], np.uint64)
+        values = np.ones(1, np.uint64)
+        while len(values) < degree:  # products of numbers below 2^31 fit
+            values = np.concatenate([values, values * np.uint64(pow(of, len(values), prime)) % np.uint64(prime)])
+        block = values[reversed_bits]
         index = np.arange(degree // 2)
         near = [block[degree // (2 * stride) + index // stride] for stride in (8, 4, 2, 1)]
         factors = np.concatenate([block, *near])

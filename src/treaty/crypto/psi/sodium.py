@@ -21,7 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import kernel, new_array
 
 Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]  # bytes, offsets, and the rows that count
 
@@ -68,7 +68,7 @@ def combine_each(
 
     A product refuses invalid points and those that it makes the identity; a sum or difference refuses invalid ones.
     """
-    of_left, of_right = 32 * (len(left) > 1), 32 * (len(right) > 1)
+    of_left, of_right = 32 * (left.shape[0] > 1), 32 * (right.shape[0] > 1)
     refused = 0
     for row in range(start, stop):
         one, other = left.ctypes.data + of_left * row, right.ctypes.data + of_right * row
@@ -106,10 +106,12 @@ def expand_each(
     longest = 0
     for k in range(start, stop):
         longest = max(longest, offsets[rows[k] + 1] - offsets[rows[k]])
-    first = np.zeros(_BLOCK + longest + 3 + len(domain), np.uint8)  # Z_pad || msg || l_i_b_str || 0 || DST_prime
-    second = np.zeros(64 + 1 + len(domain), np.uint8)  # b_0 || 1 || DST_prime
+    first = new_array(_BLOCK + longest + 3 + domain.shape[0], np.uint8)  # Z_pad || msg || l_i_b_str || 0 || DST_prime
+    second = new_array(64 + 1 + domain.shape[0], np.uint8)  # b_0 || 1 || DST_prime
+    for at in range(_BLOCK):
+        first[at] = 0
     second[64] = 1
-    for at in range(len(domain)):  # a slice assigned to a slice would take seconds to compile
+    for at in range(domain.shape[0]):  # a slice assigned to a slice would take seconds to compile
         second[65 + at] = domain[at]
     for k in range(start, stop):
         end = _BLOCK
@@ -119,10 +121,10 @@ def expand_each(
         first[end] = 0
         first[end + 1] = 64
         first[end + 2] = 0
-        for at in range(len(domain)):
+        for at in range(domain.shape[0]):
             first[end + 3 + at] = domain[at]
-        _call(function, (second.ctypes.data, first.ctypes.data, end + 3 + len(domain)))
-        _call(function, (out.ctypes.data + 64 * k, second.ctypes.data, len(second)))
+        _call(function, (second.ctypes.data, first.ctypes.data, end + 3 + domain.shape[0]))
+        _call(function, (out.ctypes.data + 64 * k, second.ctypes.data, second.shape[0]))
 
 
 @kernel
@@ -134,7 +136,7 @@ def digest_each(
     for k in range(start, stop):
         begin = offsets[rows[k]]
         length = offsets[rows[k] + 1] - begin
-        _call(function, (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, len(key)))
+        _call(function, (out.ctypes.data + 16 * k, 16, data.ctypes.data + begin, length, key.ctypes.data, key.shape[0]))
 
 
 @kernel

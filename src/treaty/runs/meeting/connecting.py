@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from treaty.compute import load_compiler
 from treaty.errors import ConfigError, PeerLost
 from treaty.messaging.certificates import load_certificate, load_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
@@ -43,8 +41,6 @@ def connected(
     own = job.settings()[0]
     peers = played.links(cast, own)[name]
     channel = _channel(job, name, peers, played.vouched(cast, name), shared_terms(job, name, cast, verb))
-    # no daemon: a process that ends early waits for it, as it may hold locks of Python's import and of numba
-    threading.Thread(target=load_compiler, name="treaty-compiler").start()
     may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
     try:
         # who is connected waits for messages while others may still wait for connections

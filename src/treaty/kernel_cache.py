@@ -1,0 +1,189 @@
+"""Where compiled kernels are kept, so that each is compiled once on a machine; `compute` compiles them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
+from numba.misc.appdirs import AppDirs
+
+_IMPORTS = re.compile(rb"^from (treaty\w*[.\w]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
+_NAMES = re.compile(rb"\w+")
+_UNUSED = 90 * 24 * 3600  # seconds after which kernels that nobody loads are deleted
+_LONGEST = 60.0  # seconds to wait for another process to compile a kernel, which may have been stopped
+
+
+class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
+    """A kernel's cache that several processes may fill at once: every signature has a file of its own.
+
+    Numba numbers the files of a kernel's signatures and writes the list of them first. Two processes that compile
+    different signatures then give both the same number, and whoever loads one of them runs the code of the other: that
+    crashes (numba issues 4807 and 10128 are of this kind). Here the name of a file follows from the signature, and from
+    numba's version, for two environments may share a folder; a file is whole before it is listed. An entry that another
+    process overwrites in the list is compiled again.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        told = hashlib.sha256(repr((numba.__version__, key)).encode())
+        name = self._data_name(int.from_bytes(told.digest()[:6]))
+        self._save_data(name, data)
+        self._save_index({**self._load_index(), key: name})
+
+
+class _OfUser(_CacheLocator):  # type: ignore[misc]
+    """A folder of the user's, for each module's text and the versions that compile it.
+
+    So an installation compiles nothing that another one has compiled.
+    """
+
+    def __init__(self, function: Any, path: str) -> None:
+        self._py_file = path  # named in numba's warnings
+        self._line = function.__code__.co_firstlineno
+        self._stamp = _digest_of(path)
+        self._folder = _folder_of_user() / f"{Path(path).stem}-{self._stamp[:16]}"
+
+    @classmethod
+    def from_function(cls, function: Any, path: str) -> _OfUser | None:
+        """Return where kernels of this file are kept; None where that cannot be, or is not the user's own."""
+        try:
+            locator = cls(function, path)
+            locator.ensure_cache_path()
+        except OSError:
+            return None
+        return locator
+
+    def ensure_cache_path(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _delete_unused(self._folder.parent)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+        found = self._folder.stat()
+        if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
+            raise PermissionError("code that others may have written is not loaded")
+        if time.time() - found.st_mtime > _UNUSED / 10:
+            os.utime(self._folder)
+
+    def get_cache_path(self) -> str:
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        return self._stamp
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+def _folder_of_user() -> Path:
+    return Path(AppDirs(appname="treaty", appauthor=False).user_cache_dir) / "kernels"
+
+
+@cache
+def _digest_of(path: str) -> str:
+    """Return a digest of a module's text, of those of this package that it imports, and of what compiles them."""
+    told = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
+    seen, waiting = {path}, [path]
+    while waiting:
+        text = Path(waiting.pop()).read_bytes()
+        told.update(text)
+        for package, names in _IMPORTS.findall(text):
+            for name in (package, *(package + b"." + one for one in _NAMES.findall(names))):
+                file = getattr(sys.modules.get(name.decode()), "__file__", None)
+                if file is not None and file not in seen:
+                    seen.add(file)
+                    waiting.append(file)
+    return told.hexdigest()
+
+
+def _delete_unused(folder: Path) -> None:
+    """Delete kernels that have not been loaded for long: of older versions, mostly."""
+    for one in folder.iterdir():
+        with suppress(OSError):
+            if time.time() - one.stat().st_mtime > _UNUSED:
+                shutil.rmtree(one)
+
+
+_NUMBAS = CompileResultCacheImpl._locator_classes
+
+
+class _Place(CompileResultCacheImpl):  # type: ignore[misc]
+    """Where a kernel is kept: in NUMBA_CACHE_DIR, among the user's, or where numba itself would keep it."""
+
+    _locator_classes: ClassVar = [_NUMBAS[0], _OfUser, *_NUMBAS[1:]]
+
+
+class KernelCache(FunctionCache):  # type: ignore[misc]
+    """Where one kernel's code is kept, of any types of arguments.
+
+    Of the processes that lack the same code one compiles it, and the others wait for that.
+    """
+
+    _impl_class = _Place
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file.__class__ = _SharedCacheFile
+        self._turn: IO[bytes] | None = None  # a file that is locked while this process compiles the kernel
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the code for these types of arguments; None where this process is to compile it, and to save it."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)
+            if found is None and self._take_turn():
+                found = self._load_overload(sig, target_context)
+                if found is not None:
+                    self._end_turn()
+        if found is None:
+            # all that numba can compile: a third of a second, which processes are spared that only load
+            target_context.refresh()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled, where it can be kept; others that waited load it, or compile it themselves."""
+        try:
+            super().save_overload(sig, data)
+        finally:
+            self._end_turn()
+
+    def _take_turn(self) -> bool:
+        """Wait until no other process compiles this kernel; tell whether there may have been one."""
+        if self._turn is not None:  # a compilation of this process that failed
+            return False
+        with suppress(OSError):
+            self._turn = open(f"{self._cache_file._index_path}.lock", "ab")
+            last = time.monotonic() + _LONGEST
+            while time.monotonic() < last:
+                try:
+                    fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.01)
+        return self._turn is not None
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)  # closing does not do where another process was forked off meanwhile
+            self._turn.close()
+            self._turn = None
+
+
+def is_compiled(compiled: Any) -> bool:
+    """Tell whether the disk has code of a kernel for this processor, of any types of arguments."""
+    caches = getattr(compiled._cache, "_cache_file", None)
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    return caches is not None and any(key[1] == processor for key in caches._load_index())
