@@ -137,6 +137,46 @@ def test_under_auto_what_sealing_would_take_is_told_with_the_others_where_it_can
     assert "seal" not in choose(reg_alpha=0.5).why
 
 
+def nodes_of(rows, trees=100, columns=20, max_depth=6, store=None, counts=(1, 2), byte=8e-9):
+    """How many nodes a vector is about on links that take so long for a byte, and whether its hint is kept."""
+    bounds, layouts = SumsBounds(rows, 1 << 16, 1 << 14), {"b": offsets(columns)}
+    job = job_of(bounds, trees, max_depth=max_depth)
+    nodes, _, kept = cipher_choice.best_nodes(
+        job, layouts, {"b": Link(1e-3, byte)}, store or HintStore(None), counts
+    )  # fmt: skip
+    return nodes, kept
+
+
+def test_vectors_are_of_two_nodes_where_many_of_long_tables_are_sent():
+    assert nodes_of(10**8) == (2, False)
+    assert nodes_of(10**6, byte=8e-8) == (2, False)
+    for fewer in ({"rows": 10_000}, {"trees": 1}, {"max_depth": 2}, {"byte": 0.0}, {"columns": 400}, {"counts": [1]}):
+        assert nodes_of(**{"rows": 10**6, "byte": 8e-8, **fewer}) == (1, False)
+
+
+def test_a_kept_hint_is_used_again_for_whichever_vectors_it_is():
+    rows, layout, stores = 40_000, offsets(2, 5), {}
+    rng = np.random.default_rng(0)
+    for nodes in (1, 2):
+        stores[nodes] = HintStore(None)
+        client = LatticeSumsClient(SumsBounds(rows, 1 << 16, 1 << 14), stores[nodes], nodes=nodes)
+        server = LatticeSumsServer(
+            client._bounds, rng.integers(0, 5, (rows, 2), np.uint8), layout, ["x", "y"], HintStore(None), nodes=nodes
+        )
+        for end in (client, server):
+            end.settle(bytes(32))
+        for piece in server.hint():
+            client.accept_hint("b", piece, layout)
+        bounds, links = client._bounds, {"b": Link(1e-3, 8e-9)}
+        found = cipher_choice.best_nodes(job_of(bounds, 1, max_depth=6), {"b": layout}, links, stores[nodes])
+        assert (found[0], found[2]) == (nodes, True)
+
+
+@pytest.mark.parametrize(("depth", "one", "two"), [(1, 1, 1), (2, 2, 2), (3, 4, 3), (4, 8, 5), (6, 32, 17)])
+def test_of_two_siblings_one_is_in_a_vector(depth, one, two):
+    assert [cipher_choice.vectors_of_a_tree(depth, nodes) for nodes in (1, 2)] == [one, two]
+
+
 def test_estimates_grow_with_every_size():
     parameters = cipher_choice.sums_parameters(SMALL)
     base = {"rows": 1000, "features": 10, "slots": 330, "max_depth": 3, "trees": 20}

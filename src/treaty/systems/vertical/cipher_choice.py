@@ -1,10 +1,10 @@
 """The choice of a job's cipher, by estimates of both ciphers' time from its size and the speed of its links.
 
 With n rows, peers of F columns and S bins each, T trees of depth d, V vectors a tree (about the root, then one of each
-pair of siblings: 2^(d-1) nodes, each level's in vectors of one node or of two) on c threads, the lattice map (degree N,
+pair of siblings: 2^(d-1) nodes, each level's in vectors of v = 1 or 2) on c threads, the lattice map (degree N,
 J = n / N blocks, P primes of w bits in all, R = P / 8 rounded up, D digits) takes
 
-    seconds = (S N / 8192 (P (J + 2) 30 us + 0.4 ms) [hint, unless kept] + T (V (P (n + N) 12 ns
+    seconds = (S (N / 8192)^1.4 (P (J + 2) 30 us + 0.4 ms) [hint, unless kept] + T (V (P (n + N) (8 + 3.5 v) ns
               + n (F R 1.5 ns + P 2 ns) + 2 S P N 0.04 ns) + d S D N 0.15 ns)) / c
     bytes   = 2 S D N [hint, unless kept] + T (V w / 8 (n + N) + V 2 S D + (2^d - 1) n / 8)
 
@@ -274,9 +274,9 @@ def cost_of_lattice(
     degree, primes, digits = parameters.degree, len(parameters.primes), parameters.digits
     n, depth = job.bounds.n_rows, job.rules.max_depth
     vectors = vectors_of_a_tree(depth, nodes)
-    hint = 0.0 if kept else slots * degree / 8192 * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
+    hint = 0.0 if kept else slots * (degree / 8192) ** 1.4 * (primes * (-(-n // degree) + 2) * 30e-6 + 0.4e-3)
     adding = n * (features * -(-primes // 8) * 1.5e-9 + primes * 2e-9)
-    vector = primes * (n + degree) * 12e-9 + adding + 2 * slots * primes * degree * 4e-11
+    vector = primes * (n + degree) * (8e-9 + 3.5e-9 * nodes) + adding + 2 * slots * primes * degree * 4e-11
     tree = vectors * vector + depth * slots * digits * degree * 1.5e-10
     nbytes = vectors * (vector_bytes(parameters, n) + 2 * slots * digits) + (2**depth - 1) * n / 8
     hint_bytes = 0 if kept else _hint_bytes(parameters, slots)
