@@ -5,7 +5,7 @@ from treaty.cluster.shards import ByRows, Shard, cut_arguments
 
 class LocalShards:
     def __init__(self, count, threads=1):
-        self.count, self._threads, self._kept = count, threads, {}
+        self.count, self._threads, self._kept, self.steps = count, threads, {}, 0
         self._shards = [Shard(number, count, threads) for number in range(count)]
 
     def keep(self, name, array, places=None):
@@ -25,6 +25,7 @@ class LocalShards:
             shard.drop(name)
 
     def each(self, step, *args):
+        self.steps += 1
         return [step(shard, *cut_arguments(args, k, self.count)) for k, shard in enumerate(self._shards)]
 
     def lose(self, number):

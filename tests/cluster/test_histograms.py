@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from cluster.local_shards import LocalShards
 from treaty.cluster.histograms import ClusterHistograms
-from treaty.cluster.shards import STRIPE, ByRows, local_rows, own_stripes, places, rows_before
+from treaty.cluster.shards import STRIPE, ByRows, local_rows, places, rows_before
 from treaty.trees.histograms import Histograms
 
 
 @settings(deadline=None, max_examples=40)
-@given(count=st.integers(1, 5), begun=st.integers(0, 12), length=st.integers(0, 9 * STRIPE))
-def test_every_row_is_at_one_worker(count, begun, length):
-    first = begun * STRIPE
+@given(count=st.integers(1, 5), first=st.integers(0, 12 * STRIPE), length=st.integers(0, 9 * STRIPE))
+def test_every_row_is_at_one_worker(count, first, length):
     rows = np.arange(first, first + length, dtype=np.int32)
     parts = [ByRows(rows, first=first).of(number, count) for number in range(count)]
     assert np.array_equal(np.sort(np.concatenate(parts)), rows)
@@ -22,11 +21,6 @@ def test_every_row_is_at_one_worker(count, begun, length):
         assert (part // STRIPE % count == number).all()
         assert np.array_equal(local_rows(part, count), rows_before(number, count, first) + np.arange(len(part)))
         assert np.array_equal(part, rows[places(rows, count)[number]])
-
-
-def test_rows_begin_with_a_stripe():
-    with pytest.raises(ValueError, match="first row of a stripe"):
-        own_stripes(0, 2, 5, 10)
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -9,7 +9,7 @@ from treaty.cluster.shards import STRIPE
 from treaty.crypto.lattice import linear_map
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix
-from treaty.crypto.lattice.parameters import choose
+from treaty.crypto.lattice.parameters import DEGREE, choose
 
 SEED = bytes(range(32))
 
@@ -36,17 +36,12 @@ def test_products_are_right_whichever_workers_add_them_up(monkeypatch, n, count,
     vectors = [np.stack([rng.integers(0, 2, n), rng.integers(-500, 500, n)]).astype(np.int32) for _ in range(2)]
     query, rows = client.begin(2), np.arange(matrix.rows)
     features = np.arange(len(matrix.columns))
-    words = query.encrypt([vector[:, : STRIPE * (n // STRIPE)] for vector in vectors]) if n > STRIPE else None
-    sums = server.begin(query.own, features) if words is not None else None
-    if n <= STRIPE:
-        words = query.encrypt(vectors)
-        sums = server.begin(query.own, features)
-        sums.add(words)
-    else:
+    sums = None
+    for start in range(0, n, 3 * DEGREE):  # not a multiple of a stripe
+        words = query.encrypt([vector[:, start : start + 3 * DEGREE] for vector in vectors])
+        sums = sums or server.begin(query.own, features)
         sums.add(words)
         shards.lose(1)
-        if n % STRIPE:
-            sums.add(query.encrypt([vector[:, STRIPE * (n // STRIPE) :] for vector in vectors]))
     opened = client.open(hint, rows, query.secrets, sums.answer())
     for vector, found in zip(vectors, opened, strict=True):
         entries = vector[0].astype(object) + (vector[1].astype(object) << 20)

@@ -440,7 +440,8 @@ def test_an_interrupt_ends_a_fit_in_threads_within_seconds(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_killed_training_resumes_to_the_identical_model(tmp_path, cluster):
     victim = "lab"
     options = {
         "trees": 16,
@@ -451,6 +452,9 @@ def test_a_killed_training_resumes_to_the_identical_model(tmp_path):
         "allow_insecure": True,
     }
     job = write_job(tmp_path, alone=True, **options)
+    if cluster:
+        pytest.importorskip("ray", reason="Ray is not installed: it has no wheel for this Python yet")
+        job.write_text(job.read_text().replace("[parties.lab]", '[parties.lab]\ncluster = "ray"'))
     dies = {victim: ("", 8, "CheckpointReceipt")}
     processes = {name: start(job, name, dies=dies.get(name)) for name in ("imaging", "lab", "clinic")}
     kept = tmp_path / "model" / "clinic.checkpoint"

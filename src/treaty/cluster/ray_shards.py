@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from treaty.errors import ClusterLost, ConfigError
 
 logger = logging.getLogger(__name__)
 
+_AUTH = "RAY_AUTH_MODE"
 _STORE_BYTES = 1 << 30  # of the object store of a cluster on this machine, through which arguments and results go
 _START = 180.0  # seconds that workers may take to begin, some of which import and compile
 _REPLACEMENTS = 3  # times that a step is begun again, before the cluster counts as lost
@@ -77,7 +79,7 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
         return
     ray, started_here = _connected(cluster)
     count = cluster.workers or (2 if cluster.address == "ray" else _nodes(ray))
-    shards = RayShards(ray, count, ray.cluster_resources().get("CPU", 1.0) / count)
+    shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
     try:
         shards.wait_for_all(_START)
         yield shards
@@ -89,7 +91,8 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
 
 def _connected(cluster: Cluster) -> tuple[Any, bool]:
     """Return Ray, connected, and whether it was not before."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if "ray" not in sys.modules:  # it reads this when it is imported
+        os.environ.setdefault(_AUTH, "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which would be sent to Ray's makers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -109,6 +112,9 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
         raise ConfigError(
             f"the cluster {cluster.address!r} is not reached: {why[0]}; docs/clusters.md helps"
         ) from error
+    if _AUTH not in os.environ:
+        ray.shutdown()
+        raise ConfigError(f"the cluster {cluster.address!r} asks for no token: start all its nodes with {_AUTH}=token")
     return ray, True
 
 
@@ -119,12 +125,13 @@ def _nodes(ray: Any) -> int:
 class RayShards:
     """See `Shards`; `replaced` counts the workers that were lost and replaced."""
 
-    def __init__(self, ray: Any, count: int, cores_each: float) -> None:
+    def __init__(self, ray: Any, count: int, threads: int) -> None:
         self.count, self.replaced = count, 0
-        self._ray, self._threads = ray, max(1, int(cores_each))
-        taken = self._threads if cores_each >= 1 else cores_each  # parts of a core, or whole ones, as Ray wants them
-        # a lost actor is not made again by Ray, which would not know what it kept, and no call is made twice
-        self._kind = ray.remote(num_cpus=taken, max_restarts=0, max_task_retries=0)(_Actor)
+        self._ray, self._threads = ray, threads
+        # no cores are set aside, for which a second job would wait; a lost actor is not made again by Ray, which would
+        # not know what it kept, and no call is made twice
+        options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
+        self._kind = ray.remote(**options)(_Actor)
         self._kept: dict[str, ByRows] = {}
         self._actors = [self._made(number) for number in range(count)]
 
@@ -137,8 +144,8 @@ class RayShards:
         ready, late = self._ray.wait(waited, num_returns=len(waited), timeout=seconds)
         if late:
             raise ConfigError(
-                f"{len(ready)} of {self.count} workers of the cluster began within {seconds:g} s: the others have no "
-                "room, or Treaty is not installed there; name fewer as cluster_workers, or see `ray status`"
+                f"{len(ready)} of {self.count} workers of the cluster began within {seconds:g} s: see `ray status`, "
+                "and whether the same Treaty is installed on all its machines"
             )
 
     def processes(self) -> list[int]:

@@ -71,7 +71,7 @@ class Shard:
 class ByRows:
     """An argument of which each worker gets its rows: along `axis`, from row `first` of the table on.
 
-    `first` is a multiple of `STRIPE`. With `places` (`Shards.places`), rows are some of the table's, in any order.
+    With `places` (of `places`), rows are some of the table's, in any order.
     """
 
     array: NDArray[Any]
@@ -94,21 +94,18 @@ class ByRows:
 
 
 def own_stripes(number: int, count: int, first: int, length: int) -> list[slice]:
-    """Return which of `length` rows, from row `first` of the table on, are a worker's: slices that count from `first`.
-
-    Raises ValueError unless `first` begins a stripe.
-    """
-    if first % STRIPE:
-        raise ValueError(f"expected the first row of a stripe of {STRIPE}, got row {first}")
+    """Return which of `length` rows from row `first` on are a worker's: slices that count from `first`."""
     begun = first // STRIPE
-    turn = (number - begun) % count  # the first own stripe, counted from `begun`
-    return [slice(at, min(at + STRIPE, length)) for at in range(turn * STRIPE, length, count * STRIPE)]
+    stripe = begun + (number - begun) % count  # the first own one, from the one that `first` is in
+    starts = range(stripe * STRIPE - first, length, count * STRIPE)
+    return [slice(max(at, 0), min(at + STRIPE, length)) for at in starts if at + STRIPE > 0]
 
 
 def rows_before(number: int, count: int, first: int) -> int:
-    """Return how many of the rows before row `first` of the table, which begins a stripe, are a worker's."""
-    begun = first // STRIPE
-    return (begun // count + (begun % count > number)) * STRIPE
+    """Return how many of the rows before row `first` of the table are a worker's."""
+    begun, within = divmod(first, STRIPE)
+    rows = (begun // count + (begun % count > number)) * STRIPE
+    return rows + within if begun % count == number else rows
 
 
 class Shards(Protocol):

@@ -42,7 +42,7 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
         if member.cluster is not None and not system.on_clusters:
             raise ConfigError(
                 f"expected no cluster with protocol {job.protocol!r}, got one at {party}: clusters add up rows of "
-                "secureboost, federboost-vertical, federboost-horizontal and quasi-newton"
+                "secureboost, fedxgboost-smm, federboost-vertical, federboost-horizontal and quasi-newton"
             )
     for party in cast.owners if name is None else [name]:
         if not job.by_row and party in cast.owners and job.parties[party].table is None:

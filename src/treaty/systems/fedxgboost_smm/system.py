@@ -85,6 +85,7 @@ SYSTEM = System(
     expected=expected,
     named_roles=frozenset({"dealer"}),
     lossless=True,
+    on_clusters=True,
     has_model=frozenset({"active", "passive"}),
     helpers=dealer_of,
     predict={"active": predict_active, "passive": predict_passive},

@@ -1,0 +1,181 @@
+"""Jobs of parties with clusters give the models of those without, also when workers are lost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from cluster.local_shards import LocalShards
+from runs import small_jobs
+from runs.small_jobs import model, played, write_job
+from treaty.cluster.ray_shards import Cluster, RayShards, opened
+from treaty.errors import ClusterLost, ConfigError
+from treaty.runs import party as runs
+from treaty.runs.checks import check_training
+
+ROWS = 20_000  # more than a stripe, so that two workers have rows
+TREES = {"n_estimators": 2, "max_depth": 3, "max_bin": 8, "min_child_samples": 5}
+OPEN = {"allow_exact_sums": True}
+KEY = {"insecure_test_key_bits": 512, "allow_insecure": True, "subsample": 0.7, "random_state": 1, **OPEN}
+TWO = {"a": "", "b": ""}
+JOBS = {
+    "sealed": ("secureboost", TREES, TWO),
+    "lattice": ("secureboost", {"encryption": "lattice", "sums": "open", **TREES}, {"a": "", "b": "", "c": ""}),
+    "ou": ("secureboost", {"encryption": "ou", "sums": "open", **KEY, **TREES}, TWO),
+    "paillier": ("secureboost", {"encryption": "paillier", "sums": "open", **KEY, **TREES}, TWO),
+    "smm, ou": ("fedxgboost-smm", {"backend": "ou", **KEY, **TREES, "max_depth": 2}, TWO),
+    "smm, lattice": ("fedxgboost-smm", {**OPEN, **TREES}, TWO),
+    "columns": ("federboost-vertical", {"epsilon": 50.0, **TREES}, {"a": "", "b": "", "c": ""}),
+    "unbiased": ("federboost-vertical", {"epsilon": 50.0, "unbiased": True, **TREES}, TWO),
+    "rows": ("federboost-horizontal", {"subsample": 0.7, "random_state": 1, **TREES}, {"a": "", "b": "", "c": ""}),
+    "regression": (
+        "quasi-newton",
+        {
+            "encryption": "lattice",
+            "coordinator": False,
+            "batch_size": 5000,
+            "max_iter": 2,
+            "tol": 0.0,
+            "random_state": 3,
+        },
+        TWO,
+    ),
+}
+
+
+def drawn(_: str, rows: int) -> tuple[pd.DataFrame, np.ndarray]:
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 6, (rows, 9)).astype(np.float64)
+    x[rng.random((rows, 9)) < 0.05] = np.nan
+    signal = np.nan_to_num(x[:, 0]) + np.nan_to_num(x[:, 4]) * np.nan_to_num(x[:, 8]) / 4
+    return pd.DataFrame(x, columns=[f"c{k}" for k in range(9)]), (signal + rng.normal(0, 2, rows) > 5).astype(int)
+
+
+def without_gaps(of: str, rows: int) -> tuple[pd.DataFrame, np.ndarray]:
+    x, y = drawn(of, rows)
+    return x.fillna(0.0), y
+
+
+@pytest.fixture
+def play(monkeypatch, tmp_path):
+    """Play a job twice, with and without clusters; return both models."""
+    monkeypatch.setattr(small_jobs, "real_table", drawn)
+
+    def both(name: str, cluster: str = "ray", workers: int | None = None):
+        system, options, roles = JOBS[name]
+        if system == "quasi-newton":
+            monkeypatch.setattr(small_jobs, "real_table", without_gaps)
+        found = []
+        for number, where in enumerate((None, cluster)):
+            path: Path = tmp_path / str(number)
+            path.mkdir()
+            job = write_job(path, system, (options, roles), rows=ROWS)
+            members = {
+                party: msgspec.structs.replace(member, cluster=where, cluster_workers=where and workers)
+                for party, member in job.parties.items()
+            }
+            if system == "federboost-vertical":  # whose noise is drawn once, and kept
+                job = msgspec.structs.replace(job, store=str(tmp_path / "noise"))
+            job = msgspec.structs.replace(job, parties=members)
+            assert played(dict.fromkeys(job.parties, job)) == {}
+            found.append(model(job))
+        return found
+
+    return both
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_models_are_those_without_a_cluster(play, monkeypatch, name):
+    made = []
+
+    @contextmanager
+    def local(cluster):
+        if cluster is None:
+            yield None
+            return
+        made.append(LocalShards(3))
+        yield made[-1]
+
+    monkeypatch.setattr(runs, "opened", local)
+    alone, together = play(name)
+    assert alone == together
+    assert any(shards.steps for shards in made)
+
+
+# ---------------------------------------------------------------- Ray itself
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray, started once: parties of a test share it."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: it has no wheel for this Python yet")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 29)
+    yield ray
+    ray.shutdown()
+    with warnings.catch_warnings(action="ignore"):  # it does not wait for the processes that it ends
+        gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_workers_killed_in_a_tree_change_no_model(play, ray, monkeypatch, name):
+    each, killed = RayShards.each, []
+
+    def killing(shards, step, *args):
+        if not killed and step.__name__ in ("bin_sums", "products_of"):
+            killed.append(shards)
+            os.kill(shards.processes()[1], signal.SIGKILL)
+        return each(shards, step, *args)
+
+    monkeypatch.setattr(RayShards, "each", killing)
+    alone, together = play(name, workers=3)
+    assert alone == together
+    assert killed[0].replaced == 1
+
+
+def test_a_step_that_fails_says_why_and_workers_that_die_again_and_again_are_given_up(ray):
+    def failing(shard):
+        raise ZeroDivisionError(shard.number)
+
+    def dying(shard):
+        os._exit(1)
+
+    with opened(Cluster("ray", 2)) as shards:
+        with pytest.raises(ZeroDivisionError):
+            shards.each(failing)
+        with pytest.raises(ClusterLost, match="lost 4 times in one step"):
+            shards.each(dying)
+    with pytest.raises(ConfigError, match=r"0 of 1 workers of the cluster began within 0 s"):
+        RayShards(ray, 1, 1).wait_for_all(0.0)
+
+
+# ---------------------------------------------------------------- job files
+
+
+@pytest.mark.parametrize("address", ["dask", "ray:", "ray://", "ray://head", "ray://head:port"])
+def test_other_clusters_are_refused(address):
+    with pytest.raises(ConfigError, match='expected cluster = "ray", or "ray://host:port"'):
+        Cluster(address)
+
+
+def test_a_cluster_that_is_not_there_is_told_from_one_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install treaty\[ray\]"), opened(Cluster("ray")):
+        pass
+
+
+def test_systems_that_cannot_use_a_cluster_say_which_can(tmp_path):
+    job = write_job(tmp_path, "sgd")
+    members = {"a": msgspec.structs.replace(job.parties["a"], cluster="ray")}
+    with pytest.raises(ConfigError, match="clusters add up rows of secureboost, fedxgboost-smm"):
+        check_training(msgspec.structs.replace(job, parties=job.parties | members))
