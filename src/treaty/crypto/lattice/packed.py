@@ -62,6 +62,8 @@ def unpack(parameters: Parameters, packed: Packed, most: int, threads: int = 1) 
 
     They may exceed their primes. CryptoError for a number of words that no such entries take.
     """
+    packed = packed.view()
+    packed.flags.writeable = False  # as those of a message are, or the kernel would be compiled for either kind
     vectors, given = packed.shape
     whole = given // packed_words(parameters, parameters.degree) * parameters.degree
     count = most if given == packed_words(parameters, most) else whole

@@ -39,12 +39,14 @@ from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.packed import pack, packed_words, unpack
 from treaty.crypto.lattice.parameters import DEGREE, DIGIT_BITS, WIDE_DEGREE, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
+from treaty.crypto.lattice.transform import Residues
 from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.crypto.wide import add, cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
+_UNPACKED_BYTES = 16 << 20  # of a piece of a query, at a time
 _MOST_NODES = 1 << 14  # of one query, so that a node's number fits 16 bits
 _RESERVED_AT_A_TIME = 512  # vectors whose leak is entered in the ledger before the first of them is answered
 BINDING_BYTES = 32
@@ -84,6 +86,11 @@ def vector_bytes(parameters: Parameters, n_rows: int) -> int:
     return 4 * (packed_words(parameters, n_rows) + packed_words(parameters, parameters.degree))
 
 
+def _rows_within(nbytes: int, parameters: Parameters, vectors: int) -> int:
+    """Return how many rows of so many vectors fit so many bytes: whole blocks of either degree, one at least."""
+    return max(1, nbytes // (4 * packed_words(parameters, WIDE_DEGREE) * vectors)) * WIDE_DEGREE
+
+
 def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> NDArray[np.float64]:
     """Bound what the answer about one vector reveals beyond the sums, per column of so many bins, as total variation.
 
@@ -113,11 +120,8 @@ class LatticeSumsClient(WholeTableClient):
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
         self.keep_secrets: Callable[[NDArray[np.int8]], None] | None = None  # for an audit
         self._tree: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-        degree = self._parameters.degree
-        block = 4 * packed_words(self._parameters, degree)
         vectors = max(1, min(_MOST_NODES // nodes, PIECE_BYTES // vector_bytes(self._parameters, bounds.n_rows)))
         self.nodes_at_a_time = nodes * vectors
-        self._rows_at_a_time = max(1, (PIECE_BYTES - block) // (block * vectors)) * degree
 
     def setup(self) -> Payload:
         """Return the bounds, and how many nodes a vector is about; see `SumsClient.setup`."""
@@ -188,22 +192,30 @@ class LatticeSumsClient(WholeTableClient):
         node_of_row = np.full(n_rows, -1, np.int16)
         node_of_row[positions[starts[0] : starts[-1]]] = np.repeat(np.arange(nodes, dtype=np.int16), np.diff(starts))
         vectors = -(-nodes // self._nodes)
+        parameters, threads = self._parameters, self._threads
+        own = 4 * packed_words(parameters, parameters.degree)
+        rows = _rows_within(PIECE_BYTES - vectors * own, parameters, vectors)
         query = self._map.begin(vectors)
         for waiting in self._asked.values():
             waiting.append(query.secrets)
         if self.keep_secrets is not None:
             self.keep_secrets(query.secrets)
 
-        def piece(first: int) -> Payload:
-            at = slice(first, first + self._rows_at_a_time)
+        def encrypt(at: slice) -> Residues:
             held = [node_of_row[at] == node for node in range(vectors * self._nodes)]  # the last may be of no node
             numbers = hess[at].astype(np.int32), grad[at].astype(np.int32)
             fields = [np.stack([of.astype(np.int32), *(values * of for values in numbers)]) for of in held]
-            entries = [np.concatenate(fields[part]) for part in pieces(len(held), self._nodes)]
-            made = [query.encrypt(entries), *([query.own] if first == 0 else [])]
-            return [pack(self._parameters, residues, self._threads) for residues in made]
+            return query.encrypt([np.concatenate(fields[part]) for part in pieces(len(held), self._nodes)])
 
-        return map(piece, range(0, n_rows, self._rows_at_a_time))
+        def piece(first: int) -> Payload:
+            count = min(rows, n_rows - first)
+            words = np.empty((vectors, packed_words(parameters, count)), np.uint32)
+            for part in pieces(count, _rows_within(_UNPACKED_BYTES, parameters, vectors)):
+                to = slice(packed_words(parameters, part.start), packed_words(parameters, part.stop))
+                words[:, to] = pack(parameters, encrypt(slice(first + part.start, first + part.stop)), threads)
+            return [words, *([pack(parameters, query.own, threads)] if first == 0 else [])]
+
+        return map(piece, range(0, n_rows, rows))
 
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
@@ -384,9 +396,11 @@ class LatticeSumsServer(WholeTableServer):
             self._left = self._bounds.n_rows
         else:
             check_payload(piece, "a query", (np.uint32, (self._adding.vectors, None)))
-        words = unpack(parameters, piece[0], self._left, self._threads)
-        self._adding.add(words)
-        self._left -= words.shape[2]
+        rows = _rows_within(_UNPACKED_BYTES, parameters, self._adding.vectors)
+        for part in pieces(max(1, piece[0].shape[1]), packed_words(parameters, rows)):
+            words = unpack(parameters, piece[0][:, part], self._left, self._threads)
+            self._adding.add(words)
+            self._left -= words.shape[2]
         return self._nodes * (self._adding.vectors - 1) + 1
 
     def end_tree(self) -> None:
