@@ -6,6 +6,7 @@ in all, hint included; (3) the sums of a depth-6 tree on a million rows take at 
 
 `lattice_speed.csv` holds, by size and depth, one tree of made-up codes through the seam that the protocol uses: every
 node split into random halves, of each pair of siblings one asked for. Sums of the first and last column are checked.
+The lattice map's vectors are about one node, and about two.
 Beside is what a whole tree of the pooled grower takes on the same table.
 `lattice_training.csv` holds whole trainings. Two threads; about 15 minutes, most of them
 Paillier's on a million rows; `--quick` one.
@@ -33,7 +34,7 @@ from treaty.runs.warm_up import compile_kernels
 THREADS, FRACTION = 2, 1 << 16
 SIZES = [(20_000, 12, 32), (100_000, 20, 64), (1_000_000, 20, 32)]
 DEPTHS = (3, 6, 8)
-CIPHERS = [("lattice", None), ("ou", 3072), ("ou", 2048), ("paillier", 2048)]
+CIPHERS = [("lattice", None), (TWO := "lattice of two nodes", None), ("ou", 3072), ("ou", 2048), ("paillier", 2048)]
 TREE_BAR, TRAINING_BAR, ACTIVE_BAR = 0.050, 2.5, 4.0
 
 
@@ -57,10 +58,11 @@ def one_tree(rows: int, columns: int, bins: int, depth: int, cipher: str, bits: 
     hess = np.rint(probability * (1 - probability) * FRACTION).astype(np.int64)
     compile_kernels()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    client = make_client(cipher, SumsBounds(rows, FRACTION, FRACTION // 4), threads=THREADS, key_bits=bits)
-    server = make_server(cipher, client.setup(), codes, offsets, threads=THREADS)
+    kind, bounds = cipher.split()[0], SumsBounds(rows, FRACTION, FRACTION // 4)
+    client = make_client(kind, bounds, threads=THREADS, key_bits=bits, nodes=2 if cipher == TWO else 1)
+    server = make_server(kind, client.setup(), codes, offsets, threads=THREADS)
     started = time.perf_counter()
-    if cipher == "lattice":
+    if kind == "lattice":
         client.settle(bytes(32))
         server.settle(bytes(32))
     hint_bytes = 0
