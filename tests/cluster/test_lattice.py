@@ -1,10 +1,12 @@
 """The lattice map over a cluster's workers gives what one machine does."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from cluster.local_shards import LocalShards
-from treaty.cluster.lattice import ClusterMapServer
+from treaty.cluster.lattice import ClusterMapClient, ClusterMapServer
 from treaty.cluster.shards import STRIPE
 from treaty.crypto.lattice import linear_map
 from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
@@ -55,3 +57,22 @@ def test_a_hint_of_a_cluster_is_that_of_one_machine():
     parameters = choose(60, weight=n, slack=n * 600, squares=n)
     alone = LinearMapServer(parameters, matrix, SEED).partial_hints(1, 4)
     assert np.array_equal(ClusterMapServer(LocalShards(3), "map", parameters, matrix, SEED).partial_hints(1, 4), alone)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_workers_encrypt_what_one_machine_does_and_so_does_one_in_anothers_place(pieces):
+    n, rng = 2 * STRIPE + 900, np.random.default_rng(4)
+    parameters, fields = choose(60, weight=n, slack=n * 600, squares=n), [Field(0, 1), Field(20, 500, signed=True)]
+    vectors = [np.stack([rng.integers(0, 2, n), rng.integers(-500, 500, n)]).astype(np.int32) for _ in range(2)]
+    shards, alone = LocalShards(3), LinearMapClient(parameters, fields, SEED, n)
+    there = ClusterMapClient(shards, parameters, fields, SEED, n, threads=1)
+    drawn = alone.begin(2)
+    found, key = [], bytes(range(32))
+    for client in (alone, there):
+        query = client.query_of(drawn.secrets, key)
+        step = DEGREE if pieces == 3 else n
+        cuts = [0, step, 3 * step, n] if pieces == 3 else [0, n]
+        words = [query.encrypt([vector[:, a:b] for vector in vectors]) for a, b in pairwise(cuts)]
+        found.append((np.concatenate(words, axis=2), query.own))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.histograms import members, nodes_of
-from treaty.cluster.lattice import ClusterLatticeServer
+from treaty.cluster.lattice import ClusterLatticeClient, ClusterLatticeServer
 from treaty.cluster.shards import ByRows, Shard, Shards, local_rows, places
 from treaty.compute import pieces, share
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer
 from treaty.crypto.sums.bin_products import Items, bin_products
 from treaty.crypto.sums.blind_sums import BlindSumsServer
-from treaty.crypto.sums.encrypted_sums import Servers
+from treaty.crypto.sums.encrypted_sums import Ends
 from treaty.crypto.sums.joint_sums import Block, Group, keep_features, plan_blocks
 
 Words = NDArray[np.uint64]
@@ -98,12 +98,13 @@ class ClusterBlindServer(_OverCluster, BlindSumsServer):
         self._forget()  # ciphertexts serve one query
 
 
-def over_cluster(shards: Shards) -> Servers:
-    """Return what makes servers whose rows are at these workers."""
-    return Servers(
+def over_cluster(shards: Shards) -> Ends:
+    """Return what makes ends whose rows are at these workers; keys of additive ciphers encrypt at the driver."""
+    return Ends(
         partial(ClusterSumsServer, shards),
         partial(ClusterBlindServer, shards),
         partial(ClusterLatticeServer, shards),
+        partial(ClusterLatticeClient, shards),
     )
 
 

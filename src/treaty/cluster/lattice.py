@@ -1,12 +1,13 @@
-"""The server's end of the lattice map, where its matrix lies at the workers of a cluster.
+"""Both ends of the lattice map, where the rows of a matrix or of vectors lie at the workers of a cluster.
 
 Hints and products are sums over rows, each modulo the primes: a worker makes those of its rows. Secrets of the server
-(r_S, e', floods) and the ledger stay with the driver.
+(r_S, e', floods) and the ledger stay with the driver. Of vectors a worker encrypts its blocks, with errors that follow
+from the query's key and the block, so that another in its place makes the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.shards import ByRows, Shard, Shards, added_up, own_stripes, rows_before
-from treaty.crypto.lattice.linear_map import LinearMapServer
-from treaty.crypto.lattice.matrix import SecretMatrix
+from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.matrix import Field, SecretMatrix
 from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.lattice.transform import Residues
-from treaty.crypto.sums.lattice_sums import LatticeSumsServer
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.crypto.vectors.lattice_vectors import VectorServer
+
+_Client = tuple[Parameters, Sequence[Field], bytes, int]  # what a `LinearMapClient` is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,60 @@ class ClusterLatticeServer(LatticeSumsServer):
         self._map = over_cluster(self._shards, "bins", self._map, self._threads)
 
 
+class ClusterLatticeClient(LatticeSumsClient):
+    """See `LatticeSumsClient`."""
+
+    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._shards = shards
+
+    def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
+        """See `LatticeSumsClient.settle`."""
+        super().settle(seed, kept)
+        given = self._parameters, self._fields, seed, self._bounds.n_rows
+        self._map = ClusterMapClient(self._shards, *given, threads=self._threads)
+
+
+class ClusterMapClient(LinearMapClient):
+    """See `LinearMapClient`."""
+
+    def __init__(
+        self, shards: Shards, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, threads: int
+    ) -> None:
+        super().__init__(parameters, fields, seed, length, threads=threads)
+        self._shards, self._given = shards, (parameters, fields, seed, length)
+
+    def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
+        """See `LinearMapClient.query_of`."""
+        return _ClusterQuery(self, self._shards, self._given, secrets, key)
+
+
+class _ClusterQuery(EncryptedQuery):
+    """Has entries encrypted by workers, who are told its secrets and its key; b_0 is made here."""
+
+    def __init__(
+        self, client: LinearMapClient, shards: Shards, given: _Client, secrets: NDArray[np.int8], key: bytes | None
+    ) -> None:
+        super().__init__(client, secrets, key)
+        self._shards, self._given = shards, given
+
+    def encrypt_from(self, before: int, vectors: Sequence[NDArray[np.int32]]) -> Residues:
+        """See `EncryptedQuery.encrypt_from`."""
+        if before == 0:
+            super().encrypt_from(0, [vector[:, :0] for vector in vectors])
+        stacked = np.stack(vectors)
+        count, shards = stacked.shape[2], self._shards
+        entries = ByRows(stacked, axis=2, first=before)
+        made = shards.each(encrypted_rows, self._given, self.secrets, self._key, before, count, entries)
+        words = np.empty((len(vectors), made[0].shape[1], count), np.uint32)
+        for number, of_worker in enumerate(made):
+            done = 0
+            for part in own_stripes(number, shards.count, before, count):
+                words[..., part] = of_worker[..., done : done + part.stop - part.start]
+                done += part.stop - part.start
+        return words
+
+
 class ClusterVectorServer(VectorServer):
     """See `VectorServer`. `name` tells blocks of rows apart."""
 
@@ -88,6 +145,28 @@ def over_cluster(shards: Shards, name: str, alone: LinearMapServer, threads: int
     return ClusterMapServer(
         shards, name, alone.parameters, alone.matrix, alone.seed, threads=threads, random=alone.random
     )
+
+
+def encrypted_rows(
+    shard: Shard,
+    given: _Client,
+    secrets: NDArray[np.int8],
+    key: bytes | None,
+    first: int,
+    count: int,
+    vectors: NDArray[np.int32],
+) -> Residues:
+    """Return a worker's rows of ``EncryptedQuery.encrypt_from(first, ...)`` of `count` entries; a step."""
+    client: LinearMapClient = shard.made_of(
+        "client of the lattice map", [], lambda: LinearMapClient(*given, threads=shard.threads)
+    )
+    query, done = EncryptedQuery(client, secrets.copy(), key), 0
+    words = np.empty((len(vectors), len(client.parameters.primes), vectors.shape[2]), np.uint32)
+    for part in own_stripes(shard.number, shard.count, first, count):
+        at = slice(done, done + part.stop - part.start)
+        words[..., at] = query.encrypt_from(first + part.start, [vector[:, at].copy() for vector in vectors])
+        done = at.stop
+    return words
 
 
 def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:

@@ -115,7 +115,11 @@ class LinearMapClient:
             raise CryptoError("expected at least one vector - in the lattice map")
         keystream = Keystream()  # made for these vectors alone: no fork or restored snapshot has it too
         secrets = ternary(keystream.raw, vectors * self.parameters.degree).reshape(vectors, -1)
-        return EncryptedQuery(self, secrets, keystream.raw(32))
+        return self.query_of(secrets, keystream.raw(32))
+
+    def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
+        """Return a query under these secrets; `key` makes its errors."""
+        return EncryptedQuery(self, secrets, key)
 
     def masks(self, secrets: NDArray[np.int8]) -> tuple[Residues, Residues]:
         """Return what secrets hide entries with: the a_j s of b_1, b_2, ... and that of b_0, shaped as in `encrypt`."""
@@ -189,11 +193,16 @@ class EncryptedQuery:
 
         m is a multiple of N, but with the last entries. The first ones make `own`, too.
         """
-        client, count, before = self._client, vectors[0].shape[1], self._done
+        before = self._done
+        self._done += vectors[0].shape[1]
+        return self.encrypt_from(before, vectors)
+
+    def encrypt_from(self, before: int, vectors: Sequence[NDArray[np.int32]]) -> Residues:
+        """Encrypt entries of every vector as `encrypt` does, from entry `before` on, a multiple of N."""
+        client, count = self._client, vectors[0].shape[1]
         degree = client.parameters.degree
         if before % degree or before + count > client.length or len(vectors) != len(self.secrets):
             raise CryptoError(f"expected entries of {client.length} in whole blocks of {degree} - in the lattice map")
-        self._done += count
         first = 1 + before // degree if before else 0  # block 0 is b_0
         blocks = range(first, 1 + (before + count + degree - 1) // degree)
         words = np.empty((len(vectors), len(client.parameters.primes), count), np.uint32)

@@ -126,6 +126,20 @@ class SumsServer(Protocol):
         """Settle what outlives the job, when it has ended in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Makes ends of each kind: those of this machine, or others that take the same arguments."""
+
+    additive: Callable[..., SumsServer] = AdditiveSumsServer
+    blind: Callable[..., SumsServer] = BlindSumsServer
+    lattice: Callable[..., SumsServer] = LatticeSumsServer
+    lattice_client: Callable[..., SumsClient] = LatticeSumsClient
+
+
+ALONE = Ends()
+"""Ends that do all on this machine."""
+
+
 def make_client(
     encryption: str,
     bounds: SumsBounds,
@@ -137,17 +151,18 @@ def make_client(
     blind: bool = False,
     sealed: bool = False,
     nodes: int = 1,
+    ends: Ends = ALONE,
 ) -> SumsClient:
     """Make the active party's end for "lattice", "ou" or "paillier", with a fresh key that serves this job only.
 
     `key_bits` is 2048, 3072 (default) or 4096; `insecure_test_key_bits` replaces it, such as by the papers' 512, in
     tests and reproductions only. `store` keeps hints of the lattice map, by default for this job. `blind` encrypts all
     rows once per node, so that servers see no rows of nodes; the lattice map always does. With `sealed` the lattice
-    map's client opens shares of sums; its vectors are about `nodes` nodes. ConfigError for another cipher; CryptoError
-    if the key size is not accepted or the sums do not fit a plaintext.
+    map's client opens shares of sums; its vectors are about `nodes` nodes. `ends` of this machine or others. ConfigError for
+    another cipher; CryptoError if the key size is not accepted or the sums do not fit a plaintext.
     """
     if encryption == "lattice":
-        return LatticeSumsClient(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
+        return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
     key: AdditivePrivateKey
     if encryption == "ou":
         bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
@@ -160,19 +175,6 @@ def make_client(
     else:
         raise _unknown(encryption)
     return (BlindSumsClient if blind else AdditiveSumsClient)(key, bounds, threads=threads)
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """Makes servers of each kind: those of this machine, or others that take the same arguments."""
-
-    additive: Callable[..., SumsServer] = AdditiveSumsServer
-    blind: Callable[..., SumsServer] = BlindSumsServer
-    lattice: Callable[..., SumsServer] = LatticeSumsServer
-
-
-ALONE = Servers()
-"""Servers that do all on this machine."""
 
 
 def make_server(
@@ -188,7 +190,7 @@ def make_server(
     store: HintStore | None = None,
     blind: bool = False,
     sealed: bool = False,
-    kinds: Servers = ALONE,
+    ends: Ends = ALONE,
 ) -> SumsServer:
     """Make a passive party's end for the client's `setup` and the party's bin codes.
 
@@ -197,7 +199,8 @@ def make_server(
     hides from the key's owner which of its ciphertexts an answer is made of; False is the papers' form, in which the
     owner can tell: only for a job in paper mode, which every party has allowed. `names` of the features are for the
     ledger of the lattice map in `store`, which does not leave the party and by default lasts for this job. `blind` and
-    `sealed` as in `make_client`; `kinds` as on one machine. ConfigError for an unknown cipher, CryptoError for an unusable key or table.
+    `sealed` as in `make_client`; `ends` of this machine or others. ConfigError for an unknown cipher, CryptoError for an
+    unusable key or table.
     """
     if encryption == "lattice":
         check_payload(setup, "the set-up", (np.int64, (4,)))
@@ -205,7 +208,7 @@ def make_server(
         bounds = SumsBounds(*stated_bounds)
         names = [str(k) for k in range(codes.shape[1])] if names is None else names
         options = {"threads": threads, "sealed": sealed, "nodes": nodes}
-        return kinds.lattice(bounds, codes, offsets, names, store or HintStore(None), **options)
+        return ends.lattice(bounds, codes, offsets, names, store or HintStore(None), **options)
     if encryption not in ("ou", "paillier"):
         raise _unknown(encryption)
     check_payload(setup, "the set-up", (np.uint64, (None, None)), (np.int64, (None,)))
@@ -217,7 +220,7 @@ def make_server(
         key = okamoto_uchiyama.PublicKey.from_payload(sent, insecure_test_key_bits)
     else:
         key = paillier.PublicKey.from_payload(sent, insecure_test_key_bits)
-    kind = kinds.blind if blind else kinds.additive
+    kind = ends.blind if blind else ends.additive
     return kind(key, stated, codes, offsets, threads=threads, rerandomise=rerandomise)
 
 

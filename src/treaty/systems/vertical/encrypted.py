@@ -228,6 +228,7 @@ def _columns_of_others(
             choice.cipher, job.bounds, threads=seat.threads, key_bits=options.key_bits,
             insecure_test_key_bits=options.insecure_test_key_bits, store=store,
             blind=options.hides_nodes(choice.cipher), sealed=options.sealed, nodes=choice.nodes,
+            ends=ALONE if seat.shards is None else over_cluster(seat.shards),
         )  # fmt: skip
     payload = pack(client.setup())
     for peer in party.peers:
@@ -276,7 +277,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             insecure_test_key_bits=options.insecure_test_key_bits, rerandomise=options.rerandomise,
             names=table.schema.names, store=store,
             blind=options.hides_nodes(setup.encryption), sealed=options.sealed,
-            kinds=ALONE if seat.shards is None else over_cluster(seat.shards),
+            ends=ALONE if seat.shards is None else over_cluster(seat.shards),
         )  # fmt: skip
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     limits = TreeLimits(active, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
