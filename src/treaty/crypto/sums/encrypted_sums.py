@@ -158,8 +158,8 @@ def make_client(
     `key_bits` is 2048, 3072 (default) or 4096; `insecure_test_key_bits` replaces it, such as by the papers' 512, in
     tests and reproductions only. `store` keeps hints of the lattice map, by default for this job. `blind` encrypts all
     rows once per node, so that servers see no rows of nodes; the lattice map always does. With `sealed` the lattice
-    map's client opens shares of sums; its vectors are about `nodes` nodes. `ends` of this machine or others. ConfigError for
-    another cipher; CryptoError if the key size is not accepted or the sums do not fit a plaintext.
+    map's client opens shares of sums; its vectors are about `nodes` nodes. `ends` are of this machine or not.
+    ConfigError for another cipher; CryptoError if the key size is not accepted or the sums do not fit a plaintext.
     """
     if encryption == "lattice":
         return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
@@ -199,8 +199,8 @@ def make_server(
     hides from the key's owner which of its ciphertexts an answer is made of; False is the papers' form, in which the
     owner can tell: only for a job in paper mode, which every party has allowed. `names` of the features are for the
     ledger of the lattice map in `store`, which does not leave the party and by default lasts for this job. `blind` and
-    `sealed` as in `make_client`; `ends` of this machine or others. ConfigError for an unknown cipher, CryptoError for an
-    unusable key or table.
+    `sealed` as in `make_client`; `ends` are of this machine or not. ConfigError for an unknown cipher, CryptoError for
+    an unusable key or table.
     """
     if encryption == "lattice":
         check_payload(setup, "the set-up", (np.int64, (4,)))
