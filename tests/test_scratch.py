@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -102,3 +103,18 @@ def test_a_folder_without_room_is_refused(tmp_path):
         with pytest.raises(ConfigError, match=r"cannot keep a table .* in .*nowhere.*: No such file") as caught:
             use(tmp_path / "nowhere", 5)
         assert str(tmp_path) not in caught.value.public
+
+
+def test_a_copy_lies_on_disk_where_it_is_large_and_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    values = np.arange(12.0).reshape(3, 4)
+    large, small = scratch.copied(values, values.nbytes), scratch.copied(values, values.nbytes + 1)
+    assert scratch.folder_of(large) == tmp_path
+    assert scratch.folder_of(small) is None
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    without_room = scratch.copied(values, 1)
+    values[:] = 0.0
+    for copy in (large, small, without_room):
+        assert np.array_equal(copy.ravel(), np.arange(12.0))

@@ -86,6 +86,19 @@ def contiguous(array: NDArray[Kind]) -> NDArray[Kind]:
     return out
 
 
+def copied(array: NDArray[Kind], large: int = 1 << 28) -> NDArray[Kind]:
+    """Return a copy that is to be kept for a while: of `large` bytes or more on disk, where that has room."""
+    if array.nbytes < large:
+        return array.copy()
+    try:
+        out: NDArray[Kind] = new(array.shape, array.dtype, usual_folder())
+    except ConfigError:
+        return array.copy()
+    out[...] = array
+    forget(out)
+    return out
+
+
 def side_by_side(tables: Sequence[NDArray[Kind]]) -> NDArray[Kind]:
     """Return the columns of tables of the same rows as one table, on disk, column by column, if one of them is."""
     folder = next((folder for table in tables if (folder := folder_of(table)) is not None), None)

@@ -24,6 +24,7 @@ from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used
 from treaty.privacy.label_rr import stored_noisy_labels
 from treaty.privacy.ledger import Entry, Ledger
+from treaty.scratch import copied
 from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, Seat
@@ -181,7 +182,7 @@ class Training:
     def keep(self, seat: Seat, progressed: RoundState, began: float | None = None) -> None:
         """Write a checkpoint where the seat keeps them; see `Keeper.keep`."""
         assert seat.keeper is not None
-        kept = replace(progressed, margins=progressed.margins.copy())  # the rounds that follow change the margins
+        kept = replace(progressed, margins=copied(progressed.margins))  # the rounds that follow change them
         given = seat.given
         seat.keeper.keep(lambda: checkpoint_of(self.part, given, self.rows, kept), began)
 
