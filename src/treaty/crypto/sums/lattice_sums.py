@@ -42,7 +42,7 @@ from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.lattice.transform import Residues
 from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
-from treaty.crypto.wide import add, cut, from_ints, subtract
+from treaty.crypto.wide import cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
@@ -239,18 +239,20 @@ class LatticeSumsClient(WholeTableClient):
     def _split(self, messages: Digits) -> NDArray[np.int64]:
         """Split messages into the sums of grad, hess and count of their nodes: (nodes, slots, 3).
 
-        Half of its field is added to each gradient first, which then borrows nothing from the next node.
+        A negative gradient has borrowed 1 from the next node, which it gets back.
         """
-        places, bits = self._places, self._parameters.message_bits
-        starts = range(0, bits, places[3])
-        whole = np.zeros((*messages.shape[:-1], 4 * -(-bits // 64)), np.uint16)
-        whole[..., : messages.shape[-1]] = messages
-        halves = from_ints([sum(1 << start + places[3] - 1 for start in starts)], whole.shape[-1] // 4)
-        digits = add(whole.astype("<u2").view("<u8").astype(np.uint64), halves).astype("<u8").view("<u2")
-        of_nodes = [split_fields(digits, [start + place for place in places]) for start in starts]
-        sums = np.stack(of_nodes, axis=1).reshape(-1, messages.shape[1], 3).astype(np.int64)
-        sums[..., 0] -= np.int64(1) << places[3] - places[2] - 1
-        return sums
+        places, of_nodes = self._places, []
+        top, back = np.int64(1) << places[3] - places[2] - 1, np.zeros(messages.shape[:-1], np.int64)
+        for start in range(0, self._parameters.message_bits, places[3]):
+            sums = split_fields(messages, [start + place for place in places]).astype(np.int64)
+            for field, (first, last) in zip((2, 1, 0), pairwise(places), strict=True):
+                sums[..., field] += back
+                back = sums[..., field] >> last - first
+                sums[..., field] -= back << last - first
+            sums[..., 0] = (sums[..., 0] ^ top) - top
+            back += sums[..., 0] < 0
+            of_nodes.append(sums)
+        return np.stack(of_nodes, axis=1).reshape(-1, messages.shape[1], 3)
 
     def open_shares(self, peer: str, answer: Payload, features: NDArray[np.int32] | None = None) -> NDArray[np.uint64]:
         """Open a server's answer to the oldest query it has not answered, where sums are sealed.
