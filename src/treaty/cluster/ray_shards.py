@@ -98,7 +98,7 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
     try:
         import ray  # takes seconds, and few need it
     except ImportError:
-        raise ConfigError("a cluster needs Ray, which is not installed: pip install treaty[ray]") from None
+        raise ConfigError("a cluster needs Ray, which is not installed: pip install 'treaty-learn[ray]'") from None
     if ray.is_initialized():
         return ray, False
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}

@@ -216,13 +216,13 @@ def column(array: Array, count: int) -> np.ndarray:
 def test_columns_decide_all_rows_and_equal_ones_are_sent_once(owner):
     end, codes, splits = owner
     asked = [(0, {0}), (0, {0, 1, 3}), (0, {0}), (1, {0, 2})]
-    first = end.divide(request_of(*asked))
+    (first,) = end.divide(request_of(*asked))
     left = column(first.new, len(codes))
     expected = [np.isin(codes[:, feature], list(slots)) for feature, slots in asked]
     np.testing.assert_array_equal(left, [expected[0], expected[1], expected[3]])
     assert np.frombuffer(first.columns.data, np.int32).tolist() == [0, 1, 0, 2]
     assert np.frombuffer(first.records.data, np.int32).tolist() == [0, 1, 2, 3]  # each split has a record all the same
-    later = end.divide(request_of((1, {0, 2}), (0, {0, 1}), (0, {0})))
+    (later,) = end.divide(request_of((1, {0, 2}), (0, {0, 1}), (0, {0})))
     assert np.frombuffer(later.columns.data, np.int32).tolist() == [2, 3, 0]
     np.testing.assert_array_equal(column(later.new, len(codes)), [np.isin(codes[:, 0], [0, 1])])
     assert len(splits) == 7
@@ -231,7 +231,7 @@ def test_columns_decide_all_rows_and_equal_ones_are_sent_once(owner):
 def test_slots_beyond_a_feature_do_not_make_a_column_a_new_one(owner):
     end, _, _ = owner
     end.divide(request_of((0, {0})))
-    again = end.divide(request_of((0, {0, 77, 255})))
+    (again,) = end.divide(request_of((0, {0, 77, 255})))
     assert again.new.shape == (0, 2)
     assert np.frombuffer(again.columns.data, np.int32).tolist() == [0]
 
@@ -239,7 +239,7 @@ def test_slots_beyond_a_feature_do_not_make_a_column_a_new_one(owner):
 def test_named_rows_alone_are_decided(owner):
     end, codes, _ = owner
     rows = np.array([0, -1, 0, 1, 1, -1, 0, 1, 0], np.int32)
-    answer = end.divide(request_of((0, {0, 1}), (1, {1}), rows=rows))
+    (answer,) = end.divide(request_of((0, {0, 1}), (1, {1}), rows=rows))
     bits = np.unpackbits(np.frombuffer(answer.left.data, np.uint8), count=7).astype(bool)
     expected = [*np.isin(codes[rows == 0, 0], [0, 1]), *(codes[rows == 1, 1] == 1)]
     assert bits.tolist() == expected

@@ -284,8 +284,9 @@ def test_rows_are_decided_once_at_each_record():
     for threshold in (1.0, 2.0, 3.0):
         splits.add(0, threshold, False)
     rows = RowSets("bank", [np.zeros((8, 1), np.float32), np.zeros((9, 1), np.float32)])
-    assert rows.decide(DecideRequest(0, numbers(0, 2)), splits, 1).left.shape == (2, 1)
-    assert rows.decide(DecideRequest(1, numbers(0, 2)), splits, 1).left.shape == (2, 2)
+    for number, nbytes in enumerate((1, 2)):
+        (decisions,) = rows.decide(DecideRequest(number, numbers(0, 2)), splits, 1)
+        assert decisions.left.shape == (2, nbytes)
     for again in (numbers(2), numbers(1, 1), numbers()):
         with pytest.raises(PeerProtocolError, match="each record once for every row, got one again - at DecideRequest"):
             rows.decide(DecideRequest(0, again), splits, 1)

@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import Payload
+from treaty.compute import pieces
+from treaty.crypto.payload import PIECE_BYTES, Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
@@ -110,11 +111,15 @@ class SplitOwner:
         self._active, self._codes, self._bins, self._splits = active, codes, bins, splits
         self._told: dict[tuple[int, bytes], int] = {}
 
-    def divide(self, request: SplitRequest) -> SplitAnswer | SplitColumns:
-        """Record each node's split, and decide the node's rows, or all rows where the request names none."""
+    def divide(self, request: SplitRequest) -> list[SplitAnswer] | list[SplitColumns]:
+        """Record each node's split, and decide the node's rows, or all rows where the request names none.
+
+        All rows are decided in messages of at most 60 MB.
+        """
         features, left_bins = self.asked(request)
         if request.node_of_row is None:
-            return self._columns(features, left_bins)
+            at_a_time = max(1, PIECE_BYTES // max(1, -(-len(self._codes) // 8)))
+            return [self._columns(features[part], left_bins[part]) for part in pieces(len(features), at_a_time)]
         active, codes, k = self._active, self._codes, len(features)
         node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=active, what="SplitRequest.node_of_row")
         if np.any(node_of_row < -1) or np.any(node_of_row >= k):
@@ -122,7 +127,7 @@ class SplitOwner:
         rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
         node = node_of_row[rows]
         left = left_bins[node, codes[rows, features[node]]]
-        return SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))
+        return [SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))]
 
     def asked(self, request: NamedSplits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject impossible splits."""

@@ -18,13 +18,15 @@ message             from -> to   what it tells
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import pieces
+from treaty.crypto.payload import PIECE_BYTES
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
@@ -57,7 +59,10 @@ class DecideRequest(Message):
 
 
 class Decisions(Message):
-    """Packed bits (n_records, n_rows/8). Tell the active party each row's side of each of the splits."""
+    """Packed bits (n_records, n_rows/8). Tell the active party each row's side of each of the splits.
+
+    Of many records and rows there are several: each is about the next ones of the records asked about.
+    """
 
     left: Array
 
@@ -96,8 +101,7 @@ def ask_all(
     packed = {party.name: part.splits.decide(matrix, used[part.forest.sources.index(party.name)], threads)}
     for name, records in theirs:
         if len(records):
-            answer = party.receive(name, Decisions).left
-            packed[name] = view(answer, np.uint8, (len(records), -(-n_rows // 8)), peer=name, what="Decisions.left")
+            packed[name] = _decisions(party, name, len(records), n_rows)
     return RowDecisions(
         trees=[renumber(tree, used) for tree in trees],
         base=np.cumsum([0, *(len(records) for records in used)]),
@@ -105,6 +109,19 @@ def ask_all(
         used=used,
         n_rows=n_rows,
     )
+
+
+def _decisions(party: Party, owner: str, n_records: int, n_rows: int) -> NDArray[np.uint8]:
+    """Receive an owner's decisions at all records, packed bits (n_records, n_rows/8)."""
+    found, left = [], n_records
+    while left:
+        answer = party.receive(owner, Decisions).left
+        bits = view(answer, np.uint8, (None, -(-n_rows // 8)), peer=owner, what="Decisions.left")
+        if not 0 < len(bits) <= left:
+            raise PeerProtocolError(owner, f"expected 1 to {left} records, got {len(bits)} - at Decisions from {owner}")
+        found.append(bits)
+        left -= len(bits)
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 class RowSets:
@@ -117,7 +134,7 @@ class RowSets:
         self._active, self._matrices = active, matrices
         self._decided: list[set[int]] = [set() for _ in matrices]
 
-    def decide(self, request: DecideRequest, splits: SplitTable, threads: int) -> Decisions:
+    def decide(self, request: DecideRequest, splits: SplitTable, threads: int) -> Iterator[Decisions]:
         """Answer the active party as the owner of `splits`; PeerProtocolError for what a walk down trees needs not."""
         active, n_sets = self._active, len(self._matrices)
         records = view(request.records, np.int32, (None,), peer=active, what="DecideRequest.records")
@@ -131,7 +148,12 @@ class RowSets:
                 active, f"expected each record once for every row, got one again - at DecideRequest from {active}"
             )
         decided |= asked
-        return Decisions(Array.of(splits.decide(self._matrices[request.rows], records, threads)))
+        matrix = self._matrices[request.rows]
+        at_a_time = max(1, PIECE_BYTES // max(1, -(-len(matrix) // 8)))
+        return (
+            Decisions(Array.of(splits.decide(matrix, records[part], threads)))
+            for part in pieces(len(records), at_a_time)
+        )
 
 
 def decidable(party: Party, part: ModelPart, held: Mapping[str, int]) -> list[Tree]:
@@ -246,4 +268,5 @@ def predict_passive(seat: Seat) -> None:
     rows = RowSets(active, [shown_matrix(part.randomised, seat.rows)])
     party.send(active, RecordCount(len(part.splits)))
     while isinstance(request := party.receive(active, DecideRequest, Finish), DecideRequest):
-        party.send(active, rows.decide(request, part.splits, seat.threads))
+        for decisions in rows.decide(request, part.splits, seat.threads):
+            party.send(active, decisions)

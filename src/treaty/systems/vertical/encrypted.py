@@ -42,7 +42,7 @@ each system's `roles` has its adversary and assumptions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -87,8 +87,6 @@ from treaty.systems.vertical.column_owner import (
 from treaty.systems.vertical.encrypted_columns import (
     EncryptedGradients,
     PassiveColumns,
-    SplitAnswer,
-    SplitColumns,
     SplitRequest,
     Sums,
     SumsPiece,
@@ -104,7 +102,7 @@ from treaty.systems.vertical.encrypted_columns import (
 from treaty.systems.vertical.exact_sums import check_share, expected_share
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe
-from treaty.systems.vertical.passive import Follower
+from treaty.systems.vertical.passive import Answer, Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
 from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonCandidates
@@ -297,11 +295,11 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
 
     add_rows, add_sums, answer_sums = _answering(server, limits, active, kept)
 
-    def answer_split(request: SplitRequest) -> SplitAnswer | SplitColumns:
+    def answer_split(request: SplitRequest) -> Sequence[Message]:
         limits.split(request)
-        answer = owner.divide(request)
-        kept(request, answer)
-        return answer
+        answers = owner.divide(request)
+        kept(request, *answers)
+        return answers
 
     def end_tree(end: TreeEnd) -> None:
         if record is not None:
@@ -317,7 +315,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             record = keep_passive(seat, seat.audit, setup, options.hides_nodes(setup.encryption), seed)
             held.callback(record.file.close)
         send_hint(party, server.hint(seat.steps("hints")))
-        handlers: dict[type[Message], Callable[[Any], Message | None]] = {
+        handlers: dict[type[Message], Callable[[Any], Answer]] = {
             TreeStart: start_tree, TreeRows: add_rows, SumsPiece: add_sums, TreeEnd: end_tree,
         }  # fmt: skip
         if not isinstance(server, LatticeSumsServer) or not options.sealed:
@@ -360,8 +358,8 @@ def _under_seal(
     offsets: NDArray[np.int32],
     start_tree: Callable[[TreeStart], None],
     answer_sums: Callable[[SumsRequest], Sums],
-    answer_split: Callable[[SplitRequest], SplitAnswer | SplitColumns],
-) -> dict[type[Message], Callable[[Any], Message | None]]:
+    answer_split: Callable[[SplitRequest], Sequence[Message]],
+) -> dict[type[Message], Callable[[Any], Answer]]:
     """Return what a passive party does under sealed sums, made of what it does under open ones."""
     party, (active,) = seat.party, seat.party.peers
     sealed = SealedOwner(seat, server, offsets)
@@ -374,7 +372,7 @@ def _under_seal(
         party.send(active, answer_sums(request))
         sealed.find(request, server.shares)
 
-    def won(message: WonCandidates) -> SplitAnswer | SplitColumns:
+    def won(message: WonCandidates) -> Sequence[Message]:
         return answer_split(sealed.won(message))
 
     return {TreeStart: start, SealedSumsRequest: find, WonCandidates: won}

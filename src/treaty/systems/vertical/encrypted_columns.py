@@ -130,7 +130,8 @@ class SplitAnswer(Message):
 class SplitColumns(Message):
     """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
 
-    Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split.
+    Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split. Of
+    many splits and rows there are several: each is about the next ones of the splits asked about.
     """
 
     records: Array
@@ -312,7 +313,7 @@ class PassiveColumns:
     def _left_of_nodes(self) -> tuple[Int32, Bools]:
         rows, starts = self._asked
         answer = self._party.receive(self.peer, SplitAnswer)
-        records = self._records(answer)
+        records = self._records(answer, len(starts) - 1)
         packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=self.peer, what="SplitAnswer.left")
         bits = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
         left = np.empty(len(rows), np.bool_)  # the answer has ascending rows, the partition need not
@@ -322,24 +323,28 @@ class PassiveColumns:
 
     def _left_of_columns(self) -> tuple[Int32, Bools]:
         (rows, starts), peer, nbytes = self._asked, self.peer, -(-self._n_rows // 8)
-        answer = self._party.receive(peer, SplitColumns)
-        records = self._records(answer)
-        numbers = view(answer.columns, np.int32, (len(records),), peer=peer, what="SplitColumns.columns")
-        new = view(answer.new, np.uint8, (None, nbytes), peer=peer, what="SplitColumns.new")
-        if len(new) > len(records):
-            raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
-        self._decided.extend(new.copy())  # a view would keep its whole message in memory
-        if np.any(numbers < 0) or np.any(numbers >= len(self._decided)):
-            raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
+        count = len(starts) - 1
+        records, numbers = np.empty(0, np.int32), np.empty(0, np.int32)
+        while len(records) < count:
+            answer = self._party.receive(peer, SplitColumns)
+            told = self._records(answer, None)
+            new = view(answer.new, np.uint8, (None, nbytes), peer=peer, what="SplitColumns.new")
+            if len(new) > len(told) or not 0 < len(told) <= count - len(records):
+                raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
+            self._decided.extend(new.copy())  # a view would keep its whole message in memory
+            of_splits = view(answer.columns, np.int32, (len(told),), peer=peer, what="SplitColumns.columns")
+            if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
+                raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
+            records, numbers = np.append(records, told), np.append(numbers, of_splits)
         left = np.empty(len(rows), np.bool_)
         for number, (first, last) in zip(numbers, pairwise(starts), strict=True):
             of_node = rows[first:last]
             left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
         return records, left
 
-    def _records(self, answer: SplitAnswer | SplitColumns) -> Int32:
+    def _records(self, answer: SplitAnswer | SplitColumns, count: int | None) -> Int32:
         what = f"{type(answer).__name__}.records"
-        records = view(answer.records, np.int32, (len(self._asked[1]) - 1,), peer=self.peer, what=what)
+        records = view(answer.records, np.int32, (count,), peer=self.peer, what=what)
         if np.any(records < 0):
             raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at {what} from {self.peer}")
         return records

@@ -123,7 +123,8 @@ def online_passive(seat: Seat) -> None:
     sets = RowSets(active, [])
     while not isinstance(asked := party.receive(active, OnlineRows, DecideRequest, Finish), Finish):
         if isinstance(asked, DecideRequest):
-            party.send(active, sets.decide(asked, part.splits, seat.threads))
+            for decisions in sets.decide(asked, part.splits, seat.threads):
+                party.send(active, decisions)
             continue
         assert isinstance(asked, OnlineRows)
         party.transcript.clear()

@@ -11,7 +11,7 @@ A system's role program uses it like this::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from treaty.errors import ConfigError
@@ -28,7 +28,8 @@ from treaty.systems.vertical.limits import TrainingLimits
 from treaty.systems.vertical.shown_rows import shown_matrix
 from treaty.trees.ensemble import SplitTable
 
-Handlers = Mapping[type[Message], Callable[[Any], Message | None]]
+Answer = Message | Iterable[Message] | None
+Handlers = Mapping[type[Message], Callable[[Any], Answer]]
 """The function for each class of message: it takes the message and returns the answer to send, or None for none."""
 
 
@@ -79,7 +80,7 @@ class Follower:
             self._answer(order, handlers)
         return self.part
 
-    def decide(self, request: DecideRequest) -> Decisions:
+    def decide(self, request: DecideRequest) -> Iterable[Decisions]:
         """Tell the active party which rows of an eval set go left."""
         return self._row_sets.decide(request, self.part.splits, self._seat.threads)
 
@@ -104,8 +105,8 @@ class Follower:
         message = party.receive(active, *order.allowed)
         order.take(message)
         answer = handlers[type(message)](message)
-        if answer is not None:
-            party.send(active, answer)
+        for part in [answer] if isinstance(answer, Message) else answer or []:
+            party.send(active, part)
 
     def _new(self, start: Start) -> ModelPart:
         seat = self._seat

@@ -276,7 +276,7 @@ class CandidatesOwner:
         packed = np.packbits(best.left_bins, axis=1)
         request = SplitRequest(Array.of(best.feature), Array.of(packed), won.node_of_row)
         limits.split(request)
-        answer = self._owner.divide(request)
+        (answer,) = self._owner.divide(request)
         assert isinstance(answer, SplitAnswer), "the nodes' rows are named"
         return answer
 

@@ -170,7 +170,7 @@ def passive(seat: Seat) -> ModelPart:
         limits.sums(nodes_asked(asked), last=True)
         return mask_candidates(asked, active, columns, features, sizes.null_vectors)
 
-    def split(request: SplitRequest) -> SplitAnswer | SplitColumns:
+    def split(request: SplitRequest) -> list[SplitAnswer] | list[SplitColumns]:
         limits.split(request)
         return owner.divide(request)
 
