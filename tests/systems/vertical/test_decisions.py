@@ -136,8 +136,8 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
     def answer(party):
         rows = decisions.RowSets("p0", [tables[party.name].matrix()])
         while not isinstance(request := party.receive("p0", decisions.DecideRequest, Finish), Finish):
-            for decisions in rows.decide(request, parts[party.name].splits, 1):
-                party.send("p0", decisions)
+            for decided in rows.decide(request, parts[party.name].splits, 1):
+                party.send("p0", decided)
 
     found = [
         predict(lambda party, step=step: add(party, step), answer, list(tables)).results["p0"]

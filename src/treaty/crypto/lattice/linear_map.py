@@ -68,13 +68,6 @@ def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]])
     return words.view(dtype)[:count].reshape(shape)
 
 
-def _added(one: Residues, other: Residues, primes: NDArray[np.uint32]) -> Residues:
-    """Add residues (primes, ...), each below its prime, in place of the first."""
-    one += other  # below 2^32
-    one -= np.where(one >= (moduli := primes.reshape(-1, *[1] * (one.ndim - 1))), moduli, np.uint32(0))
-    return one
-
-
 class LinearMapClient:
     """The client, with vectors of n = `length` entries, each three fields of one node at most; `seed` has 32 bytes.
 
@@ -272,10 +265,9 @@ class LinearMapServer:
         error = errors(keystream.raw, count * degree).reshape(count, degree)
         self.random[start:stop] = random
         nothing = np.empty((1, 0), self.matrix.columns.dtype)
-        own = self._hints(
-            nothing, np.zeros(count, np.int64), start, _public(parameters, self.seed, [0], 1), random, error
-        )
-        residues = _added(own, self.partial_hints(start, stop), self.primes)
+        residues = self.partial_hints(start, stop)
+        own = np.zeros(count, np.int64), start, _public(parameters, self.seed, [0], 1), random, error
+        self._add_hints(residues, nothing, *own)
         out = np.empty((count, parameters.digits, degree), np.int16)
 
         def scale(first: int, last: int) -> None:
@@ -301,8 +293,7 @@ class LinearMapServer:
             entries = matrix.columns[needed, part.start * degree : part.stop * degree]
             if self._expanded[0] != numbers[part]:
                 self._expanded = numbers[part], self._expand(numbers[part])
-            made = self._hints(entries, columns.astype(np.int64), start, self._expanded[1], nothing, nothing)
-            total = _added(total, made, self.primes)
+            self._add_hints(total, entries, columns.astype(np.int64), start, self._expanded[1], nothing, nothing)
         if stop == matrix.rows:
             self._expanded = _NOT_EXPANDED
         return total
@@ -314,23 +305,24 @@ class LinearMapServer:
         public[:, 1:] = _public(self.parameters, self.seed, numbers, self._threads)
         return public
 
-    def _hints(
-        self, columns: NDArray[Any], column_of_row: NDArray[np.int64], start: int,
+    def _add_hints(
+        self, total: Residues, columns: NDArray[Any], column_of_row: NDArray[np.int64], start: int,
         public: Residues, random: NDArray[np.int8], error: NDArray[np.int8],
-    ) -> Residues:  # fmt: skip
-        """Return sums over j of u_j a~_j, plus r a~_0 + e', of rows of the matrix from `start` on, in these columns."""
-        count, degree = len(random), self.parameters.degree
-        residues = np.empty((len(self.primes), count, degree), np.uint32)
-        arrays = columns, column_of_row, self.matrix.code_of_row[start : start + count]
+    ) -> None:  # fmt: skip
+        """Add sums over j of u_j a~_j, plus r a~_0 + e', of rows of the matrix from `start` on, in these columns."""
+        arrays = columns, column_of_row, self.matrix.code_of_row[start : start + len(random)]
 
         def work(first: int, last: int) -> None:
+            made = np.empty((last - first, total.shape[2]), np.uint32)
             for p, table in enumerate(_transforms(self.parameters)):
-                scale = np.uint32(pow(degree, -1, int(table.prime)))
+                scale = np.uint32(pow(total.shape[2], -1, int(table.prime)))
                 given = public[p], random[first:last], error[first:last]
-                kernels.hint_rows(arrays, first, *given, table, scale, residues[p, first:last])
+                kernels.hint_rows(arrays, first, *given, table, scale, made)
+                made += total[p, first:last]  # below 2^32
+                made -= np.where(made >= table.prime, table.prime, np.uint32(0))
+                total[p, first:last] = made
 
-        share(work, count, self._threads)
-        return residues
+        share(work, len(random), self._threads)
 
     def _rescale(self, residues: Residues, balanced: bool, out: NDArray[np.int16]) -> None:
         kernels.rescale(
