@@ -36,7 +36,6 @@ from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
-from treaty.errors import PeerProtocolError
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.models.checkpoints import hints_folder
@@ -53,7 +52,7 @@ LABEL, INTERCEPT = "\0label", "\0intercept"
 
 
 class ColumnsHint(Message):
-    """A party's hints of its columns, one for each block of rows. Tells nothing."""
+    """A party's hint of its columns in a block of rows, one message after the other. Tells nothing."""
 
     payload: Arrays
 
@@ -121,15 +120,13 @@ class LatticeProducts:
                 else ClusterVectorServer(shards, f"block {number}", *given, threads=threads)
             )
         self._client = VectorClient(self._parameters, setting.vector_bits, seed, length, threads=threads)
-        hints = ColumnsHint(pack([server.hint()[0] for server in self._servers]))
-        for peer in others:
-            party.send(peer, hints)
-        for peer in others:
-            told = unpack(party.receive(peer, ColumnsHint).payload, peer, "ColumnsHint")
-            if len(told) != len(self._servers):
-                raise PeerProtocolError(peer, f"expected {len(self._servers)} hints - at ColumnsHint from {peer}")
-            for number, hint in enumerate(told):
-                self._client.accept_hint(peer, number, [hint], self._count(peer))
+        for number, server in enumerate(self._servers):  # in turn: nobody has many of them unread
+            hint = ColumnsHint(pack(server.hint()))
+            for peer in others:
+                party.send(peer, hint)
+            for peer in others:
+                told = unpack(party.receive(peer, ColumnsHint).payload, peer, "ColumnsHint")
+                self._client.accept_hint(peer, number, told, self._count(peer))
         self._loss_shares = 0
         self._place = 0
 
