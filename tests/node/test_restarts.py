@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node.hostile import content, signed
@@ -25,6 +26,7 @@ from treaty.node.service import Node
 from treaty.node.state import job_files
 from treaty.node.state.job_files import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
 from treaty.node.state.store import JobRow, Store
+from treaty.runs.job import decoded_job
 
 BOTH = ("bank", "shop")
 
@@ -114,6 +116,24 @@ def test_an_attempt_begins_without_the_report_of_the_one_before(bank):
         at.job, bank.job, "train", "", node.jobs.own, node.jobs.trusted(), bank.settings, {}, Path("."), 1.0
     )
     assert not keeps_part(bank.state, bank.job, "bank")
+
+
+def test_a_process_is_told_the_cluster_of_its_own_data_set(bank):
+    bank.killed(state="waiting", attempt=1)
+    node = bank.started()
+    job, data = node.jobs.standings[bank.job].job, bank.settings.data
+    name = job.parties["bank"].table
+    settings = msgspec.structs.replace(
+        bank.settings, data=data | {name: msgspec.structs.replace(data[name], cluster="ray", cluster_workers=3)}
+    )
+    for verb in ("train", "predict"):
+        if verb == "predict" and job.parties["bank"].predict_table is None:
+            continue
+        order = runner.order_of(
+            job, bank.job, verb, "", node.jobs.own, node.jobs.trusted(), settings, {}, Path("."), 1.0
+        )
+        told = {party: member.cluster for party, member in decoded_job(order.job.encode()).parties.items()}
+        assert told == dict.fromkeys(job.parties) | {"bank": "ray" if verb == "train" else None}
 
 
 def test_what_a_process_has_kept_and_done_is_in_the_database(bank):

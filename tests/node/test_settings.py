@@ -95,6 +95,13 @@ def test_little_is_needed_and_nothing_is_allowed_by_default(tmp_path: Path) -> N
     assert (policy.peers, policy.consents, policy.approve) == ([], [], True)
 
 
+def test_a_data_set_may_have_a_cluster(tmp_path: Path) -> None:
+    data = load(tmp_path, f'{DATA}table = "t.csv"\ncluster = "ray://10.0.0.5:6379"\ncluster_workers = 8').data["t"]
+    assert (data.cluster, data.cluster_workers) == ("ray://10.0.0.5:6379", 8)
+    with pytest.raises(ConfigError, match='expected cluster = "ray"'):
+        load(tmp_path, f'{DATA}table = "t.csv"\ncluster = "dask"')
+
+
 def test_a_data_set_is_found_by_name(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     assert settings.data_set("payments").id == "no"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from treaty.cluster.ray_shards import Cluster
 from treaty.data.sources import ending_of
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
@@ -145,6 +146,8 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         The columns to use; None for all but `drop`.
     drop, categorical : list of str
         Columns to leave out, and columns of categories whose cells may look like numbers.
+    cluster, cluster_workers : str or None, int or None
+        The cluster that adds up its rows in trainings, as in a job file; protocols that cannot use one do without.
     policy : Policy
     name, folder : str
         Its own name, and the node's folder; not in the file.
@@ -158,9 +161,15 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     columns: list[str] | None = None
     drop: list[str] = []
     categorical: list[str] = []
+    cluster: str | None = None
+    cluster_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
     policy: Policy = Policy()
     name: str = ""
     folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cluster is not None:
+            Cluster(self.cluster, self.cluster_workers)
 
     @property
     def path(self) -> str:
