@@ -8,16 +8,18 @@ class LocalShards:
         self.count, self._threads, self._kept, self.steps = count, threads, {}, 0
         self._shards = [Shard(number, count, threads) for number in range(count)]
 
-    def keep(self, name, array, places=None):
-        self._kept[name] = ByRows(array, places=places)
+    def keep(self, name, array, places=None, first=0):
+        self._kept[name] = ByRows(array, 0, first, places)
         for number in range(self.count):
             self._give(number, name)
 
     def _give(self, number, name):
-        rows, shard = self._kept[name].of(number, self.count), self._shards[number]
-        shard.begin(name, rows.shape, rows.dtype.str)
-        for start in range(0, len(rows), 7000):
-            shard.fill(name, start, rows[start : start + 7000])
+        kept, shard, start = self._kept[name], self._shards[number], 0
+        shard.begin(name, (kept.size(number, self.count), *kept.array.shape[1:]), kept.array.dtype.str)
+        for rows in kept.parts(number, self.count, 7000):
+            shard.fill(name, start, rows)
+            start += len(rows)
+        assert shard.is_whole
 
     def drop(self, name):
         self._kept.pop(name, None)

@@ -16,9 +16,10 @@ from treaty.crypto.lattice.parameters import DEGREE, choose
 SEED = bytes(range(32))
 
 
+@pytest.mark.parametrize("at", [0, 4 * STRIPE])
 @pytest.mark.parametrize("kind", ["bins", "integers"])
 @pytest.mark.parametrize(("n", "count"), [(3 * STRIPE + 500, 2), (3 * STRIPE, 4), (700, 2)])
-def test_products_are_right_whichever_workers_add_them_up(monkeypatch, n, count, kind):
+def test_products_are_right_whichever_workers_add_them_up(monkeypatch, n, count, kind, at):
     monkeypatch.setattr(linear_map, "_FOR_HINTS", 1)  # a block at a time
     rng = np.random.default_rng(n)
     if kind == "bins":
@@ -32,7 +33,7 @@ def test_products_are_right_whichever_workers_add_them_up(monkeypatch, n, count,
         parameters = choose(60, weight=50 * n, slack=n * 600 * 50, squares=2500 * n)
     fields = [Field(0, 1), Field(20, 500, signed=True)]
     shards = LocalShards(count)
-    server = ClusterMapServer(shards, "map", parameters, matrix, SEED)
+    server = ClusterMapServer(shards, "map", at, parameters, matrix, SEED)
     client = LinearMapClient(parameters, fields, SEED, n)
     hint = np.concatenate(list(server.hint(3)))
     vectors = [np.stack([rng.integers(0, 2, n), rng.integers(-500, 500, n)]).astype(np.int32) for _ in range(2)]
@@ -56,7 +57,9 @@ def test_a_hint_of_a_cluster_is_that_of_one_machine():
     matrix = SecretMatrix.of_bins(rng.integers(0, 5, (1, n)).astype(np.uint8), np.array([0, 5]))
     parameters = choose(60, weight=n, slack=n * 600, squares=n)
     alone = LinearMapServer(parameters, matrix, SEED).partial_hints(1, 4)
-    assert np.array_equal(ClusterMapServer(LocalShards(3), "map", parameters, matrix, SEED).partial_hints(1, 4), alone)
+    assert np.array_equal(
+        ClusterMapServer(LocalShards(3), "map", STRIPE, parameters, matrix, SEED).partial_hints(1, 4), alone
+    )
 
 
 @pytest.mark.parametrize("pieces", [1, 3])

@@ -82,7 +82,7 @@ class _OverCluster(AdditiveSumsServer):
         bins = _Bins(self._modulus.value, self._offsets, self._left_out)
         count, slots = len(node_starts) - 1, int(self._offsets[-1])
         for part in pieces(count, max(1, PRODUCT_BYTES // max(1, 8 * slots * self._modulus.words))):
-            parts = self._shards.each(products_of, bins, self._features, count, part, nodes)
+            parts = self._shards.each(bin_products_of, bins, self._features, count, part, nodes)
             yield merged(self._modulus, parts, self._threads)
 
 
@@ -108,7 +108,7 @@ def over_cluster(shards: Shards) -> Ends:
     )
 
 
-def products_of(
+def bin_products_of(
     shard: Shard,
     bins: _Bins,
     features: NDArray[np.int32] | None,
@@ -117,7 +117,7 @@ def products_of(
     nodes: NDArray[np.signedinteger],
 ) -> Found:
     """Return a worker's part of what `AdditiveSumsServer._products` makes of some of `count` nodes; a step."""
-    modulus: Modulus = shard.made_of("modulus", [], lambda: Modulus(bins.modulus))
+    modulus: Modulus = shard.made_of(f"modulus {bins.modulus}", [], lambda: Modulus(bins.modulus))
     positions, starts = members(nodes, count)
     kept, source = shard.arrays[_ROWS], shard.arrays[_CIPHERTEXTS]
     items = Items(source, positions, kept[positions], starts, np.arange(count))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.cluster.shards import ByRows, Shard, Shards, added_up, own_stripes, rows_before
+from treaty.cluster.shards import STRIPE, ByRows, Shard, Shards, added_up, own_stripes, rows_before
 from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix
 from treaty.crypto.lattice.parameters import Parameters
@@ -31,6 +31,7 @@ class _Matrix:
     """What a worker needs to know of a matrix whose columns it keeps: see `SecretMatrix`; `length` is that of all."""
 
     name: str
+    at: int
     parameters: Parameters
     seed: bytes
     column_of_row: NDArray[np.int64]
@@ -39,30 +40,34 @@ class _Matrix:
 
 
 class ClusterMapServer(LinearMapServer):
-    """See `LinearMapServer`. `name` tells the matrices of a job apart."""
+    """See `LinearMapServer`. `name` tells the matrices of a job apart; rows are dealt out as if they began at `at`."""
 
     def __init__(
-        self, shards: Shards, name: str, parameters: Parameters, matrix: SecretMatrix, seed: bytes, **given: Any
-    ) -> None:
+        self, shards: Shards, name: str, at: int, parameters: Parameters, matrix: SecretMatrix, seed: bytes,
+        **given: Any,
+    ) -> None:  # fmt: skip
         super().__init__(parameters, matrix, seed, **given)
-        self._shards = shards
-        self._there = _Matrix(name, parameters, seed, matrix.column_of_row, matrix.code_of_row, matrix.length)
-        shards.keep(name, matrix.columns.T)
+        self._shards, self._at = shards, at
+        self._there = _Matrix(name, at, parameters, seed, matrix.column_of_row, matrix.code_of_row, matrix.length)
+        shards.keep(name, matrix.columns.T, first=at)
 
-    def products(
-        self, planes: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+    def all_products(
+        self, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """See `LinearMapServer.products`."""
-        given = ByRows(planes, axis=1, first=first)
-        found = added_up(self._shards.each(products_of, self._there, given, first, features, rows))
+        """See `LinearMapServer.all_products`."""
+        given = ByRows(words, axis=2, first=self._at + first)
+        found = added_up(self._shards.each(vector_products, self._there, given, first, features, rows))
         return found % self.primes.astype(np.int64)
 
     def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> Residues:
         """See `LinearMapServer.partial_hints`; of all blocks."""
         assert numbers is None, "workers know their own blocks"
-        parts = self._shards.each(hints_of, self._there, start, stop)
-        total = added_up([part.astype(np.uint64) for part in parts])
-        return (total % self.primes[:, None, None]).astype(np.uint32)
+        parts: list[Residues] = self._shards.each(hints_of, self._there, start, stop)
+        total, moduli = parts[0].copy(), self.primes[:, None, None]
+        for part in parts[1:]:
+            total += part  # below 2^32
+            total -= np.where(total >= moduli, moduli, np.uint32(0))
+        return total
 
 
 class ClusterLatticeServer(LatticeSumsServer):
@@ -75,7 +80,7 @@ class ClusterLatticeServer(LatticeSumsServer):
     def settle(self, seed: bytes, kept: bytes | None = None) -> None:
         """See `LatticeSumsServer.settle`."""
         super().settle(seed, kept)
-        self._map = over_cluster(self._shards, "bins", self._map, self._threads)
+        self._map = over_cluster(self._shards, "bins", 0, self._map, self._threads)
 
 
 class ClusterLatticeClient(LatticeSumsClient):
@@ -133,17 +138,17 @@ class _ClusterQuery(EncryptedQuery):
 
 
 class ClusterVectorServer(VectorServer):
-    """See `VectorServer`. `name` tells blocks of rows apart."""
+    """See `VectorServer`. `number` is that of the block of rows: blocks, of a stripe or less, are dealt out in turn."""
 
-    def __init__(self, shards: Shards, name: str, *given: Any, threads: int = 1) -> None:
+    def __init__(self, shards: Shards, number: int, *given: Any, threads: int = 1) -> None:
         super().__init__(*given, threads=threads)
-        self._map = over_cluster(shards, name, self._map, threads)
+        self._map = over_cluster(shards, f"block {number}", number * STRIPE, self._map, threads)
 
 
-def over_cluster(shards: Shards, name: str, alone: LinearMapServer, threads: int) -> ClusterMapServer:
+def over_cluster(shards: Shards, name: str, at: int, alone: LinearMapServer, threads: int) -> ClusterMapServer:
     """Give a server's matrix to the workers; return the server whose products they make."""
     return ClusterMapServer(
-        shards, name, alone.parameters, alone.matrix, alone.seed, threads=threads, random=alone.random
+        shards, name, at, alone.parameters, alone.matrix, alone.seed, threads=threads, random=alone.random
     )
 
 
@@ -157,11 +162,16 @@ def encrypted_rows(
     vectors: NDArray[np.int32],
 ) -> Residues:
     """Return a worker's rows of ``EncryptedQuery.encrypt_from(first, ...)`` of `count` entries; a step."""
-    client: LinearMapClient = shard.made_of(
-        "client of the lattice map", [], lambda: LinearMapClient(*given, threads=shard.threads)
-    )
-    query, done = EncryptedQuery(client, secrets.copy(), key), 0
-    words = np.empty((len(vectors), len(client.parameters.primes), vectors.shape[2]), np.uint32)
+    held: dict[tuple[Any, ...], EncryptedQuery] = shard.made_of("query", [], dict)
+    terms = given[2], key, secrets.tobytes()
+    if terms not in held:  # the next query: its secrets are transformed once
+        client: LinearMapClient = shard.made_of(
+            f"client of {given[2].hex()}", [], lambda: LinearMapClient(*given, threads=shard.threads)
+        )
+        held.clear()
+        held[terms] = EncryptedQuery(client, secrets.copy(), key)
+    query, done = held[terms], 0
+    words = np.empty((len(vectors), len(given[0].primes), vectors.shape[2]), np.uint32)
     for part in own_stripes(shard.number, shard.count, first, count):
         at = slice(done, done + part.stop - part.start)
         words[..., at] = query.encrypt_from(first + part.start, [vector[:, at].copy() for vector in vectors])
@@ -174,6 +184,7 @@ def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:
 
     def of_rows() -> LinearMapServer:
         columns = np.ascontiguousarray(shard.arrays[matrix.name].T)
+        shard.arrays[matrix.name] = columns.T  # so that it is there once
         held = SecretMatrix(columns, matrix.column_of_row.copy(), matrix.code_of_row.copy())
         return LinearMapServer(matrix.parameters, held, matrix.seed, threads=shard.threads)
 
@@ -181,17 +192,18 @@ def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:
     return made
 
 
-def products_of(
-    shard: Shard, matrix: _Matrix, planes: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+def vector_products(
+    shard: Shard, matrix: _Matrix, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return what a worker's entries from row `first` of the table on add to <u_S, b>; a step."""
-    server = server_at(shard, matrix)
-    return server.products(planes, rows_before(shard.number, shard.count, first), features, rows)
+    """Return what a worker's entries from row `first` of the matrix on add to <u_S, b> of each vector; a step."""
+    before = rows_before(shard.number, shard.count, matrix.at)
+    start = rows_before(shard.number, shard.count, matrix.at + first) - before
+    return server_at(shard, matrix).all_products(words, start, features, rows)
 
 
 def hints_of(shard: Shard, matrix: _Matrix, start: int, stop: int) -> Residues:
     """Return what a worker's rows add to hints of some rows of the matrix, uint32 (primes, stop - start, N); a step."""
     server, degree = server_at(shard, matrix), matrix.parameters.degree
-    own = own_stripes(shard.number, shard.count, 0, matrix.length)
+    own = own_stripes(shard.number, shard.count, matrix.at, matrix.length)
     blocks = [range(1 + part.start // degree, 1 + -(-part.stop // degree)) for part in own]
     return server.partial_hints(start, stop, list(chain.from_iterable(blocks)))

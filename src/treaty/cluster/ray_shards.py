@@ -12,16 +12,18 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.shards import PIECE_BYTES, ByRows, Shard, cut_arguments
-from treaty.compute import cores, pieces
+from treaty.compute import cores
 from treaty.errors import ClusterLost, ConfigError
+from treaty.scratch import forget
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ class Cluster:
             raise ConfigError(f"expected cluster_workers to be 1 or more, got {self.workers}")
 
 
+class _NotWhole(Exception):
+    """Rows of an array have not come."""
+
+
 class _Actor:
     """Runs steps on its shard. Made an actor by `RayShards`."""
 
@@ -61,11 +67,13 @@ class _Actor:
 
     def run(self, step: Callable[..., Any], *args: Any) -> Any:
         """Return what a step gives for the shard."""
+        if not self._shard.is_whole:  # a call that failed, out of memory say: as if the worker were lost
+            raise _NotWhole
         return step(self._shard, *args)
 
-    def process(self) -> int:
-        """Return the number of the actor's process."""
-        return os.getpid()
+    def process(self) -> tuple[int, str]:
+        """Return the number of the actor's process, and its version of Treaty."""
+        return os.getpid(), version("treaty-learn")
 
 
 @contextmanager
@@ -99,6 +107,10 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
         import ray  # takes seconds, and few need it
     except ImportError:
         raise ConfigError("a cluster needs Ray, which is not installed: pip install 'treaty-learn[ray]'") from None
+    if os.environ.get(_AUTH, "token") != "token":
+        raise ConfigError(
+            f"expected {_AUTH}=token, got {os.environ[_AUTH]!r}: whoever reaches the cluster could use it"
+        )
     if ray.is_initialized():
         return ray, False
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -112,9 +124,6 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
         raise ConfigError(
             f"the cluster {cluster.address!r} is not reached: {why[0]}; docs/clusters.md helps"
         ) from error
-    if _AUTH not in os.environ:
-        ray.shutdown()
-        raise ConfigError(f"the cluster {cluster.address!r} asks for no token: start all its nodes with {_AUTH}=token")
     return ray, True
 
 
@@ -147,15 +156,27 @@ class RayShards:
                 f"{len(ready)} of {self.count} workers of the cluster began within {seconds:g} s: see `ray status`, "
                 "and whether the same Treaty is installed on all its machines"
             )
+        try:
+            versions = {release for _, release in self._ray.get(waited)}
+        except self._ray.exceptions.RayError as error:
+            raise ConfigError(
+                f"a worker of the cluster could not begin: {_last_line(error)}; is the same Treaty installed on all "
+                f"its machines, and were all started with {_AUTH}=token?"
+            ) from None
+        if versions != {version("treaty-learn")}:
+            raise ConfigError(
+                f"expected Treaty {version('treaty-learn')} on all machines of the cluster, got {sorted(versions)}"
+            )
 
     def processes(self) -> list[int]:
         """Return the numbers of the workers' processes."""
-        found: list[int] = self._ray.get([actor.process.remote() for actor in self._actors])
-        return found
+        return [number for number, _ in self._ray.get([actor.process.remote() for actor in self._actors])]
 
-    def keep(self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None) -> None:
+    def keep(
+        self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None, first: int = 0
+    ) -> None:
         """See `Shards`."""
-        self._kept[name] = ByRows(array, places=places)
+        self._kept[name] = ByRows(array, 0, first, places)
         self._of_all(lambda number: self._give(number, name))
 
     def drop(self, name: str) -> None:
@@ -177,25 +198,35 @@ class RayShards:
 
     def _give(self, number: int, name: str) -> Any:
         """Send a worker its rows of an array in pieces; return the last call."""
-        rows, actor = self._kept[name].of(number, self.count), self._actors[number]
-        last = actor.call.remote("begin", name, rows.shape, rows.dtype.str)
-        most = max(1, PIECE_BYTES // max(1, rows[:1].nbytes))
-        for part in pieces(len(rows), most):
-            self._ray.wait([last])  # one piece at a time is in the object store
-            last = actor.call.remote("fill", name, part.start, rows[part])
+        kept, actor = self._kept[name], self._actors[number]
+        array, start = kept.array, 0
+        last = actor.call.remote("begin", name, (kept.size(number, self.count), *array.shape[1:]), array.dtype.str)
+        most = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
+        for rows in kept.parts(number, self.count, most):
+            self._ray.wait([last])  # one piece at a time is in the object store; `_NotWhole` tells what fails
+            last = actor.call.remote("fill", name, start, np.ascontiguousarray(rows))
+            start += len(rows)
+            forget(array)
         return last
 
     def _of_all(self, begin: Callable[[int], Any]) -> list[Any]:
         """Begin a call at every worker, and return the results; do it again at those that are replaced meanwhile."""
         found: dict[int, Any] = {}
         for attempt in range(1 + _REPLACEMENTS):
-            calls = {number: begin(number) for number in range(self.count) if number not in found}
-            for number, call in calls.items():
+            calls: dict[int, Any] = {}
+            for number in range(self.count):
+                if number not in found:
+                    with suppress(self._ray.exceptions.RayError):  # which is met again below
+                        calls[number] = begin(number)
+            for number in [number for number in range(self.count) if number not in found]:
                 try:
-                    found[number] = self._ray.get(call)
-                except self._ray.exceptions.RayTaskError as error:
-                    raise error.as_instanceof_cause() from None
+                    found[number] = self._ray.get(calls[number] if number in calls else begin(number))
                 except self._ray.exceptions.RayError as error:
+                    cause = getattr(error, "cause", None)
+                    if isinstance(error, self._ray.exceptions.RayTaskError) and not isinstance(
+                        cause, _NotWhole | MemoryError | self._ray.exceptions.RayError
+                    ):
+                        raise (error if cause is None else cause) from None  # its text has no addresses of the cluster
                     logger.warning("worker %d of %d is lost: %s", number, self.count, _first_line(error))
                     if attempt < _REPLACEMENTS:
                         self._replace(number)
@@ -210,6 +241,10 @@ class RayShards:
         self._actors[number] = self._made(number)
         for name in self._kept:
             self._give(number, name)
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _first_line(error: BaseException) -> str:

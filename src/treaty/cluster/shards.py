@@ -14,12 +14,14 @@ does its step again, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from treaty.compute import pieces
 
 STRIPE = 1 << 14
 """Rows that lie at one worker, one after the other: whole blocks of the lattice map, whose degree divides it."""
@@ -39,6 +41,7 @@ class Shard:
     count: int
     threads: int
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    _missing: dict[str, int] = field(default_factory=dict)
     _begun: int = 0
     _versions: dict[str, int] = field(default_factory=dict)
     _made: dict[str, tuple[list[int | None], Any]] = field(default_factory=dict)
@@ -48,14 +51,22 @@ class Shard:
         self.drop(name)
         self._begun += 1
         self.arrays[name], self._versions[name] = np.empty(shape, dtype), self._begun
+        self._missing[name] = shape[0]
 
     def fill(self, name: str, start: int, rows: NDArray[Any]) -> None:
-        """Take some rows of an array, from row `start` of this worker on."""
+        """Take some rows of an array, from row `start` of this worker on, each once."""
         self.arrays[name][start : start + len(rows)] = rows
+        self._missing[name] -= len(rows)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of all arrays have come."""
+        return not any(self._missing.values())
 
     def drop(self, name: str) -> None:
         """Forget an array and what was made of it."""
         self.arrays.pop(name, None)
+        self._missing.pop(name, None)
         version = self._versions.pop(name, None)
         self._made = {key: made for key, made in self._made.items() if version not in made[0]}
 
@@ -89,6 +100,22 @@ class ByRows:
         found = [self.array[(*along, part)] for part in own_stripes(number, count, self.first, self._length())]
         return np.concatenate(found, self.axis) if found else self.array[(*along, slice(0, 0))]
 
+    def parts(self, number: int, count: int, most: int) -> Iterator[NDArray[Any]]:
+        """Return the rows of one worker, at most `most` at a time; of rows along axis 0."""
+        if self.places is not None:
+            at = self.places[number]
+            yield from (self.array[at[part]] for part in pieces(len(at), most))
+            return
+        for stripe in own_stripes(number, count, self.first, self._length()):
+            rows = self.array[stripe]
+            yield from (rows[part] for part in pieces(len(rows), most))
+
+    def size(self, number: int, count: int) -> int:
+        """Return how many rows one worker has."""
+        if self.places is not None:
+            return len(self.places[number])
+        return sum(part.stop - part.start for part in own_stripes(number, count, self.first, self._length()))
+
     def _length(self) -> int:
         return int(self.array.shape[self.axis])
 
@@ -115,11 +142,13 @@ class Shards(Protocol):
     def count(self) -> int:
         """Number of workers."""
 
-    def keep(self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None) -> None:
+    def keep(
+        self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None, first: int = 0
+    ) -> None:
         """Give workers their rows of an array, (rows, ...), until another of this name comes, or `drop`.
 
-        The array must not change meanwhile: a worker that replaces a lost one is given it again. `places` as in
-        `ByRows`.
+        The array must not change meanwhile: a worker that replaces a lost one is given it again. `places` and `first`
+        as in `ByRows`.
         """
 
     def drop(self, name: str) -> None:

@@ -39,10 +39,10 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
         )
     for party, member in job.parties.items():
         cluster_of(member)
-        if member.cluster is not None and not system.on_clusters:
+        if member.cluster is not None and cast.roles[party] not in system.on_clusters(job.settings()[0]):
             raise ConfigError(
-                f"expected no cluster with protocol {job.protocol!r}, got one at {party}: clusters add up rows of "
-                "secureboost, fedxgboost-smm, federboost-vertical, federboost-horizontal and quasi-newton"
+                f"expected no cluster at {party}, got one, which would have nothing to do: it is the "
+                f"{cast.roles[party]} of protocol {job.protocol!r} with these options; docs/clusters.md has who can use one"
             )
     for party in cast.owners if name is None else [name]:
         if not job.by_row and party in cast.owners and job.parties[party].table is None:

@@ -288,6 +288,11 @@ def unknown(cast: Cast, options: Any, common: Any, shape: Shape) -> Expected:
     raise not_expected("this system")
 
 
+def no_clusters(options: Any) -> frozenset[str]:
+    """No role can use a cluster."""
+    return frozenset()
+
+
 def no_helpers(owners: Iterable[str], options: SystemOptions) -> dict[str, Place]:
     """Return no party besides the owners of rows."""
     return {}
@@ -363,8 +368,8 @@ class System:
         Roles without a part that keep checkpoints, or files beside them, until all parts of the model are saved.
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
-    on_clusters : bool
-        Whether a party's own cluster can add up its rows in a training (`Seat.shards`).
+    on_clusters : callable
+        ``on_clusters(options) -> roles``: whose rows a cluster of their own can add up in a training (`Seat.shards`).
     has_model : frozenset of str
         Roles with a part of the model, or with the whole model where rows are split.
     may_lose : callable
@@ -411,7 +416,7 @@ class System:
     has_model: frozenset[str]
     until_kept: frozenset[str] = frozenset()
     lossless: bool = False
-    on_clusters: bool = False
+    on_clusters: Callable[[Any], frozenset[str]] = no_clusters
     helpers: Callable[[Iterable[str], Any], dict[str, Place]] = no_helpers
     links: Callable[[Cast, Any], dict[str, list[str]]] = star
     predict: Mapping[str, Program] = field(default_factory=dict)

@@ -72,7 +72,8 @@ class RowShard:
         Each tree has its ascending features, and its ascending sample of rows (None: all).
         """
         grad, hess, self.clipped = self._objective.gradients(self.margins.T, self._y, self._weight, self._threads)
-        self._growing, totals = [], np.empty((len(columns), 3), np.int64)
+        self._forget()
+        totals = np.empty((len(columns), 3), np.int64)
         for output, (features, sampled) in enumerate(zip(columns, rows, strict=True)):
             histograms = self._histograms(output)
             histograms.start_tree(grad[output], hess[output], features)
@@ -154,5 +155,10 @@ class RowShard:
             )
             leaves = np.flatnonzero(is_leaf).astype(np.int32)
             tree.rows.add_to(self.margins[output], leaves, trees[-1].value[leaves])
-        self._growing = []
+        self._forget()
         return trees
+
+    def _forget(self) -> None:
+        for tree in self._growing:
+            tree.histograms.end_tree()
+        self._growing = []

@@ -393,6 +393,12 @@ class LinearMapServer:
             out[:, k] = rest * pow(pow(2, bits, p), -1, p) % p
         return out
 
+    def all_products(
+        self, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return `products` of every vector: of words (vectors, primes, m), int64 (vectors, rows, primes)."""
+        return np.stack([self.products(planes, first, features, rows) for planes in words])
+
     def products(
         self, planes: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
@@ -462,8 +468,7 @@ class PartialSums:
             raise CryptoError(
                 f"expected vectors of {length} entries in whole blocks of {degree}, got {there} - in a query"
             )
-        for sums, planes in zip(self._sums, words, strict=True):
-            sums += self._server.products(planes, self._done, self._features, self._rows)
+        self._sums += self._server.all_products(words, self._done, self._features, self._rows)
         self._done = there
 
     def answer(self, added: NDArray[np.uint64] | None = None) -> Digits:

@@ -180,6 +180,8 @@ class AdditiveSumsServer:
     CryptoError if the bounds do not fit the key, or codes exceed their slots.
     """
 
+    spare = 0
+
     def __init__(
         self,
         key: AdditivePublicKey,

@@ -95,6 +95,10 @@ class SumsClient(Protocol):
 class SumsServer(Protocol):
     """A passive party's end. Calls in the order of the table above; errors are CryptoError."""
 
+    @property
+    def spare(self) -> int:
+        """How many nodes of a level's last query may be there without need, as a vector is about several."""
+
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
         """Return the answer to the set-up, once per job, in one piece or several.
 

@@ -329,6 +329,11 @@ class LatticeSumsServer(WholeTableServer):
         self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
 
     @property
+    def spare(self) -> int:
+        """See `SumsServer.spare`."""
+        return self._nodes - 1
+
+    @property
     def bounds(self) -> SumsBounds:
         """The job's bounds, as the active party stated them."""
         return self._bounds
@@ -387,7 +392,7 @@ class LatticeSumsServer(WholeTableServer):
             yield [digits]
 
     def add(self, piece: Payload) -> int:
-        """Add up a piece of a query; see `SumsServer.add`. Of its last vector only one node may be in use."""
+        """Add up a piece of a query; see `SumsServer.add`."""
         features, parameters = self._growing(), self._parameters
         if self._adding is None:
             own = packed_words(parameters, parameters.degree)
@@ -403,7 +408,7 @@ class LatticeSumsServer(WholeTableServer):
             words = unpack(parameters, piece[0][:, part], self._left, self._threads)
             self._adding.add(words)
             self._left -= words.shape[2]
-        return self._nodes * (self._adding.vectors - 1) + 1
+        return self._nodes * self._adding.vectors
 
     def end_tree(self) -> None:
         """See `SumsServer.end_tree`."""

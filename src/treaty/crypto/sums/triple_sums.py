@@ -136,6 +136,8 @@ class TripleSumsServer(WholeTableServer):
     ``shares(first, count)`` returns the dealer's shares D for some vectors, uint64 (count, 2, slots).
     """
 
+    spare = 0
+
     def __init__(
         self,
         bounds: SumsBounds,

@@ -70,7 +70,8 @@ def local_job(
         eval_tables=[tables[of] for of in given.eval_tables] if verb == "train" else [],
         predict_table=tables[given.predict_table] if verb != "train" and given.predict_table is not None else None,
     )
-    if main is not None and verb == "train" and job.system.on_clusters:
+    able = job.system.on_clusters(job.settings()[0])
+    if main is not None and verb == "train" and job.cast().roles[name] in able:
         mine = msgspec.structs.replace(mine, cluster=main.cluster, cluster_workers=main.cluster_workers)
     store = None if main is None else main.store
     if name == job.active and store is not None and getattr(job.settings()[0], "mechanism", None) == "label_rr":

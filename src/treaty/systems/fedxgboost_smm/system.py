@@ -85,7 +85,9 @@ SYSTEM = System(
     expected=expected,
     named_roles=frozenset({"dealer"}),
     lossless=True,
-    on_clusters=True,
+    on_clusters=lambda options: frozenset(
+        {"active", "passive"} if options.mode != "paper" and not options.has_dealer else ()
+    ),
     has_model=frozenset({"active", "passive"}),
     helpers=dealer_of,
     predict={"active": predict_active, "passive": predict_passive},

@@ -117,7 +117,7 @@ class LatticeProducts:
             self._servers.append(
                 VectorServer(*given, threads=threads)
                 if shards is None
-                else ClusterVectorServer(shards, f"block {number}", *given, threads=threads)
+                else ClusterVectorServer(shards, number, *given, threads=threads)
             )
         self._client = VectorClient(self._parameters, setting.vector_bits, seed, length, threads=threads)
         for number, server in enumerate(self._servers):  # in turn: nobody has many of them unread

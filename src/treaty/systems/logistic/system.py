@@ -18,7 +18,7 @@ from treaty.systems.logistic.pooled import train_pooled
 from treaty.systems.logistic.prediction import predict_active, predict_passive
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import DISCLOSED, in_one_place
-from treaty.systems.system import Cast, Place, System, mesh
+from treaty.systems.system import Cast, Place, System, mesh, no_clusters
 
 COORDINATOR = "coordinator"
 
@@ -103,6 +103,11 @@ def warm_up(kind: type[FederatedRegression], options: FederatedRegression | None
     return [replace(options, key_bits=None, insecure_test_key_bits=short, allow_insecure=True)]
 
 
+def on_clusters(options: FederatedRegression) -> frozenset[str]:
+    """Return whose rows a cluster can add up: those of parties with data, under the lattice map."""
+    return frozenset({"active", "passive"} if options.encryption in (None, "auto", "lattice") else ())
+
+
 def _federated(kind: type[FederatedRegression]) -> System:
     return System(
         name=kind.system,
@@ -114,7 +119,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         disclosures=disclosures,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
-        on_clusters=kind is QuasiNewton,
+        on_clusters=on_clusters if kind is QuasiNewton else no_clusters,
         has_model=frozenset({"active", "passive"}),
         until_kept=frozenset({COORDINATOR}),  # its checkpoint: without it, nobody could go on
         helpers=helpers,

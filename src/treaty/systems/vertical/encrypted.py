@@ -339,14 +339,15 @@ def _answering(
         kept(piece)
         query = unpack(piece.payload, active, type(piece).__name__)
         # a vector of all rows for each node, where there are any, is work and memory: limits come first
-        limits.asked(len(query[0]) if query and query[0].ndim > 1 else 0)
+        vectors = len(query[0]) if query and query[0].ndim > 1 else 0
+        limits.asked(vectors + server.spare * (vectors - 1) if vectors else 0)
         return server.add(query)
 
     def add_sums(piece: SumsPiece) -> None:
         take(piece)
 
     def answer_sums(request: SumsRequest) -> Sums:
-        limits.sums(take(request), last=request.last)
+        limits.sums(take(request) - (server.spare if request.last else 0), last=request.last)
         return Sums(pack(server.answer()))
 
     return add_rows, add_sums, answer_sums
