@@ -1,6 +1,6 @@
 """A party's own cluster beside threads on the same cores: the same models, and what workers in processes cost.
 
-Claim: none; on one machine workers can only cost. Two parties on this machine, both with two or three local workers,
+Claim: none; on one machine workers can only cost. Two parties on this machine, both with two local workers,
 against both with as many threads as cores; random numbers, 1,000,000 rows, 20 columns at the passive party and
 two at the active one, two trees of depth 3, 32 bins. Seconds are of the training without the start of Ray, which is
 beside it. About 8 minutes; `--quick`: 100,000 rows.
@@ -65,16 +65,16 @@ def measure(rows: int) -> list[dict[str, object]]:
     for name, (system, own) in JOBS.items():
         models: dict[str, str] | None = None
         alone = 0.0
-        for workers in (0, 2, 3):
+        for workers in (0, 2):
             with tempfile.TemporaryDirectory() as path:
                 folder = Path(path)
                 by_row = system == "federboost-horizontal"
                 (written_by_row if by_row else written)(folder, rows * (len(BY_ROW) if by_row else 1), 2)
                 job = decoded_job((folder / "job.json").read_bytes())
                 members = {
-                    party: msgspec.structs.replace(
-                        member, cluster="ray" if workers else None, cluster_workers=workers or None
-                    )
+                    party: msgspec.structs.replace(member, cluster="ray", cluster_workers=workers)
+                    if workers and (party == job.active or system != "federboost-vertical")
+                    else member
                     for party, member in job.parties.items()
                 }
                 store = str(Path(tempfile.gettempdir()) / f"noise-{os.getpid()}") if "vertical" in system else job.store

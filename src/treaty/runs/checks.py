@@ -42,7 +42,7 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
         if member.cluster is not None and cast.roles[party] not in system.on_clusters(job.settings()[0]):
             raise ConfigError(
                 f"expected no cluster at {party}, got one, which would have nothing to do: it is the "
-                f"{cast.roles[party]} of protocol {job.protocol!r} with these options; docs/clusters.md has who can use one"
+                f"{cast.roles[party]} of protocol {job.protocol!r} with these options (docs/clusters.md)"
             )
     for party in cast.owners if name is None else [name]:
         if not job.by_row and party in cast.owners and job.parties[party].table is None:
