@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from treaty.systems.pooled.rounds import CheckpointRequest
 from treaty.systems.system import LabelledRows, Seat
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical.decisions import DecideRequest, RowSets
-from treaty.systems.vertical.limits import TrainingLimits
+from treaty.systems.vertical.encrypted import _answering
+from treaty.systems.vertical.encrypted_columns import SumsRequest, pack
+from treaty.systems.vertical.limits import TrainingLimits, TreeLimits
 from treaty.systems.vertical.links import LinkProbe
 from treaty.trees.ensemble import SplitTable
 
@@ -298,3 +301,26 @@ def test_rows_watched_in_training_are_decided_once_a_record(which, monkeypatch):
     assert train(which, monkeypatch, wanted={}, watched=True) == {}
     again = lambda message: [message, message] if isinstance(message, DecideRequest) else message  # noqa: E731
     refused(train(which, monkeypatch, wanted={}, change=again, watched=True)["shop"], "each record once for every row")
+
+
+def test_a_level_has_one_spare_node_where_vectors_are_about_two():
+    """The last vector may be half empty; the level's others must be of nodes that there may be, before they cost work."""
+    worked = []
+
+    def add(query):
+        worked.append(len(query[0]))
+        return 2 * len(query[0])
+
+    limits = TreeLimits("bank", 3, 1, by_column=True)
+    limits.start(np.arange(2, dtype=np.int32))
+    server = SimpleNamespace(spare=1, add=add, answer=list)
+    _, _, answer = _answering(server, limits, "bank", lambda *_: None)
+
+    def ask(vectors, last):
+        return answer(SumsRequest(pack([np.zeros((vectors, 1), np.uint32)]), last))
+
+    ask(1, True)  # the root
+    ask(1, False)
+    with pytest.raises(PeerProtocolError, match="1 to 2 nodes of this level"):
+        ask(1, True)
+    assert worked == [1, 1]
