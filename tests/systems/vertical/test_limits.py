@@ -304,7 +304,7 @@ def test_rows_watched_in_training_are_decided_once_a_record(which, monkeypatch):
 
 
 def test_a_level_has_one_spare_node_where_vectors_are_about_two():
-    """The last vector may be half empty; the level's others must be of nodes that there may be, before they cost work."""
+    """The last vector may be half empty; others are refused before they cost work."""
     worked = []
 
     def add(query):
