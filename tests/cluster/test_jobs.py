@@ -162,6 +162,15 @@ def test_a_step_that_fails_says_why_and_workers_that_die_again_and_again_are_giv
         pass
 
 
+def test_another_version_of_treaty_at_the_workers_is_refused(ray, monkeypatch):
+    monkeypatch.setattr("treaty.cluster.ray_shards.version", lambda _: "9.9")
+    with (
+        pytest.raises(ConfigError, match=r"expected Treaty 9\.9 on all machines of the cluster"),
+        opened(Cluster("ray")),
+    ):
+        pass
+
+
 def test_a_worker_that_lacks_rows_is_replaced(ray, monkeypatch):
     rows = np.arange(50_000)
     monkeypatch.setattr("treaty.cluster.ray_shards.PIECE_BYTES", 1 << 16)

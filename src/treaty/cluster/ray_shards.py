@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -87,12 +87,14 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
         return
     ray, started_here = _connected(cluster)
     count = cluster.workers or (2 if cluster.address == "ray" else _nodes(ray))
-    shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
     try:
-        shards.wait_for_all(_START)
-        yield shards
+        shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
+        try:
+            shards.wait_for_all(_START)
+            yield shards
+        finally:
+            shards.close()
     finally:
-        shards.close()
         if started_here:
             ray.shutdown()
 
@@ -102,7 +104,6 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
     if "ray" not in sys.modules:  # it reads this when it is imported
         os.environ.setdefault(_AUTH, "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which would be sent to Ray's makers
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray  # takes seconds, and few need it
     except ImportError:
@@ -120,9 +121,8 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
         else:
             ray.init(cluster.address.removeprefix("ray://"), log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        why = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"the cluster {cluster.address!r} is not reached: {why[0]}; docs/clusters.md helps"
+            f"the cluster {cluster.address!r} is not reached: {_lines(error)[0]}; docs/clusters.md helps"
         ) from error
     return ray, True
 
@@ -160,7 +160,7 @@ class RayShards:
             versions = {release for _, release in self._ray.get(waited)}
         except self._ray.exceptions.RayError as error:
             raise ConfigError(
-                f"a worker of the cluster could not begin: {_last_line(error)}; is the same Treaty installed on all "
+                f"a worker of the cluster could not begin: {_lines(error)[-1]}; is the same Treaty installed on all "
                 f"its machines, and were all started with {_AUTH}=token?"
             ) from None
         if versions != {version("treaty-learn")}:
@@ -213,26 +213,32 @@ class RayShards:
         """Begin a call at every worker, and return the results; do it again at those that are replaced meanwhile."""
         found: dict[int, Any] = {}
         for attempt in range(1 + _REPLACEMENTS):
-            calls: dict[int, Any] = {}
+            calls, lost = dict[int, Any](), dict[int, BaseException]()
             for number in range(self.count):
                 if number not in found:
-                    with suppress(self._ray.exceptions.RayError):  # which is met again below
+                    try:
                         calls[number] = begin(number)
-            for number in [number for number in range(self.count) if number not in found]:
+                    except self._ray.exceptions.RayError as error:
+                        lost[number] = error
+            for number, call in calls.items():
                 try:
-                    found[number] = self._ray.get(calls[number] if number in calls else begin(number))
+                    found[number] = self._ray.get(call)
                 except self._ray.exceptions.RayError as error:
-                    cause = getattr(error, "cause", None)
-                    if isinstance(error, self._ray.exceptions.RayTaskError) and not isinstance(
-                        cause, _NotWhole | MemoryError | self._ray.exceptions.RayError
-                    ):
-                        raise (error if cause is None else cause) from None  # its text has no addresses of the cluster
-                    logger.warning("worker %d of %d is lost: %s", number, self.count, _first_line(error))
-                    if attempt < _REPLACEMENTS:
-                        self._replace(number)
-            if len(found) == self.count:
+                    lost[number] = self._loss(error)
+            for number, loss in lost.items():
+                logger.warning("worker %d of %d is lost: %s", number, self.count, _lines(loss)[0])
+                if attempt < _REPLACEMENTS:
+                    self._replace(number)
+            if not lost:
                 return [found[number] for number in range(self.count)]
         raise ClusterLost(f"workers of the cluster were lost {1 + _REPLACEMENTS} times in one step; see Ray's own logs")
+
+    def _loss(self, error: Any) -> BaseException:
+        """Return an error that means that a worker is lost; raise what a step itself raised, without Ray's text."""
+        cause = getattr(error, "cause", None)  # Ray's text names machines and files, which peers are not told
+        if cause is None or isinstance(cause, _NotWhole | MemoryError | self._ray.exceptions.RayError):
+            return error  # type: ignore[no-any-return]
+        raise cause from None
 
     def _replace(self, number: int) -> None:
         """Make a worker in a lost one's place, and give it what that kept."""
@@ -243,9 +249,5 @@ class RayShards:
             self._give(number, name)
 
 
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _lines(error: BaseException) -> list[str]:
+    return str(error).strip().splitlines() or [type(error).__name__]

@@ -222,6 +222,7 @@ def hint_rows(
             out[s, i] = np.uint32(scaled % wide)
 
 
+@kernel
 def rescale(
     residues: Residues,
     inverses: Words,
@@ -240,22 +241,6 @@ def rescale(
     0.51; `guard` is a multiple of 16. `balanced` digits are from -2^15 to 2^15 - 1, others from 0, as the bits of
     int16.
     """
-    # copied where residues do not lie together: the kernel would be compiled for either kind
-    _rescale(np.ascontiguousarray(residues), inverses, primes, scales, guard, balanced, first, stop, out)
-
-
-@kernel
-def _rescale(
-    residues: Residues,
-    inverses: Words,
-    primes: Words,
-    scales: Words,
-    guard: int,
-    balanced: bool,
-    first: int,
-    stop: int,
-    out: NDArray[np.int16],
-) -> None:
     words, digits = scales.shape[1], len(out)
     acc = new_array(words + 1, np.uint64)
     bottom = guard - 1

@@ -326,7 +326,7 @@ class LinearMapServer:
 
     def _rescale(self, residues: Residues, balanced: bool, out: NDArray[np.int16]) -> None:
         kernels.rescale(
-            residues,
+            np.ascontiguousarray(residues),  # one kind of arrays, or the kernel would be compiled for two
             self._inverses,
             self.primes.astype(np.uint64),
             self._to_digits,
@@ -375,7 +375,7 @@ class LinearMapServer:
             sums += self._scaled(added)
         digits = np.empty((parameters.digits, len(sums)), np.int16)
         modulus = self.primes.astype(np.int64)
-        self._rescale(np.ascontiguousarray((sums % modulus).astype(np.uint32).T), False, digits)
+        self._rescale((sums % modulus).astype(np.uint32).T, False, digits)
         return digits.view(np.uint16).T
 
     def _scaled(self, numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
