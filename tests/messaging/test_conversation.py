@@ -1,9 +1,12 @@
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Conversation
-from treaty.messaging.messages import Abort, Envelope, Goodbye, Message, encode_envelope
+from treaty.messaging.messages import Abort, Array, Envelope, Goodbye, Message, Part, encode_envelope, view
 
 
 class Count(Message):
@@ -12,6 +15,10 @@ class Count(Message):
 
 class Other(Message):
     n: int
+
+
+class Rows(Message):
+    values: Array
 
 
 @pytest.fixture
@@ -36,8 +43,9 @@ def frame(body=None, **changes):
 def test_written_frames_are_read_in_order_by_the_other_side(clinic):
     lab = Conversation("lab", "clinic", "breast", "secureboost")
     for n in range(3):
-        clinic.take_in(lab.write(Count(n), 0))
-        lab.wrote()
+        for written in lab.write(Count(n), 0):
+            clinic.take_in(written)
+            lab.wrote()
     assert [clinic.read([Count], 0).n for _ in range(3)] == [0, 1, 2]
     assert not clinic.has_unread
 
@@ -133,3 +141,91 @@ def test_abort_of_another_job_is_refused(clinic):
     with pytest.raises(PeerProtocolError, match="expected job"):
         clinic.take_in(frame(Abort("x"), job="lung"))
     assert clinic.abort_reason is None
+
+
+# ---------------------------------------------------------------- messages in parts
+
+
+def carry(sender, receiver, message, frame_bytes):
+    """Carry a message over; return the bytes of its frames."""
+    sizes = []
+    for written in sender.write(message, 0, frame_bytes):
+        receiver.take_in(written)
+        sender.wrote()
+        sizes.append(len(written))
+    return sizes
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=4), st.integers(50, 4000))
+def test_messages_of_any_length_arrive_whole_and_aligned_in_frames_of_a_bound(lengths, frame_bytes):
+    read = []
+    lab = Conversation("lab", "clinic", "breast", "secureboost")
+    clinic = Conversation("clinic", "lab", "breast", "secureboost", read.append)
+    sizes = [carry(lab, clinic, Rows(Array.of(np.arange(n))), frame_bytes) for n in lengths]
+    assert all(size <= frame_bytes + 200 for of_message in sizes for size in of_message)  # with a part's envelope
+    for n, of_message in zip(lengths, sizes, strict=True):
+        before = len(read)
+        sent = clinic.read([Rows], 0).values
+        values = view(sent, np.int64, (n,), peer="lab", what="Rows.values")
+        np.testing.assert_array_equal(values, np.arange(n))
+        assert read[before:] == of_message  # which the peer may send again
+        if n and len(of_message) > 1:
+            assert np.shares_memory(values, np.frombuffer(sent.data, np.uint8))  # not copied to be aligned
+    assert not clinic.has_unread
+
+
+def parts(*contents, nbytes, first=0):
+    return [frame(Part(memoryview(content), nbytes), seq=first + k) for k, content in enumerate(contents)]
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        ([*parts(b"ab", nbytes=9), frame(seq=1)], "expected the rest of a message that comes in parts, got Count"),
+        ([*parts(b"ab", nbytes=9), frame(Goodbye(), seq=1)], "expected the rest of a message"),
+        (parts(b"ab", b"cde", nbytes=4), "expected parts of 4 bytes together, got others - at Part from lab"),
+        ([*parts(b"ab", nbytes=9), *parts(b"cd", nbytes=8, first=1)], "expected parts of 9 bytes together"),
+        (parts(b"ab", b"", nbytes=9), "expected parts of 9 bytes together"),
+        (parts(b"", nbytes=0), "expected parts of 0 bytes together"),
+        (parts(b"ab", b"cd", nbytes=4), "Expected `object`, got `int` - at the envelope from lab"),
+        (parts(b"ab", nbytes=9) + parts(b"cd", nbytes=9, first=2), "expected message number 1, got number 2"),
+        (parts(frame(seq=1), nbytes=len(frame(seq=1))), "expected message number 0, got number 1"),
+        (parts(frame(job="lung"), nbytes=len(frame(job="lung"))), "expected job 'breast', got 'lung'"),
+        (parts(b"ab", nbytes=1 << 40), "too long: 1099511627776 bytes in 549755813888 frames"),
+    ],
+    ids=["another", "goodbye", "more", "other length", "empty", "nothing", "garbage", "gap", "seq", "job", "announced"],
+)
+def test_parts_that_make_no_message_are_refused(frames, text):
+    def refusal(nbytes, count):
+        return f"too long: {nbytes} bytes in {count} frames" if nbytes > 1 << 20 else None
+
+    clinic = Conversation("clinic", "lab", "breast", "secureboost", refusal=refusal)
+    *before, last = frames
+    for each in before:
+        assert clinic.take_in(each) is None
+    with pytest.raises(PeerProtocolError, match=text):
+        clinic.take_in(last)
+    assert not clinic.has_unread
+
+
+def test_a_message_within_parts_is_looked_into_once_alone(clinic):
+    inner = frame(Part(memoryview(frame(seq=0)), len(frame(seq=0))), seq=0)
+    clinic.take_in(parts(inner, nbytes=len(inner))[0])
+    with pytest.raises(PeerProtocolError, match="expected Count of round 0, got Part"):
+        clinic.read([Count], 0)
+
+
+def test_an_abort_amid_parts_is_heard(clinic):
+    assert clinic.take_in(parts(b"ab", nbytes=9)[0]) is None
+    clinic.take_in(frame(Abort("no more"), seq=1))
+    assert clinic.abort_reason == "no more"
+
+
+def test_what_a_peer_left_out_sends_in_parts_is_dropped(clinic):
+    lab = Conversation("lab", "clinic", "breast", "secureboost")
+    for _ in range(3):
+        for written in lab.write(Rows(Array.of(np.arange(100))), 0, 100):
+            clinic.take_in(written)
+            lab.wrote()
+            clinic.drop_unread()
+    assert not clinic.has_unread

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from treaty.errors import ConfigError, PeerLost, TreatyError
+from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
 from treaty.messaging.credit import OVERHEAD, Credit
 from treaty.messaging.grpc_limits import CALLS
 from treaty.messaging.grpc_wire import DELIVER, VERSION, WATCH, Introduction, encode
@@ -252,3 +252,34 @@ def test_a_job_with_1024_files_survives_1200_idle_connections_of_strangers(grpc_
             time.sleep(1.0)  # for the strangers' connections to be taken
             party.send("lab", Rows(Array.of(np.arange(200_000))))
             party.receive("lab", Rows)
+
+
+# ---------------------------------------------------------------- messages in parts
+
+
+def test_a_message_in_parts_takes_its_size_of_the_share_until_it_is_read(parties, monkeypatch):
+    monkeypatch.setattr("treaty.messaging.grpc_channel.FRAME_BYTES", 10_000)
+    rows = np.arange(LIMIT // 4, dtype=np.uint8)  # half a share: three of them never fit
+    thread, taken = sending(parties["lab"], [Rows(Array.of(np.roll(rows, k))) for k in range(3)])
+    listening = threading.Thread(target=parties["clinic"].receive, args=("shop", Count), daemon=True)
+    listening.start()
+    assert stalled(taken) == 1
+    parties["shop"].send("clinic", Count(1))
+    listening.join(5)
+    for k in range(3):
+        got = view(parties["clinic"].receive("lab", Rows).rows, np.uint8, rows.shape, peer="lab", what="Rows.rows")
+        np.testing.assert_array_equal(got, np.roll(rows, k))
+    thread.join(5)
+    assert len(taken) == 3
+    for name, direction in (("lab", "sent"), ("clinic", "received")):
+        told = parties[name].transcript.by_type(direction)["Rows"]
+        assert told.messages == 3
+        assert 3 * rows.nbytes < told.nbytes < 3 * 1.05 * rows.nbytes
+
+
+def test_a_message_in_parts_that_never_fits_is_refused_with_the_limit_it_needs(parties, monkeypatch):
+    monkeypatch.setattr("treaty.messaging.grpc_channel.FRAME_BYTES", 10_000)
+    _, taken = sending(parties["lab"], [Rows(Array.of(np.zeros(LIMIT, np.uint8)))])
+    with pytest.raises(PeerProtocolError, match=r"the share of lab in the inbox_limit of clinic.*raise inbox_limit"):
+        parties["clinic"].receive("lab", Rows)
+    assert not taken

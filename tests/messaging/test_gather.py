@@ -207,7 +207,7 @@ def test_second_abort_is_not_hidden_behind_the_first_of_a_peer_left_out(quick):
     [
         lambda party: party.channel.send("clinic", b"\xc1", 1),
         lambda party: party.send("clinic", Other(1)),
-        lambda party: party.channel.send("clinic", Conversation("a", "clinic", "x", "p").write(Count(1), 0), 1),
+        lambda party: party.channel.send("clinic", *Conversation("a", "clinic", "x", "p").write(Count(1), 0), 1),
     ],
     ids=["garbage", "other class", "other job"],
 )

@@ -92,7 +92,7 @@ def test_garbage_from_a_peer_is_refused_even_when_waiting_for_another(quick, fra
 
 
 def test_replayed_frame_is_refused(quick):
-    frame = Conversation("lab", "clinic", "breast", "secureboost").write(Count(1), 0)
+    (frame,) = Conversation("lab", "clinic", "breast", "secureboost").write(Count(1), 0)
     quick["lab"].channel.send("clinic", frame, 1)
     assert quick["clinic"].receive("lab", Count).n == 1
     quick["lab"].channel.send("clinic", frame, 1)

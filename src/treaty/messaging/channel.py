@@ -32,6 +32,13 @@ class Channel(Protocol):
     def waits(self) -> bool:
         """Whether sending takes a round trip to the peer, so that sending to several peers at once pays."""
 
+    @property
+    def frame_bytes(self) -> int | None:
+        """Most bytes of a frame; longer messages travel in parts. None where a frame may have any length."""
+
+    def refusal(self, sender: str, nbytes: int, frames: int) -> str | None:
+        """Return why a peer's message of so many frames can never be taken in whole, None if it can."""
+
     def send(self, to: str, frame: bytes, timeout: float) -> None:
         """Deliver an encoded envelope to a peer's mailbox; returns when it is there.
 

@@ -10,13 +10,17 @@ follows. In use::
     order = Order(TABLE, "between trees")
     message = party.receive(active, *order.allowed)  # refuses every other message
     order.take(message)
+
+A message longer than a channel's frames travels in `Part`s, pieces of its encoded envelope, which has the number of the
+first of them. Parts count as unread, like other frames, until the role reads their message.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import (
@@ -26,6 +30,7 @@ from treaty.messaging.messages import (
     Goodbye,
     M,
     Message,
+    Part,
     clean,
     decode_body,
     decode_envelope,
@@ -38,11 +43,18 @@ class Conversation:
 
     `left`: the peer said goodbye or aborted and sends nothing more; `abort_reason` says why, if it stopped the job.
     `missed` is the last round that went on without a message of the peer, -1 if none; see `drop_late`. `on_read` is
-    told the bytes of each frame that the role has read or let pass: the peer may send as many more.
+    told the bytes of each frame that the role has read or let pass: the peer may send as many more. `refusal` says
+    why a message of so many bytes and frames is too long, if it is.
     """
 
     def __init__(
-        self, me: str, peer: str, job: str, protocol: str, on_read: Callable[[int], None] = lambda _: None
+        self,
+        me: str,
+        peer: str,
+        job: str,
+        protocol: str,
+        on_read: Callable[[int], None] = lambda _: None,
+        refusal: Callable[[int, int], str | None] = lambda nbytes, frames: None,
     ) -> None:
         self.me = me
         self.peer = peer
@@ -53,8 +65,11 @@ class Conversation:
         self.missed = -1
         self._sent = 0
         self._received = 0
-        self._on_read = on_read
-        self._unread: deque[tuple[Envelope[msgspec.Raw], int]] = deque()  # with the bytes of the frame
+        self._on_read, self._refusal = on_read, refusal
+        self._unread: deque[tuple[Envelope[msgspec.Raw], list[int]]] = deque()  # with the bytes of its frames
+        self._frames: list[int] = []  # bytes of the frames of a message that is coming in
+        self._room: memoryview | None = None  # for that message, if it comes in parts
+        self._filled = 0  # bytes of it
 
     @property
     def has_unread(self) -> bool:
@@ -66,41 +81,58 @@ class Conversation:
         """The round of the oldest unread message."""
         return self._unread[0][0].round
 
-    def write(self, message: Message, round: int) -> bytes:
-        """Encode the next message to the peer; only `wrote` advances the message number."""
+    def write(self, message: Message, round: int, frame_bytes: int | None = None) -> Iterator[bytes]:
+        """Encode the next message to the peer: one frame, or several of at most `frame_bytes` of it.
+
+        Call `wrote` when one is delivered, before the next is taken.
+        """
         kind = type(message).__name__
-        return encode_envelope(Envelope(self.job, self.protocol, round, kind, self.me, self.peer, self._sent, message))
+        whole = encode_envelope(Envelope(self.job, self.protocol, round, kind, self.me, self.peer, self._sent, message))
+        if frame_bytes is None or len(whole) <= frame_bytes:
+            yield whole
+            return
+        for start in range(0, len(whole), frame_bytes):
+            part = Part(memoryview(whole)[start : start + frame_bytes], len(whole))
+            step = Part.__name__
+            yield encode_envelope(Envelope(self.job, self.protocol, round, step, self.me, self.peer, self._sent, part))
 
     def wrote(self) -> None:
-        """Record that the message from `write` has been delivered."""
+        """Record that a frame from `write` has been delivered."""
         self._sent += 1
 
-    def take_in(self, frame: Frame) -> Envelope[msgspec.Raw]:
+    def take_in(self, frame: Frame) -> tuple[Envelope[msgspec.Raw], int] | None:
         """Check everything in a frame that does not depend on what the role expects, and queue it, body undecoded.
 
-        A goodbye or abort sets `left` and `abort_reason` instead. Raises PeerProtocolError for a frame that is
-        malformed, of another job or protocol, not from `peer` to `me`, or not the next.
+        Returns the message and the bytes of its frames, None while parts of it are missing. A goodbye or abort sets
+        `left` and `abort_reason` and is not queued. Raises PeerProtocolError for a frame that is malformed, of another
+        job or protocol, not from `peer` to `me`, or not the next.
         """
-        envelope = decode_envelope(frame, peer=self.peer)
-        self._expect("job", self.job, envelope.job)
-        self._expect("protocol", self.protocol, envelope.protocol)
-        self._expect("sender", self.peer, envelope.sender)
-        self._expect("receiver", self.me, envelope.receiver)
+        envelope = self._addressed(frame)
         # An abort's number is not checked: the send it interrupts may or may not have used that number up.
         if envelope.step == Abort.__name__:
             self.abort_reason = clean(decode_body(envelope.body, Abort, peer=self.peer).reason, 600)
             self.left = True
             self._on_read(len(frame))
-            return envelope
-        self._expect_next(envelope)
+            return envelope, len(frame)
+        self._expect_next(envelope, self._received)
         self._received += 1
+        self._frames.append(len(frame))
+        if envelope.step == Part.__name__:
+            whole = self._join(decode_body(envelope.body, Part, peer=self.peer))
+            if whole is None:
+                return None
+            envelope = self._addressed(whole)
+            self._expect_next(envelope, self._received - len(self._frames))
+        elif self._room is not None:
+            raise self._error(f"expected the rest of a message that comes in parts, got {clean(envelope.step)}")
+        frames, self._frames = self._frames, []
         if envelope.step == Goodbye.__name__:
             decode_body(envelope.body, Goodbye, peer=self.peer)
             self.left = True
-            self._on_read(len(frame))
+            self._let_pass(frames)
         else:
-            self._unread.append((envelope, len(frame)))
-        return envelope
+            self._unread.append((envelope, frames))
+        return envelope, sum(frames)
 
     def drop_late(self, round: int) -> None:
         """Drop, unread, what the peer sent for rounds before `round` that it missed."""
@@ -109,12 +141,12 @@ class Conversation:
 
     def drop_first(self) -> None:
         """Drop the oldest unread message, which `peek` has returned."""
-        _, nbytes = self._unread.popleft()
-        self._on_read(nbytes)
+        self._let_pass(self._unread.popleft()[1])
 
     def drop_unread(self) -> None:
         """Drop everything that waits for `read`, of a peer that is not listened to any more: it may send no more."""
         self._unread.clear()
+        self._room, self._frames = None, []
 
     def read(self, kinds: Sequence[type[M]], round: int) -> M:
         """Decode the oldest unread message as one of those the role expects now, and take it; see `peek`."""
@@ -136,17 +168,50 @@ class Conversation:
             )
         return decode_body(envelope.body, kind, peer=self.peer)
 
+    def _let_pass(self, frames: Sequence[int]) -> None:
+        for nbytes in frames:
+            self._on_read(nbytes)
+
+    def _join(self, part: Part) -> memoryview | None:
+        """Add a part; return the whole frame after the last. It ends at a multiple of 8 bytes, see `view`."""
+        if self._room is None:
+            frames = -(-part.nbytes // max(1, part.content.nbytes))  # if all are like the first
+            text = self._refusal(part.nbytes, frames)
+            if text is not None:
+                raise PeerProtocolError(self.peer, text)
+            pages = np.empty(part.nbytes + 7, np.uint8)  # in memory only as they are filled
+            skipped = -(pages.ctypes.data + part.nbytes) % 8
+            self._room, self._filled = pages.data[skipped : skipped + part.nbytes], 0
+        whole, end = self._room, self._filled + part.content.nbytes
+        if part.nbytes != len(whole) or end > len(whole) or not part.content.nbytes:
+            raise self._error(f"expected parts of {len(whole)} bytes together, got others - at Part")
+        whole[self._filled : end] = part.content
+        self._filled = end
+        if end < len(whole):
+            return None
+        self._room = None
+        return whole.toreadonly()
+
+    def _addressed(self, frame: Frame) -> Envelope[msgspec.Raw]:
+        """Decode an envelope that must be of this conversation."""
+        envelope = decode_envelope(frame, peer=self.peer)
+        self._expect("job", self.job, envelope.job)
+        self._expect("protocol", self.protocol, envelope.protocol)
+        self._expect("sender", self.peer, envelope.sender)
+        self._expect("receiver", self.me, envelope.receiver)
+        return envelope
+
     def _expect(self, what: str, expected: str, got: str) -> None:
         if got != expected:
             raise self._error(f"expected {what} {expected!r}, got {clean(got)!r} - at the envelope")
 
-    def _expect_next(self, envelope: Envelope[msgspec.Raw]) -> None:
+    def _expect_next(self, envelope: Envelope[msgspec.Raw], number: int) -> None:
         step = clean(envelope.step)
         if self.left:
             raise self._error(f"expected nothing after its goodbye, got {step}")
-        if envelope.seq != self._received:
-            again = " again" if envelope.seq < self._received else ""
-            raise self._error(f"expected message number {self._received}, got number {envelope.seq}{again} - at {step}")
+        if envelope.seq != number:
+            again = " again" if envelope.seq < number else ""
+            raise self._error(f"expected message number {number}, got number {envelope.seq}{again} - at {step}")
 
     def _error(self, text: str) -> PeerProtocolError:
         return PeerProtocolError(self.peer, f"{text} from {self.peer} to {self.me}")

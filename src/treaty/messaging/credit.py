@@ -44,13 +44,24 @@ class Credit:
                 f"{self._limit} bytes, {least} for one of them - at {self._owner}; raise it"
             )
 
-    def largest(self, peer: str) -> int:
-        """Return the bytes of the largest frame that a peer may send."""
-        return self._shares[peer] - OVERHEAD
+    def largest(self, peer: str, frames: int = 1) -> int:
+        """Return the bytes of the largest message that a peer may send in so many frames."""
+        return self._shares[peer] - frames * OVERHEAD
 
-    def limit_for(self, peer: str, nbytes: int) -> int:
-        """Return the limit under which a peer's share would take a frame of so many bytes."""
-        return -(-(nbytes + OVERHEAD) * self._limit // self._shares[peer])
+    def limit_for(self, peer: str, nbytes: int, frames: int = 1) -> int:
+        """Return the limit under which a peer's share would take a message of so many bytes."""
+        return -(-(nbytes + frames * OVERHEAD) * self._limit // self._shares[peer])
+
+    def refusal(self, peer: str, nbytes: int, frames: int = 1) -> str | None:
+        """Return why a peer's message would never fit into its share, None if it would."""
+        largest = self.largest(peer, frames)
+        if nbytes <= largest:
+            return None
+        return (
+            f"expected at most {largest} bytes, the share of {peer} in the inbox_limit of {self._owner}, got a message "
+            f"of {nbytes} bytes announced by {peer}; if it is meant to be so large, raise inbox_limit to "
+            f"{-(-self.limit_for(peer, nbytes, frames) >> 20)} MiB or more"
+        )
 
     def take(self, peer: str, nbytes: int, still_wanted: Callable[[], bool]) -> bool:
         """Wait until a frame fits into a peer's share, and enter it; False when nobody wants it any more."""

@@ -33,7 +33,7 @@ from treaty.messaging.channel import Arrival, Inbox
 from treaty.messaging.credit import INBOX_LIMIT, Credit
 from treaty.messaging.grpc_link import Link, Pings
 from treaty.messaging.grpc_server import Server
-from treaty.messaging.grpc_wire import VERSION, Introduction
+from treaty.messaging.grpc_wire import FRAME_BYTES, VERSION, Introduction
 from treaty.messaging.messages import clean
 
 REFUSAL_PATIENCE = 4.0
@@ -103,6 +103,15 @@ class GrpcChannel:
     def waits(self) -> bool:
         """See `Channel.waits`."""
         return True
+
+    @property
+    def frame_bytes(self) -> int:
+        """See `Channel.frame_bytes`."""
+        return FRAME_BYTES
+
+    def refusal(self, sender: str, nbytes: int, frames: int) -> str | None:
+        """See `Channel.refusal`."""
+        return self._credit.refusal(sender, nbytes, frames)
 
     @property
     def address(self) -> str:

@@ -241,17 +241,9 @@ class Server:
             )
 
     def _refuse_oversized(self, size: int, peer: str, context: Any) -> None:
-        largest = self._credit.largest(peer)
-        if size > largest:
-            enough = -(-self._credit.limit_for(peer, size) >> 20)
-            self._offence(
-                peer,
-                grpc.StatusCode.OUT_OF_RANGE,
-                f"expected at most {largest} bytes, the share of {peer} in the inbox_limit of {self._name}, got a "
-                f"message of {size} bytes announced by {peer}; if it is meant to be so large, raise "
-                f"inbox_limit to {enough} MiB or more",
-                context,
-            )
+        text = self._credit.refusal(peer, size)
+        if text is not None:
+            self._offence(peer, grpc.StatusCode.OUT_OF_RANGE, text, context)
 
     def _offence(self, peer: str, code: Any, text: str, context: Any) -> NoReturn:
         """Report at both sides what an authenticated peer did wrong."""

@@ -30,7 +30,9 @@ SERVICE = "treaty.Mail"
 WATCH = f"/{SERVICE}/Watch"
 DELIVER = f"/{SERVICE}/Deliver"
 POST = f"/{SERVICE}/Post"
-VERSION = 3
+VERSION = 4
+FRAME_BYTES = 60_000_000
+"""Most bytes of a message's content in one frame: after a break of the connection no more is sent again."""
 CHUNK = 1 << 18
 """Bytes. Frames in one piece take less than half the time of chunks, for which gRPC starts a thread each time.
 

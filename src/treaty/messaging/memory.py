@@ -78,6 +78,15 @@ class MemoryChannel:
         """See `Channel.waits`."""
         return False
 
+    @property
+    def frame_bytes(self) -> None:
+        """See `Channel.frame_bytes`."""
+        return None
+
+    def refusal(self, sender: str, nbytes: int, frames: int) -> None:
+        """See `Channel.refusal`."""
+        return None
+
     def send(self, to: str, frame: bytes, timeout: float) -> None:
         """Put the frame into the peer's inbox, at the time it arrives. See `Channel.send`.
 

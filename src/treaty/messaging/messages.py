@@ -164,6 +164,13 @@ class Abort(Message):
     reason: str
 
 
+class Part(Message):
+    """A piece of an encoded envelope that is too long for one message; `nbytes` is the length of the whole."""
+
+    content: memoryview
+    nbytes: _Count
+
+
 class Goodbye(Message):
     """The sender has finished its part; the end of its connection is no failure from now on."""
 
@@ -215,7 +222,7 @@ def largest_body(kind: type[Message]) -> int | None:
     fields = [field.type for field in msgspec.structs.fields(kind)]
     if any(_contains(field, (list, dict)) for field in fields):
         return LISTED_BYTES
-    return None if any(_contains(field, (Array, bytes)) for field in fields) else PLAIN_BYTES
+    return None if any(_contains(field, (Array, bytes, memoryview)) for field in fields) else PLAIN_BYTES
 
 
 def _contains(field: Any, wanted: tuple[type, ...]) -> bool:

@@ -66,7 +66,10 @@ class Party:
         self.round = 0
         self.waited: dict[str, float] = dict.fromkeys(peers, 0.0)
         self._talks = {
-            peer: Conversation(name, peer, job, protocol, partial(channel.mark_read, peer)) for peer in peers
+            peer: Conversation(
+                name, peer, job, protocol, partial(channel.mark_read, peer), partial(channel.refusal, peer)
+            )
+            for peer in peers
         }
         self._sending = {peer: threading.Lock() for peer in peers}
         self._reading = threading.Lock()
@@ -267,7 +270,7 @@ class Party:
             if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
                 return
             try:
-                frame = talk.write(message, self.round)
+                (frame,) = talk.write(message, self.round)
                 self.channel.send(peer, frame, patience)
                 if isinstance(message, Abort):
                     self._record_sent(peer, message, len(frame))
@@ -287,10 +290,12 @@ class Party:
         return self._talk(to, kind), f"{self.name} was sending {kind} of round {self.round}"
 
     def _write(self, talk: Conversation, message: Message, timeout: float | None = None) -> None:
-        frame = talk.write(message, self.round)
-        self.channel.send(talk.peer, frame, self.timeout if timeout is None else timeout)
-        talk.wrote()
-        self._record_sent(talk.peer, message, len(frame))
+        nbytes = 0
+        for frame in talk.write(message, self.round, self.channel.frame_bytes):
+            self.channel.send(talk.peer, frame, self.timeout if timeout is None else timeout)
+            talk.wrote()
+            nbytes += len(frame)
+        self._record_sent(talk.peer, message, nbytes)
 
     def _talk(self, peer: str, kind: str) -> Conversation:
         if peer not in self._heard:
@@ -348,13 +353,16 @@ class Party:
         if peer not in self._talks:
             raise PeerProtocolError(peer, f"expected messages of {', '.join(self._heard)} alone, got one from {peer}")
         talk = self._talks[peer]
-        envelope = talk.take_in(arrival.frame)
+        taken = talk.take_in(arrival.frame)
         if talk.abort_reason is not None:
             self._aborted.setdefault(peer, PeerAborted(peer, f"{peer} stopped the job: {talk.abort_reason}"))
         if peer not in self._heard:
             talk.drop_unread()
+        if taken is None:
+            return
+        envelope, nbytes = taken
         if envelope.step != Goodbye.__name__:
-            step, nbytes = clean(envelope.step), len(arrival.frame)
+            step = clean(envelope.step)
             content = bytes(envelope.body) if self.transcript.record_content else None
             self.transcript.record("received", peer, step, envelope.round, nbytes, content)
             logger.debug("%s <- %s: %s, round %d, %d bytes", self.name, peer, step, envelope.round, nbytes)
