@@ -199,6 +199,7 @@ class BoostedTrees(TrainedTrees):
             watch=watch,
         )
         self.parts_, self.communication_, self.disclosures_ = trained.parts, trained.traffic.totals, trained.learned
+        self.timeline_ = trained.traffic.timeline
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
         forest = forest_of(list(self.parts_.values()))
         self._keep(forest)

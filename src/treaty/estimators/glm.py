@@ -88,7 +88,7 @@ class LinearRegression(_Regression):
         Steps.
     loss_history_ : list of float
         Of every step, half the mean squared residual over the target's variance, before the step.
-    evals_result_, communication_, timings_, disclosures_
+    evals_result_, communication_, timeline_, timings_, disclosures_
         As of `LogisticRegression`.
     """
 
@@ -117,7 +117,8 @@ class PoissonRegressor(_Regression):
 
     Attributes
     ----------
-    parts_, standard_errors_, p_values_, n_iter_, evals_result_, communication_, timings_, disclosures_
+    parts_, standard_errors_, p_values_, n_iter_, evals_result_, communication_, timeline_, timings_,
+    disclosures_
         As of `LinearRegression`.
     coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
         Weights of the prepared columns, of the logarithm of the rate, by party where `fit` was given a mapping.

@@ -140,6 +140,7 @@ class LinearModel(TableEstimator):
             watch=watch,
         )
         self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
+        self.timeline_ = trained.traffic.timeline
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
         self._keep(trained.parts)
         unsettled = label_holder(trained.parts.values()).unsettled
@@ -311,6 +312,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         With `early_stopping_rounds`: the epoch, from 0, whose weights these are.
     communication_ : dict
         Of each ordered pair of parties: messages, bytes, and bytes by message type.
+    timeline_ : Timeline or None
+        When how many bytes went from whom to whom, in up to 60 steps; None where nothing was sent.
     timings_ : dict
         Seconds of set-up, of training, and in total.
     disclosures_ : dict

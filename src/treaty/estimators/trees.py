@@ -140,6 +140,8 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     communication_ : dict
         Of each ordered pair of parties: messages, bytes, and bytes by message type. "fedxgb": beside users "server",
         "edge0" and so on, and "authority".
+    timeline_ : Timeline or None
+        When how many bytes went from whom to whom, in up to 60 steps; None where nothing was sent.
     timings_ : dict
         Seconds of set-up (binning, keys), of boosting, and in total (processes have to start, too).
     disclosures_ : dict

@@ -57,6 +57,7 @@ class Transcript:
     def __init__(self, party: str, *, record_content: bool = False) -> None:
         self.party = party
         self.record_content = record_content
+        self.began = time.time()  # seconds since 1970: when entries' `seconds` are 0
         self._start = time.monotonic()
         self._lock = threading.Lock()
         self._entries: list[Entry] = []

@@ -27,6 +27,7 @@ from treaty.compute import usable_cores
 from treaty.errors import TreatyError
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
+from treaty.messaging.timeline import joined
 from treaty.runs.job import Job, decoded_job
 from treaty.runs.party import owners_of_model
 from treaty.runs.report import expendable, load_reports
@@ -284,4 +285,5 @@ def traffic_of(job: Job) -> Traffic:
     """Return what a training's reports say of its messages and phases."""
     reports = load_reports(job)
     sent = {f"{party} -> {peer}": totals for party, report in reports.items() for peer, totals in report.sent.items()}
-    return Traffic(sent, reports[job.active].seconds)
+    timelines = {party: report.timeline for party, report in reports.items() if report.timeline is not None}
+    return Traffic(sent, reports[job.active].seconds, joined(timelines))

@@ -13,6 +13,7 @@ import msgspec
 from treaty.data.table import Schema
 from treaty.files import Format, read_json, write_json
 from treaty.messaging.party import Party
+from treaty.messaging.timeline import Timeline, timeline_of
 from treaty.messaging.transcript import Transcript
 from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
@@ -54,6 +55,7 @@ class Report(msgspec.Struct, kw_only=True):
     spent: str = ""  # what the party's noise cost
     unsettled: str = ""  # at the active party of a regression, that training ended before the loss was steady
     has_part: bool = True
+    timeline: Timeline | None = None  # when how many bytes went to and came from each peer
 
     def table(self) -> str:
         """Say what was trained on here, in one line."""
@@ -98,18 +100,24 @@ def learned_by(job: Job, cast: Cast, part: Any = None) -> dict[str, list[str]]:
 
 def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:
     """Return the fields of a report that every kind of run has."""
-    libraries = ("treaty-learn", "numpy", "pyarrow", "grpcio", "cryptography")
     return {
         "party": party.name,
         "job": job.name,
         "role": role,
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in libraries},
+        "versions": versions(),
         "options": {name: "inf" if value == float("inf") else value for name, value in given(*job.settings()).items()},
         "waited": {peer: round(seconds, 3) for peer, seconds in party.waited.items()},
         "sent": _sent(party.transcript),
         "received": {pair.sender: total.nbytes for pair, total in party.transcript.by_pair("received").items()},
+        "timeline": timeline_of([party.transcript], "sent", "received"),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Treaty, of Python and of the libraries that a model hangs on most."""
+    libraries = ("treaty-learn", "numpy", "pyarrow", "grpcio", "cryptography")
+    return {"python": platform.python_version()} | {name: version(name) for name in libraries}
 
 
 def column_types(schema: Schema) -> dict[str, str]:

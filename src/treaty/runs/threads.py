@@ -16,6 +16,7 @@ from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.messaging.memory import Link, memory_channels
 from treaty.messaging.party import Party, run_role
+from treaty.messaging.timeline import Timeline, timeline_of
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper
 from treaty.models.decisions import RowDecisions
@@ -110,14 +111,18 @@ class Traffic:
         Of each ordered pair of parties ("clinic -> lab"): messages, bytes, and bytes by message type.
     seconds : dict
         The active party's phases, where it noted them itself.
+    timeline : Timeline or None
+        When what was sent; None where nothing was.
     """
 
     totals: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    timeline: Timeline | None = None
 
 
 def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
     """Add up what parties sent."""
+    transcripts = list(transcripts)
     totals: dict[str, dict[str, Any]] = {}
     for transcript in transcripts:
         for entry in transcript.entries:
@@ -128,7 +133,7 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
                 pair["messages"] += 1
                 pair["bytes"] += entry.nbytes
                 pair["by_type"][entry.step] = pair["by_type"].get(entry.step, 0) + entry.nbytes
-    return Traffic(totals)
+    return Traffic(totals, timeline=timeline_of(transcripts, "sent"))
 
 
 # ---------------------------------------------------------------- runs of a system
