@@ -27,7 +27,7 @@ from treaty.estimators.inputs import (
 )
 from treaty.estimators.saving import SavedEstimator, write_model
 from treaty.runs.fit import TrainedModel
-from treaty.runs.threads import Run
+from treaty.runs.threads import Recorded, Run
 from treaty.systems import ESTIMATORS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
@@ -83,6 +83,7 @@ class TableEstimator(BaseEstimator):
     _common: ClassVar[Any]
     _fixed: ClassVar[dict[str, Any]] = {}  # common options that the estimator decides
     _why_needed: ClassVar[str]
+    _recorded: dict[str, Recorded] | None = None  # filled with what parties see of a fit, where `treaty.attacks` asks
     _rounds: ClassVar[str]  # the parameter that a lone number is most likely meant for
 
     columns_by_party_: dict[str, list[Any]]  # of `parties` at `fit`
@@ -295,7 +296,52 @@ class TableEstimator(BaseEstimator):
         system, own, common = self._settings(random_state=None)
         return TrainedModel(system, (own, common), self.parts_, self.n_jobs)
 
-    # ------------------------------------------------------------ files
+    # ------------------------------------------------------------ report and files
+
+    def report(
+        self,
+        path: str | Path,
+        X: Tables = None,
+        y: Any = None,
+        *,
+        pooled: TableEstimator | None = None,
+        consent: Iterable[str] | None = (),
+        title: str | None = None,
+    ) -> None:
+        """Write a report of the training and the model: one HTML file that loads nothing, for any browser.
+
+        It shows what the active party sees: scores, learning curves, ROC, calibration, importances by party, what
+        columns add, messages over time and by pair, seconds by phase, who learned what, what noise has cost, parameters
+        and versions. What the model lacks is said. No row of a table is in it, but aggregates over rows and labels are.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file, readable by its owner alone. An older one is replaced.
+        X : table, or mapping of party name to table, or None
+            Rows that the model was not trained on, as for `predict`: for scores, and what columns add (trees).
+        y : array-like (n_rows,) or None
+            Their labels: for scores, ROC, calibration, and of trees the loss by round.
+        pooled : estimator or None
+            A fitted one of the same kind on one table, for comparison; given X, it has to predict it.
+        consent : iterable of str or None, default ()
+            Parties that let their columns be named; None for all.
+        title : str or None
+            Of the page; None names the system and the estimator.
+
+        Raises
+        ------
+        ConfigError
+            If matplotlib is not installed (extra ``report``), the file cannot be written, `pooled` is of another kind,
+            a consenting name is no party, or y is given without X, or for a ranking.
+        DataError
+            For tables or labels that do not fit the model.
+        """
+        from treaty.estimators.reporting import contents_of  # late: few fits are followed by a report
+        from treaty.report.page import check_possible, write_page
+
+        check_possible(path)
+        write_page(path, contents_of(self, X, y, pooled, consent, title))
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder: a file ``NAME.part`` for each party, and ``model.json``, which names them.

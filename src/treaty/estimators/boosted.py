@@ -191,7 +191,7 @@ class BoostedTrees(TrainedTrees):
         if run.common.early_stopping_rounds is not None and not run.eval_sets:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         trained = train(
-            run,
+            replace(run, recorded=self._recorded),
             transport=self.transport,
             checkpoint=None if checkpoint is None else Path(checkpoint),
             weighted=any(rows.weight is not None for rows in run.data.values()),

@@ -133,7 +133,7 @@ class LinearModel(TableEstimator):
         self.schemas_ = {name: table.schema for name, table in tables.items()}
         run = self._run_on_columns(settings, tables, active, target, weight, classes)
         trained = train(
-            replace(run, eval_sets=self._eval_sets(eval_set, settings, active)),
+            replace(run, eval_sets=self._eval_sets(eval_set, settings, active), recorded=self._recorded),
             transport=self.transport,
             checkpoint=None if checkpoint is None else Path(checkpoint),
             weighted=weight is not None,

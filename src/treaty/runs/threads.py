@@ -21,6 +21,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper
 from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, rows_first
+from treaty.systems.recording import Recording
 from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System
 from treaty.systems.vertical.decisions import collect, predict_passive
 
@@ -33,6 +34,19 @@ class RunRecord:
 
     results: dict[str, Any]
     transcripts: dict[str, Transcript]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one party has seen of a training: its seat, its messages with their contents, and what it opened.
+
+    `result` is what its role returned, a part of the model or None.
+    """
+
+    seat: Seat
+    transcript: Transcript
+    recording: Recording
+    result: Any
 
 
 def play(
@@ -155,6 +169,7 @@ class Run:
     progress: Progress | None = None  # called by every role, see `Seat`
     phase: Phase | None = None
     store: Path | None = None  # folder for what serves later fits on the same rows
+    recorded: dict[str, Recorded] | None = None  # filled with what each party sees, where it is wanted
 
     def evals_of(self, name: str) -> list[LabelledRows]:
         """Return the eval sets as a party has them: its own columns, and the labels at the active party."""
@@ -166,32 +181,42 @@ class Run:
         ]
 
 
-def train_in_threads(
-    run: Run, keepers: Mapping[str, Keeper], *, link: Link | None = None, record_content: bool = False
-) -> RunRecord:
+def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: Link | None = None) -> RunRecord:
     """Train with every party in a thread of its own; results are what the role programs return."""
     system, cast, every = run.system, run.cast, cores(run.n_jobs)
     # where rows are split all owners work at the same time; a party without rows waits then
     shared = max(1, every // len(cast.owners)) if system.split == "rows" else every
     absences = {} if system.absences is None else system.absences(cast, run.options, run.common)
     varied = run.classes is None or any(data.weight is not None for data in run.data.values())
+    recordings = {} if run.recorded is None else {name: Recording() for name in cast.roles}
+
+    seats: dict[str, Seat] = {}
 
     def seat(party: Party) -> Seat:
         name = party.name
-        return Seat(
+        seats[name] = Seat(
             party=party, options=run.options, common=run.common, cast=cast, data=run.data.get(name),
             classes=run.classes if system.split == "rows" or name == cast.active else None,
             n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name),
             threads=shared if name in cast.owners else every,
             progress=run.progress, phase=run.phase if name == cast.active else None, keeper=keepers.get(name),
-            store=run.store, alone=False, absence=absences.get(name),
+            store=run.store, alone=False, absence=absences.get(name), recording=recordings.get(name),
         )  # fmt: skip
+        return seats[name]
 
     roles: dict[str, Role] = {
         name: lambda party: system.train[cast.roles[party.name]](seat(party)) for name in cast.roles
     }
     links = system.links(cast, run.options)
-    return play(roles, links, job="fit", protocol=system.name, link=link, record_content=record_content)
+    played = play(roles, links, job="fit", protocol=system.name, link=link, record_content=bool(recordings))
+    if run.recorded is not None:
+        run.recorded.update(
+            {
+                name: Recorded(seats[name], of, recordings[name], played.results[name])
+                for name, of in played.transcripts.items()
+            }
+        )
+    return played
 
 
 def predict_in_threads(

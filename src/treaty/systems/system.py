@@ -24,6 +24,7 @@ from treaty.messaging.certificates import Identity, vouch, vouches
 from treaty.models.checkpoints import Keeper
 from treaty.systems.expected import Expected, Shape, not_expected
 from treaty.systems.options import SystemOptions, Term, given, public_terms
+from treaty.systems.recording import Recording
 
 if TYPE_CHECKING:
     from treaty.messaging.party import Party
@@ -168,6 +169,8 @@ class Seat:
     vouching : Vouching
     audit : Keeping or None
         Where this party keeps a record for an audit of gradients. None: it keeps none.
+    recording : Recording or None
+        Where this party notes what it opens, for attacks on its own view. None: nowhere.
     patience : float or None
         Seconds after which a silent user counts as lost; None is the system's own default.
     row_numbers : int64 (n_rows,) or None
@@ -208,6 +211,7 @@ class Seat:
     store: Path | None = None
     vouching: Vouching = Vouching()
     audit: Keeping | None = None
+    recording: Recording | None = None
     patience: float | None = None
     row_numbers: NDArray[np.int64] | None = None
     rows_digest: bytes | None = None

@@ -251,7 +251,7 @@ def _lead_rounds(
     objective = forest.objective
     rules = noise.rules(common.rules(objective), objective, common.max_bin)
     own_noise = None if seat.data is None else partial(noise.on_trees, objective=objective)
-    trees = TreeLeader(collector, own, rules, own_noise, common.colsample_bytree, seat.threads)
+    trees = TreeLeader(collector, own, rules, own_noise, common.colsample_bytree, seat.threads, seat.recording)
 
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, own.shard.clipped)

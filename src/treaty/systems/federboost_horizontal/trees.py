@@ -11,6 +11,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.systems.federboost_horizontal.training import OwnRows
 from treaty.systems.horizontal.sums import Collector
+from treaty.systems.recording import Recording
 from treaty.trees.boosting import draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
@@ -52,16 +53,25 @@ class TreeLeader:
     """Grows trees from sums, by `grow`, which `run_rounds` takes.
 
     `noise` adds the leader's share of noise to its own vector, None where it has no rows and is no member of the sums;
-    each tree has a random `share` of the columns.
+    each tree has a random `share` of the columns. Sums that are opened are noted in `recording`.
     """
 
     def __init__(
-        self, collector: Collector, own: OwnRows, rules: SplitRules, noise: Noise | None, share: float, threads: int
+        self,
+        collector: Collector,
+        own: OwnRows,
+        rules: SplitRules,
+        noise: Noise | None,
+        share: float,
+        threads: int,
+        recording: Recording | None = None,
     ) -> None:
         assert own.draws.rng is not None, "the leader draws columns"
         self._collector, self._own, self._rules, self._noise = collector, own, rules, noise
         self._share, self._rng, self._threads = share, own.draws.rng, threads
         self._shard, self._bins = own.shard, own.bins
+        self._recording = recording
+        self._opened: list[dict[int, Integers]] = []
         self._untold: list[tuple[int, LevelSplits]] = []
         self._values: list[Floats] = []
         self._gains: list[Floats] = []
@@ -89,12 +99,17 @@ class TreeLeader:
         cohort = self._collector.summed
         growths = [Growth(total, self._rules) for total in totals]
         parents: list[Integers | None] = [None] * len(columns)
+        self._opened = [{} for _ in columns]
         while self._collector.summed == cohort:
             for (output, _), opened in zip(asked, sums, strict=True):
                 self._split(output, growths[output], opened, parents, columns[output])
             asked = [(output, g.level.asked) for output, g in enumerate(growths) if g.level is not None]
             if not asked:
-                return [growth.tree() for growth in growths]
+                grown = [growth.tree() for growth in growths]
+                if self._recording is not None:
+                    self._recording.bins = self._bins
+                    self._recording.trees += [(sums, tree.left) for sums, tree in zip(self._opened, grown, strict=True)]
+                return grown
             self._tell([], asked)
             _, sums = self._summed(asked, None)
         self._untold = []
@@ -112,6 +127,8 @@ class TreeLeader:
         level = growth.level
         if level is None:  # too few rows for any split
             return
+        if self._recording is not None:
+            self._opened[output].update(zip(level.asked.tolist(), asked.copy(), strict=True))
         sums = complete_sums(level, asked, parents[output])
         parents[output] = sums
         bins, rules = self._bins, self._rules

@@ -99,7 +99,7 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.systems.vertical.exact_sums import check_share, expected_share
+from treaty.systems.vertical.exact_sums import check_share, expected_share, watched
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe
 from treaty.systems.vertical.passive import Answer, Follower
@@ -167,8 +167,9 @@ def train_active(
             check_active_size(seat, seat.audit, forest)
         others, gradients = _columns_of_others(seat, options, training, first_tree, store, client_of, number)
         sources = [others.get(name, own) for name in seat.cast.owners]
+        seen = sources if options.sealed else watched(seat.recording, sources, others)
         finder = (SealedFinder if options.sealed else SumsFinder if seat.audit is None else KeepingFinder)(
-            sources, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
+            seen, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
             alone_trees=alone_trees, may_show=may_show, first_tree=len(forest.trees),
         )  # fmt: skip
         if isinstance(finder, SealedFinder) and isinstance(gradients, SealedGradients):

@@ -5,7 +5,7 @@ The owner of columns estimates what they will give away; it refuses that itself,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +16,7 @@ from treaty.errors import ConfigError
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.privacy.exact_sums_estimate import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.recording import Recording
 from treaty.systems.system import Seat
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
@@ -105,3 +106,16 @@ class WatchedColumns:
     def left(self) -> tuple[Int32s, Flags]:
         """See `SumsSource`."""
         return self.columns.left()
+
+
+def watched(
+    recording: Recording | None, sources: Sequence[SumsSource], others: Mapping[str, SumsSource]
+) -> Sequence[SumsSource]:
+    """Return sources of sums of which those of other parties are noted in a recording, where there is one."""
+    if recording is None:
+        return sources
+    watching: dict[int, SumsSource] = {}
+    for name, columns in others.items():
+        recording.offsets[name] = columns.offsets
+        watching[id(columns)] = WatchedColumns(columns, recording.nodes.setdefault(name, []).append)
+    return [watching.get(id(source), source) for source in sources]

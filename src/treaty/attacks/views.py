@@ -1,0 +1,167 @@
+"""What an attack is given and what it answers: a party's view, the truth it is after, and a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+
+from treaty.compute import Flags, Floats, Int32s
+from treaty.data.binning import Bins, fit_bins
+from treaty.privacy.clustering import attack_auc
+from treaty.runs.threads import Recorded
+from treaty.systems.system import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one party of a training has: its seat, with its own rows, its messages, what it opened, and its part."""
+
+    recorded: Recorded
+
+    @property
+    def party(self) -> str:
+        """Its name."""
+        return self.recorded.seat.party.name
+
+    @property
+    def seat(self) -> Seat:
+        """Its own rows and the options that all parties know."""
+        return self.recorded.seat
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it leads the training."""
+        return self.party == self.seat.cast.active
+
+    def steps(self, *kinds: type[msgspec.Struct]) -> bool:
+        """Tell whether it has sent or received a message of one of these classes."""
+        names = {kind.__name__ for kind in kinds}
+        return any(entry.step in names for entry in self.recorded.transcript.entries)
+
+
+class Truth:
+    """What attacks are after: the labels, and every party's columns.
+
+    `views` are those of all parties with rows; with `by_row` each has rows of its own, which count one after the other.
+    """
+
+    def __init__(self, views: Mapping[str, View], *, by_row: bool) -> None:
+        self._data = {name: view.seat.data for name, view in views.items() if view.seat.data is not None}
+        self._data = {name: data for name, data in self._data.items() if data.table.n_rows}
+        seat = next(iter(views.values())).seat
+        self._active, self._max_bin = seat.cast.active, seat.common.max_bin if hasattr(seat.common, "max_bin") else 256
+        self._classes = next((view.seat.classes for view in views.values() if view.seat.classes is not None), None)
+        self.by_row = by_row
+
+    @property
+    def owners(self) -> list[str]:
+        """Parties with rows and columns."""
+        return [name for name, data in self._data.items() if data.table.schema.names]
+
+    @cached_property
+    def targets(self) -> Floats:
+        """Class numbers, or numbers, float64 (n_rows,)."""
+        return np.concatenate([data.y for data in self._data.values()]) if self.by_row else self._data[self._active].y
+
+    @cached_property
+    def labels(self) -> Flags:
+        """Labels as two classes, (n_rows,): the rarest of several against the rest, numbers above the median."""
+        return two_classes(self.targets, self._classes)
+
+    def codes(self, party: str) -> tuple[NDArray[np.uint8], Int32s]:
+        """Return the bins of a party's columns, uint8 (n_rows, n_columns), and the columns' first slots."""
+        table = self._data[party].table
+        bins = fit_bins(table, self._max_bin)
+        return bins.transform(table), bins.offsets
+
+    def all_codes(self, bins: Bins) -> NDArray[np.uint8]:
+        """Return the bins of all parties' rows of the same columns, uint8 (n_rows, n_columns)."""
+        return np.concatenate([bins.transform(data.table) for data in self._data.values()])
+
+
+def two_classes(targets: Floats, classes: list[Any] | None) -> Flags:
+    """Return class numbers, or numbers where `classes` is None, as two classes (n_rows,)."""
+    if classes is None:
+        return np.asarray(targets > np.median(targets))
+    sizes = np.bincount(targets.astype(np.intp), minlength=len(classes))
+    return np.asarray(targets == np.argmin(np.where(sizes == 0, sizes.max() + 1, sizes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How well one party found one thing.
+
+    Attributes
+    ----------
+    attack : str
+        In words, with the paper's short name.
+    party : str
+        Who attacks, with its own view alone.
+    target : str
+        What it is after: ``"labels"``, ``"bins of lab"``.
+    measure : str
+        What `score` is: ``"AUC"``, ``"share known"``, ``"share right"``.
+    score : float
+        From 0 to 1.
+    baseline : float
+        The score of a guess that uses nothing of what was seen.
+    error : float
+        Standard error of the score if nothing could be found.
+    """
+
+    attack: str
+    party: str
+    target: str
+    measure: str
+    score: float
+    baseline: float
+    error: float = 0.0
+
+    @property
+    def finds(self) -> bool:
+        """Whether the score is above the baseline by more than chance, three standard errors, and by 0.02 at least."""
+        return self.score - self.baseline > max(0.02, 3.0 * self.error)
+
+    @property
+    def verdict(self) -> str:
+        """``"finds"`` or ``"no better than a guess"``."""
+        return "finds" if self.finds else "no better than a guess"
+
+
+def auc_error(labels: Flags, auc: float = 0.5) -> float:
+    """Return the standard error of an AUC over so many rows of two classes (Hanley and McNeil, 1982, equation 1)."""
+    ones = max(1, int(labels.sum()))
+    zeros = max(1, len(labels) - ones)
+    q1, q2 = auc / (2.0 - auc), 2.0 * auc**2 / (1.0 + auc)
+    spread = auc * (1.0 - auc) + (ones - 1) * (q1 - auc**2) + (zeros - 1) * (q2 - auc**2)
+    return float(np.sqrt(spread / (ones * zeros)))
+
+
+def label_finding(attack: str, view: View, truth: Truth, scores: Floats) -> Finding:
+    """Return how well scores (n_rows,) separate labels, beside what the party's own columns tell without them."""
+    baseline = guess_from_own_columns(view, truth)
+    return Finding(
+        attack=attack, party=view.party, target="labels", measure="AUC",
+        score=attack_auc(scores, truth.labels.astype(int)), baseline=baseline, error=auc_error(truth.labels, baseline),
+    )  # fmt: skip
+
+
+def guess_from_own_columns(view: View, truth: Truth) -> float:
+    """Return the AUC with which a party's own columns separate labels without anything it was sent.
+
+    Rows are ordered by the first principal component of the columns' bins; 0.5 without columns.
+    """
+    codes, _ = truth.codes(view.party)
+    if not codes.shape[1]:
+        return 0.5
+    values = codes - codes.mean(axis=0)
+    spread = values.std(axis=0)
+    scores = PCA(1, random_state=0).fit_transform(values / np.where(spread > 0, spread, 1.0))[:, 0]
+    return attack_auc(scores, truth.labels.astype(int))

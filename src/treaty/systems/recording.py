@@ -1,0 +1,31 @@
+"""What a party of a training has seen in the clear, kept where its user asks for it: the input of `treaty.attacks`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from treaty.compute import Int32s, Integers
+from treaty.data.binning import Bins
+from treaty.privacy.exact_sums import OpenedNode
+
+
+@dataclass(slots=True)
+class Recording:
+    """Sums that a party has opened; its messages are in its transcript.
+
+    Attributes
+    ----------
+    nodes : dict of str to list of OpenedNode
+        At the active party of tables split by column: sums of each other party's columns, tree after tree.
+    offsets : dict of str to int32 (n_columns + 1,)
+        First slots of these columns.
+    trees : list of (dict of int to int64 (slots, 3), int32 (n_nodes,))
+        At the leader of tables split by row, of each tree: the opened sums by node, and each node's left child.
+    bins : Bins or None
+        Those of the columns there.
+    """
+
+    nodes: dict[str, list[OpenedNode]] = field(default_factory=dict)
+    offsets: dict[str, Int32s] = field(default_factory=dict)
+    trees: list[tuple[dict[int, Integers], Int32s]] = field(default_factory=list)
+    bins: Bins | None = None
