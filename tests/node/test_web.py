@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 from node.made_up import TITLES, describe, made_up
 from treaty.errors import ConfigError
 from treaty.node.shown import web
-from treaty.node.shown.page import STYLE, JobView, Progress, tag
+from treaty.node.shown.page import STYLE, JobView, Progress
 from treaty.node.state.store import JobRow, Store
+from treaty.report.html import tag
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 RUNNING = list(TITLES)[1]

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,12 @@ def run_demo(
     trees: int | None,
     encryption: str,
     first_time: bool,
+    report: Path | None = None,
 ) -> None:
-    """Train between made-up organisations, predict on held-back rows, and print what came of it."""
+    """Train between made-up organisations, predict on held-back rows, and print what came of it.
+
+    With `report`, write it to this HTML file, too.
+    """
     if protocol not in SYSTEMS[model] and any(protocol in known for known in SYSTEMS.values()):
         hint = "add --model logistic" if model == "trees" else "leave --model out"
         raise ConfigError(f"expected --protocol to be one of {', '.join(SYSTEMS[model])}, got {protocol!r}: {hint}")
@@ -124,6 +129,9 @@ def run_demo(
                 compile_walks()
             compile_kernels(system, options, aligns=None)
     _play(console, scenario, system)
+    if report is not None:
+        _write_report(report, scenario, system)
+        console.print(f"wrote {report}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
@@ -332,6 +340,14 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
     for party, facts in model.disclosures_.items():
         for fact in [*aligning.get(party, []), *facts]:
             console.print(f"  {party:<12} {fact}", soft_wrap=True)
+
+
+def _write_report(path: Path, scenario: Scenario, system: System) -> None:
+    """Write a report with the held-back rows, beside the model of the pooled table, which `_scores` has trained."""
+    model, pooled = scenario.model, None if system.split == "none" else scenario.pooled
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
+        model.report(path, scenario.rows_of(scenario.test), scenario.y[scenario.test], pooled=pooled)
 
 
 def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Grid:

@@ -24,6 +24,7 @@ from treaty.cli.jobs import explain, predict, train
 from treaty.cli.keys import keys
 from treaty.cli.logs import BY_SIGNAL, Ended, last_line
 from treaty.cli.node import approve, cancel, jobs, logs, models, node, reject, submit
+from treaty.cli.report import report
 from treaty.cli.serve import serve
 from treaty.cli.show import show
 from treaty.database import set_aside
@@ -99,6 +100,10 @@ def demo(
             "With fedxgboost-smm its backend: lattice, dealer or ou."
         ),
     ] = "auto",
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write a report of the run to this HTML file, beside training on the pooled table."),
+    ] = None,
 ) -> None:
     """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
 
@@ -115,13 +120,17 @@ def demo(
     with trees_compiled_beside(wanted=model == "trees") as compiling:
         from treaty.cli.demos import run_demo
 
+        if report is not None:
+            from treaty.report.page import check_possible
+
+            check_possible(report)
         run_demo(
             console, model=model, protocol=protocol, parties=parties, data=data, label=label, split=split,
-            transport=transport, trees=trees, encryption=encryption, first_time=compiling,
+            transport=transport, trees=trees, encryption=encryption, first_time=compiling, report=report,
         )  # fmt: skip
 
 
-for command in (check, train, predict, explain, serve, show):
+for command in (check, train, predict, explain, serve, show, report):
     app.command()(command)
 for of_node in (node, submit, jobs, approve, reject, cancel, logs, models, forget):
     app.command(rich_help_panel="Nodes")(of_node)

@@ -60,7 +60,7 @@ def importances(
     forest = forest_of(parts)
     if kind == "cover":
         _check_covers(forest, "importances of this kind")
-    known = _willing([part.party for part in parts], consent) | _willing([part.party for part in parts], [viewer])
+    known = willing([part.party for part in parts], consent) | willing([part.party for part in parts], [viewer])
     by_name = {part.party: part for part in parts}
     found: dict[str, dict[str, float]] = {}
     for source, party in enumerate(forest.sources):
@@ -129,7 +129,7 @@ def _columns_of(part: ModelPart, records: NDArray[np.int32]) -> NDArray[np.int32
     return np.array(part.splits.feature, np.int32)[records]
 
 
-def _willing(parties: Iterable[str], consent: Iterable[str] | None) -> set[str]:
+def willing(parties: Iterable[str], consent: Iterable[str] | None) -> set[str]:
     """Return who consents, after checking that they are parties."""
     known = set(parties)
     given = known if consent is None else {consent} if isinstance(consent, str) else set(consent)
@@ -152,8 +152,8 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = N
     if len(forests) != 1 or len({part.model_id for part in parts}) != 1 or len({p.party for p in parts}) != len(parts):
         raise DataError(f"expected the parts of one model, got {', '.join(part.party for part in parts)}")
     (forest,) = forests
-    willing = _willing(forest.sources, consent)
-    here = {part.party: part for part in parts if part.party in willing or part.forest is not None}
+    agreed = willing(forest.sources, consent)
+    here = {part.party: part for part in parts if part.party in agreed or part.forest is not None}
     splits, sizes, names = [], [], []
     categories: list[Sequence[Any] | None] = []
     for source, party in enumerate(forest.sources):

@@ -1,13 +1,9 @@
-"""The node's page as HTML: jobs, approvals waiting, models, peers. No script, one style sheet, nothing loaded.
-
-Whatever is not `Html` is escaped when it is put into a tag, so a name that another organisation chose stays a name.
-"""
+"""The node's page as HTML: jobs, approvals waiting, models, peers. No script, one style sheet, nothing loaded."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +12,8 @@ from urllib.parse import quote
 
 from treaty.node.state.audit import Head
 from treaty.node.state.store import FINAL, JobRow, PeerState
+from treaty.report.html import STYLE as BASE
+from treaty.report.html import Html, joined, tag
 
 REFRESH = 5  # seconds
 
@@ -66,32 +64,13 @@ class JobView:
 
 Shown = tuple[JobRow, JobView]
 
-STYLE = """
-:root{color-scheme:light dark;--ink:#1b2330;--dim:#5a6474;--paper:#f6f7f9;--card:#fff;--line:#d9dee6;--link:#1c5fb0;
---good:#1a6e3c;--bad:#a8261f;--busy:#1c5fb0;--wait:#80560a}
-@media(prefers-color-scheme:dark){:root{--ink:#e5e9f0;--dim:#a0aabb;--paper:#12161d;--card:#1b212b;--line:#333c4a;
---link:#82b4f5;--good:#6fcf97;--bad:#ff8f87;--busy:#82b4f5;--wait:#e5b85c}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:1rem;max-width:64rem;font:1rem/1.5 system-ui,sans-serif;color:var(--ink);
-background:var(--paper);overflow-wrap:anywhere}
-header{margin-bottom:1rem}
-h1{font-size:1.5rem;line-height:1.3;margin:0}
-h2{font-size:1.15rem;margin:2rem 0 .6rem}
-h3{font-size:1rem;margin:0;display:flex;flex-wrap:wrap;gap:.2rem .7rem;align-items:baseline}
-h4{font-size:.875rem;margin:1rem 0 .2rem}
-p{margin:.2rem 0}
-a{color:var(--link)}
-a:focus-visible{outline:2px solid;outline-offset:2px}
-code{font:.875em ui-monospace,monospace}
-ul{margin:0;padding:0 0 0 1.2rem}
-article,.rows{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.8rem 1rem;
-margin:0 0 .8rem}
+STYLE = (
+    BASE
+    + """
 .rows{list-style:none}
 .rows li{padding:.45rem 0;border-top:1px solid var(--line);display:flex;flex-wrap:wrap;gap:0 .7rem;align-items:baseline}
 .rows li:first-child{border:0;padding-top:0}
 .rows li:last-child{padding-bottom:0}
-.dim,footer,.none{color:var(--dim);font-size:.875rem}
-footer{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.6rem}
 .state{font-weight:600;font-size:.875rem;white-space:nowrap}
 .state::before{content:"\\25CF\\00A0"}
 .good{color:var(--good)}.bad{color:var(--bad)}.busy{color:var(--busy)}.wait{color:var(--wait)}
@@ -101,28 +80,13 @@ footer{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.6rem}
 .verdict .state::before{content:none}
 progress{width:100%;height:.7rem;margin-top:.6rem;accent-color:var(--busy)}
 """
+)
 STYLE_HASH = "sha256-" + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 
 _LOOKS = {
     "proposed": "wait", "approved": "busy", "queued": "busy", "running": "busy", "waiting": "wait",
     "finished": "good", "failed": "bad", "rejected": "bad", "cancelled": "dim",
 }  # fmt: skip
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-
-def tag(name: str, *inside: str, **attributes: str | None) -> Html:
-    """Return an element; what is inside is escaped unless it is `Html`. ``look`` stands for the attribute ``class``."""
-    given = {"class" if key == "look" else key: value for key, value in attributes.items() if value is not None}
-    words = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
-    return Html(f"<{name}{words}>{joined(inside)}</{name}>")
-
-
-def joined(parts: Iterable[str]) -> Html:
-    """Return parts one after another, escaped unless they are `Html`."""
-    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in parts))
 
 
 def overview(

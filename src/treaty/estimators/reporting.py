@@ -1,0 +1,254 @@
+"""What a fitted estimator's report shows: of the model, and of rows with labels that are given beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import is_classifier
+from sklearn.utils.validation import check_is_fitted
+
+from treaty.compute import cores
+from treaty.data.table import Table
+from treaty.errors import ConfigError, DataError
+from treaty.models.decisions import staged_margins
+from treaty.models.interpretation import Contributions, willing
+from treaty.models.trees import forest_of
+from treaty.report.contents import Contents, Curve, Scores, Section, Spread
+from treaty.report.scores import scores_of_classes, scores_of_numbers
+from treaty.runs.report import importances_of, versions
+from treaty.runs.threads import active_of
+from treaty.systems.options import given
+from treaty.systems.pooled.system import ALONE
+from treaty.trees.metrics import evaluate
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+OURS, POOLED = "this model", "pooled"
+_GIVEN = "rows given to this report"
+_LOADED = "The model was loaded from files, which keep no record of its training."
+
+
+def contents_of(model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] | None, title: str | None) -> Contents:
+    """Return what a fitted estimator's report shows; parameters and errors as of `TableEstimator.report`."""
+    check_is_fitted(model, "parts_")
+    viewer = active_of(model.parts_)
+    known = willing(model.parts_, consent) | {viewer}
+    _check_given(model, X, y, pooled)
+    system, own, common = model._settings(random_state=None)
+    rows = None if X is None else model._matched(X)
+    labels = None if y is None or rows is None else _labels(model, y, viewer, next(iter(rows.values())).n_rows)
+    contents = Contents(
+        title=title or f"{type(own).__name__}: {type(model).__name__}",
+        facts=list(_facts(model)),
+        whose=_whose(model, viewer, known),
+        unit="round" if model._model == "trees" else "epoch",
+        best=getattr(model, "best_iteration_", -1) + 1 or None,
+        sent=getattr(model, "communication_", {}),
+        timeline=getattr(model, "timeline_", None),
+        seconds={"": {name: of for name, of in model.timings_.items() if name != "total"}}
+        if hasattr(model, "timings_")
+        else {},
+        learned=getattr(model, "disclosures_", {}),
+        noise=list(_noise(model, own)),
+        notes=list(_notes(model)),
+        parameters=given(own, common),
+        versions=versions(),
+        absent=_absent(model, system.split == "none", X, y),
+    )
+    contents = replace(contents, curves=list(_curves(model, pooled, X, labels)), **_importances(model, viewer, known))
+    if labels is not None:
+        contents = replace(contents, scores=_scores(model, pooled, X, labels))
+    return contents if rows is None else _with_shap(contents, model, X, rows, viewer, known)
+
+
+def _check_given(model: Any, X: Any, y: Any, pooled: Any) -> None:
+    if y is not None and X is None:
+        raise ConfigError("expected the tables that y are the labels of, got y alone: report(path, X, y)")
+    if y is not None and model._model == "trees" and forest_of(list(model.parts_.values())).objective.takes == "groups":
+        raise ConfigError("a ranking has no ROC or calibration: expected report(path, X), got y; give fit an eval_set")
+    if pooled is None:
+        return
+    if not hasattr(pooled, "_settings"):
+        raise ConfigError(f"expected pooled to be an estimator of Treaty, got {type(pooled).__name__}")
+    check_is_fitted(pooled, "parts_")
+    if is_classifier(pooled) != is_classifier(model) or pooled._model != model._model:
+        raise ConfigError(f"expected pooled to be a {type(model).__name__}, got a {type(pooled).__name__}")
+    if is_classifier(model) and list(pooled.classes_) != list(model.classes_):
+        raise ConfigError("expected pooled to be trained on the same classes")
+
+
+def _facts(model: Any) -> Iterator[str]:
+    yield "model " + next(iter(model.parts_.values())).model_id[:8]
+    if ALONE not in model.parts_:
+        yield f"{len(model.parts_)} parties: {', '.join(model.parts_)}"
+    yield model.parts_[active_of(model.parts_)].summary()
+    if hasattr(model, "timings_"):
+        yield f"trained in {model.timings_['total']:.1f} s"
+
+
+def _whose(model: Any, viewer: str, known: set[str]) -> str:
+    if ALONE in model.parts_:
+        return (
+            "What whoever has the model sees. It is about training rows and labels: show it to whom these may be shown."
+        )
+    others = [name for name in model.parts_ if name not in known]
+    hidden = f" Columns of {', '.join(others)} go by pseudonyms, or are not told apart." if others else ""
+    return (
+        f"What {viewer} sees, which has the labels; they are in scores and curves, so it decides who else may.{hidden}"
+    )
+
+
+def _notes(model: Any) -> Iterator[str]:
+    for name, part in model.parts_.items():
+        if getattr(part, "choice", ""):
+            yield f"Encryption: {part.encryption}, {part.choice}"
+        if getattr(part, "unsettled", ""):
+            yield f"{name}: {part.unsettled}"
+
+
+def _noise(model: Any, own: Any) -> Iterator[str]:
+    spent = {name: part.spent for name, part in model.parts_.items() if getattr(part, "spent", "")}
+    yield from (said if name == ALONE else f"{name}: {said}" for name, said in spent.items())
+    if own.label_epsilon is not None:
+        yield f"Labels were randomised once, each with epsilon {own.label_epsilon:g}; training goes by these alone."
+
+
+def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
+    """Return why the model has nothing to say in a section, where that is known beforehand."""
+    trees, loaded = model._model == "trees", not hasattr(model, "timings_")
+    of_training = _LOADED if loaded else "All was in one place: nothing was sent." if alone else "No message was noted."
+    found: dict[Section, str] = {}
+    if not getattr(model, "communication_", {}):
+        found |= {"messages": of_training, "timeline": of_training}
+    if loaded:
+        found |= {"seconds": _LOADED, "learned": _LOADED}
+    if X is None or y is None:
+        needed = "Needs rows with labels: report(path, X, y)."
+        found |= {"scores": needed, "roc": needed, "calibration": needed}
+    elif not is_classifier(model):
+        found["roc"] = "Labels are numbers, and ROC is of classes."
+    if X is None:
+        found["shap"] = "Needs rows: report(path, X)."
+    if not trees:
+        found["shap"] = "A linear model adds weight times value; its weights are above."
+    if trees and not getattr(model, "evals_result_", {}) and (X is None or y is None):
+        found["curves"] = "Needs an eval_set in fit, or rows with labels: report(path, X, y)."
+    if not any(getattr(part, "spent", "") for part in model.parts_.values()):
+        found["noise"] = "No part of the model notes noise, so there is no epsilon to account for."
+    return found
+
+
+# ---------------------------------------------------------------- curves and scores
+
+
+def _curves(model: Any, pooled: Any, X: Any, labels: NDArray[Any] | None) -> Iterator[Curve]:
+    """Yield metrics by round: of eval sets in training, and of the rows given to the report where trees tell stages."""
+    for each, is_pooled in ((model, False), (pooled, True)):
+        if each is None:
+            continue
+        for name, of in getattr(each, "evals_result_", {}).items():
+            for metric, values in of.items():
+                yield Curve(name, metric, values, is_pooled)
+        if getattr(model, "evals_result_", {}) or each._model != "trees" or labels is None:
+            continue
+        if not each._settings(random_state=None)[1].hides_decisions:
+            objective = forest_of(list(each.parts_.values())).objective
+            stages = staged_margins(each._decided(X), objective, cores(each.n_jobs))
+            values = [evaluate(objective.metric, objective, margins, labels, None) for margins in stages]
+            if values:
+                yield Curve(_GIVEN, objective.metric, values, is_pooled)
+
+
+def _labels(model: Any, y: Any, viewer: str, n_rows: int) -> NDArray[np.float64]:
+    """Return class numbers, or numbers (n_rows,)."""
+    if is_classifier(model):
+        return np.asarray(model._class_numbers(y, viewer, n_rows, model.classes_.tolist())[1])
+    labels = np.asarray(y, np.float64)
+    if labels.shape != (n_rows,) or not np.all(np.isfinite(labels)):
+        raise DataError(f"expected a number for each of {n_rows} rows, got an array {labels.shape} - at y")
+    return labels
+
+
+def _scores(model: Any, pooled: Any, X: Any, labels: NDArray[np.float64]) -> Scores:
+    models = {OURS: model} | ({} if pooled is None else {POOLED: pooled})
+    of, beside = f"{len(labels)} rows", "" if pooled is None else POOLED
+    if is_classifier(model):
+        p = {name: each.predict_proba(X) for name, each in models.items()}
+        return scores_of_classes(of, labels.astype(np.intp), p, model.classes_.tolist(), beside)
+    means = getattr(model, "objective", None) != "quantile"
+    predicted = {name: np.asarray(each.predict(X), np.float64) for name, each in models.items()}
+    return scores_of_numbers(of, labels, predicted, beside, means=means)
+
+
+# ---------------------------------------------------------------- columns
+
+
+def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:
+    if model._model == "trees":
+        kind = "Total gain of the splits on a column."
+        return {"importances": model.importances("gain", sorted(known)), "importance_kind": kind}
+    found = {}
+    for name in model.parts_:
+        if name in known:
+            by_class = list(importances_of(model.parts_[name]).values())
+            several = len(by_class) > 1
+            found[name] = {
+                column: float(np.mean([abs(of[column]) for of in by_class])) if several else by_class[0][column]
+                for column in (by_class[0] if by_class else {})
+            }
+    kind = (
+        "Weights of columns in units of their standard deviation; of more than two classes their mean absolute value."
+    )
+    others = [name for name in model.parts_ if name not in known]
+    return {
+        "importances": found,
+        "importance_kind": kind + (f" Those of {', '.join(others)} stay there." if others else ""),
+    }
+
+
+def _with_shap(
+    contents: Contents, model: Any, X: Any, rows: Mapping[str, Table], viewer: str, known: set[str]
+) -> Contents:
+    """Return the contents with what columns add to margins; with the reason where the system does not tell."""
+    if model._model != "trees":
+        return contents
+    try:
+        found = model.predict_contributions(X)
+    except ConfigError as error:
+        return replace(contents, absent={**contents.absent, "shap": f"Not for this model: {error}."})
+    values = found.values if isinstance(found, Contributions) else _by_party(found[..., :-1], rows)
+    several = next(iter(values.values())).ndim == 3
+    if several:  # how far a column moves rows, whatever the class
+        values = {party: np.abs(of).mean(axis=1) for party, of in values.items()}
+    spreads = []
+    for party, of in values.items():
+        if party in known:
+            names, columns = rows[party].schema.names, rows[party].columns
+            for number, name in enumerate(names):
+                told = name if known == {viewer} else f"{party}: {name}"
+                numeric = rows[party].schema.categories[number] is None and not several
+                spreads.append(_spread(told, of[:, number], columns[number] if numeric else None))
+        else:
+            spreads.append(_spread(f"all of {party}", of.sum(axis=1), None))
+    of_what = "adds to the margin" if not several else "moves margins by (mean over classes)"
+    return replace(contents, shap=[spread for spread in spreads if spread.mean > 0.0], shap_of=of_what)
+
+
+def _by_party(values: NDArray[np.float64], rows: Mapping[str, Table]) -> dict[str, NDArray[np.float64]]:
+    """Cut contributions to columns side by side at the parties' tables."""
+    ends = np.cumsum([len(table.schema.names) for table in rows.values()])
+    return dict(zip(rows, np.split(values, ends[:-1], axis=-1), strict=True))
+
+
+def _spread(name: str, contributions: NDArray[np.float64], column: NDArray[Any] | None) -> Spread:
+    mean = float(np.abs(contributions).mean())
+    if column is not None:
+        middle = np.nanmedian(column) if not np.all(np.isnan(column)) else np.nan
+        halves = [contributions[column <= middle], contributions[column > middle]]
+        if all(len(half) for half in halves):
+            low, high = (np.quantile(half, QUANTILES).tolist() for half in halves)
+            return Spread(name, mean, low=low, high=high)
+    return Spread(name, mean, every=np.quantile(contributions, QUANTILES).tolist())

@@ -1,0 +1,275 @@
+"""Figures of a report, drawn by matplotlib as SVG that stands inside the page and takes the page's colours.
+
+Colours are put in as numbers that stand for the page's (`_COLOURS`), so that one figure serves light, dark and print.
+Names come from other organisations: matplotlib escapes them, and takes no dollar sign for a formula.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treaty.errors import ConfigError
+from treaty.messaging.timeline import Timeline
+from treaty.report.contents import Curve, Points, Spread
+from treaty.report.html import Html, tag
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK, _DIM, _LINE = "#0a0b01", "#0a0b02", "#0a0b03"
+_SERIES = [f"#0a0c0{k}" for k in range(7)]  # the last is for what is put together
+_COLOURS = {_INK: "--ink", _DIM: "--dim", _LINE: "--line"} | {of: f"--s{k}" for k, of in enumerate(_SERIES)}
+_WIDTH, _HEIGHT = 4.2, 3.0  # inches: at the width of a phone the text has the size of small print
+_MOST_BARS, _MOST_PAIRS, _MOST_LINES = 15, 6, 6
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "text.usetex": False,
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.edgecolor": _DIM,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "xtick.color": _DIM,
+    "ytick.color": _DIM,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "text.color": _INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+}
+
+
+def check_drawable() -> None:
+    """Raise ConfigError if matplotlib is not installed."""
+    try:
+        import matplotlib.backends.backend_svg  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("a report's figures need matplotlib: pip install 'treaty-learn[report]'") from error
+
+
+def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[Html]:
+    """Return a figure for each metric, with a line for each set of rows; lines of the pooled model lie beneath."""
+    from matplotlib.ticker import MaxNLocator
+
+    figures = []
+    for metric in dict.fromkeys(curve.metric for curve in of):
+        lines = [curve for curve in of if curve.metric == metric]
+        names = list(dict.fromkeys(line.name for line in lines))
+
+        def draw(
+            axes: Axes, lines: Sequence[Curve] = lines, names: Sequence[str] = names, metric: str = metric
+        ) -> None:
+            for line in sorted(lines, key=lambda line: not line.pooled):
+                at = np.arange(1, len(line.values) + 1)
+                axes.plot(at, line.values, label=_label(line, names), **_look(names.index(line.name), line.pooled))
+            if best is not None:
+                axes.axvline(best, color=_DIM, linestyle=":", label=f"best {unit}, {best}")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set(xlabel=unit, ylabel=metric)
+
+        last = ", ".join(f"{line.name}{' pooled' if line.pooled else ''} {line.values[-1]:.4g}" for line in lines)
+        figures.append(_drawn(draw, f"{metric} by {unit}; at the end {last}"))
+    return figures
+
+
+def roc(lines: Sequence[Points]) -> Html:
+    """Return the receiver operating characteristic of each line."""
+    return _drawn(
+        lambda axes: _against_diagonal(axes, lines, "false positive rate", "true positive rate", marker=""),
+        f"Receiver operating characteristic of {', '.join(line.name for line in lines)}",
+    )
+
+
+def calibration(lines: Sequence[Points], *, of_numbers: bool) -> Html:
+    """Return what was so by what was predicted."""
+    names = ("mean prediction", "mean label") if of_numbers else ("mean predicted probability", "share that was so")
+    return _drawn(
+        lambda axes: _against_diagonal(axes, lines, *names, marker="o"),
+        f"Calibration of {', '.join(line.name for line in lines)}: {names[1]} by {names[0]}, in tenths of the rows",
+    )
+
+
+def importances(of: Mapping[str, Mapping[str, float]]) -> Html:
+    """Return the columns of the largest importances, by absolute value, coloured by party."""
+    bars = [(party, name, amount) for party, columns in of.items() for name, amount in columns.items() if amount]
+    bars = sorted(bars, key=lambda bar: -abs(bar[2]))[:_MOST_BARS]
+    parties = [party for party in of if any(party == whose for whose, _, _ in bars)]
+
+    def draw(axes: Axes) -> None:
+        for number, party in enumerate(parties):
+            own = [(row, amount) for row, (whose, _, amount) in enumerate(bars) if whose == party]
+            rows, amounts = zip(*own, strict=True)
+            axes.barh(rows, amounts, color=_colour(number), label=shortened(party))
+        _name_rows(axes, [name for _, name, _ in bars])
+
+    return _drawn(draw, f"Importances of columns of {', '.join(parties)}", height=_height(len(bars)))
+
+
+def shap(spreads: Sequence[Spread], of: str) -> Html:
+    """Return the spread of contributions by column: whiskers 5 to 95 percent, boxes 25 to 75, a line at the median."""
+    shown = sorted(spreads, key=lambda spread: -spread.mean)[:_MOST_BARS]
+    kinds = {
+        "low": ("rows with a value up to the median", _SERIES[0], -0.19),
+        "high": ("rows with a higher one", _SERIES[1], 0.19),
+        "every": ("all rows", _DIM, 0.0),
+    }
+
+    def draw(axes: Axes) -> None:
+        for kind, (label, colour, offset) in kinds.items():
+            rows = [(at, getattr(spread, kind)) for at, spread in enumerate(shown) if len(getattr(spread, kind))]
+            if rows:
+                stats = [dict(zip(("whislo", "q1", "med", "q3", "whishi"), of, strict=True)) for _, of in rows]
+                line = {"color": colour, "linewidth": 1.0}
+                axes.bxp(
+                    stats, positions=[at + offset for at, _ in rows], widths=0.3, orientation="horizontal",
+                    showfliers=False, showcaps=False, patch_artist=True, manage_ticks=False,
+                    boxprops={"facecolor": colour, "edgecolor": colour, "alpha": 0.55}, whiskerprops=line,
+                    medianprops={"color": colour, "linewidth": 2.0},
+                )  # fmt: skip
+                axes.plot([], [], color=colour, linewidth=6, alpha=0.7, label=label)
+        axes.axvline(0.0, color=_DIM, linewidth=0.8)
+        axes.set_xlabel(of)
+        _name_rows(axes, [spread.name for spread in shown])
+
+    return _drawn(draw, "Contributions of columns to rows' margins", height=_height(len(shown), of_each=0.3))
+
+
+def timeline(of: Timeline) -> Html:
+    """Return megabytes sent in each step of time, by ordered pair of parties; all but the largest pairs together."""
+    largest = sorted(of.pairs, key=lambda pair: -sum(of.pairs[pair]))
+    most = _MOST_PAIRS if len(largest) <= _MOST_PAIRS else _MOST_PAIRS - 1
+    n_steps = max(len(steps) for steps in of.pairs.values())
+    padded = {pair: np.pad(np.array(steps, float), (0, n_steps - len(steps))) for pair, steps in of.pairs.items()}
+    shown = {pair: padded[pair] / 1e6 for pair in largest[:most]}
+    if largest[most:]:
+        shown[f"{len(largest) - most} other pairs"] = np.sum([padded[pair] for pair in largest[most:]], axis=0) / 1e6
+
+    def draw(axes: Axes) -> None:
+        below, at = np.zeros(n_steps), (np.arange(n_steps) + 0.5) * of.step
+        for number, (pair, amounts) in enumerate(shown.items()):
+            colour = _SERIES[-1] if number >= most else _colour(number)
+            axes.bar(at, amounts, of.step, below, color=colour, label=shortened(arrow(pair)), linewidth=0)
+            below = below + amounts
+        axes.set(xlabel="seconds since the first message", ylabel=f"MB in each {_step_in_words(of.step)}")
+        axes.grid(visible=False, axis="x")
+
+    return _drawn(draw, f"Megabytes sent over time, of {', '.join(shown)}")
+
+
+def seconds(of: Mapping[str, Mapping[str, float]]) -> Html:
+    """Return the seconds of each phase, a bar for each party."""
+    phases = list(dict.fromkeys(phase for by_phase in of.values() for phase in by_phase))
+
+    def draw(axes: Axes) -> None:
+        left = np.zeros(len(of))
+        for number, phase in enumerate(phases):
+            lengths = np.array([by_phase.get(phase, 0.0) for by_phase in of.values()])
+            axes.barh(range(len(of)), lengths, left=left, color=_colour(number), label=shortened(phase))
+            left = left + lengths
+        axes.set_xlabel("seconds")
+        _name_rows(axes, [party or "all" for party in of])
+
+    return _drawn(draw, f"Seconds by phase: {', '.join(phases)}", height=_height(len(of), of_each=0.3))
+
+
+def arrow(pair: str) -> str:
+    """Return "sender -> receiver" as people write it, which does not begin a line with the arrow."""
+    return pair.replace(" -> ", "\u00a0→ ")
+
+
+def shortened(name: str, most: int = 36) -> str:
+    """Return a name on one line, of printable characters, cut in the middle where it is long."""
+    line = "".join(c if c.isprintable() or c == "\u00a0" else " " for c in name).strip() or "(no name)"
+    return line if len(line) <= most else f"{line[: most - most // 3 - 1]}…{line[-(most // 3) :]}"
+
+
+def _label(line: Curve | Points, names: Sequence[str]) -> str:
+    if line.pooled:
+        return "pooled" if len(names) == 1 else shortened(f"{line.name}, pooled")
+    return shortened(line.name)
+
+
+def _look(number: int, pooled: bool) -> dict[str, Any]:
+    """Return how a line looks: of the pooled model broad and pale, so that one of the same numbers is seen on it."""
+    width = {"linewidth": 5.0, "alpha": 0.35} if pooled else {"linewidth": 1.6}
+    return {"color": _colour(number), "solid_capstyle": "round", **width}
+
+
+def _colour(number: int) -> str:
+    return _SERIES[min(number, len(_SERIES) - 1)]
+
+
+def _step_in_words(step: float) -> str:
+    return f"{step:.3g} s" if step < 60.0 else f"{step / 60.0:.3g} min"
+
+
+def _height(n_rows: int, of_each: float = 0.23) -> float:
+    return 1.1 + of_each * n_rows
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), ["\n".join(textwrap.wrap(shortened(name), 20)) or "" for name in names])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_ylim(len(names) - 0.4, -0.6)
+
+
+def _against_diagonal(axes: Axes, lines: Sequence[Points], x: str, y: str, marker: str) -> None:
+    shown = list(lines)[: 2 * _MOST_LINES]
+    names = list(dict.fromkeys(line.name for line in shown))
+    ends = [[min(line.x[0] for line in shown), max(line.x[-1] for line in shown)]] * 2
+    axes.plot(*ends, color=_DIM, linestyle=":", linewidth=1.0)
+    for line in sorted(shown, key=lambda line: not line.pooled):
+        style = _look(names.index(line.name), line.pooled) | {"marker": marker, "markersize": 4}
+        axes.plot(line.x, line.y, label=_label(line, names), **style)
+    axes.set(xlabel=x, ylabel=y)
+
+
+def _drawn(draw: Callable[[Axes], None], said: str, *, height: float = _HEIGHT) -> Html:
+    """Return a figure as HTML; `said` is what it shows, for who does not see it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    text = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": said}), warnings.catch_warnings():
+        # letters are drawn by the browser, which has others than matplotlib
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        figure = Figure(layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        if len(labels) > 1:
+            columns = 2 if max(map(len, labels)) <= 24 else 1
+            height += 0.18 * -(-len(labels) // columns)
+            figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        figure.set_size_inches(_WIDTH, height)
+        figure.savefig(
+            text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    return tag("figure", _inline(text.getvalue(), said))
+
+
+def _inline(svg: str, said: str) -> Html:
+    """Return a file of SVG as an element: no prolog, no addresses, the page's colours, no id that nothing uses."""
+    box = re.search(r'viewBox="([\d. ]+)"', svg)
+    assert box is not None
+    body = re.sub(r"<metadata>.*?</metadata>|<style type=.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    body = re.sub(r".*?<svg[^>]*>", "", body, count=1, flags=re.DOTALL).rpartition("</svg>")[0]
+    body = body.replace("xlink:href", "href")
+    used = {name for pair in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', body) for name in pair}
+    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
+    for number, variable in _COLOURS.items():
+        body = body.replace(number, f"var({variable})")
+    return tag("svg", Html(body), role="img", viewBox=box[1], **{"aria-label": said})
