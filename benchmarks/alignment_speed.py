@@ -7,7 +7,7 @@ mutual TLS; half of the ids are common; reading the ids counts, and so does load
 before its first one, which jobs do while parties wait for each other. Linux only: memory is the peak of the whole
 process, libraries included. About five minutes; what is measured takes the place of its rows in the results, others
 stay. `--psi` measures one of the two, `--ids N` one size, under KKRT unless `--psi` says otherwise, with as many cores
-as there are: `--psi ecdh --ids 10000000` takes about half an hour. `--quick`: 20 000 ids, or N; no results are written.
+as there are: `--psi ecdh --ids 10000000` takes about half an hour. `--quick`: 20 000 ids, or N.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def side() -> None:
 
 
 def compare() -> None:
-    from data import arguments, replace, report
+    from data import arguments, report
 
     parser = arguments(__doc__)
     parser.add_argument("--ids", type=int)
@@ -182,10 +182,7 @@ def compare() -> None:
     else:
         sizes = [case for case in sizes if case[:2] != ("ecdh", 10_000_000)]
     rows = [row for case in sizes if options.psi in (None, case[0]) for row in measure(*case)]
-    rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
-    report("alignment_speed", rows, quick=True)
-    if not options.quick:
-        replace("alignment_speed", rows, "psi", "ids", "side")
+    report("alignment_speed", rows, quick=options.quick, keys=("psi", "ids", "side"))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ from data import (
     flights,
     give_me_some_credit,
     higgs,
-    replace,
     report,
     susy,
 )
@@ -166,16 +165,9 @@ def main() -> None:
     options = parser.parse_args()
     compile_kernels()
     for table in options.tables:
-        keep("bins_accuracy", list(accuracy(table, options.quick)), options.quick, "table")
+        report("bins_accuracy", list(accuracy(table, options.quick)), quick=options.quick, keys=["table"])
     for cipher in options.ciphers:
-        keep("bins_cost", list(cost(cipher, options.quick)), options.quick, "cipher")
-
-
-def keep(name: str, rows: list[dict[str, object]], quick: bool, key: str) -> None:
-    """Print rows and, unless the run was a quick one, write them in place of earlier ones of the same key."""
-    report(name, rows, quick=True)
-    if not quick:
-        replace(name, [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows], key)
+        report("bins_cost", list(cost(cipher, options.quick)), quick=options.quick, keys=["cipher"])
 
 
 if __name__ == "__main__":

@@ -229,8 +229,11 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def report(name: str, rows: Sequence[dict[str, object]], *, quick: bool) -> None:
-    """Print the rows as a table and, unless the run was a quick one, write them to results/<name>.csv."""
+def report(name: str, rows: Sequence[dict[str, object]], *, quick: bool, keys: Sequence[str] = ()) -> None:
+    """Print the rows as a table and write them to results/<name>.csv; of a quick run to results/quick/<name>.csv.
+
+    With `keys`, which a full run may make in parts, they take the place of those with the same values of these columns.
+    """
     rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
     heads = list(rows[0])
     widths = {head: max(len(head), *(len(str(row[head])) for row in rows)) for head in heads}
@@ -238,14 +241,18 @@ def report(name: str, rows: Sequence[dict[str, object]], *, quick: bool) -> None
         print("  ".join(str(row[head]).ljust(widths[head]) for head in heads).rstrip())
     print(f"machine: {machine()}")
     if quick:
-        return
-    write(name, rows)
+        write(f"quick/{name}", [{**row, "quick": "yes"} for row in rows])
+    elif keys:
+        replace(name, rows, *keys)
+    else:
+        write(name, rows)
 
 
 def write(name: str, rows: Sequence[dict[str, object]]) -> None:
     """Write rows to results/<name>.csv, for tables too long to print."""
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"{name}.csv").open("w", newline="") as file:
+    path = RESULTS / f"{name}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "machine": machine()} for row in rows)

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from data import arguments, cpu_of_others, replace, report
+from data import arguments, cpu_of_others, report
 from treaty.runs import processes
 from treaty.runs.expectations import expect
 from treaty.runs.job import Align, Job, Member, decoded_job
@@ -163,10 +163,6 @@ def measure(title: str, rows: int, case: tuple[str, dict[str, Any], dict[str, An
     return lines
 
 
-def written(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
-
-
 def near(expected: float, found: float, factor: float) -> str:
     return "kept" if found / factor <= expected <= found * factor else "missed"
 
@@ -187,9 +183,7 @@ def main() -> None:
         if options.only is None or options.only in title:
             for size in case[3][:1] if options.quick else case[3]:
                 rows += measure(title, size, case)
-    report("estimates", rows, quick=True)
-    if not options.quick:
-        replace("estimates", written(rows), "job", "rows", "party")
+    report("estimates", rows, quick=options.quick, keys=("job", "rows", "party"))
 
 
 if __name__ == "__main__":

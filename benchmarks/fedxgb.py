@@ -53,7 +53,7 @@ import xgboost
 from numpy.typing import NDArray
 
 import figures
-from data import Data, adult, arguments, mnist, replace, report, splits, verdict, write
+from data import Data, adult, arguments, mnist, report, splits, verdict, write
 from federboost_horizontal import one_core, undisturbed
 from treaty.data.table import to_table
 from treaty.messaging.messages import Message
@@ -428,10 +428,8 @@ def accuracy_part(quick: bool, of: str | None) -> None:
 
 def write_accuracy(rows: Sequence[dict], drawn: Mapping[str, Mapping[float, Curves]], quick: bool) -> None:
     """Write lines in place of those of the same settings, and draw the curves of their data sets."""
-    rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
-    report("fedxgb_accuracy", rows, quick=True)
-    if not quick:
-        replace("fedxgb_accuracy", rows, "data", "rows dealt", "fewest rows of a leaf", "lost at every tenth round")
+    keys = ("data", "rows dealt", "fewest rows of a leaf", "lost at every tenth round")
+    report("fedxgb_accuracy", rows, quick=quick, keys=keys)
     for title, by_lost in drawn.items():
         draw_curves(title, by_lost, quick)
 

@@ -6,7 +6,7 @@ which run one after the other; messages are handed over in memory), rounds, and 
 Offline is `prepare`, whose random numbers need no row; online is the rest. "additive" has two servers and a dealer:
 offline is what the dealer does and sends, online what one of the servers does and both send. Features are numeric, of
 32 bins, and may be missing, two columns each. Every row's path and value is checked against the plain walk.
-Half a minute; `--quick`: a tenth of the rows and no results written.
+Half a minute; `--quick`: a tenth of the rows.
 """
 
 from __future__ import annotations

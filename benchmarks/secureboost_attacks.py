@@ -8,7 +8,7 @@ party and payment status at the other. Trees of depth 3, 512-bit keys, which the
 `attack` is the AUC with which rows that shared many nodes are taken for one class (Kang et al. 2024), `model` the
 training AUC of the same options. With `label_rr`, and with labels shuffled among rows, where 100 labels are known to
 the attacker and only what trees of depth 6 learned by heart can leak: mean, least and largest of five draws (`model`:
-of one more). A minute; `--quick`: 5 trees and two draws, no results written.
+of one more). A minute; `--quick`: 5 trees and two draws.
 """
 
 from __future__ import annotations

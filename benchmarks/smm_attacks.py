@@ -9,7 +9,7 @@ whole recorded trainings with the default sizes. For the attack on labels by ske
 what U leaves over is drawn directly, distributed as U leaves it, which saves a minute; "as sent" is from vectors.
 
 `right` is the share of entries (candidates, or labels) that the attack gets, `auc` that of the labels, `error` the
-largest one of gradients (true ones up to 1) or of candidates. A minute; `--quick`: 600 rows, no results written.
+largest one of gradients (true ones up to 1) or of candidates. A minute; `--quick`: 600 rows.
 """
 
 from __future__ import annotations
