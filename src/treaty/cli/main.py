@@ -18,6 +18,7 @@ from rich.console import Console
 
 import treaty
 from treaty.cli.audit_log import audit_log
+from treaty.cli.bench import bench
 from treaty.cli.check import check
 from treaty.cli.forget import forget
 from treaty.cli.jobs import explain, predict, train
@@ -217,6 +218,7 @@ def audit_gradients(
 
 
 app.add_typer(keys, name="keys")
+app.add_typer(bench, name="bench")
 
 
 def main() -> NoReturn:

@@ -1,0 +1,362 @@
+"""Published tables and figures beside ours: the table `benchmarks/published.toml`, its verdicts, and `docs/results.md`.
+
+Nothing is measured here. Every figure names the cell of a CSV file, which a script of `benchmarks/` has written, and
+what the number has to keep.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from treaty.errors import ConfigError, DataError
+
+State = Literal["reached", "not reached", "reported", "not run"]
+Row = dict[str, str]
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cell of the figure's file: `column`, or the figure's own where that is empty, of the row that has `where`."""
+
+    where: dict[str, str]
+    column: str = ""
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One number of ours, and the published one beside it.
+
+    Attributes
+    ----------
+    of : str
+        What is counted or measured.
+    published : str
+        The paper's number or claim.
+    file : str
+        Name of the CSV file, without its ending; empty where `not_run` says why there is none.
+    where : dict of str to str
+        Values of other columns in the row, which has to be the only one unless `take` says which.
+    column : str
+    take : {"", "smallest", "largest"}
+        Of several rows, the one with the smallest or largest number.
+    minus, over : Cell or None
+        What is subtracted from the number, or what it is divided by.
+    at_least, at_most, below : float or None
+        What the number has to keep; it may be several.
+    equal : str or None
+        What the cell has to say.
+    not_run : str
+        Why there is no number of ours.
+    """
+
+    of: str
+    published: str = ""
+    file: str = ""
+    where: dict[str, str] = {}
+    column: str = ""
+    take: Literal["", "smallest", "largest"] = ""
+    minus: Cell | None = None
+    over: Cell | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    equal: str | None = None
+    not_run: str = ""
+
+
+class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One published table or figure.
+
+    Attributes
+    ----------
+    name : str
+        As `treaty bench run` takes it.
+    paper, shows : str
+        The paper, and which of its tables, figures or claims.
+    section : str
+        Anchor in `docs/experiments.md`.
+    run : list of str
+        Scripts of `benchmarks/` with their arguments.
+    quick : list of str or None
+        The same for a short run; None is every one of `run` with ``--quick``.
+    minutes : float
+        How long a full run takes on two cores, about.
+    data, seeds : str
+    why : str
+        Why a figure is not reached, or not run.
+    figures : list of Figure
+        The first one stands for the experiment in the page's first table.
+    """
+
+    name: str
+    paper: str
+    shows: str
+    section: str
+    run: list[str]
+    minutes: float
+    data: str
+    seeds: str
+    figures: list[Figure]
+    quick: list[str] | None = None
+    why: str = ""
+
+    def commands(self, *, quick: bool) -> list[str]:
+        """Return what is run: a script and its arguments each."""
+        short = [f"{command} --quick" for command in self.run] if self.quick is None else self.quick
+        return short if quick else self.run
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the CSV files that the figures are read from."""
+        return list(dict.fromkeys(figure.file for figure in self.figures if figure.file))
+
+
+class Run(msgspec.Struct, frozen=True):
+    """When and with what a command of `benchmarks/` was last run to its end: a line of `runs.csv`.
+
+    Attributes
+    ----------
+    command : str
+    date : str
+        Year, month and day.
+    seconds : str
+        Empty where it was not noted.
+    treaty : str
+        Treaty's version.
+    versions : str
+        Of the packages that numbers depend on.
+    source : str
+        Digest of the script, from which one sees whether it has changed since.
+    noted : str
+        By whom: "treaty bench", or the commit that brought the results.
+    """
+
+    command: str
+    date: str
+    seconds: str
+    treaty: str
+    versions: str
+    source: str
+    noted: str
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A figure as it was found: what to show, and by how much it falls short where it is not reached."""
+
+    ours: str
+    state: State
+    short: float = 0.0
+
+
+def read_experiments(path: Path) -> list[Experiment]:
+    """Return all experiments of the table; ConfigError where it is not as it should be."""
+    try:
+        table = msgspec.toml.decode(path.read_bytes(), type=dict[str, list[Experiment]])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return table["experiments"]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a CSV file; none where there is no such file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_runs(results: Path) -> dict[str, Run]:
+    """Return what is noted of the runs whose results lie in this folder, by command."""
+    return {row["command"]: msgspec.convert(row, Run) for row in read_rows(results / "runs.csv")}
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+def look_up(figure: Figure, results: Path) -> Found:
+    """Read a figure from the results in a folder and judge it.
+
+    DataError where a file is there and the cell is not, or is not the only one.
+    """
+    rows = read_rows(results / f"{figure.file}.csv") if figure.file else []
+    chosen, where = _rows_at(figure.where, rows), f"{figure.file}.csv, {figure.where}"
+    if not chosen:
+        return Found("", "not run")
+    if figure.column not in chosen[0]:
+        raise DataError(f"expected a column {figure.column!r} - at {where}")
+    if figure.equal is not None:
+        others = [row[figure.column] for row in chosen if row[figure.column] != figure.equal]
+        return Found(others[0] if others else figure.equal, "not reached" if others else "reached")
+    text = _only(figure, chosen, where)
+    for other, combine in ((figure.minus, float.__sub__), (figure.over, float.__truediv__)):
+        if other is not None and (against := _rows_at(other.where, rows)):
+            text = f"{combine(number(text), number(against[0][other.column or figure.column])):.4g}"
+    value = number(text)
+    gaps = [
+        *([figure.at_least - value] if figure.at_least is not None else []),
+        *([value - figure.at_most] if figure.at_most is not None else []),
+        *([value - figure.below] if figure.below is not None else []),
+    ]
+    if not gaps:
+        return Found(text, "reported")
+    missed = max(gaps) > 0 or value == figure.below
+    return Found(text, "not reached" if missed else "reached", max(0.0, *gaps) if missed else 0.0)
+
+
+def number(cell: str) -> float:
+    """Return the number that a cell begins with: "0.7775 (0.0052)" is 0.7775."""
+    found = re.match(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", cell)
+    if found is None:
+        raise DataError(f"expected a number, got {cell!r}")
+    return float(found[0])
+
+
+def _rows_at(where: dict[str, str], rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if all(row.get(column) == value for column, value in where.items())]
+
+
+def _only(figure: Figure, rows: Sequence[Row], where: str) -> str:
+    """Return the figure's cell: of the only row, or of that with the smallest or largest number."""
+    cells = [row[figure.column] for row in rows if row[figure.column]]
+    if figure.take:
+        return (min if figure.take == "smallest" else max)(cells, key=number)
+    if len(cells) != 1:
+        raise DataError(f"expected one row with {figure.column!r}, got {len(cells)} - at {where}")
+    return cells[0]
+
+
+def bar_of(figure: Figure) -> str:
+    """Say what a figure has to keep; empty where it is only reported."""
+    if figure.equal is not None:
+        return figure.equal
+    low, high = figure.at_least, figure.at_most
+    if low is not None and high is not None:
+        return f"±{high:g}" if low == -high else f"{low:g} to {high:g}"
+    said = {"at least": low, "at most": high, "below": figure.below}
+    return ", ".join(f"{words} {bar:g}" for words, bar in said.items() if bar is not None)
+
+
+def verdict(found: Sequence[Found]) -> str:
+    """Say of an experiment's figures together whether they are reached."""
+    states = [each.state for each in found]
+    judged, missed = [s for s in states if s in ("reached", "not reached")], states.count("not reached")
+    furthest = max((each.short for each in found), default=0.0)
+    if missed:
+        said = f"**not reached**: {missed} of {len(judged)}" + (f", by at most {furthest:.2g}" if furthest else "")
+    elif judged:
+        said = f"reached: {len(judged)} of {len(judged)}"
+    else:
+        said = "reported" if "reported" in states else "not run"
+    left = states.count("not run")
+    return said + (f"; {left} not run" if left and said != "not run" else "")
+
+
+# ---------------------------------------------------------------- the page
+
+HEAD = """# Results: published tables and figures, ours beside them
+
+`treaty bench table` makes this page from `benchmarks/published.toml` and the CSV files in `benchmarks/results/`; a test
+checks that it is what they say. [Published experiments, repeated](experiments.md) tells how each was repeated, where
+ours differs in kind, and what is not repeated at all. `treaty bench run NAME` repeats one, `treaty bench list` has the
+names. The [league table](#league-table), the same job by every system, is at the end.
+
+"Reached" is about what a repetition was to show, which stands with every figure; "reported" is a figure without such a
+bar, mostly a time, as the papers' machines are others. The first table has of every experiment its first figure, and
+the verdict on all of them. Dates, versions and machines are those of the results: where `treaty bench` has not noted
+them, of the commit that brought the results, and the versions in its constraints."""
+
+LEAGUE = """## League table
+
+The same job by every system and cipher, on this project's machine: 20 trees of depth 3, rate 0.3, 32 bins, two thirds
+of the rows to train on, all parties threads of one process on its two cores (`benchmarks/league.py` says more). "s" is
+the quicker of two fits with set-up and keys ("once" where a fit took more than a minute), "added MB" by how much the
+process's memory grew, all parties' together, "MB" what all parties sent, "rounds" how many round trips wait for one
+another. Where fewer rows than the others' were trained on, that is said, and AUC and log-loss are not to be compared
+with theirs."""
+
+PEERS = """### Other programs
+
+Not the same job and not the same machine: each line has its own setting and source, and none is to be read into the
+table above. Seconds and MB are of a tree, or of an epoch, unless said."""
+
+
+def page(experiments: Sequence[Experiment], results: Path) -> str:
+    """Return the page of results as Markdown."""
+    runs = read_runs(results)
+    found = {of.name: [look_up(figure, results) for figure in of.figures] for of in experiments}
+    lines = [HEAD, "", "| paper | table or figure | published | ours | verdict | date |", "|---|---|---|---|---|---|"]
+    for of in experiments:
+        first, ours = of.figures[0], found[of.name]
+        shown = f"{first.of}: {ours[0].ours or 'not run'}"
+        link = f"[{of.shows}](#{of.name})"
+        cells = [of.paper, link, first.published or "no number", shown, verdict(ours), _date(of, runs)]
+        lines.append(_line(cells))
+    for of in experiments:
+        lines += ["", *_section(of, found[of.name], results, runs)]
+    return "\n".join([*lines, "", *_league(results)]) + "\n"
+
+
+def _league(results: Path) -> list[str]:
+    """Return the league table, a table for each data set, and what other programs took."""
+    rows, lines = read_rows(results / "league.csv"), [LEAGUE]
+    heads = ["system", "AUC", "log loss", "s", "added MB", "MB", "rounds"]
+    for data in dict.fromkeys(row["data"] for row in rows):
+        lines += ["", f"**{data}**", "", _line([*heads, "what each party learns"]), "|---" * 8 + "|"]
+        lines += [_line([*_league_cells(row), row["what each party learns"]]) for row in rows if row["data"] == data]
+    for field in ("machine", "date", "versions"):
+        lines += [f"\n{field.title()}: {'; '.join(dict.fromkeys(row[field] for row in rows))}."] if rows else []
+    peers = read_rows(results.parent / "peers.csv")
+    if peers:
+        lines += ["", PEERS, "", _line(peers[0]), "|---" * len(peers[0]) + "|", *(_line(row.values()) for row in peers)]
+    return lines
+
+
+def _league_cells(row: Row) -> list[str]:
+    few = "" if row["train rows"] == row["of"] else f", {int(row['train rows']):,} of {int(row['of']):,} rows"
+    once = " (once)" if row["slower s"] == "" else ""
+    return [
+        row["system"] + few,
+        row["AUC"],
+        row["log loss"],
+        row["s"] + once,
+        row["added MB"],
+        row["MB"],
+        row["rounds"],
+    ]
+
+
+def _section(of: Experiment, found: Sequence[Found], results: Path, runs: dict[str, Run]) -> list[str]:
+    ran = [runs[command] for command in of.run if command in runs]
+    lines = [f"## {of.name}", "", f"{of.paper}: {of.shows}. [How it was repeated](experiments.md#{of.section}).", ""]
+    lines += ["| | published | ours | to keep | verdict |", "|---|---|---|---|---|"]
+    for figure, each in zip(of.figures, found, strict=True):
+        state = each.state + (f" by {each.short:.2g}" if each.short else "")
+        lines.append(_line([figure.of, figure.published, each.ours or figure.not_run, bar_of(figure), state]))
+    if of.why:
+        lines += ["", f"Why: {of.why}"]
+    scripts = ", ".join(f"`benchmarks/{command}`" for command in of.run)
+    lines += ["", f"- By {scripts}, about {of.minutes:g} minutes. Data: {of.data}. Seeds: {of.seeds}."]
+    lines += [f"- {run.command}: {_made(run)}." for run in ran]
+    return [*lines, f"- Machine: {'; '.join(_machines(of, results)) or 'none'}."]
+
+
+def _made(run: Run) -> str:
+    took = f", {float(run.seconds):.0f} s" if run.seconds else ""
+    return f"{run.date}{took}, Treaty {run.treaty}, {run.versions} ({run.noted})"
+
+
+def _date(of: Experiment, runs: dict[str, Run]) -> str:
+    return max((runs[command].date for command in of.run if command in runs), default="")
+
+
+def _machines(of: Experiment, results: Path) -> list[str]:
+    rows = [row for file in of.files for row in read_rows(results / f"{file}.csv")]
+    return list(dict.fromkeys(row["machine"] for row in rows if row.get("machine")))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
