@@ -9,6 +9,7 @@ from typing import Any
 from sklearn.base import clone
 
 from treaty.attacks import (
+    communities,
     exact_sums,
     histograms,
     noisy_buckets,
@@ -21,7 +22,7 @@ from treaty.errors import ConfigError
 Attack = Callable[[View, Truth], Iterator[Finding]]
 
 ATTACKS: tuple[Attack, ...] = tuple(
-    module.attack for module in (row_sets, noisy_gradients, exact_sums, noisy_buckets, histograms)
+    module.attack for module in (row_sets, noisy_gradients, exact_sums, noisy_buckets, histograms, communities)
 )
 """Each is given the view of one party, and yields nothing where it does not apply."""
 
