@@ -134,8 +134,11 @@ def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
         found["shap"] = "Needs rows: report(path, X)."
     if not trees:
         found["shap"] = "A linear model adds weight times value; its weights are above."
-    if trees and not getattr(model, "evals_result_", {}) and (X is None or y is None):
-        found["curves"] = "Needs an eval_set in fit, or rows with labels: report(path, X, y)."
+    if trees and not getattr(model, "evals_result_", {}):
+        if X is None or y is None:
+            found["curves"] = "Needs an eval_set in fit, or rows with labels: report(path, X, y)."
+        elif model._chosen()[1].hides_decisions:
+            found["curves"] = "Needs an eval_set in fit: he_inference hides what the rounds are made of."
     if not any(getattr(part, "spent", "") for part in model.parts_.values()):
         found["noise"] = "No part of the model notes noise, so there is no epsilon to account for."
     return found
