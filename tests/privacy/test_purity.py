@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tables import real_table
 from treaty import GBDTClassifier
 from treaty.errors import DataError
-from treaty.privacy.purity import leaf_purity, shares_from_weights
+from treaty.privacy.purity import held_out_purity, leaf_purity, shares_from_weights
 
 
 def plain_purity(leaf, y, row_weight):
@@ -85,6 +85,20 @@ def test_purity_of_leaves_that_are_classes_is_one_in_every_form():
 def test_purity_of_unfit_input_is_refused(leaves, y):
     with pytest.raises(DataError):
         leaf_purity(leaves, y, 2)
+
+
+def test_held_out_purity_counts_the_other_rows_of_a_leaf():
+    y = np.array([1, 1, 1, 0, 0, 1, 0])
+    # three ones are right by each other; of a pair of different labels neither is; the last row, alone, is no one
+    leaves = np.array([[0, 0], [0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 2]], np.int32)
+    assert held_out_purity(leaves[:, :1], y, 2)[0] == pytest.approx(5 / 7)
+    assert held_out_purity(leaves[:, 1:], y, 2)[0] == pytest.approx(4 / 7)
+
+
+def test_leaves_of_one_row_tell_nothing_that_is_held_out():
+    y = np.array([0, 1, 0, 0, 1])
+    assert held_out_purity(np.arange(5, dtype=np.int32)[:, None], y, 2)[0] == pytest.approx(0.6)
+    assert leaf_purity(np.arange(5, dtype=np.int32)[:, None], y, 2).raw[0] == 1.0
 
 
 def test_purity_of_a_fitted_model_is_what_its_leaves_hold():

@@ -12,6 +12,7 @@ from treaty.attacks import (
     communities,
     exact_sums,
     histograms,
+    leaf_purity,
     noisy_buckets,
     noisy_gradients,
     row_sets,
@@ -22,7 +23,8 @@ from treaty.errors import ConfigError
 Attack = Callable[[View, Truth], Iterator[Finding]]
 
 ATTACKS: tuple[Attack, ...] = tuple(
-    module.attack for module in (row_sets, noisy_gradients, exact_sums, noisy_buckets, histograms, communities)
+    module.attack
+    for module in (row_sets, noisy_gradients, exact_sums, noisy_buckets, histograms, communities, leaf_purity)
 )
 """Each is given the view of one party, and yields nothing where it does not apply."""
 

@@ -53,6 +53,26 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
     return LeafPurity(raw, balanced, adjusted)
 
 
+def held_out_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> Floats:
+    """Return the share of rows whose class is the commonest of the *other* rows of their leaf, float64 (n_trees,).
+
+    Arguments are those of `leaf_purity`, whose `raw` counts a row's own label, too, so that a leaf of one row is pure
+    and a leaf of few rows nearly so. Here such leaves say nothing: a row without others in its leaf, or whose others
+    have several commonest classes, counts as right if it is of the commonest class of all.
+    """
+    right = np.empty(leaves.shape[1])
+    majority = int(np.bincount(y, minlength=n_classes).argmax())
+    each = np.arange(len(y))
+    for tree, leaf in enumerate(leaves.T):
+        counts = np.zeros((int(leaf.max(initial=0)) + 1, n_classes))
+        np.add.at(counts, (leaf, y), 1.0)
+        others = counts[leaf]
+        others[each, y] -= 1.0
+        others[:, majority] += 0.5
+        right[tree] = np.mean(others.argmax(axis=1) == y)
+    return right
+
+
 def shares_from_weights(weights: Floats, hess: Floats, *, base: float = 0.5, reg_lambda: float = 0.0) -> Floats:
     """Return the share of class 1 in each leaf of a first tree, from leaf weights alone.
 
