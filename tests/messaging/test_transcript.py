@@ -65,3 +65,15 @@ def test_recording_from_several_threads_loses_nothing():
     for thread in threads:
         thread.join()
     assert transcript.by_type() == {"Count": (4000, 4000)}
+
+
+def test_contents_are_kept_up_to_a_bound_and_then_none():
+    transcript = Transcript("clinic")
+    transcript.record("sent", "lab", "Count", 0, 10, b"before")
+    transcript.keep_contents(10)
+    transcript.record("sent", "lab", "Count", 0, 10, bytes(6))
+    assert [entry.content for entry in transcript.entries] == [None, bytes(6)]
+    transcript.record("sent", "lab", "Count", 0, 10, bytes(6))
+    assert [entry.content for entry in transcript.entries] == [None] * 3
+    assert not transcript.record_content
+    assert transcript.by_pair() == {Pair("clinic", "lab"): Total(3, 30)}

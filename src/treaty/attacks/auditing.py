@@ -79,7 +79,7 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit
     if not recorded:
         raise ConfigError(f"protocol {copy.protocol!r} sends nothing that could be attacked: name another")
     views = {name: View(of) for name, of in recorded.items()}
-    return Audit(copy, findings(views, by_row=copy._chosen()[0].split == "rows"))
+    return Audit(copy, findings(views, by_row=next(iter(views.values())).by_row))
 
 
 def findings(views: Mapping[str, View], *, by_row: bool) -> list[Finding]:

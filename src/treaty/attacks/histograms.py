@@ -23,6 +23,8 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
     if not recording.trees or bins is None or view.seat.n_classes != 2 or len(y) > MOST_ROWS:
         return
     codes, offsets = truth.all_codes(bins), bins.offsets
+    if codes is None:
+        return
     slots = codes + offsets[:-1]
     by_class = np.stack([np.bincount(slots[y == k].ravel(), minlength=offsets[-1]) for k in (0, 1)])
     trees = [OpenedTree(asked, left) for asked, left in recording.trees if 0 in asked]

@@ -16,6 +16,7 @@ from treaty.compute import Flags, Floats, Int32s
 from treaty.data.binning import Bins, fit_bins
 from treaty.privacy.clustering import attack_auc
 from treaty.runs.threads import Recorded
+from treaty.systems import SYSTEMS, find_system
 from treaty.systems.system import Seat
 
 
@@ -39,6 +40,12 @@ class View:
     def is_active(self) -> bool:
         """Whether it leads the training."""
         return self.party == self.seat.cast.active
+
+    @property
+    def by_row(self) -> bool:
+        """Whether parties have rows of their own, and not columns."""
+        named = self.seat.options.system
+        return any(find_system(named, model).split == "rows" for model, of in SYSTEMS.items() if named in of)
 
     def steps(self, *kinds: type[msgspec.Struct]) -> bool:
         """Tell whether it has sent or received a message of one of these classes."""
@@ -81,8 +88,10 @@ class Truth:
         bins = fit_bins(table, self._max_bin)
         return bins.transform(table), bins.offsets
 
-    def all_codes(self, bins: Bins) -> NDArray[np.uint8]:
-        """Return the bins of all parties' rows of the same columns, uint8 (n_rows, n_columns)."""
+    def all_codes(self, bins: Bins) -> NDArray[np.uint8] | None:
+        """Return the bins of all parties' rows, uint8 (n_rows, n_columns); None where their columns differ."""
+        if any(data.table.schema != bins.schema for data in self._data.values()):
+            return None
         return np.concatenate([bins.transform(data.table) for data in self._data.values()])
 
 
@@ -123,6 +132,11 @@ class Finding:
     score: float
     baseline: float
     error: float = 0.0
+
+    @property
+    def advantage(self) -> float:
+        """How much of the way from a guess to everything it goes: 0 at the baseline, 1 where all is found."""
+        return (self.score - self.baseline) / max(1e-9, 1.0 - self.baseline)
 
     @property
     def finds(self) -> bool:

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 import treaty
+from treaty.cli.audit import audit
 from treaty.cli.audit_log import audit_log
 from treaty.cli.bench import bench
 from treaty.cli.check import check
@@ -131,7 +132,7 @@ def demo(
         )  # fmt: skip
 
 
-for command in (check, train, predict, explain, serve, show, report):
+for command in (check, train, predict, explain, serve, show, report, audit):
     app.command()(command)
 for of_node in (node, submit, jobs, approve, reject, cancel, logs, models, forget):
     app.command(rich_help_panel="Nodes")(of_node)
@@ -197,10 +198,10 @@ def audit_gradients(
     Ends with 0 where all is the same, 1 where something differs, 2 where a record is damaged or missing.
     """
     from treaty.compute import cores as all_cores
-    from treaty.systems.vertical.audit.replay import audit
+    from treaty.systems.vertical.audit.replay import audit as compare
 
     with steps_bar("auditing trees") as bar:
-        verdicts = audit(active, passive, unfinished=unfinished, threads=all_cores(), progress=bar)
+        verdicts = compare(active, passive, unfinished=unfinished, threads=all_cores(), progress=bar)
     for found in verdicts:
         what = f"{found.active} -> {found.passive}, job {found.job!r}, model {found.model_id[:8]}"
         for note in found.notes:

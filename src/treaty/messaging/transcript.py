@@ -5,8 +5,8 @@ The one source of byte counts in reports, of leakage audits and of protocol test
 
 import threading
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 from treaty.messaging.messages import M, decode_body
@@ -51,13 +51,15 @@ class Transcript:
 
     With `record_content` bodies are kept too; they never leave this process by way of the transcript. Received
     messages are recorded when the party takes them in, whether or not the protocol reads them: an audit asks what
-    reached the party. Goodbyes are not recorded (whether one is still taken in is a matter of timing), aborts are.
+    reached the party. `keep_contents` bounds them. Goodbyes are not recorded (whether one is still taken in is a
+    matter of timing), aborts are.
     """
 
     def __init__(self, party: str, *, record_content: bool = False) -> None:
         self.party = party
         self.record_content = record_content
         self.began = time.time()  # seconds since 1970: when entries' `seconds` are 0
+        self._room = float("inf")  # bytes of contents that may still be kept
         self._start = time.monotonic()
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
@@ -70,6 +72,20 @@ class Transcript:
         with self._lock:
             seconds = time.monotonic() - self._start
             self._entries.append(Entry(direction, peer, step, round, nbytes, seconds, kept))
+            self._room -= 0 if kept is None else len(kept)
+            if self._room < 0 and self.record_content:
+                self.record_content = False
+                self._entries = [replace(entry, content=None) for entry in self._entries]
+
+    def keep_contents(self, most: int) -> None:
+        """Keep contents from now on, until they are more than `most` bytes: then all are dropped, and none is kept."""
+        with self._lock:
+            self.record_content, self._room = True, most
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Take over messages that another transcript has recorded."""
+        with self._lock:
+            self._entries.extend(entries)
 
     def clear(self) -> None:
         """Forget all messages so far: of a service there are ever more."""

@@ -40,7 +40,7 @@ def output_folders(job: Job, name: str) -> list[Path]:
     it.
     """
     member = job.parties[name]
-    named = [job.output, job.checkpoints, job.store if member.table else None, member.keep_for_audit]
+    named = [job.output, job.checkpoints, job.store if member.table else None, member.keep_for_audit, member.record]
     named.append(None if job.align is None else job.align.log)
     named.append(None if member.noisy_labels is None else str(Path(member.noisy_labels).parent))
     return [Path(folder) for folder in dict.fromkeys(named) if folder]

@@ -68,6 +68,11 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         one to keep one, too. None: it keeps none.
     audit_gigabytes : float
         Most that such a record may take; a training that may take more is refused before it begins.
+    record : str or None
+        Folder for a record of all that the party sees of a training, for `treaty audit`: its own rows, messages with
+        their contents, and what it opens. None: it records nothing.
+    record_megabytes : float
+        Most bytes of messages in such a record, which are kept in memory; where a training sends more, none is written.
     cluster : str or None
         The party's own cluster, which adds up its rows in a training: "ray" starts workers on this machine,
         "ray://host:port" names the head of a Ray cluster that this machine is part of, see docs/clusters.md. Others see
@@ -96,6 +101,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     noisy_labels: str | None = None
     keep_for_audit: str | None = None
     audit_gigabytes: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    record: str | None = None
+    record_megabytes: Annotated[float, msgspec.Meta(gt=0)] = 1000.0
     cluster: str | None = None
     cluster_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
     role: str | None = None
@@ -429,6 +436,7 @@ def _absolute(job: Job, here: Path) -> Job:
             predict_table=absolute(member.predict_table),
             noisy_labels=absolute(member.noisy_labels),
             keep_for_audit=absolute(member.keep_for_audit),
+            record=absolute(member.record),
         )
         for name, member in job.parties.items()
     }

@@ -35,6 +35,7 @@ from treaty.runs.reading import (
     read_by_column,
     read_by_row,
 )
+from treaty.runs.records import recorded, write_record
 from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows, read_to_predict
 from treaty.runs.threads import predicting_cast
@@ -94,8 +95,9 @@ def train_party(
         tables, ahead = _opened(party, job, cast, ahead, resume=resume, phase=phase), None
         clock.aligned(tables.seconds)
         seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
-        with opened(cluster_of(job.parties[name])) as seat.shards:
+        with opened(cluster_of(job.parties[name])) as seat.shards, recorded(job, party) as seat.recording:
             result = job.system.train[cast.roles[name]](seat)
+        write_record(job, seat, getattr(result, "model_id", seat.model_id))
         part = result if cast.roles[name] in job.system.has_model else None
         _warn_of_no_split(job, name, part, tables)
         _stage(job, cast, party, part, tables, clock, seat.model_id)

@@ -149,7 +149,7 @@ class SlotTree:
     """One tree that grows on the sums of all slots: `split` for each level, then `finish`.
 
     `columns` are the tree's features, ascending; ``record(feature, left_bins) -> int`` writes a chosen split into the
-    lookup table.
+    lookup table. `note` is given each node that may be split and its opened sums, int64 (slots, 3).
     """
 
     def __init__(
@@ -160,9 +160,10 @@ class SlotTree:
         categorical: Flags,
         record: Callable[[int, Flags], int],
         threads: int = 1,
+        note: Callable[[int, Integers], None] | None = None,
     ) -> None:
         self._rules, self._cells, self._columns = rules, cells, columns
-        self._categorical, self._record, self._threads = categorical, record, threads
+        self._categorical, self._record, self._threads, self._note = categorical, record, threads, note
         self._growth: Growth | None = None
         self._slot_of = np.zeros(1, np.int64)  # of each node of the tree
         self._depth_of = np.zeros(1, np.int64)
@@ -188,6 +189,9 @@ class SlotTree:
         if growth.level is None or growth.level.depth != depth:
             return chosen
         slots = self._slot_of[growth.level.nodes]
+        if self._note is not None:
+            for node, of_node in zip(growth.level.nodes.tolist(), sums[slots], strict=True):
+                self._note(node, of_node)
         growth.level = replace(growth.level, totals=totals[slots])  # participants may have left since the last level
         found = scan(
             sums[slots], totals[slots], self._columns, self._cells.offsets, self._categorical, self._rules,

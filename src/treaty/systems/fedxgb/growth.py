@@ -18,6 +18,7 @@ from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
 from treaty.systems.fedxgb.paper.routing import PaperModel
 from treaty.systems.fedxgb.secpred.routing import HiddenModel
 from treaty.systems.fedxgb.sums.server import Crowd
+from treaty.systems.recording import Recording
 from treaty.trees.boosting import BoostingPlan
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees
@@ -60,6 +61,7 @@ class Growth:
     threads: int
     n_rounds: int
     void: int = 0  # rounds begun in vain
+    recording: Recording | None = None  # where the server's user wants to see what it opens
 
 
 def next_trees(crowd: Crowd, model: Model, part: ModelPart, bins: Bins, growth: Growth) -> list[Tree]:
@@ -95,14 +97,24 @@ def _grow(crowd: Crowd, model: Model, part: ModelPart, bins: Bins, growth: Growt
     def record(feature: int, left_bins: NDArray[np.bool_]) -> int:
         return record_split(part.splits, bins, feature, left_bins)
 
-    trees = [SlotTree(rules, cells, c, bins.schema.categorical, record, growth.threads) for c in columns]
+    opened: list[dict[int, NDArray[np.int64]]] = [{} for _ in columns]
+    trees = [
+        SlotTree(
+            rules, cells, c, bins.schema.categorical, record, growth.threads,
+            None if growth.recording is None else of_tree.__setitem__,
+        )
+        for c, of_tree in zip(columns, opened, strict=True)
+    ]  # fmt: skip
     depth = 0
     while depth < rules.max_depth and (growth.full_depth or any(tree.growing for tree in trees)):
         parts = _opened(crowd, [cells.length(1 << depth, c) for c in columns], root=depth == 0)
-        model.split([tree.split(opened, depth) for tree, opened in zip(trees, parts, strict=True)])
+        model.split([tree.split(sums, depth) for tree, sums in zip(trees, parts, strict=True)])
         depth += 1
     finished = [tree.finish(depth) for tree in trees]
     model.finish(np.stack([values for _, values in finished]))
+    if growth.recording is not None:
+        growth.recording.bins = bins
+        growth.recording.trees += [(sums, tree.left) for sums, (tree, _) in zip(opened, finished, strict=True)]
     return [tree for tree, _ in finished]
 
 

@@ -145,6 +145,7 @@ def server(seat: Seat) -> ModelPart:
         full_depth=options.hides_model,
         threads=threads,
         n_rounds=common.n_estimators,
+        recording=seat.recording,
     )
     if kept is not None:
         part, forest = kept.part, forest_of(kept)

@@ -1,0 +1,202 @@
+"""A party's record of a training for `treaty audit`: its own rows, all it sent and received, and the sums it opened.
+
+Kept where the party's own copy of a job asks for it, and sent to nobody. Whoever reads it learns what the party knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import Bins
+from treaty.data.table import Schema, Table
+from treaty.files import Format, read_file, write_file
+from treaty.messaging.memory import memory_channels
+from treaty.messaging.party import Party
+from treaty.messaging.transcript import Entry, Transcript
+from treaty.privacy.exact_sums import OpenedNode
+from treaty.runs.job import Job, decoded_job
+from treaty.runs.threads import Recorded
+from treaty.systems.recording import Recording
+from treaty.systems.system import LabelledRows, Seat
+
+logger = logging.getLogger(__name__)
+
+FORMAT = Format("training-record", 1)
+
+_Categories = list[list[Any] | None]
+
+
+class _Table(msgspec.Struct):
+    names: list[str]
+    categories: _Categories
+    n_rows: int
+    columns: list[NDArray[np.float32]]
+
+
+class _Message(msgspec.Struct):
+    direction: Literal["sent", "received"]
+    peer: str
+    step: str
+    round: int
+    nbytes: int
+    seconds: float
+    content: bytes
+
+
+class _Node(msgspec.Struct):
+    tree: Annotated[int, msgspec.Meta(ge=0)]
+    rows: NDArray[np.int32]
+    sums: NDArray[np.int64]
+
+
+class _Tree(msgspec.Struct):
+    nodes: list[int]
+    sums: list[NDArray[np.int64]]
+    left: NDArray[np.int32]
+
+
+class _Bins(msgspec.Struct):
+    names: list[str]
+    categories: _Categories
+    n_bins: NDArray[np.int32]
+    cuts: list[NDArray[np.float32] | None]
+    category_bins: list[NDArray[np.int16] | None]
+    has_other: list[bool]
+
+
+class _Record(msgspec.Struct):
+    party: str
+    model_id: str
+    job: bytes
+    classes: list[Any] | None
+    table: _Table | None
+    y: NDArray[np.float64]
+    messages: list[_Message]
+    gradients: list[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of the trees whose nodes were opened
+    nodes: dict[str, list[_Node]]
+    offsets: dict[str, NDArray[np.int32]]
+    trees: list[_Tree]
+    bins: _Bins | None
+
+
+@contextmanager
+def recorded(job: Job, party: Party) -> Iterator[Recording | None]:
+    """Record a training while it goes on, where the party's own copy of the job asks for it; give where to note sums.
+
+    Messages are recorded from here on, until they take more than the party's `record_megabytes`: from then on nothing
+    is, and no file is written.
+    """
+    member = job.parties[party.name]
+    if member.record is None:
+        yield None
+        return
+    party.transcript.keep_contents(int(member.record_megabytes * 1e6))
+    yield Recording()
+
+
+def write_record(job: Job, seat: Seat, model_id: str) -> Path | None:
+    """Write a finished training's record; return its file, or None, with a warning, where it would be too large."""
+    member, name = job.parties[seat.party.name], seat.party.name
+    if seat.recording is None or member.record is None:
+        return None
+    if not seat.party.transcript.record_content:
+        logger.warning(
+            "%s: its record is not written: messages took more than record_megabytes, %g MB", name,
+            member.record_megabytes,
+        )  # fmt: skip
+        return None
+    path = Path(member.record) / f"{name}.record"
+    write_file(path, _packed(job, seat, seat.recording, model_id), FORMAT, name)
+    return path
+
+
+def read_record(path: Path) -> Recorded:
+    """Read what `write_record` wrote.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, or it is damaged, something else, or of another version.
+    """
+    record = read_file(path, _Record, FORMAT)
+    job, name = decoded_job(record.job), record.party
+    transcript = Transcript(name, record_content=True)
+    transcript.restore(
+        Entry(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content) for of in record.messages
+    )
+    cast, (own, common) = job.cast(), job.settings()
+    data = None
+    if record.table is not None:
+        table = Table(_schema(record.table), record.table.columns, record.table.n_rows)
+        data = LabelledRows(table, record.y)
+    peers = [other for other in cast.roles if other != name]
+    seat = Seat(
+        party=Party(name, job.name, job.system.name, memory_channels([name, *peers])[name], peers, transcript),
+        options=own, common=common, cast=cast, data=data, classes=record.classes, n_classes=job.classes,
+        model_id=record.model_id,
+    )  # fmt: skip
+    return Recorded(seat, transcript, _opened(record), None)
+
+
+def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Record:
+    gradients: list[tuple[Any, Any]] = []
+    known: dict[int, int] = {}
+    nodes: dict[str, list[_Node]] = {}
+    for owner, opened in recording.nodes.items():
+        nodes[owner] = []
+        for node in opened:
+            if id(node.grad) not in known:
+                known[id(node.grad)] = len(gradients)
+                gradients.append((node.grad, node.hess))
+            nodes[owner].append(_Node(known[id(node.grad)], node.rows, node.sums.ravel()))
+    data, bins = seat.data, recording.bins
+    return _Record(
+        party=seat.party.name, model_id=model_id, job=job.encoded(), classes=seat.classes,
+        table=None if data is None else _Table(*_fields(data.table.schema), data.table.n_rows, data.table.columns),
+        y=np.zeros(0) if data is None else data.y,
+        messages=[
+            _Message(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content)
+            for of in seat.party.transcript.entries
+            if of.content is not None
+        ],
+        gradients=gradients, nodes=nodes, offsets=recording.offsets,
+        trees=[
+            _Tree(list(asked), [sums.ravel() for sums in asked.values()], left) for asked, left in recording.trees
+        ],
+        bins=None if bins is None else _Bins(
+            *_fields(bins.schema), bins.n_bins, list(bins.cuts), list(bins.category_bins), list(bins.has_other)
+        ),
+    )  # fmt: skip
+
+
+def _opened(record: _Record) -> Recording:
+    recording = Recording(offsets=dict(record.offsets))
+    for owner, nodes in record.nodes.items():
+        recording.nodes[owner] = [
+            OpenedNode(node.rows, *record.gradients[node.tree], node.sums.reshape(-1, 3)) for node in nodes
+        ]
+    recording.trees = [
+        ({node: sums.reshape(-1, 3) for node, sums in zip(tree.nodes, tree.sums, strict=True)}, tree.left)
+        for tree in record.trees
+    ]
+    if (bins := record.bins) is not None:
+        recording.bins = Bins(
+            _schema(bins), tuple(bins.cuts), tuple(bins.category_bins), tuple(bins.has_other), bins.n_bins
+        )
+    return recording
+
+
+def _fields(schema: Schema) -> tuple[list[str], _Categories]:
+    return list(schema.names), [None if of is None else list(of) for of in schema.categories]
+
+
+def _schema(fields: _Table | _Bins) -> Schema:
+    return Schema(tuple(fields.names), tuple(None if of is None else tuple(of) for of in fields.categories))
