@@ -15,6 +15,7 @@ from treaty.attacks import (
     leaf_purity,
     noisy_buckets,
     noisy_gradients,
+    repeated_ciphertexts,
     row_sets,
 )
 from treaty.attacks.views import Finding, Truth, View
@@ -24,7 +25,16 @@ Attack = Callable[[View, Truth], Iterator[Finding]]
 
 ATTACKS: tuple[Attack, ...] = tuple(
     module.attack
-    for module in (row_sets, noisy_gradients, exact_sums, noisy_buckets, histograms, communities, leaf_purity)
+    for module in (
+        row_sets,
+        noisy_gradients,
+        exact_sums,
+        noisy_buckets,
+        histograms,
+        communities,
+        leaf_purity,
+        repeated_ciphertexts,
+    )
 )
 """Each is given the view of one party, and yields nothing where it does not apply."""
 
