@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -335,19 +335,29 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
             console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
         if getattr(part, "spent", ""):
             console.print(f"noise of {party}: {part.spent}", soft_wrap=True)
-    aligning = disclosures(scenario.aligned[0], scenario.aligned[1:]) if scenario.aligned else {}
     console.print("\n[bold]What each party learned[/bold]")
-    for party, facts in model.disclosures_.items():
-        for fact in [*aligning.get(party, []), *facts]:
+    for party, facts in _learned(scenario).items():
+        for fact in facts:
             console.print(f"  {party:<12} {fact}", soft_wrap=True)
 
 
 def _write_report(path: Path, scenario: Scenario, system: System) -> None:
     """Write a report with the held-back rows, beside the model of the pooled table, which `_scores` has trained."""
-    model, pooled = scenario.model, None if system.split == "none" else scenario.pooled
+    from treaty.estimators.reporting import contents_of
+    from treaty.report.page import write_page
+
+    model, test = scenario.model, scenario.test
+    pooled = None if system.split == "none" else scenario.pooled
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
-        model.report(path, scenario.rows_of(scenario.test), scenario.y[scenario.test], pooled=pooled)
+        contents = contents_of(model, scenario.rows_of(test), scenario.y[test], pooled, (), None)
+    write_page(path, replace(contents, learned=_learned(scenario)))
+
+
+def _learned(scenario: Scenario) -> dict[str, list[str]]:
+    """Return what each party, or role, learned, by aligning rows and by training."""
+    aligning = disclosures(scenario.aligned[0], scenario.aligned[1:]) if scenario.aligned else {}
+    return {party: [*aligning.get(party, []), *facts] for party, facts in scenario.model.disclosures_.items()}
 
 
 def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Grid:

@@ -154,7 +154,7 @@ def _curves(model: Any, pooled: Any, X: Any, labels: NDArray[Any] | None) -> Ite
             continue
         for name, of in getattr(each, "evals_result_", {}).items():
             for metric, values in of.items():
-                yield Curve(name, metric, values, is_pooled)
+                yield Curve(name, metric if each._model == "trees" else f"{metric} loss", values, is_pooled)
         if getattr(model, "evals_result_", {}) or each._model != "trees" or labels is None:
             continue
         if not each._settings(random_state=None)[1].hides_decisions:

@@ -19,7 +19,7 @@ _STYLE = """
 --s5:#f08ab0;--s6:#8e99a8}}
 nav{display:flex;flex-wrap:wrap;gap:.1rem .9rem;margin:.8rem 0;font-size:.875rem}
 section{scroll-margin-top:1rem;min-width:0}
-@media(min-width:52rem){main{display:grid;grid-template-columns:1fr 1fr;gap:0 1.2rem}
+@media screen and (min-width:52rem){main{display:grid;grid-template-columns:1fr 1fr;gap:0 1.2rem}
 section,main>article{grid-column:span 2}section.half{grid-column:span 1}}
 figure+figure{margin-top:.8rem}
 figure{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.6rem;margin:0}
@@ -41,8 +41,11 @@ dl{columns:20rem;column-gap:2.4rem;margin:0;font-size:.9rem}
 dl div{display:flex;gap:1rem;justify-content:space-between;break-inside:avoid}
 dt{color:var(--dim)}
 dd{margin:0;text-align:right}
+@media screen and (max-width:30rem){table{font-size:.82rem}th,td{padding-left:.5rem}th:first-child{min-width:5rem}
+td:last-child:not(.number){min-width:3rem}}
 @media print{body{max-width:none;padding:0;background:none;font-size:10pt}nav{display:none}
-figure,article,tr{break-inside:avoid}h2{break-after:avoid}svg{max-width:12cm}
+figure,article,tr,section.half{break-inside:avoid}h2{break-after:avoid;margin-top:1rem}
+section.half{display:inline-block;width:49%;margin-right:.5%;vertical-align:top}
 figure,.wide,article{border-color:#bbb;background:none}}
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
