@@ -48,9 +48,9 @@ def test_named_rows_are_never_wrong():
     codes, offsets = truth.codes("shop")
     view = views["bank"]
     entries = [entry for entry in view.recorded.transcript.entries if entry.peer == "shop"]
-    cipher = repeated_ciphertexts.cipher_of(view, entries)
+    cipher = repeated_ciphertexts.keyed_cipher(view, entries)
     nodes, named = view.recorded.recording.nodes["shop"], 0
-    for bins, rows in repeated_ciphertexts.recognised(entries, nodes, *cipher):
+    for bins, rows in repeated_ciphertexts.recognised(entries, nodes, cipher):
         for one, found in zip(bins, rows, strict=True):
             if found is not None:
                 named += len(found)

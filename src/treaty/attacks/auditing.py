@@ -9,6 +9,7 @@ from typing import Any
 from sklearn.base import clone
 
 from treaty.attacks import (
+    ciphertexts,
     communities,
     exact_sums,
     histograms,
@@ -34,6 +35,7 @@ ATTACKS: tuple[Attack, ...] = tuple(
         communities,
         leaf_purity,
         repeated_ciphertexts,
+        ciphertexts,
     )
 )
 """Each is given the view of one party, and yields nothing where it does not apply."""

@@ -20,9 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
+from typing import Any
 
 import gmpy2
 import numpy as np
+from numpy.typing import NDArray
 
 from treaty.attacks.views import Finding, Truth, View
 from treaty.compute import Int32s, Integers
@@ -58,6 +60,20 @@ class Bin:
     candidates: list[Rows] | None
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedCipher:
+    """What is public of a cipher with a key: how sums are packed, its modulus, and the inverse of R modulo that."""
+
+    packing: Packing
+    modulus: int
+    from_montgomery: gmpy2.mpz
+
+    def numbers(self, sent: NDArray[Any]) -> Numbers:
+        """Return ciphertexts as they are sent, Montgomery forms in bytes or words (rows, ...), as plain numbers."""
+        packed = np.ascontiguousarray(sent).view(np.uint64)
+        return [gmpy2.mpz(value) * self.from_montgomery % self.modulus for value in from_words(packed)]
+
+
 def attack(view: View, truth: Truth) -> Iterator[Finding]:
     """Name the rows of bins of one row, at an active party of sums under a cipher with keys."""
     if not view.is_active:
@@ -65,13 +81,13 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
     for owner in [name for name in truth.owners if name != view.party]:
         nodes = view.recorded.recording.nodes.get(owner, [])
         entries = [entry for entry in view.recorded.transcript.entries if entry.peer == owner]
-        cipher = cipher_of(view, entries)
+        cipher = keyed_cipher(view, entries)
         if cipher is None or not nodes:
             continue
         codes, offsets = truth.codes(owner)
         slots = codes + offsets[:-1]
         single, named, guessed = 0, 0.0, 0.0
-        for bins, rows in islice(recognised(entries, nodes, *cipher), MOST_CIPHERTEXTS):
+        for bins, rows in islice(recognised(entries, nodes, cipher), MOST_CIPHERTEXTS):
             for one, found in zip(bins, rows, strict=True):
                 if one.count != 1 or not one.candidates:
                     continue
@@ -85,39 +101,38 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def cipher_of(view: View, entries: Sequence[Entry]) -> tuple[Packing, int, int] | None:
-    """Return how sums are packed, the modulus and what Montgomery forms are multiplied by; None under other ciphers."""
+def keyed_cipher(view: View, entries: Sequence[Entry]) -> KeyedCipher | None:
+    """Return the cipher of a party's messages; None where it has no key, or a ciphertext for each row and node."""
     setups = [content_of(entry, Setup) for entry in entries if entry.step == Setup.__name__]
     if not setups or setups[0].encryption not in ("ou", "paillier") or view.seat.options.ciphers.blind:
         return None
     numbers, stated = unpack(setups[0].payload, view.party, "Setup")
     kind = okamoto_uchiyama.PublicKey if setups[0].encryption == "ou" else paillier.PublicKey
     key = kind.from_payload([numbers, stated[3:]], view.seat.options.ciphers.insecure_test_key_bits)
-    return Packing(SumsBounds(*stated[:3].tolist()), key.plaintext_bits), key.modulus.value, key.modulus.radix
+    return KeyedCipher(
+        Packing(SumsBounds(*stated[:3].tolist()), key.plaintext_bits),
+        key.modulus.value,
+        gmpy2.invert(key.modulus.radix, key.modulus.value),
+    )
 
 
 def recognised(
-    entries: Sequence[Entry], nodes: Sequence[OpenedNode], packing: Packing, modulus: int, radix: int
+    entries: Sequence[Entry], nodes: Sequence[OpenedNode], cipher: KeyedCipher
 ) -> Iterator[tuple[list[Bin], list[Rows | None]]]:
     """Yield the bins of each ciphertext that came back from a peer, and the rows of each, or None where not known.
 
     `entries` are the active party's messages with the peer, `nodes` what it opened of its answers.
     """
-    back = gmpy2.invert(radix, modulus)
     opened, sent, sample = iter(nodes), Numbers(), np.empty(0, np.int32)
     asked: list[Int32s] = []
-
-    def numbers(words: np.ndarray[tuple[int, int], np.dtype[np.uint64]]) -> Numbers:
-        return [gmpy2.mpz(value) * back % modulus for value in from_words(words)]
-
     for entry in entries:
         match entry.step:
             case "TreeStart":
                 start = content_of(entry, TreeStart)
-                sent = numbers(unpack(start.payload, entry.peer, entry.step)[0].view(np.uint64))
+                sent = cipher.numbers(unpack(start.payload, entry.peer, entry.step)[0])
                 sample = np.empty(0, np.int32) if start.rows is None else np.frombuffer(start.rows.data, np.int32)
             case "TreeRows":
-                sent += numbers(unpack(content_of(entry, TreeRows).payload, entry.peer, entry.step)[0].view(np.uint64))
+                sent += cipher.numbers(unpack(content_of(entry, TreeRows).payload, entry.peer, entry.step)[0])
             case "SumsPiece":
                 return  # of tables of tens of millions of rows
             case "SumsRequest":
@@ -131,10 +146,10 @@ def recognised(
                     for positions, bits in zip(members, np.unpackbits(there, axis=1, bitorder="little"), strict=True)
                     for one in bins_of(positions, np.flatnonzero(bits), sample, opened)
                 ]
-                starts = packing.group_starts(len(bins)).tolist()
-                for value, first, stop in zip(numbers(answer), starts, starts[1:], strict=False):
+                starts = cipher.packing.group_starts(len(bins)).tolist()
+                for value, first, stop in zip(cipher.numbers(answer), starts, starts[1:], strict=False):
                     group = bins[first:stop]
-                    yield group, rows_of(value, group, sent, packing.sum_bits, modulus, sample)
+                    yield group, rows_of(value, group, sent, cipher, sample)
 
 
 def bins_of(
@@ -166,12 +181,13 @@ def candidates(rows: Int32s, grad: Integers, hess: Integers, sums: Integers) -> 
 
 
 def rows_of(
-    answer: gmpy2.mpz, group: Sequence[Bin], sent: Numbers, bits: int, modulus: int, sample: Int32s
+    answer: gmpy2.mpz, group: Sequence[Bin], sent: Numbers, cipher: KeyedCipher, sample: Int32s
 ) -> list[Rows | None]:
     """Return the rows of each bin of a ciphertext where just one combination of candidates gives it.
 
     The first bin is the highest: bin j of k is raised to 2^(bits (k - 1 - j)). Met in the middle.
     """
+    bits, modulus = cipher.packing.sum_bits, cipher.modulus
     half, nothing = len(group) // 2, list[Rows | None]([None] * len(group))
     if any(not one.candidates for one in group):
         return nothing
