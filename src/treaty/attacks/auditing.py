@@ -14,6 +14,7 @@ from treaty.attacks import (
     exact_sums,
     histograms,
     leaf_purity,
+    matrix_products,
     noisy_buckets,
     noisy_gradients,
     repeated_ciphertexts,
@@ -36,6 +37,7 @@ ATTACKS: tuple[Attack, ...] = tuple(
         leaf_purity,
         repeated_ciphertexts,
         ciphertexts,
+        matrix_products,
     )
 )
 """Each is given the view of one party, and yields nothing where it does not apply."""
