@@ -15,7 +15,7 @@ PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_proces
     tests/test_files.py tests/test_database.py tests/test_packaging.py tests/test_readme.py \
     tests/report/test_page.py
 
-.PHONY: demo test test-slow test-all test-lowest test-part lint type docs bench clean
+.PHONY: demo test test-slow test-all test-lowest test-newest package test-part lint type docs bench clean
 
 # Python files are compiled on all cores, and those of the libraries' own tests not at all: pip takes twice as long.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
@@ -44,6 +44,16 @@ test-all: $(STAMP)
 # newest numba's, which would compile them all again.
 test-lowest:
 	$(MAKE) test-part VENV=$(LOWEST) CONSTRAINTS=constraints-lowest.txt GROUP=test NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/kernels
+
+# The newest versions that there are, whatever constraints.txt says: before these are raised, and before a release.
+test-newest:
+	$(MAKE) test-part VENV=.venv-newest CONSTRAINTS=/dev/null GROUP=test NUMBA_CACHE_DIR=$(CURDIR)/.venv-newest/kernels
+
+# The wheel and the source distribution, installed and tried without the checkout; EXTRAS=--extras: and each extra apart.
+package: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tests/try_package.py dist $(EXTRAS)
 
 # Another Python: make test-part PYTHON=python3.13 VENV=.venv-3.13 GROUP=test
 test-part: $(STAMP)
