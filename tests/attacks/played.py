@@ -40,7 +40,7 @@ def views_of(model: Any, X: Any, y: Any) -> tuple[dict[str, View], Truth]:
     """Train a copy of a model; return what each party saw, and what attacks are after."""
     copy = clone(model)
     copy._recorded = {}
-    copy.fit(X, y)
+    copy.fit(*((X,) if y is None else (X, y)))
     views = {name: View(of) for name, of in copy._recorded.items()}
     return views, Truth(views, by_row=copy._chosen()[0].split == "rows")
 

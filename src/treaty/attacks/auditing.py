@@ -14,6 +14,7 @@ from treaty.attacks import (
     exact_sums,
     histograms,
     leaf_purity,
+    masks,
     matrix_products,
     noisy_buckets,
     noisy_gradients,
@@ -38,6 +39,7 @@ ATTACKS: tuple[Attack, ...] = tuple(
         repeated_ciphertexts,
         ciphertexts,
         matrix_products,
+        masks,
     )
 )
 """Each is given the view of one party, and yields nothing where it does not apply."""

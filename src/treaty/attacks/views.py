@@ -54,18 +54,21 @@ class View:
 
 
 class Truth:
-    """What attacks are after: the labels, and every party's columns.
+    """What attacks are after: the labels, every party's columns, and the vectors that it gave to masked sums (`given`).
 
     `views` are those of all parties with rows; with `by_row` each has rows of its own, which count one after the other.
+    `targets` (n_rows,) are the true class numbers, or numbers, where the active party trains on randomised ones.
     """
 
-    def __init__(self, views: Mapping[str, View], *, by_row: bool) -> None:
+    def __init__(self, views: Mapping[str, View], *, by_row: bool, targets: Floats | None = None) -> None:
+        self._targets = targets
         self._data = {name: view.seat.data for name, view in views.items() if view.seat.data is not None}
         self._data = {name: data for name, data in self._data.items() if data.table.n_rows}
         seat = next(iter(views.values())).seat
         self._active, self._max_bin = seat.cast.active, seat.common.max_bin if hasattr(seat.common, "max_bin") else 256
         self._classes = next((view.seat.classes for view in views.values() if view.seat.classes is not None), None)
         self.by_row = by_row
+        self.given = {name: view.recorded.recording.given for name, view in views.items()}
 
     @property
     def owners(self) -> list[str]:
@@ -75,6 +78,8 @@ class Truth:
     @cached_property
     def targets(self) -> Floats:
         """Class numbers, or numbers, float64 (n_rows,)."""
+        if self._targets is not None:
+            return self._targets
         return np.concatenate([data.y for data in self._data.values()]) if self.by_row else self._data[self._active].y
 
     @cached_property

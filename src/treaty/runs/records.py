@@ -85,6 +85,7 @@ class _Record(msgspec.Struct):
     offsets: dict[str, NDArray[np.int32]]
     trees: list[_Tree]
     bins: _Bins | None
+    given: list[NDArray[np.int64]]
 
 
 @contextmanager
@@ -174,11 +175,12 @@ def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Recor
         bins=None if bins is None else _Bins(
             *_fields(bins.schema), bins.n_bins, list(bins.cuts), list(bins.category_bins), list(bins.has_other)
         ),
+        given=recording.given,
     )  # fmt: skip
 
 
 def _opened(record: _Record) -> Recording:
-    recording = Recording(offsets=dict(record.offsets))
+    recording = Recording(offsets=dict(record.offsets), given=record.given)
     for owner, nodes in record.nodes.items():
         recording.nodes[owner] = [
             OpenedNode(node.rows, *record.gradients[node.tree], node.sums.reshape(-1, 3)) for node in nodes

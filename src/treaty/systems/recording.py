@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from treaty.compute import Int32s, Integers
 from treaty.data.binning import Bins
 from treaty.privacy.exact_sums import OpenedNode
@@ -23,9 +25,16 @@ class Recording:
         At the leader of tables split by row, of each tree: the opened sums by node, and each node's left child.
     bins : Bins or None
         Those of the columns there.
+    given : list of int64 (n,)
+        At a party that contributes to sums under masks: its vectors without the masks, in the order it gave them.
     """
 
     nodes: dict[str, list[OpenedNode]] = field(default_factory=dict)
     offsets: dict[str, Int32s] = field(default_factory=dict)
     trees: list[tuple[dict[int, Integers], Int32s]] = field(default_factory=list)
     bins: Bins | None = None
+    given: list[Integers] = field(default_factory=list)
+
+    def note_given(self, values: Integers) -> None:
+        """Note a vector that is about to be masked."""
+        self.given.append(values.astype(np.int64))

@@ -314,6 +314,7 @@ def _join(seat: Seat) -> tuple[LabelledRows, Membership, _ModelSetup, KeptBins |
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
     kept = agreed_bins(seat, own_bins, message) if message.bins and message.rounds is None else None
     sums = join(party, lead, members, seat.vouching, _told_first(seat, message), _sum_rules(seat.options))
+    sums.note = None if seat.recording is None else seat.recording.note_given
     return rows, sums, _set_up(seat, message), kept
 
 

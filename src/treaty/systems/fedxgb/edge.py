@@ -194,6 +194,8 @@ def _domain(
 def _open_sum(seat: Seat, domain: DomainSums, told: Sum, membership: Membership | None) -> None:
     """Open the domain's next sum and give it to the server, under masks that edge servers share."""
     opened, remaining, attempt = domain.total(told.number, told.length)
+    if seat.recording is not None:
+        seat.recording.note_given(opened)
     if membership is None:  # the paper's edge servers have no masks among them
         seat.party.send(seat.cast.active, MaskedInput(Array.of(opened.view(np.uint64))))
     else:

@@ -94,7 +94,7 @@ def user(seat: Seat) -> NDArray[np.float64]:
     labels = OwnLabels(seat, rows, task.classes, edge)
     sums = sums_as(party, edge, credentials, credentials.seed_with(seat.cast.active, task.server), seat.absence)
     sums.heard.hear(task)
-    instructions = _Instructions(party, edge, sums, Order(user_order(options), "begun"))
+    instructions = _Instructions(seat, edge, sums, Order(user_order(options), "begun"))
     agreed = _answer_search(instructions, rows, labels, common.max_bin, seat.phase)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
@@ -122,9 +122,10 @@ class _Instructions:
     vector: Callable[[], NDArray[np.int64]]
     """Returns this user's part of the next sum, int64 (length,); the same again when the sum is repeated."""
 
-    def __init__(self, party: Party, edge: str, sums: UserSums, order: Order) -> None:
+    def __init__(self, seat: Seat, edge: str, sums: UserSums, order: Order) -> None:
         self.edge = edge
-        self._party, self._sums = party, sums
+        self._party, self._sums = seat.party, sums
+        self._note = None if seat.recording is None else seat.recording.note_given
         self._order, self._limit = order, SumLimit(edge)
         self._chosen = False  # for the tree that grows, or the search
         self._at_start = sums.heard.digest
@@ -167,7 +168,10 @@ class _Instructions:
     def _give(self, call: Call) -> Message | None:
         """Contribute to a sum; return the message that came in place of the sum's next step, if one did."""
         try:
-            return self._sums.give(call, self.vector(), *self._order.allowed)
+            values = self.vector()
+            if self._note is not None:
+                self._note(values)
+            return self._sums.give(call, values, *self._order.allowed)
         except CryptoError as error:  # another user may have caused it: miss no more than this tree
             logger.warning("%s takes no part in this tree: %s", self._party.name, error)
             self._sums.withdraw()

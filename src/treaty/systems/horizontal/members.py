@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -242,10 +242,14 @@ class _SignedContribution:
 
 
 class Membership:
-    """A member's end of sums that another party collects: `join` makes it."""
+    """A member's end of sums that another party collects: `join` makes it.
+
+    `note` is called with each vector before it is masked, where its user has asked for a record.
+    """
 
     def __init__(self, party: Party, collector: str, member: Member) -> None:
         self.member = member
+        self.note: Callable[[Integers], None] | None = None
         self._party, self._collector = party, collector
 
     def hear(self, message: Message) -> None:
@@ -267,15 +271,21 @@ class Membership:
         """
         party, collector = self._party, self._collector
         if not self.member.rules.recover:
+            self._noted(values)
             party.send(collector, MaskedInput(Array.of(self.member.masked(values))))
             return
         for attempt in range(ATTEMPTS):
             mine = self.member.participant(len(values), attempt)
+            self._noted(values)
             contribution = _SignedContribution(self.member, mine, values, collector)
             void = contribute(party, collector, mine, contribution, SurvivorSignatures, SumVoid)
             if void is None and isinstance(party.receive(collector, OpenedSum, SumVoid), OpenedSum):
                 return
         raise RoundVoid(f"{self.member.name} took part in {ATTEMPTS} attempts at a sum, and all were void")
+
+    def _noted(self, values: Integers) -> None:
+        if self.note is not None:
+            self.note(values)
 
 
 def join(
