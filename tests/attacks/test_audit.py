@@ -67,6 +67,13 @@ def test_noisy_gradients_tell_labels_as_far_as_noise_lets_them() -> None:
     assert not found(FedXGBoostLDP(epsilon=0.05), attack, breast_cancer()).finds
 
 
+def test_scores_are_about_true_labels_where_the_party_that_has_them_randomised_them() -> None:
+    attack = "first noisy gradients"  # which are the randomised labels' own, without noise
+    told = found(FedXGBoostLDP(mechanism="label_rr", epsilon=1.0), attack, breast_cancer())
+    kept = np.e / (1.0 + np.e)  # of labels, the mechanism keeps as many
+    assert abs(told.score - kept) < 0.05
+
+
 def test_buckets_are_as_secret_as_their_noise() -> None:
     attack = "noisy buckets as they are"
     tables, y = breast_cancer()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from sklearn.base import clone
 
 from treaty.attacks import (
@@ -22,6 +23,7 @@ from treaty.attacks import (
     row_sets,
 )
 from treaty.attacks.views import Finding, Truth, View
+from treaty.compute import Floats
 from treaty.errors import ConfigError
 
 Attack = Callable[[View, Truth], Iterator[Finding]]
@@ -95,11 +97,20 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit
     if not recorded:
         raise ConfigError(f"protocol {copy.protocol!r} sends nothing that could be attacked: name another")
     views = {name: View(of) for name, of in recorded.items()}
-    return Audit(copy, findings(views, by_row=next(iter(views.values())).by_row))
+    by_row = next(iter(views.values())).by_row
+    return Audit(copy, findings(views, by_row=by_row, targets=None if by_row else _true_labels(views, y)))
 
 
-def findings(views: Mapping[str, View], *, by_row: bool) -> list[Finding]:
-    """Try every attack on every party's view; most successful first."""
-    truth = Truth(views, by_row=by_row)
+def _true_labels(views: Mapping[str, View], y: Any) -> Floats | None:
+    """Return labels as they were before they were randomised, if they were: class numbers (n_rows,); else None."""
+    seat = next(view.seat for view in views.values() if view.is_active)
+    if seat.options.label_epsilon is None or seat.classes is None:
+        return None
+    return np.searchsorted(np.asarray(seat.classes), np.asarray(y)).astype(np.float64)
+
+
+def findings(views: Mapping[str, View], *, by_row: bool, targets: Floats | None = None) -> list[Finding]:
+    """Try every attack on every party's view; most successful first. Arguments are those of `Truth`."""
+    truth = Truth(views, by_row=by_row, targets=targets)
     found = [finding for view in views.values() for attack in ATTACKS for finding in attack(view, truth)]
     return sorted(found, key=lambda finding: finding.baseline - finding.score)
