@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from treaty.estimators.glm import LinearRegression, PoissonRegressor
     from treaty.estimators.linear import LogisticRegression
     from treaty.estimators.trees import GBDTClassifier, GBDTRanker, GBDTRegressor, load
+    from treaty.runs.disclosed import disclosures
     from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
     from treaty.systems.federboost_vertical.options import FederBoostVertical
     from treaty.systems.fedxgb.options import FedXGB
@@ -58,6 +59,7 @@ __all__ = [
     "SecureBoost",
     "TreatyError",
     "align",
+    "disclosures",
     "load",
     "open_table",
     "read_table",
@@ -66,6 +68,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "align": "treaty.estimators.align",
+    "disclosures": "treaty.runs.disclosed",
     "GBDTClassifier": "treaty.estimators.trees",
     "GBDTRanker": "treaty.estimators.trees",
     "GBDTRegressor": "treaty.estimators.trees",

@@ -25,6 +25,7 @@ from treaty.models.checkpoints import Keeper
 from treaty.systems.expected import Expected, Shape, not_expected
 from treaty.systems.options import SystemOptions, Term, given, public_terms
 from treaty.systems.recording import Recording
+from treaty.systems.told import Lines, Played
 
 if TYPE_CHECKING:
     from treaty.messaging.party import Party
@@ -316,6 +317,8 @@ class Service:
         ``links(cast, options) -> {name: peers}``. Owners of rows need not come, and may be lost.
     disclosures : callable
         ``disclosures(cast, options) -> {role: [sentence, ...]}``: what each role learns.
+    told : tuple of Told
+        What each message tells whom.
     refused : callable
         ``refused(options) -> text``: why there is no such prediction under these options; empty where there is.
     """
@@ -324,6 +327,7 @@ class Service:
     cast: Callable[[Mapping[str, Place], str, Any], Cast]
     links: Callable[[Cast, Any], dict[str, list[str]]]
     disclosures: Callable[[Cast, Any], dict[str, list[str]]]
+    told: Lines = ()
     refused: Callable[[Any], str] = lambda options: ""
 
     def may_be_absent(self, cast: Cast, options: Any) -> list[str]:
@@ -362,6 +366,8 @@ class System:
     disclosures : callable
         ``disclosures(cast, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, learns beyond
         its own data; `part` is the part of the model at hand, None before training and at parties without one.
+    told : mapping of str to tuple of Told
+        What each message tells whom, of what is played: "train", "predict", "explain" and "online".
     predict, explain : mapping of str to Program
         Prediction and contributions by role, where owners have to work together for them.
     online : mapping of str to Program
@@ -418,6 +424,7 @@ class System:
     cast: Callable[[Mapping[str, Place], str, Any], Cast]
     disclosures: Callable[[Cast, Any, Any, Any], dict[str, list[str]]]
     has_model: frozenset[str]
+    told: Mapping[Played, Lines] = field(default_factory=dict)
     until_kept: frozenset[str] = frozenset()
     lossless: bool = False
     on_clusters: Callable[[Any], frozenset[str]] = no_clusters

@@ -1,14 +1,8 @@
 """A system as somebody else would add it: boosting on other parties' bins in the clear.
 
-Everything a system needs is in this file: a class of options, a program for each role, what each role learns, and the
-record that names them. Predictions ask owners for the side of rows at their splits, as those of other systems do.
-
-================  ===========  ===========================================  ==========
-message           from -> to   content                                      protection
-================  ===========  ===========================================  ==========
-`ToyBins`         passive ->   bin of every value, in the clear             TLS
-`ToySplits`       active ->    of each split of its columns: column, bins   TLS
-================  ===========  ===========================================  ==========
+Everything a system needs is in this file: a class of options, a program for each role, what each role learns and each
+message tells, and the record that names them. Predictions ask owners for the side of rows at their splits, as those of
+other systems do.
 """
 
 from __future__ import annotations
@@ -30,7 +24,9 @@ from treaty.systems.options import AtLeastOne, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import begin, own_columns
 from treaty.systems.system import Cast, Place, Seat, System
+from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Told, lines
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.told import PREDICT
 from treaty.trees.boosting import boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -148,6 +144,11 @@ def disclosures(cast: Cast, options: Toy, common: BoostingOptions, part: Any) ->
     return {name: ["every bin" if name == cast.active else "its own splits"] for name in cast.owners}
 
 
+BINS_AND_SPLITS = lines(
+    Told(ToyBins, PASSIVE, ACTIVE, "every row's bin of every column", "exact", guard="most_columns"),
+    Told(ToySplits, ACTIVE, PASSIVE, "which of its own columns and bins were chosen", "exact"),
+)
+
 SYSTEM = System(
     name="toy",
     options=Toy,
@@ -156,6 +157,10 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     cast=cast,
     disclosures=disclosures,
+    told={
+        "train": lines(AGREEMENT, BINS_AND_SPLITS, reference="docs/jobs.md, A system of your own"),
+        "predict": PREDICT,
+    },
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict_active, "passive": predict_passive},
 )

@@ -9,6 +9,7 @@ from treaty.systems.federboost_horizontal.disclosures import disclosures
 from treaty.systems.federboost_horizontal.expected import expected
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.roles import check_members, leader, member
+from treaty.systems.federboost_horizontal.told import TOLD
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Place, System
 
@@ -48,6 +49,7 @@ SYSTEM = System(
     train={"leader": leader, "member": member},
     cast=cast,
     disclosures=disclosures,
+    told=TOLD,
     expected=expected,
     on_clusters=lambda options: frozenset({"leader", "member"}),
     has_model=frozenset({"leader", "member"}),

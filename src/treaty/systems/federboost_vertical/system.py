@@ -6,6 +6,7 @@ from treaty.systems.federboost_vertical.disclosures import disclosures
 from treaty.systems.federboost_vertical.expected import expected
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.federboost_vertical.roles import active, passive
+from treaty.systems.federboost_vertical.told import TOLD
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import System
 from treaty.systems.vertical.cast import cast_by_column
@@ -21,6 +22,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     cast=cast_by_column,
     disclosures=disclosures,
+    told=TOLD,
     expected=expected,
     on_clusters=lambda options: frozenset({"active"}),
     has_model=frozenset({"active", "passive"}),

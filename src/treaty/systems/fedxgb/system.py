@@ -10,6 +10,7 @@ from treaty.systems.fedxgb.layout import cast_of, dropouts, helpers, links, only
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred.service import SERVICE
 from treaty.systems.fedxgb.server import server
+from treaty.systems.fedxgb.told import TOLD
 from treaty.systems.fedxgb.user import user
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, System
@@ -35,6 +36,7 @@ SYSTEM = System(
     helpers=helpers,
     links=links,
     disclosures=disclosures,
+    told=TOLD,
     expected=expected,
     has_model=frozenset({"server"}),
     until_kept=frozenset({"edge", "user"}),

@@ -9,6 +9,7 @@ from treaty.systems.fedxgboost_ldp.disclosures import disclosures
 from treaty.systems.fedxgboost_ldp.expected import expected
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.roles import active, passive
+from treaty.systems.fedxgboost_ldp.told import TOLD
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import System
 from treaty.systems.vertical.cast import cast_by_column
@@ -32,6 +33,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     cast=cast_by_column,
     disclosures=disclosures,
+    told=TOLD,
     expected=expected,
     has_model=frozenset({"active", "passive"}),
     predict={"active": predict_active, "passive": predict_passive},

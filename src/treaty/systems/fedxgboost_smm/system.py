@@ -10,6 +10,7 @@ from treaty.systems.fedxgboost_smm.disclosures import disclosures
 from treaty.systems.fedxgboost_smm.expected import expected
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.roles import active, passive
+from treaty.systems.fedxgboost_smm.told import TOLD
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Place, System
 from treaty.systems.vertical.cast import cast_by_column
@@ -82,6 +83,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive, "dealer": dealer},
     cast=cast_roles,
     disclosures=disclosures,
+    told=TOLD,
     expected=expected,
     named_roles=frozenset({"dealer"}),
     lossless=True,

@@ -16,6 +16,7 @@ from treaty.systems.logistic.options import SGD as SGDOptions
 from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.pooled import train_pooled
 from treaty.systems.logistic.prediction import predict_active, predict_passive
+from treaty.systems.logistic.told import TOLD
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import DISCLOSED, in_one_place
 from treaty.systems.system import Cast, Place, System, mesh, no_clusters
@@ -117,6 +118,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         train={"active": roles.active, "passive": roles.passive, COORDINATOR: roles.coordinator},
         cast=cast,
         disclosures=disclosures,
+        told=TOLD,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
         on_clusters=on_clusters if kind is QuasiNewton else no_clusters,

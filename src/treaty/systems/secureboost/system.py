@@ -10,6 +10,7 @@ from treaty.systems.secureboost.disclosures import disclosures
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.roles import active, passive
+from treaty.systems.secureboost.told import TOLD
 from treaty.systems.system import Seat, System
 from treaty.systems.vertical.cast import cast_by_column
 from treaty.systems.vertical.cipher_options import unaudited
@@ -49,6 +50,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     cast=cast_by_column,
     disclosures=disclosures,
+    told=TOLD,
     lossless=True,
     on_clusters=lambda options: frozenset({"active", "passive"}),
     has_model=frozenset({"active", "passive"}),

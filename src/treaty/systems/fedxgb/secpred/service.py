@@ -12,6 +12,7 @@ from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
 from treaty.systems.fedxgb.secpred.roles import PredictionRules, check_edges, edge, server, user
 from treaty.systems.fedxgb.secpred.shares import holders_of
+from treaty.systems.fedxgb.secpred.told import PREDICTION
 from treaty.systems.system import Cast, Place, Seat, Service
 
 
@@ -119,5 +120,6 @@ SERVICE = Service(
     cast=cast_of_prediction,
     links=links_of_prediction,
     disclosures=disclosures_of_prediction,
+    told=PREDICTION,
     refused=refused,
 )

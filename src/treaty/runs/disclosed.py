@@ -1,0 +1,183 @@
+"""Who learns what in a job, before it begins: sentences by party, and the table of messages that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treaty.errors import ConfigError
+from treaty.messaging.messages import Abort, Goodbye, Part
+from treaty.runs.endings import AllKept, PartKept
+from treaty.runs.job import Align, Job
+from treaty.runs.report import learned_by
+from treaty.runs.rows import RowOrder
+from treaty.systems import Model, find_system
+from treaty.systems.alignment.told import TOLD as ALIGNMENT
+from treaty.systems.options import SystemOptions, converted, names_of
+from treaty.systems.system import Cast, System, cast_of
+from treaty.systems.told import ANY, PLAYED, Lines, Told, lines, sent
+
+OF_RUNS: Lines = lines(
+    Told(RowOrder, ("active",), ("passive",), "which common order of rows is used, by a number", "control"),
+    Told(PartKept, ANY, ANY, "that the sender has written its part of the model", "control"),
+    Told(AllKept, ANY, ANY, "that everybody has written theirs", "control"),
+    Told(Abort, ANY, ANY, "why the sender stops the job, without any value of a table", "control"),
+    Told(Part, ANY, ANY, "a piece of a message too long for one: what that message tells", "control"),
+    Told(Goodbye, ANY, ANY, "that the sender has finished", "control"),
+    reference="docs/jobs.md, Connections and exit codes",
+)
+"""What every job between processes sends besides its system's messages."""
+
+_MOST_OWNERS = 32
+_HEADINGS = ("message", "from → to", "the receiver learns", "form", "what lessens it", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Disclosures:
+    """Who learns what in a job.
+
+    Attributes
+    ----------
+    system : str
+        The system's name.
+    learned : mapping of str to sequence of str
+        By party, or role, what it learns beyond its own data, in sentences.
+    messages : mapping of str to tuple of Told
+        The messages that tell it, by what is played: alignment, training, prediction and so on.
+    """
+
+    system: str
+    learned: Mapping[str, Sequence[str]]
+    messages: Mapping[str, Lines]
+
+    def __str__(self) -> str:
+        """Return the sentences, one a line."""
+        return "\n".join(f"{party}: {sentence}" for party, said in self.learned.items() for sentence in said)
+
+    def markdown(self) -> str:
+        """Return sentences and tables as Markdown."""
+        return "\n".join(self._markdown())
+
+    def _markdown(self) -> Iterator[str]:
+        yield f"# What each party learns: {self.system}"
+        for party, said in self.learned.items():
+            yield from ("", f"## {party}", "")
+            yield from (f"- {_escaped(sentence)}" for sentence in said)
+        for what, table in self.messages.items():
+            yield from ("", f"## Messages: {what}", "")
+            yield table_of(table)
+
+
+def disclosures(
+    system: SystemOptions | str,
+    *,
+    parties: Sequence[str] | None = None,
+    model: Model | None = None,
+    align: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Disclosures:
+    """Return who would learn what, before any training.
+
+    Parameters
+    ----------
+    system : SystemOptions or str
+        A system with its options, as estimators take it, or the name of one.
+    parties : sequence of str or None
+        The parties with rows, the active one first. None: as few as the system takes, called party1, party2, ...
+    model : {"trees", "logistic"} or None
+        What is trained, where `system` is a name that both have ("pooled").
+    align : mapping of str to object or None
+        The options of an alignment of rows that comes first, of a job's ``[align]``; None: there is none.
+    **options : object
+        By name, of the system where `system` is a name, and of the estimator (``n_estimators``, ``family``, ...).
+
+    Returns
+    -------
+    Disclosures
+
+    Raises
+    ------
+    ConfigError
+        When there is no such system or option, options do not go together, or parties are too few.
+
+    Examples
+    --------
+    >>> import treaty
+    >>> found = treaty.disclosures("secureboost", parties=["bank", "shop"], encryption="lattice")
+    >>> list(found.learned)
+    ['bank', 'shop']
+    """
+    named = system if isinstance(system, str) else system.system
+    record = find_system(named, model)
+    own, common = _settings(record, system, options)
+    cast = _cast(record, list(parties) if parties else None, own)
+    before = None if align is None else converted(align, Align, "[align]")
+    return _of(record, cast, (own, common), before, record.disclosures(cast, own, common, None))
+
+
+def of_job(job: Job) -> Disclosures:
+    """Return who would learn what in the training of a job, and in what is done with its model."""
+    cast = job.cast()
+    return _of(job.system, cast, job.settings(), job.align, learned_by(job, cast))
+
+
+def _of(
+    system: System, cast: Cast, settings: tuple[Any, Any], align: Any, learned: Mapping[str, Sequence[str]]
+) -> Disclosures:
+    found: dict[str, Lines] = {}
+    if align is not None and system.split == "columns":
+        found["alignment"] = sent(ALIGNMENT, align, None)
+    found |= {title: sent(system.told[what], *settings) for what, title in PLAYED.items() if what in system.told}
+    if system.service is not None and not system.service.refused(settings[0]):
+        found["prediction for others"] = sent(system.service.told, *settings)
+    if system.split != "none":
+        found["every job between processes"] = OF_RUNS
+    return Disclosures(system.name, learned, {title: table for title, table in found.items() if table})
+
+
+def _settings(system: System, given: SystemOptions | str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return checked options: the system's own, and the common ones."""
+    of_common = {name: value for name, value in options.items() if name in names_of(system.common)}
+    of_own = {name: value for name, value in options.items() if name not in of_common}
+    if isinstance(given, str):
+        own = converted(of_own, system.options, f"[{system.name}]")
+    elif of_own:
+        raise ConfigError(f"expected the estimator's options beside {type(given).__name__}, got {next(iter(of_own))!r}")
+    else:
+        own = given
+    common = converted(of_common, system.common, f"[{system.common.table}]")
+    own = own.settled(common)
+    common = common.checked(own)
+    own.check(common)
+    return own, common
+
+
+def _cast(system: System, parties: list[str] | None, options: Any) -> Cast:
+    if parties is not None:
+        return cast_of(system, parties, None, options)
+    names = ["party1"]
+    while True:
+        names.append(f"party{len(names) + 1}")
+        try:
+            return cast_of(system, names, None, options)
+        except ConfigError:  # too few
+            if len(names) == _MOST_OWNERS:
+                raise
+
+
+def table_of(table: Lines, *, conditions: bool = False) -> str:
+    """Return lines as a Markdown table; with `conditions` also under which options each is sent."""
+    headings = (*_HEADINGS, "sent with") if conditions else _HEADINGS
+    rows = [headings, ("---",) * len(headings), *(_cells(line, conditions=conditions) for line in table)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(line: Told, *, conditions: bool) -> tuple[str, ...]:
+    name = f"`{line.message.__name__}`"
+    cells = (name, line.way, *map(_escaped, (line.tells, line.form, line.guard, line.reference)))
+    return (*cells, _escaped(line.when.words if line.when else "")) if conditions else cells
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
