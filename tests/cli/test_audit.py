@@ -44,7 +44,10 @@ def test_systems_are_compared_on_a_table_of_ones_own(tmp_path: Path) -> None:
 
 def test_records_of_a_job_are_attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"])
-    output = said(*files, "--table", tmp_path / "found.csv")
+    output = said(*files, "--table", tmp_path / "found.csv", "--figure", tmp_path / "found.svg")
+    assert "<svg" in (tmp_path / "found.svg").read_text()
+    with pytest.raises(ConfigError, match=r"found\.txt cannot be written"):
+        said(*files, "--figure", tmp_path / "found.txt")
     assert "exact sums" in output
     assert "exact sums,bank,bins of shop" in (tmp_path / "found.csv").read_text()
     assert "shop: what others found of its columns cannot be scored" in said(files[0])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,42 +202,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _wrapped(title: str) -> str:
-    """Break a long title at its options."""
-    return "\n".join(textwrap.wrap(title.replace(":", ": "), 36, break_on_hyphens=False)).replace(": ", ":")
-
-
-def figure(standings: Sequence[Standing], path: Path) -> None:
-    """Draw how good each model is against what the most successful attack finds.
-
-    Raises ConfigError without matplotlib, which ``pip install "treaty-learn[report]"`` brings.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError('the figure needs matplotlib: pip install "treaty-learn[report]"') from None
-    drawn = [standing for standing in standings if not standing.error and standing.worst is not None]
-    picture = Figure(figsize=(10, 0.7 * len(drawn) + 1.6), layout="constrained")
-    quality, danger = picture.subplots(1, 2, sharey=True)
-    places = np.arange(len(drawn))[::-1]
-    quality.plot([standing.auc for standing in drawn], places, "o", color="tab:blue")
-    quality.set(
-        xlabel="AUC on rows held back", yticks=places, yticklabels=[_wrapped(standing.title) for standing in drawn]
-    )
-    for place, standing in zip(places, drawn, strict=True):
-        worst = standing.worst
-        assert worst is not None, "those without a finding are left out"
-        danger.barh(place, max(0.0, worst.advantage), color="tab:red" if worst.finds else "tab:gray")
-        danger.annotate(
-            f"{worst.attack} - {worst.party}",
-            (0.01, place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=7,
-        )
-    danger.set(xlabel="most successful attack: way from a guess to all", xlim=(0.0, 1.0))
-    for axes in (quality, danger):
-        axes.grid(axis="x", alpha=0.3)
-    picture.savefig(path)

@@ -40,9 +40,7 @@ def audit(
     ] = None,
     trees: Annotated[int, typer.Option(min=1, help="With --compare: boosting rounds.")] = 20,
     rows: Annotated[int | None, typer.Option(min=60, help="With --compare: of so many rows, drawn by chance.")] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="With --compare: draw the result to this SVG, PNG or PDF.")
-    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the result to this file: SVG, PNG or PDF.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write all findings to this CSV file.")] = None,
 ) -> None:
     """Attack what each party of a training saw, and say what it found beside a guess.
@@ -66,9 +64,9 @@ def audit(
             if standing.error:
                 console.print(f"{standing.title}: {standing.error}", soft_wrap=True, highlight=False)
         if figure is not None:
-            from treaty.attacks.comparing import figure as draw
+            from treaty.attacks.figures import draw_standings
 
-            draw(standings, figure)
+            draw_standings(standings, figure)
         _write(table, [(standing.title, finding) for standing in standings for finding in standing.findings])
         return
     from treaty.attacks.recorded import findings_of_records
@@ -77,6 +75,10 @@ def audit(
     console.print(_grid_of_findings(found))
     for line in unscored:
         console.print(line, soft_wrap=True, highlight=False)
+    if figure is not None:
+        from treaty.attacks.figures import draw_findings
+
+        draw_findings(found, figure)
     _write(table, [("", finding) for finding in found])
 
 
