@@ -48,7 +48,10 @@ def test_all_is_well_where_everybody_listens(job, tmp_path):
         done = check(tmp_path)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert all(line.startswith("ok ") for line in lines)
+    said = lines.index("What each party learns:")
+    told = [line for line in lines[said:] if line.startswith("  ")]
+    assert {line.split(":")[0].strip() for line in told} == {"a", "b", "c"}
+    assert all(line.startswith("ok ") for line in lines[:said] + lines[said + 1 + len(told) :])
     for what in ("job", "table", "folders", "disk space", "ledgers", "key", "certificate of b", "clock", "listening"):
         assert any(line.startswith(f"ok     {what}: ") for line in lines), what
     assert any("180 rows; numbers: " in line for line in lines)

@@ -10,11 +10,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from treaty.cli.disclosures import say_learned
 from treaty.cli.node import DEFAULT, NodeFile, check_as_node
 from treaty.errors import ConfigError, TreatyError
 from treaty.runs.job import Job, load_job, seconds_of
 from treaty.runs.local_checks import Finding, check_own, peers_of, probe
 from treaty.runs.meeting.connecting import listening
+from treaty.runs.report import learned_by
 
 console = Console()
 AGAIN = 1.0  # seconds between two attempts to reach a peer
@@ -39,7 +41,7 @@ def check(
     Nothing is trained and no row is sent. With --as this party listens meanwhile, so that others that check at the same
     time reach it: with --wait 10m all may begin within ten minutes. Without it the job is one for nodes: this node's
     policy is asked, too, and its peers are those that the running node is connected with. A line of each check says ok,
-    or WRONG and what to do.
+    or WRONG and what to do. What each party would learn is printed, too; `treaty disclosures` has by which message.
 
     Ends with 0 where all is well, 2 where something of this party's own is wrong, 1 where only other parties do not
     answer as they should.
@@ -58,6 +60,7 @@ def check(
         _show(finding)
     if not own[0].fine:  # who talks to whom is not known
         raise typer.Exit(2)
+    say_learned(learned_by(described, described.cast()))
     with ExitStack() as held:
         own.append(_listen(described, party, held))
         _show(own[-1])

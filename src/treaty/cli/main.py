@@ -21,6 +21,7 @@ from treaty.cli.audit import audit
 from treaty.cli.audit_log import audit_log
 from treaty.cli.bench import bench
 from treaty.cli.check import check
+from treaty.cli.disclosures import disclosures
 from treaty.cli.forget import forget
 from treaty.cli.jobs import explain, predict, train
 from treaty.cli.keys import keys
@@ -132,7 +133,7 @@ def demo(
         )  # fmt: skip
 
 
-for command in (check, train, predict, explain, serve, show, report, audit):
+for command in (check, disclosures, train, predict, explain, serve, show, report, audit):
     app.command()(command)
 for of_node in (node, submit, jobs, approve, reject, cancel, logs, models, forget):
     app.command(rich_help_panel="Nodes")(of_node)

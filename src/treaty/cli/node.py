@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import treaty
+from treaty.cli.disclosures import say_learned
 from treaty.errors import ConfigError
 from treaty.node.jobs import trained
 from treaty.node.network.notes import View
@@ -145,7 +146,7 @@ def _propose(store: Store, settings: Settings, content: bytes) -> str:
 def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) -> tuple[bool, bool]:
     """Check a job for nodes; return whether all is well here, and at others."""
     from treaty.node.keys.identity import load_own, trusted
-    from treaty.node.rules.verdicts import checked, verdict_on
+    from treaty.node.rules.verdicts import checked, learned, verdict_on
 
     settings = load_settings(node)
     content = proposed(file, "train", trial=True)
@@ -155,6 +156,7 @@ def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) 
     if all(finding.fine for finding in findings):
         findings += checked(load_own(settings.keys, settings.name), cards, settings, job, "train")
     _print_findings(findings)
+    say_learned(learned(job, "train"))
     with Store(Path(settings.folder)) as store:
         up = _print_peers(store, settings, job)
         own = all(finding.fine for finding in findings)
