@@ -98,6 +98,8 @@ def test_processes_record_too_and_those_of_rows_the_histograms(tmp_path: Path) -
     found, _ = findings_of_records([files[0].parent])  # a folder stands for its records
     (inversion,) = [one for one in found if one.attack == "histogram inversion"]
     assert inversion.party == "north"
+    masked = [one for one in found if one.target.startswith("sums of ")]  # scored by what the others noted of their own
+    assert {(one.party, one.target) for one in masked} == {("north", "sums of south"), ("north", "sums of east")}
     with pytest.raises(ConfigError, match="nothing can be scored without the record of south"):
         findings_of_records([file for file in files if file.stem != "south"])
 
