@@ -60,8 +60,8 @@ test-part: $(STAMP)
 	$(PYTEST) -m "not slow" $(PART)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks docs/options.py
-	$(BIN)/ruff format --check src tests benchmarks docs/options.py
+	$(BIN)/ruff check src tests benchmarks docs/options.py docs/disclosures.py
+	$(BIN)/ruff format --check src tests benchmarks docs/options.py docs/disclosures.py
 	$(BIN)/lint-imports
 
 type: $(STAMP)
@@ -69,6 +69,7 @@ type: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/options.py > docs/options.md
+	$(BIN)/python docs/disclosures.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/pooled_speed.py

@@ -370,6 +370,7 @@ class TableEstimator(BaseEstimator):
             parties=list(self.parts_),
             schemas=self.schemas_,
             feature_names=None if names is None else list(names),
+            learned=getattr(self, "disclosures_", {}),
             positions=getattr(self, "positions_by_party_", None),
         )
         write_model(folder, saved, self.parts_)
@@ -377,6 +378,8 @@ class TableEstimator(BaseEstimator):
     def _restore(self, saved: SavedEstimator) -> None:
         """Set what `save` kept beside parameters and parts."""
         self.schemas_ = saved.schemas
+        if saved.learned:
+            self.disclosures_ = saved.learned
         self.n_features_in_ = sum(len(schema.names) for schema in saved.schemas.values())
         if saved.positions is not None:
             self.columns_by_party_, self.positions_by_party_ = _listed(self.parties), saved.positions

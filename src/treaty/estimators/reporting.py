@@ -124,7 +124,9 @@ def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
     if not getattr(model, "communication_", {}):
         found |= {"messages": of_training, "timeline": of_training}
     if loaded:
-        found |= {"seconds": _LOADED, "learned": _LOADED}
+        found |= {"seconds": _LOADED}
+        if not hasattr(model, "disclosures_"):  # saved before sentences were
+            found["learned"] = _LOADED
     if X is None or y is None:
         needed = "Needs rows with labels: report(path, X, y)."
         found |= {"scores": needed, "roc": needed, "calibration": needed}

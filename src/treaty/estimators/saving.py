@@ -31,6 +31,7 @@ class SavedEstimator(msgspec.Struct, kw_only=True):
     parties: list[str]  # owners of the parts, in the order of columns
     schemas: dict[str, Schema]  # of each table that `predict` expects
     feature_names: list[str] | None = None  # as scikit-learn remembers them, where the training table had any
+    learned: dict[str, list[str]] = {}  # by each party, or role, in the training, in words
     positions: dict[str, list[int]] | None = None  # of each party's columns in one table, where `parties` says whose
 
 
