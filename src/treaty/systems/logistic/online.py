@@ -4,14 +4,7 @@ The active party names rows as it does for trees (`vertical.online`); passive pa
 rows' margins, masked as in a prediction of many rows at a time (`prediction`), afresh for each request. Masks depend on
 which rows are asked for, so that an active party that names different rows to different passive parties gets noise.
 
-==================  ===========  ==============================================================================
-message             from -> to   what it tells
-==================  ===========  ==============================================================================
-`PairKey`           passive ->   passive: nothing
-`OnlineRows`        active ->    which of the common rows are asked for; none: the active party is still there
-`MarginPart`        passive ->   its parts of margins of these rows; of several passive parties, these summed over all
-`Finish`            active ->    nothing more will be asked
-==================  ===========  ==============================================================================
+What each message tells is in `logistic.told`.
 """
 
 from __future__ import annotations

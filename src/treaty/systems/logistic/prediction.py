@@ -5,12 +5,7 @@ is done. Of several passive parties it learns no more: masks that cancel in the 
 learns its part of every row's margin; given as many rows as that party has columns, and these columns' values in them,
 it can solve for the party's weights.
 
-============  ==================  ============================================================================
-message       from -> to          what it tells
-============  ==================  ============================================================================
-`PairKey`     passive -> passive  nothing
-`MarginPart`  passive -> active   its parts of margins; of several passive parties, these summed over all
-============  ==================  ============================================================================
+What each message tells is in `logistic.told`.
 
 Numbers are rounded to multiples of 2^-32. Passive parties learn nothing, not even the margins. The coordinator has no
 part in prediction. At the end of a training the same messages give the active party the margins of the training rows,

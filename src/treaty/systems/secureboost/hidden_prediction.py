@@ -5,18 +5,7 @@ there (`hidden_terms`); passive parties replace the terms whose conditions the r
 gain and add up the rest; the active party decrypts the sum. With several passive parties, terms and the sum so far pass
 from one to the next, encrypted between these two, and the active party carries them.
 
-=================  =================  ====================================================================
-message            from -> to         what it tells
-=================  =================  ====================================================================
-`ChainKey`         passive -> active  how many records it has; a key for the party before or after it
-`PredictionKey`    active -> passive  the cipher's public key
-`Station`          active -> passive  which of its records each term depends on, and the side; terms are in
-                                      random order; how many come from, and go on to, other passive parties
-`EncryptedGains`   active -> passive  encrypted gains of a batch of rows, and what the party before it sealed
-`SealedTerms`      passive -> active  nothing: for the next passive party (AES-256-GCM)
-`EncryptedTotals`  last -> active     (encrypted) each row's sum over all terms, re-randomised
-`Finish`           active -> passive  nothing more will be asked
-=================  =================  ====================================================================
+What each message tells is in `secureboost.told`.
 
 * *Active party*: each row's margin. By trying which leaves add up to it, it can find the decisions of small models:
   that is inherent in a margin one may see. Honest but curious: with gains of its own making (powers of two) it would

@@ -3,15 +3,7 @@
 Contributions follow from which child a row takes at each record, from the trees' covers, and from which records split
 on the same column (`treaty.trees.shap`). The active party has the first two after a prediction; owners add the third.
 
-=====================  ===========  ===========================================================================
-message                from -> to   what it tells
-=====================  ===========  ===========================================================================
-those of a prediction  both ways    see `treaty.systems.vertical.decisions`
-`ColumnsRequest`       active ->    which of the owner's records are in use, as `DecideRequest` did
-`ColumnNumbers`        owner ->     which of these records split on the same column, by numbers in order of
-                                    first use; neither names nor positions
-`OwnContributions`     active ->    what each used column of the owner adds to each row's margin
-=====================  ===========  ===========================================================================
+What each message tells is in `vertical.told`.
 
 What each learns beyond a prediction:
 

@@ -4,15 +4,7 @@ The active party holds the trees, each owner the meaning of its splits. In one r
 all the records it needs of that owner, not those on some row's path, and gets every row's side at each; then it walks
 the trees alone (the batch form of SecureBoost's federated inference, Cheng et al. 2019, section 5).
 
-==================  ===========  ==============================================================================
-message             from -> to   what it tells
-==================  ===========  ==============================================================================
-`RecordCount`       owner ->     (prediction) how many records it has
-`DecideRequest`     active ->    which of the owner's records are in use
-`Decisions`         owner ->     each row's side at every one of them; bits of one feature are nested, so they
-                                 order the rows by it
-`Finish`            active ->    nothing more will be asked
-==================  ===========  ==============================================================================
+What each message tells is in `vertical.told`.
 """
 
 from __future__ import annotations

@@ -3,15 +3,7 @@
 The active party names rows by their numbers among those that all parties have, and gets their sides at all records in
 use, in one round for each request; its own columns of these rows may be newer than those of its table.
 
-==================  ===========  ==============================================================================
-message             from -> to   what it tells
-==================  ===========  ==============================================================================
-`RecordCount`       owner ->     how many records it has, once
-`OnlineRows`        active ->    which of the common rows are asked for; none: the active party is still there
-`DecideRequest`     active ->    which of the owner's records are in use, after each `OnlineRows` with rows
-`Decisions`         owner ->     each of these rows' side at every one of them
-`Finish`            active ->    nothing more will be asked
-==================  ===========  ==============================================================================
+What each message tells is in `vertical.told`.
 """
 
 from __future__ import annotations
