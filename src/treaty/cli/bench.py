@@ -140,13 +140,17 @@ def run(
 
 def _print_figures(of: Experiment, results: Path, *, quick: bool) -> None:
     found = [look_up(figure, results) for figure in of.figures]
-    shown = Table("", "published", "quick, ours" if quick else "ours", "to keep", "", box=None, padding=(0, 2, 0, 2))
     for figure, each in zip(of.figures, found, strict=True):
-        state = "" if quick and each.state != "not run" else each.state
-        shown.add_row(*map(escape, (figure.of, figure.published, each.ours or figure.not_run, bar_of(figure), state)))
-    console.print(shown)
+        if quick and not each.ours:
+            continue  # a quick run has fewer data sets
+        beside = [f"published {figure.published}"] if figure.published else []
+        beside += [f"to keep {bar_of(figure)}"] if bar_of(figure) else []
+        ours = each.ours or figure.not_run or "not run"
+        state = f"{each.state}: " if each.state in ("reached", "not reached") and not quick else ""
+        line = f"  {state}{figure.of}: {ours}" + (f" ({', '.join(beside)})" if beside else "")
+        console.print(escape(line), soft_wrap=True, highlight=False)
     said = "quick: too small to be judged" if quick else verdict(found).replace("**", "")
-    console.print(f"  {said}", highlight=False)
+    console.print(f"  [bold]{said}[/]", highlight=False)
 
 
 # ---------------------------------------------------------------- scripts

@@ -272,11 +272,14 @@ them, of the commit that brought the results, and the versions in its constraint
 LEAGUE = """## League table
 
 The same job by every system and cipher, on this project's machine: 20 trees of depth 3, rate 0.3, 32 bins, two thirds
-of the rows to train on, all parties threads of one process on its two cores (`benchmarks/league.py` says more). "s" is
-the quicker of two fits with set-up and keys ("once" where a fit took more than a minute), "added MB" by how much the
-process's memory grew, all parties' together, "MB" what all parties sent, "rounds" how many round trips wait for one
-another. Where fewer rows than the others' were trained on, that is said, and AUC and log-loss are not to be compared
-with theirs."""
+of the rows to train on, all parties threads of one process on its two cores (`benchmarks/league.py` says more). "s"
+is the quickest of two fits and more with set-up and keys ("once" where one took more than a minute), of some jobs
+that were disturbed in two runs, "added MB" by how much the process's memory grew, all parties' together, "MB" what
+all parties sent, "rounds" how many round trips wait for one another, "busy" how many cores other processes of the
+machine used meanwhile, which makes seconds upper bounds. Where fewer rows than the others' were trained on, that is
+said, and AUC and log-loss are not to be compared with theirs. Linear models draw their batches at random: their AUC
+differs by up to a hundredth from run to run. Quasi-Newton steps under Paillier with a coordinator were played on the
+smaller table alone, as the larger one's did not end in ten minutes."""
 
 PEERS = """### Other programs
 
@@ -302,10 +305,11 @@ def page(experiments: Sequence[Experiment], results: Path) -> str:
 
 def _league(results: Path) -> list[str]:
     """Return the league table, a table for each data set, and what other programs took."""
-    rows, lines = read_rows(results / "league.csv"), [LEAGUE]
-    heads = ["system", "AUC", "log loss", "s", "added MB", "MB", "rounds"]
-    for data in dict.fromkeys(row["data"] for row in rows):
-        lines += ["", f"**{data}**", "", _line([*heads, "what each party learns"]), "|---" * 8 + "|"]
+    splits, lines = ("none", "columns", "rows", "users"), [LEAGUE]
+    rows = sorted(read_rows(results / "league.csv"), key=lambda row: splits.index(row["split by"]))
+    heads = ["system", "AUC", "log loss", "s", "added MB", "MB", "rounds", "busy"]
+    for data in sorted({row["data"] for row in rows}):
+        lines += ["", f"**{data}**", "", _line([*heads, "what each party learns"]), "|---" * 9 + "|"]
         lines += [_line([*_league_cells(row), row["what each party learns"]]) for row in rows if row["data"] == data]
     for field in ("machine", "date", "versions"):
         lines += [f"\n{field.title()}: {'; '.join(dict.fromkeys(row[field] for row in rows))}."] if rows else []
@@ -317,7 +321,7 @@ def _league(results: Path) -> list[str]:
 
 def _league_cells(row: Row) -> list[str]:
     few = "" if row["train rows"] == row["of"] else f", {int(row['train rows']):,} of {int(row['of']):,} rows"
-    once = " (once)" if row["slower s"] == "" else ""
+    once = " (once)" if row["slowest s"] == "" else ""
     return [
         row["system"] + few,
         row["AUC"],
@@ -326,6 +330,7 @@ def _league_cells(row: Row) -> list[str]:
         row["added MB"],
         row["MB"],
         row["rounds"],
+        row["others' cores"],
     ]
 
 
@@ -339,7 +344,7 @@ def _section(of: Experiment, found: Sequence[Found], results: Path, runs: dict[s
     if of.why:
         lines += ["", f"Why: {of.why}"]
     scripts = ", ".join(f"`benchmarks/{command}`" for command in of.run)
-    lines += ["", f"- By {scripts}, about {of.minutes:g} minutes. Data: {of.data}. Seeds: {of.seeds}."]
+    lines += ["", f"- By {scripts}, about {of.minutes:g} min. Data: {of.data}. Seeds: {of.seeds}."]
     lines += [f"- {run.command}: {_made(run)}." for run in ran]
     return [*lines, f"- Machine: {'; '.join(_machines(of, results)) or 'none'}."]
 
