@@ -26,6 +26,7 @@ from treaty.systems.fedxgb.secpred.shares import SharedNumbers
 from treaty.systems.told import Lines, Told, When, lines
 
 SERVER, EDGE, USER = ("server",), ("edge",), ("user",)
+_ADDITIVE = When('comparison="additive"', lambda options, common: options.compares == "additive")
 COLLUDE = "docs/fedxgb.md, Who compares: `comparison`"
 
 ROW_SHARES = Told(
@@ -44,7 +45,7 @@ DEALT: Lines = lines(
     Told(WantedLeaves, EDGE, EDGE, "how many rows and leaves there are", "control"),
     Told(DealtCorrections, EDGE, EDGE, "random numbers", "nothing"),
     Told(DealingEnd, EDGE, EDGE, "that nothing more is wanted", "control"),
-    when=When('comparison="additive"', lambda options, common: options.compares == "additive"),
+    when=_ADDITIVE,
     reference=COLLUDE,
 )
 
@@ -79,7 +80,14 @@ PREDICTION: Lines = lines(
         "names, categories and bins of all columns, loss and classes, as users of the training were told; which model",
         "aggregated",
     ),
-    Told(DealerTerms, SERVER, EDGE, "how many bins columns have, and which have categories; which model", "control"),
+    Told(
+        DealerTerms,
+        SERVER,
+        EDGE,
+        "how many bins columns have, and which have categories; which model",
+        "control",
+        when=_ADDITIVE,
+    ),
     Told(ModelSize, SERVER, EDGE, "how many trees there are, and how deep the deepest is", "control"),
     Told(QueriesLeft, EDGE, USER, "how many rows it may still ask for", "control"),
     ROW_SHARES,
