@@ -80,8 +80,9 @@ def lines(title: str, standing: Standing) -> Iterator[dict[str, object]]:
     for finding in furthest.values():
         yield {
             "data": title, "system": standing.title, "AUC": standing.auc, "log-loss": standing.log_loss,
-            "s": standing.seconds, "MB": standing.megabytes, "attack": finding.attack, "by": finding.party,
+            "MB": standing.megabytes, "attack": finding.attack, "by": finding.party,
             "on": finding.target, "measure": finding.measure, "score": finding.score, "guess": finding.baseline,
+            "standard error": finding.error,
             "verdict": finding.verdict,
         }  # fmt: skip
 

@@ -145,8 +145,8 @@ class Finding:
 
     @property
     def finds(self) -> bool:
-        """Whether the score is above the baseline by more than chance, three standard errors, and by 0.02 at least."""
-        return self.score - self.baseline > max(0.02, 3.0 * self.error)
+        """Whether the score is above the baseline by 0.02, and by four standard errors: as many attacks are tried."""
+        return self.score - self.baseline > max(0.02, 4.0 * self.error)
 
     @property
     def verdict(self) -> str:

@@ -52,7 +52,7 @@ def audit(
     With --compare: the same job by several systems, on a table of your own, all parties in this process: how good each
     model is on rows held back, what it takes, and what attacks find from each party's view.
 
-    An attack that "finds" is above its guess by more than three standard errors, and by 0.02. One that does not proves
+    An attack that "finds" is above its guess by more than four standard errors, and by 0.02. One that does not proves
     nothing: it says what these attacks find, not what nobody can.
     """
     if (compare is None) == (not records):
