@@ -15,7 +15,7 @@ PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_proces
     tests/test_files.py tests/test_database.py tests/test_packaging.py tests/test_readme.py \
     tests/report/test_page.py
 
-.PHONY: demo test test-slow test-all test-lowest test-newest package test-part lint type docs bench clean
+.PHONY: demo test test-slow test-all test-lowest test-newest package test-part lint type docs snippets bench clean
 
 # Python files are compiled on all cores, and those of the libraries' own tests not at all: pip takes twice as long.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
@@ -60,16 +60,24 @@ test-part: $(STAMP)
 	$(PYTEST) -m "not slow" $(PART)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks docs/options.py docs/disclosures.py
-	$(BIN)/ruff format --check src tests benchmarks docs/options.py docs/disclosures.py
+	$(BIN)/ruff check src tests benchmarks docs/*.py examples
+	$(BIN)/ruff format --check src tests benchmarks docs/*.py examples
 	$(BIN)/lint-imports
 
 type: $(STAMP)
 	$(BIN)/mypy
 
+# What is generated is written into the pages first; a page out of the sidebar, a dead link or anchor is an error.
 docs: $(STAMP)
 	$(BIN)/python docs/options.py > docs/options.md
 	$(BIN)/python docs/disclosures.py
+	$(BIN)/python docs/attack_scores.py
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . site
+	@echo "site/index.html"
+
+# Runs all examples, and writes what they print into the pages that show them.
+snippets: $(STAMP)
+	$(BIN)/python docs/snippets.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/pooled_speed.py

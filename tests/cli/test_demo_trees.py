@@ -22,6 +22,7 @@ def test_the_command_alone_prints_scores_bytes_and_what_was_learned():
         word in done.stdout
         for word in ("AUC", "XGBoost", "bit for bit the same", "clinic -> laboratory", "learned", "imaging")
     )
+    assert "Warning" not in done.stderr
 
 
 @pytest.mark.slow

@@ -250,8 +250,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     period : int, default 4
         Quasi-Newton: iterations from one correction pair to the next.
     hessian_batch_size : int or None, default None
-        Quasi-Newton: rows of a correction pair's Hessian product, the paper's |S_H|: at most a batch, or a multiple of
-        `batch_size`. None is `batch_size`.
+        Quasi-Newton: rows of a correction pair's Hessian product, the size of the paper's S_H: at most a batch, or a
+        multiple of `batch_size`. None is `batch_size`.
     fractional_bits : int, default 32
         Numbers are encrypted as multiples of 2^-fractional_bits.
     calibrate : bool, default True

@@ -1,0 +1,152 @@
+"""Write the examples, and what they print, into the pages that show them (`make snippets`).
+
+A page shows a file of examples/, or the part of it under a heading ``# %% Title``, in the block after a comment:
+
+    <!-- examples/first_model.py: Train -->
+    <!-- examples/first_model.py: Train, printed -->
+    <!-- examples/first_steps/bank.sh: check, printed, 3 lines -->
+
+So pages read the same in the repository and on the site. `tests/docs/test_examples.py` runs every file and compares.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from treaty.runs.processes import free_ports
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+SETUP = EXAMPLES / "first_steps/setup.sh"
+TERMINALS = {name: EXAMPLES / f"first_steps/{name}.sh" for name in ("bank", "shop")}
+READERS_FOLDER = "/home/you/first"
+_BLOCK = re.compile(
+    r"(?P<mark><!-- examples/(?P<file>[\w./]+)(?:: (?P<title>[\w ]+))?"
+    r"(?P<printed>, printed)?(?:, (?P<lines>\d+) lines)? -->\n)"
+    r"(?P<fence>```\w*(?: \w+)?)\n(?P<text>.*?)```\n",
+    flags=re.DOTALL,
+)
+_SPLIT = "\x1e"
+
+
+def parts(path: Path) -> dict[str, str]:
+    """Return the parts of an example by their titles; "" is what stands before the first."""
+    before, *rest = re.split(r"^# %% (.+)\n", path.read_text(), flags=re.MULTILINE)
+    return {"": before, **{title: text.strip() + "\n" for title, text in zip(rest[::2], rest[1::2], strict=True)}}
+
+
+def run_script(path: Path, folder: Path) -> dict[str, str]:
+    """Run an example in a folder with the customers' tables, and return what each part printed."""
+    marked = re.sub(r"^# %% .+\n", lambda _: f"print({_SPLIT!r}, end='')\n", path.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts(path), _run([sys.executable, "-c", marked], folder).split(_SPLIT), strict=True))
+
+
+def run_commands(path: Path, folder: Path) -> dict[str, str]:
+    """Run a file of commands, and return what it printed as one part."""
+    return {"": _run(["bash", "-e", str(path)], folder)}
+
+
+def run_terminals(folder: Path) -> dict[str, dict[str, str]]:
+    """Type both organisations' lines in their folders; return what each part printed, by name and title.
+
+    The job file's ports are replaced by free ones, as something on this machine may have them.
+    """
+    ports = dict(zip(("7001", "7002"), map(str, free_ports(2)), strict=True))
+    for name in TERMINALS:
+        job = folder / name / "job.toml"
+        job.write_text(re.sub(r":(7001|7002)\b", lambda port: f":{ports[port[1]]}", job.read_text()))
+    commands = {name: parts(path) for name, path in TERMINALS.items()}
+    printed: dict[str, dict[str, str]] = {name: {} for name in TERMINALS}
+    for title in list(commands["bank"])[1:]:
+        begun = {
+            name: subprocess.Popen(  # noqa: S603
+                ["bash", "-e", "-c", text[title]], cwd=folder / name, env=_environment(), text=True,  # noqa: S607
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+            for name, text in commands.items()
+            if title in text
+        }  # fmt: skip
+        for name, process in begun.items():
+            said, _ = process.communicate(timeout=240)
+            if process.returncode != 0:
+                raise RuntimeError(f"{name}, {title}: ended with {process.returncode}: {said}")
+            for port, taken in ports.items():
+                said = said.replace(f":{taken}", f":{port}")
+            printed[name][title] = said.replace(str(folder), READERS_FOLDER)
+    return printed
+
+
+def make_folder(checkout: Path) -> Path:
+    """Type the first lines of the tutorial in a folder that stands for a checkout, and return that of the tables."""
+    (checkout / "examples").symlink_to(EXAMPLES)
+    lines = parts(SETUP)
+    _run(["bash", "-e", "-c", lines["tables"]], checkout)
+    for name in TERMINALS:
+        _run(["bash", "-e", "-c", lines["job"]], checkout / "first" / name)
+    return checkout / "first"
+
+
+def filled(page: str, printed: dict[str, dict[str, str]]) -> str:
+    """Return a page with its blocks written anew: the examples, and of those that were run what they printed."""
+
+    def block(found: re.Match[str]) -> str:
+        file, title = found["file"], found["title"] or ""
+        if found["printed"] is None:
+            path = EXAMPLES / file
+            text = parts(path)[title] if title else path.read_text()
+        elif file in printed:
+            text = printed[file][title] if title else "".join(printed[file].values())
+            text = re.sub(r" +$", "", text, flags=re.MULTILINE)
+            if found["lines"] is not None:
+                text = "".join(text.splitlines(keepends=True)[: int(found["lines"])]) + "...\n"
+        else:
+            text = found["text"]
+        return f"{found['mark']}{found['fence']}\n{text}```\n"
+
+    return _BLOCK.sub(block, page)
+
+
+def pages() -> list[Path]:
+    """Return the pages that show examples."""
+    return [path for path in sorted(ROOT.glob("docs/**/*.md")) if "<!-- examples/" in path.read_text()]
+
+
+def _run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(  # noqa: S603
+        command,
+        cwd=folder,
+        env=_environment(),
+        text=True,
+        timeout=240,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"ended with {done.returncode}: {done.stdout}")
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Return an environment in which `treaty` is this Python's, and no width of a terminal cuts lines."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100"}
+
+
+def main() -> None:
+    """Run all examples, and write the pages."""
+    with tempfile.TemporaryDirectory() as checkout:
+        folder = make_folder(Path(checkout))
+        printed = {path.name: run_script(path, folder) for path in SCRIPTS}
+        printed |= {path.name: run_commands(path, folder) for path in EXAMPLES.glob("*.sh")}
+        printed |= {f"first_steps/{name}.sh": each for name, each in run_terminals(folder).items()}
+    for page in pages():
+        page.write_text(filled(page.read_text(), printed))
+
+
+if __name__ == "__main__":
+    main()
