@@ -74,7 +74,7 @@ def test_certificates_last_two_years_and_are_warned_of_two_months_before(tmp_pat
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read .*clinic.key.pem: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*clinic.key.pem: No such file .*; `treaty keys new"):
         load_identity(*files(tmp_path), "clinic")
 
 

@@ -135,7 +135,7 @@ def read_secret(file: Path) -> bytes:
                 raise ConfigError(f"expected a key file only its owner can read, got {file}; run chmod 600 on it")
             return stream.read()
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+        raise _unreadable(file, error) from error
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -231,4 +231,10 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> ConfigError:
+    """Return the error of a file that cannot be read, with where one comes from that is not there."""
+    remedy = "; `treaty keys new NAME` makes a party's own, a partner sends its certificate"
+    return ConfigError(f"cannot read {file}: {error.strerror}{remedy if isinstance(error, FileNotFoundError) else ''}")
