@@ -411,8 +411,7 @@ def main() -> None:
         report("federboost_parties", by_parties(quick), quick=quick)
     if every or options.curves:
         rows = curves(quick)
-        if not quick:
-            write("federboost_curves", rows)
+        write("quick/federboost_curves" if quick else "federboost_curves", rows)
         draw(rows, quick)
     if every or options.columns:
         report("federboost_columns", columns(quick), quick=quick)
