@@ -78,7 +78,7 @@ TREES: dict[str, Any] = {"n_estimators": 20, "max_depth": 3, "learning_rate": 0.
 DATA = {"default": default_of_credit_card_clients, "credit": give_me_some_credit}
 NOTHING_HID = "everything is in one place"
 OPEN = "active: exact sums of every bin at every node"
-BLIND = f"{OPEN}; passive: no rows of nodes, no labels"
+BLIND = f"{OPEN}; passive: no rows of nodes, nor of labels but by how its columns were chosen"
 SHOWS_ROWS = f"{OPEN}; passive: the rows of every node, and from these much about labels"
 NOISY = "active: the others' best gains and the rows their splits send left"
 ROWS = "leader: sums over all rows, in every bin at every node; others: the model"
@@ -114,7 +114,8 @@ JOBS = {
     "SecureBoost, sealed": Job(
         SecureBoost(sums="sealed"),
         "columns",
-        "active: the best splits and the rows they send left, no sums; passive: no rows of nodes, no labels",
+        "active: the best splits and the rows they send left, no sums; passive: no rows of nodes, nor of labels but by "
+        "how its columns were chosen",
     ),
     "SecureBoost, lattice": Job(
         SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True), "columns", BLIND
@@ -133,7 +134,8 @@ JOBS = {
     "FedXGBoost-SMM, version 1 as published": Job(
         FedXGBoostSMM(mode="paper", allow_insecure=True, version=1),
         "columns",
-        "broken: active: the bin of every row of the others; passive: the rows of every node",
+        "broken: active: the bin of every row of the others; passive: the rows of every node, "
+        "and after some trees the labels",
     ),
     "FedXGBoost-SMM, version 2 as published": Job(
         FedXGBoostSMM(mode="paper", allow_insecure=True, version=2),
@@ -142,17 +144,20 @@ JOBS = {
         most_rows=5_000,
     ),
     "FedXGBoost-LDP, epsilon 1 a tree": Job(
-        FedXGBoostLDP(), "columns", f"{NOISY}; passive: gradients under noise, epsilon 1 for every tree"
+        FedXGBoostLDP(),
+        "columns",
+        f"{NOISY}; passive: gradients under noise, epsilon 1 for every tree, and which rows go left at every split",
     ),
     "FedXGBoost-LDP, labels, epsilon 1": Job(
         FedXGBoostLDP(mechanism="label_rr", epsilon=1.0),
         "columns",
-        f"{NOISY}; passive: labels randomised once, epsilon 1",
+        f"{NOISY}; passive: labels randomised once, epsilon 1, and which rows go left at every split",
     ),
     "FederBoost by column, epsilon 4": Job(
         FederBoostVertical(epsilon=4.0),
         "columns",
-        "active: the others' values as randomised buckets, epsilon 4 a value; passive: no rows of nodes, no labels",
+        "active: the others' values as randomised buckets, epsilon 4 a value; passive: no rows of nodes, nor of labels "
+        "but by how its columns were chosen",
     ),
     "FederBoost by row": Job(FederBoostHorizontal(), "rows", ROWS),
     "FederBoost by row, epsilon 4": Job(

@@ -182,7 +182,6 @@ def parts(*contents, nbytes, first=0):
     ("frames", "text"),
     [
         ([*parts(b"ab", nbytes=9), frame(seq=1)], "expected the rest of a message that comes in parts, got Count"),
-        ([*parts(b"ab", nbytes=9), frame(Goodbye(), seq=1)], "expected the rest of a message"),
         (parts(b"ab", b"cde", nbytes=4), "expected parts of 4 bytes together, got others - at Part from lab"),
         ([*parts(b"ab", nbytes=9), *parts(b"cd", nbytes=8, first=1)], "expected parts of 9 bytes together"),
         (parts(b"ab", b"", nbytes=9), "expected parts of 9 bytes together"),
@@ -191,9 +190,9 @@ def parts(*contents, nbytes, first=0):
         (parts(b"ab", nbytes=9) + parts(b"cd", nbytes=9, first=2), "expected message number 1, got number 2"),
         (parts(frame(seq=1), nbytes=len(frame(seq=1))), "expected message number 0, got number 1"),
         (parts(frame(job="lung"), nbytes=len(frame(job="lung"))), "expected job 'breast', got 'lung'"),
-        (parts(b"ab", nbytes=1 << 40), "too long: 1099511627776 bytes in 549755813888 frames"),
+        (parts(b"ab", nbytes=1 << 40), r"too long: \d+ bytes in 549755813888 frames"),
     ],
-    ids=["another", "goodbye", "more", "other length", "empty", "nothing", "garbage", "gap", "seq", "job", "announced"],
+    ids=["another", "more", "other length", "empty", "nothing", "garbage", "gap", "seq", "job", "announced"],
 )
 def test_parts_that_make_no_message_are_refused(frames, text):
     def refusal(nbytes, count):
@@ -213,6 +212,13 @@ def test_a_message_within_parts_is_looked_into_once_alone(clinic):
     clinic.take_in(parts(inner, nbytes=len(inner))[0])
     with pytest.raises(PeerProtocolError, match="expected Count of round 0, got Part"):
         clinic.read([Count], 0)
+
+
+def test_who_gave_up_amid_parts_may_say_goodbye(clinic):
+    assert clinic.take_in(parts(b"ab", nbytes=9)[0]) is None
+    clinic.take_in(frame(Goodbye(), seq=1))
+    assert clinic.left
+    assert not clinic.has_unread
 
 
 def test_an_abort_amid_parts_is_heard(clinic):

@@ -145,7 +145,12 @@ class Finding:
 
     @property
     def finds(self) -> bool:
-        """Whether the score is above the baseline by 0.02, and by four standard errors: as many attacks are tried."""
+        """Whether the score is above the baseline by 0.02, and by four standard errors: as many attacks are tried.
+
+        What is known for certain counts from the first bin on.
+        """
+        if self.measure == "share known":  # for certain: the least of it is a finding
+            return self.score > self.baseline
         return self.score - self.baseline > max(0.02, 4.0 * self.error)
 
     @property

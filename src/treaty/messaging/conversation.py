@@ -123,12 +123,12 @@ class Conversation:
                 return None
             envelope = self._addressed(whole)
             self._expect_next(envelope, self._received - len(self._frames))
-        elif self._room is not None:
+        elif self._room is not None and envelope.step != Goodbye.__name__:  # who gave up sending may leave
             raise self._error(f"expected the rest of a message that comes in parts, got {clean(envelope.step)}")
         frames, self._frames = self._frames, []
         if envelope.step == Goodbye.__name__:
             decode_body(envelope.body, Goodbye, peer=self.peer)
-            self.left = True
+            self.left, self._room = True, None
             self._let_pass(frames)
         else:
             self._unread.append((envelope, frames))
@@ -176,7 +176,8 @@ class Conversation:
         """Add a part; return the whole frame after the last. It ends at a multiple of 8 bytes, see `view`."""
         if self._room is None:
             frames = -(-part.nbytes // max(1, part.content.nbytes))  # if all are like the first
-            text = self._refusal(part.nbytes, frames)
+            envelopes = frames * (self._frames[-1] - part.content.nbytes)
+            text = self._refusal(part.nbytes + envelopes, frames)
             if text is not None:
                 raise PeerProtocolError(self.peer, text)
             pages = np.empty(part.nbytes + 7, np.uint8)  # in memory only as they are filled

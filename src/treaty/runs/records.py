@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
+from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.memory import memory_channels
 from treaty.messaging.party import Party
@@ -104,7 +105,7 @@ def recorded(job: Job, party: Party) -> Iterator[Recording | None]:
 
 
 def write_record(job: Job, seat: Seat, model_id: str) -> Path | None:
-    """Write a finished training's record; return its file, or None, with a warning, where it would be too large."""
+    """Write a finished training's record; return its file, or None, with a warning, where that cannot be done."""
     member, name = job.parties[seat.party.name], seat.party.name
     if seat.recording is None or member.record is None:
         return None
@@ -115,7 +116,11 @@ def write_record(job: Job, seat: Seat, model_id: str) -> Path | None:
         )  # fmt: skip
         return None
     path = Path(member.record) / f"{name}.record"
-    write_file(path, _packed(job, seat, seat.recording, model_id), FORMAT, name)
+    try:
+        write_file(path, _packed(job, seat, seat.recording, model_id), FORMAT, name)
+    except (ConfigError, OSError) as error:  # a finished model is worth more
+        logger.warning("%s: its record is not written: %s", name, error)
+        return None
     return path
 
 

@@ -71,7 +71,16 @@ _SUMS = lines(
         when=_SAFE,
     ),
     Told(AbsenceNotice, USER, EDGE, "that the user takes no further part in this tree", "control"),
-    input_told(EDGE, SERVER, "group_size, min_child_samples"),
+    input_told(EDGE, SERVER, "group_size, min_child_samples", _SAFE),
+    Told(
+        MaskedInput,
+        EDGE,
+        SERVER,
+        "in every bin at every node the sums over the users of one domain, who may be a single one",
+        "aggregated",
+        'mode="safe"',
+        when=_PAPER,
+    ),
     Told(SurvivorReport, EDGE, SERVER, "whose vectors are in the domain's sum", "control", guard="group_size"),
     reference="Liu et al., ICDCS 2020, SecBoost; docs/fedxgb.md, How a sum is opened",
 )
