@@ -73,10 +73,10 @@ def tables(quick: bool) -> Iterator[tuple[str, pd.DataFrame, np.ndarray]]:
 
 
 def lines(title: str, standing: Standing) -> Iterator[dict[str, object]]:
-    """Give a line for each attack: the finding furthest above its guess."""
-    furthest: dict[str, Finding] = {}
-    for finding in standing.findings:
-        furthest.setdefault(finding.attack, finding)  # sorted by how far they are
+    """Give a line for each attack and kind of target, labels or bins: the finding furthest above its guess."""
+    furthest: dict[tuple[str, str], Finding] = {}
+    for finding in standing.findings:  # sorted by how far they are
+        furthest.setdefault((finding.attack, finding.target.partition(" of ")[0]), finding)
     for finding in furthest.values():
         yield {
             "data": title, "system": standing.title, "AUC": standing.auc, "log-loss": standing.log_loss,

@@ -75,7 +75,7 @@ def test_scores_are_about_true_labels_where_the_party_that_has_them_randomised_t
 
 
 def test_buckets_are_as_secret_as_their_noise() -> None:
-    attack = "noisy buckets as they are"
+    attack = "likeliest buckets"
     tables, y = breast_cancer()
     weak = found(FederBoostVertical(epsilon=40.0), attack, (tables, y))
     assert weak.finds

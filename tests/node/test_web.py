@@ -6,13 +6,13 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from html_pages import Parsed
 from node.made_up import TITLES, describe, made_up
 from treaty.errors import ConfigError
 from treaty.node.shown import web
@@ -36,35 +36,8 @@ def client(store):
         yield client
 
 
-class Page(HTMLParser):
-    """Every tag must be closed in its turn; collects tags with their attributes, and the text of each section."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.sections: dict[str, str] = {}
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "section":
-            self.sections[dict(attrs)["aria-labelledby"] or ""] = ""
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "section" in self.open:
-            self.sections[list(self.sections)[-1]] += data + " "
-
-
 def test_the_page_shows_jobs_by_what_is_to_be_done(client):
-    sections = Page(client.get("/").text).sections
+    sections = Parsed(client.get("/").text).sections
     assert list(sections) == ["to-approve", "under-way", "ended", "models", "peers"]
     asked = sections["to-approve"]
     for said in (
@@ -88,14 +61,14 @@ def test_the_page_shows_jobs_by_what_is_to_be_done(client):
 
 def test_a_node_of_which_nothing_is_known_says_so(tmp_path):
     with Store(tmp_path) as store, TestClient(web.app(store, "bank", describe), base_url="http://localhost") as client:
-        sections = Page(client.get("/").text).sections
+        sections = Parsed(client.get("/").text).sections
     assert sections["to-approve"].split("\n")[0].endswith("No job waits for an approval. ")
     assert all(" no " in said.lower() for said in sections.values())
 
 
 def test_a_job_has_a_page_of_its_own(client):
     page = client.get(f"/jobs/{RUNNING}").text
-    Page(page)
+    Parsed(page)
     for said in (TITLES[RUNNING], "clinic: 1.23 MB sent, 89 MB received", "telco: 800 bytes sent, 0 bytes received"):
         assert said in page
     for absent in ("nothing", RUNNING[:8], "", "%2e%2e", "%3Cscript%3E"):
@@ -104,9 +77,9 @@ def test_a_job_has_a_page_of_its_own(client):
 
 def test_the_page_is_shown_anew_until_somebody_wants_it_as_it_is(client):
     refreshing = ("meta", {"http-equiv": "refresh", "content": "5"})
-    assert refreshing in Page(client.get("/").text).tags
-    assert refreshing not in Page(client.get("/?still").text).tags
-    assert refreshing not in Page(client.get(f"/jobs/{'d4' * 16}").text).tags  # it has ended
+    assert refreshing in Parsed(client.get("/").text).tags
+    assert refreshing not in Parsed(client.get("/?still").text).tags
+    assert refreshing not in Parsed(client.get(f"/jobs/{'d4' * 16}").text).tags  # it has ended
 
 
 def test_names_are_shown_as_names(tmp_path):
@@ -129,7 +102,7 @@ def test_names_are_shown_as_names(tmp_path):
         for page in (client.get("/").text, of_one):
             assert "<script" not in page
             assert "<img" not in page
-        tags = Page(client.get("/").text).tags
+        tags = Parsed(client.get("/").text).tags
         assert {name for name, _ in tags} == {*known.split(), "progress", "footer"}
         allowed = {
             "class",
@@ -232,7 +205,7 @@ def test_a_database_that_cannot_be_used_is_said_without_where_it_is(store, clien
 def test_only_the_newest_of_many_jobs_that_have_ended_are_shown(client, store):
     for number in range(40):
         store.add_job(replace(store.job("d4"), id=f"{number:032x}", created=1e9 + number, changed=1e9 + number))
-    assert Page(client.get("/").text).sections["ended"].count("finished") == web.ENDED - 2
+    assert Parsed(client.get("/").text).sections["ended"].count("finished") == web.ENDED - 2
     assert [job.changed for job in store.jobs({"finished"}, newest=1)] == [store.job("d4").changed]
 
 
@@ -273,7 +246,7 @@ def test_a_browser_takes_the_page_with_its_style(served, tmp_path):
     command = [chromium, "--headless", *flags, "--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom"]
     done = subprocess.run([*command, f"{served}/?still"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
-    Page(done.stdout)
+    Parsed(done.stdout)
     assert TITLES[RUNNING] in done.stdout
     assert STYLE.strip().splitlines()[-1] in done.stdout
     assert "Content Security Policy" not in done.stderr  # as it says on its console of a style that the header forbids

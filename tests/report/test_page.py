@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
+from html_pages import Parsed
 from report.browser import CHROMIUM, measured, opened
 from report.made_up import HOSTILE, hostile
 from treaty.errors import ConfigError
@@ -20,33 +20,6 @@ SECTIONS = [
     "scores", "curves", "roc", "calibration", "importances", "shap", "seconds", "timeline", "messages", "learned",
     "noise", "parameters", "versions",
 ]  # fmt: skip
-
-
-class Parsed(HTMLParser):
-    """Every tag must be closed in its turn; collects tags with their attributes, and the text of each section."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.sections: dict[str, str] = {}
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "section":
-            self.sections[dict(attrs)["id"] or ""] = ""
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "section" in self.open:
-            self.sections[list(self.sections)[-1]] += data + " "
 
 
 def test_names_that_others_chose_stay_names():

@@ -118,7 +118,10 @@ def test_a_record_that_grows_too_large_is_not_written(
 ) -> None:
     files = recorded(monkeypatch, job_of(tmp_path, OU), tmp_path, ["bank", "shop"], record_megabytes=0.02)
     assert not files
-    assert "shop: its record is not written: messages took more than record_megabytes, 0.02 MB" in caplog.text
+    assert (
+        "shop: its record is not written: messages, or opened sums, took more than record_megabytes, 0.02 MB"
+        in caplog.text
+    )
     assert (tmp_path / "model").is_dir()  # the training ended well
 
 

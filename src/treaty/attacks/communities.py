@@ -22,7 +22,7 @@ from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
 from sklearn.cluster import KMeans, SpectralCoclustering
 
 from treaty.attacks.row_sets import Partitions, seen_sets
-from treaty.attacks.views import Finding, Truth, View, auc_error
+from treaty.attacks.views import Finding, Truth, View, auc_error, standardised
 from treaty.compute import Floats
 from treaty.privacy.clustering import attack_auc
 from treaty.systems.vertical.encrypted_columns import TreeStart
@@ -78,10 +78,3 @@ def two_clusters(values: Floats) -> Floats:
         return np.zeros(len(values))
     distances = KMeans(2, n_init=10, random_state=0).fit_transform(values)
     return np.asarray(distances[:, 0] - distances[:, 1])
-
-
-def standardised(codes: NDArray[np.uint8]) -> Floats:
-    """Return bins (n_rows, n_columns) with a mean of 0 and a standard deviation of 1 in each column."""
-    values = codes - codes.mean(axis=0)
-    spread = values.std(axis=0)
-    return np.asarray(values / np.where(spread > 0, spread, 1.0))

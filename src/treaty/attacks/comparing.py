@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
 from treaty.attacks.auditing import audit
-from treaty.attacks.finished_model import membership
+from treaty.attacks.finished_model import extraction, membership
 from treaty.attacks.views import Finding
+from treaty.data.table import to_table
 from treaty.errors import ConfigError, TreatyError
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
@@ -185,6 +186,10 @@ def _played(
             chances[np.arange(len(chances)), right], np.ones(len(chances), np.bool_),
         ),
     ]  # fmt: skip
+    if len(classes) == 2:
+        x, half = to_table(columns.take(held_back)).matrix().astype(np.float64), len(held_back) // 2
+        answers = chances[:, 1]
+        found.append(extraction(x[:half], answers[:half], x[half:], answers[half:], right[:half] == 1))
     return Standing(
         title=one.title,
         auc=float(roc_auc_score(right, chances[:, 1] if len(classes) == 2 else chances, multi_class="ovr")),

@@ -1,7 +1,8 @@
 """Rows rebuilt from opened histograms, at the leader of tables split by row (`privacy.histogram_inversion`).
 
 Score: the mean share of right bins of a rebuilt table, its rows matched with true ones to agree best. Baseline: the
-same of a table with every column drawn by itself from the counts that the first histogram shows.
+same of a table with every column drawn by itself from the rows of each class in each bin. These counts are given to
+both; the first histogram shows them, unless it carries noise: then the attacker has more than it could.
 """
 
 from __future__ import annotations
@@ -35,5 +36,5 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
     base, got = (agreement(*rebuild(of, by_class, offsets), codes, y) for of in (nothing, found))
     yield Finding(
         attack="histogram inversion", party=view.party, target="bins of all rows", measure="share right",
-        score=got.mean, baseline=base.mean, error=float(0.5 / np.sqrt(codes.size)),
+        score=got.mean, baseline=base.mean, error=float(0.5 / np.sqrt(len(codes))),
     )  # fmt: skip

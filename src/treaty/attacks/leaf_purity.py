@@ -21,7 +21,7 @@ from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.tree import DecisionTreeClassifier
 
 from treaty.attacks.row_sets import seen_sets
-from treaty.attacks.views import Finding, Truth, View
+from treaty.attacks.views import Finding, Truth, View, error_of_best
 from treaty.privacy.purity import held_out_purity
 from treaty.systems.vertical.encrypted_columns import TreeStart
 
@@ -39,9 +39,10 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
         score = float(purity.max())
         leaves = len(np.unique(finest[int(purity.argmax())]))
         baseline = max(majority, purity_of_own_columns(truth.codes(view.party)[0], labels, leaves))
+    error = float(np.sqrt(baseline * (1.0 - baseline) / max(1, len(labels))))
     yield Finding(
         attack="purity of the finest row sets (Cheng 2021)", party=view.party, target="labels", measure="share right",
-        score=score, baseline=baseline, error=float(np.sqrt(baseline * (1.0 - baseline) / max(1, len(labels)))),
+        score=score, baseline=baseline, error=error_of_best(error, len(finest)),
     )  # fmt: skip
 
 

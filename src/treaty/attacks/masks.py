@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.stats import rankdata  # type: ignore[import-untyped]
 
-from treaty.attacks.views import Finding, Truth, View
+from treaty.attacks.views import Finding, Truth, View, error_of_best
 from treaty.compute import Floats, Integers
 from treaty.messaging.messages import view as array_view
 from treaty.systems.fedxgb.paper.sums import InputAndShares
@@ -49,7 +49,7 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
         rho, error = max(found, key=lambda of: of[0] / max(of[1], 1e-9))
         yield Finding(
             attack="differences of masked vectors (Bonawitz 2017)", party=view.party, target=f"sums of {peer}",
-            measure="rank correlation", score=max(0.0, rho), baseline=0.0, error=error,
+            measure="rank correlation", score=max(0.0, rho), baseline=0.0, error=error_of_best(error, len(TRIED)),
         )  # fmt: skip
 
 

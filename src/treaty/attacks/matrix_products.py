@@ -87,7 +87,7 @@ def bins_finding(view: View, truth: Truth, owner: str, trees: Trees) -> Finding:
         score = float(np.mean([~wrong[:, column == k].any(axis=1) for k in np.unique(column)]))
     return Finding(
         attack="matrix products (Le 2021)", party=view.party, target=f"bins of {owner}", measure="share right",
-        score=score, baseline=baseline, error=float(0.5 / np.sqrt(max(1, codes.size))),
+        score=score, baseline=baseline, error=float(0.5 / np.sqrt(max(1, len(codes)))),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A partner's buckets from randomised ones (FederBoost by column; Tian et al. 2020, section IV-B).
 
-The best guess of a bucket from a randomised one is that one itself, as soon as it is kept with the highest chance; and
-where noise makes that worse than the commonest bucket, which a guess without looking takes, that one.
+The best guess weighs the chance of the noise against how common a bucket is, which the noisy buckets of all rows tell
+without bias: where noise is weak it is the noisy bucket itself, where it is strong the commonest one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treaty.attacks.views import Finding, Truth, View
+from treaty.privacy.bucket_rr import chances
 from treaty.systems.federboost_vertical.buckets import Buckets, unpack_buckets
 
 
@@ -27,9 +29,20 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
             continue
         sizes = np.maximum(present + missing, 1).astype(np.int32)
         noisy = unpack_buckets(told.packed, sizes, len(codes), entry.peer)
+        epsilons = np.frombuffer(told.epsilon.data, np.float64)
+        guessed = [likeliest(of[0], int(of[1]), float(of[2])) for of in zip(noisy.T, sizes, epsilons, strict=True)]
         common = [np.bincount(column).max() for column in codes.T]
         yield Finding(
-            attack="noisy buckets as they are", party=view.party, target=f"buckets of {entry.peer}",
-            measure="share right", score=float((noisy == codes).mean()),
-            baseline=float(np.sum(common) / codes.size), error=float(0.5 / np.sqrt(codes.size)),
+            attack="likeliest buckets", party=view.party, target=f"buckets of {entry.peer}", measure="share right",
+            score=float((np.stack(guessed, axis=1) == codes).mean()), baseline=float(np.sum(common) / codes.size),
+            error=float(0.5 / np.sqrt(len(codes))),
         )  # fmt: skip
+
+
+def likeliest(noisy: NDArray[np.uint8], size: int, epsilon: float) -> NDArray[np.intp]:
+    """Return each row's likeliest true bucket (n_rows,), given the noise and how common buckets are by its estimate."""
+    other, excess = chances(size, epsilon)
+    share = np.maximum((np.bincount(noisy, minlength=size) / len(noisy) - other) / excess, 0.0)
+    told = np.full((size, size), other) + excess * np.eye(size)  # of a true bucket the chance of a noisy one
+    guess: NDArray[np.intp] = np.argmax(told * share[:, np.newaxis], axis=0)
+    return guess[noisy]

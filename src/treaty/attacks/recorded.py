@@ -50,4 +50,6 @@ def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], list[str]
             "has those of all parties"
         )
     unscored = [f"{name}: what others found of its columns cannot be scored without its record" for name in missing]
+    if first.options.label_epsilon is not None:
+        unscored.append("labels are those that the active party has randomised, which its record has")
     return findings(views, by_row=by_row), unscored

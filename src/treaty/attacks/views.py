@@ -168,6 +168,14 @@ def auc_error(labels: Flags, auc: float = 0.5) -> float:
     return float(np.sqrt(spread / (ones * zeros)))
 
 
+def error_of_best(error: float, tries: int) -> float:
+    """Return the standard error that makes four of it as unlikely for the best of several tries as for one.
+
+    The tail of a normal beyond z falls as exp(-z^2 / 2), so the best of k goes beyond sqrt(z^2 + 2 ln k) as often.
+    """
+    return error * float(np.sqrt(16.0 + 2.0 * np.log(max(1, tries)))) / 4.0
+
+
 def label_finding(attack: str, view: View, truth: Truth, scores: Floats) -> Finding:
     """Return how well scores (n_rows,) separate labels, beside what the party's own columns tell without them."""
     baseline = guess_from_own_columns(view, truth)
@@ -185,7 +193,12 @@ def guess_from_own_columns(view: View, truth: Truth) -> float:
     codes, _ = truth.codes(view.party)
     if not codes.shape[1]:
         return 0.5
+    scores = PCA(1, random_state=0).fit_transform(standardised(codes))[:, 0]
+    return attack_auc(scores, truth.labels.astype(int))
+
+
+def standardised(codes: NDArray[np.uint8]) -> Floats:
+    """Return bins (n_rows, n_columns) with a mean of 0 and a standard deviation of 1 in each column."""
     values = codes - codes.mean(axis=0)
     spread = values.std(axis=0)
-    scores = PCA(1, random_state=0).fit_transform(values / np.where(spread > 0, spread, 1.0))[:, 0]
-    return attack_auc(scores, truth.labels.astype(int))
+    return np.asarray(values / np.where(spread > 0, spread, 1.0))

@@ -163,8 +163,13 @@ def _up_to_date(command: str, of: Experiment, at: Path, results: Path) -> bool:
 
 
 def digest(command: str, at: Path) -> str:
-    """Return a digest of a command's script, which tells whether it has changed since its results were written."""
-    return hashlib.sha256((at / command.split()[0]).read_bytes()).hexdigest()[:12]
+    """Return a digest of a command's script, of what scripts share, and of the package: what results follow from."""
+    package = sorted(Path(treaty.__file__).parent.rglob("*.py"))
+    found = hashlib.sha256()
+    shared = [path for path in [at / "data.py"] if path.is_file()]
+    for path in (at / command.split()[0], *shared, *package):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _play(command: str, at: Path, results: Path) -> str:

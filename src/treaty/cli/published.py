@@ -193,7 +193,12 @@ def look_up(figure: Figure, results: Path) -> Found:
         return Found(others[0] if others else figure.equal, "not reached" if others else "reached")
     text = _only(figure, chosen, where)
     for other, combine in ((figure.minus, float.__sub__), (figure.over, float.__truediv__)):
-        if other is not None and (against := _rows_at(other.where, rows)):
+        if other is not None:
+            against = _rows_at(other.where, rows)
+            if not against:
+                return Found("", "not run")
+            if len(against) > 1:
+                raise DataError(f"expected one row, got {len(against)} - at {figure.file}.csv, {other.where}")
             text = f"{combine(number(text), number(against[0][other.column or figure.column])):.4g}"
     value = number(text)
     gaps = [

@@ -26,6 +26,7 @@ from treaty.systems.pooled.system import ALONE
 from treaty.trees.metrics import evaluate
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+FEWEST_ROWS = 20  # of which quantiles are shown: those of fewer would be single rows' values
 OURS, POOLED = "this model", "pooled"
 _GIVEN = "rows given to this report"
 _LOADED = "The model was loaded from files, which keep no record of its training."
@@ -220,6 +221,9 @@ def _with_shap(
     """Return the contents with what columns add to margins; with the reason where the system does not tell."""
     if model._model != "trees":
         return contents
+    if next(iter(rows.values())).n_rows < FEWEST_ROWS:
+        too_few = f"Of fewer than {FEWEST_ROWS} rows it would show single ones."
+        return replace(contents, absent={**contents.absent, "shap": too_few})
     try:
         found = model.predict_contributions(X)
     except ConfigError as error:
@@ -253,7 +257,7 @@ def _spread(name: str, contributions: NDArray[np.float64], column: NDArray[Any] 
     if column is not None:
         middle = np.nanmedian(column) if not np.all(np.isnan(column)) else np.nan
         halves = [contributions[column <= middle], contributions[column > middle]]
-        if all(len(half) for half in halves):
+        if all(len(half) >= FEWEST_ROWS for half in halves):
             low, high = (np.quantile(half, QUANTILES).tolist() for half in halves)
             return Spread(name, mean, low=low, high=high)
     return Spread(name, mean, every=np.quantile(contributions, QUANTILES).tolist())

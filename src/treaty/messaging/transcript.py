@@ -68,8 +68,8 @@ class Transcript:
         self, direction: Direction, peer: str, step: str, round: int, nbytes: int, content: bytes | None = None
     ) -> None:
         """Add one message; `content` is dropped unless the transcript keeps contents."""
-        kept = content if self.record_content else None
         with self._lock:
+            kept = content if self.record_content else None
             seconds = time.monotonic() - self._start
             self._entries.append(Entry(direction, peer, step, round, nbytes, seconds, kept))
             self._room -= 0 if kept is None else len(kept)

@@ -68,8 +68,9 @@ def held_out_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> F
         np.add.at(counts, (leaf, y), 1.0)
         others = counts[leaf]
         others[each, y] -= 1.0
-        others[:, majority] += 0.5
-        right[tree] = np.mean(others.argmax(axis=1) == y)
+        most = others.max(axis=1, keepdims=True)
+        alone = (others == most).sum(axis=1) == 1
+        right[tree] = np.mean(np.where(alone, others.argmax(axis=1), majority) == y)
     return right
 
 

@@ -72,7 +72,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Folder for a record of all that the party sees of a training, for `treaty audit`: its own rows, messages with
         their contents, and what it opens. None: it records nothing.
     record_megabytes : float
-        Most bytes of messages in such a record, which are kept in memory; where a training sends more, none is written.
+        Most that its messages may take, and as much again that opened sums may, all kept in memory until the end;
+        where a training takes more, no record is written.
     cluster : str or None
         The party's own cluster, which adds up its rows in a training: "ray" starts workers on this machine,
         "ray://host:port" names the head of a Ray cluster that this machine is part of, see docs/clusters.md. Others see

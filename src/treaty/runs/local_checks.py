@@ -192,6 +192,7 @@ def _room(job: Job, name: str) -> str:
     member, least = job.parties[name], []
     for folder in output_folders(job, name):
         kept = member.audit_gigabytes * 1e9 if str(folder) == member.keep_for_audit else 0.0
+        kept += 2e6 * member.record_megabytes if str(folder) == member.record else 0.0
         free, needed = shutil.disk_usage(folder).free, ROOM + kept
         if free < needed:
             raise ConfigError(

@@ -35,7 +35,7 @@ from treaty.runs.reading import (
     read_by_column,
     read_by_row,
 )
-from treaty.runs.records import recorded, write_record
+from treaty.runs.records import begin_record, write_record
 from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows, read_to_predict
 from treaty.runs.threads import predicting_cast
@@ -95,7 +95,8 @@ def train_party(
         tables, ahead = _opened(party, job, cast, ahead, resume=resume, phase=phase), None
         clock.aligned(tables.seconds)
         seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
-        with opened(cluster_of(job.parties[name])) as seat.shards, recorded(job, party) as seat.recording:
+        with opened(cluster_of(job.parties[name])) as seat.shards:
+            seat.recording = begin_record(job, party)
             result = job.system.train[cast.roles[name]](seat)
         write_record(job, seat, getattr(result, "model_id", seat.model_id))
         part = result if cast.roles[name] in job.system.has_model else None

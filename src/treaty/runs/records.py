@@ -6,8 +6,6 @@ Kept where the party's own copy of a job asks for it, and sent to nobody. Whoeve
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,19 +87,17 @@ class _Record(msgspec.Struct):
     given: list[NDArray[np.int64]]
 
 
-@contextmanager
-def recorded(job: Job, party: Party) -> Iterator[Recording | None]:
-    """Record a training while it goes on, where the party's own copy of the job asks for it; give where to note sums.
+def begin_record(job: Job, party: Party) -> Recording | None:
+    """Record messages from here on, where the party's own copy of the job asks for it; return where to note sums.
 
-    Messages are recorded from here on, until they take more than the party's `record_megabytes`: from then on nothing
-    is, and no file is written.
+    Once messages, or sums, take more than the party's `record_megabytes`, nothing is recorded, and no file is written.
     """
     member = job.parties[party.name]
     if member.record is None:
-        yield None
-        return
-    party.transcript.keep_contents(int(member.record_megabytes * 1e6))
-    yield Recording()
+        return None
+    most = int(member.record_megabytes * 1e6)
+    party.transcript.keep_contents(most)
+    return Recording(room=most)
 
 
 def write_record(job: Job, seat: Seat, model_id: str) -> Path | None:
@@ -109,9 +105,9 @@ def write_record(job: Job, seat: Seat, model_id: str) -> Path | None:
     member, name = job.parties[seat.party.name], seat.party.name
     if seat.recording is None or member.record is None:
         return None
-    if not seat.party.transcript.record_content:
+    if not seat.party.transcript.record_content or seat.recording.room < 0:
         logger.warning(
-            "%s: its record is not written: messages took more than record_megabytes, %g MB", name,
+            "%s: its record is not written: messages, or opened sums, took more than record_megabytes, %g MB", name,
             member.record_megabytes,
         )  # fmt: skip
         return None

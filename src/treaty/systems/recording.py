@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,8 @@ class Recording:
         Those of the columns there.
     given : list of int64 (n,)
         At a party that contributes to sums under masks: its vectors without the masks, in the order it gave them.
+    room : float
+        Bytes that may still be noted. Once it is below 0, everything is dropped and nothing more is noted.
     """
 
     nodes: dict[str, list[OpenedNode]] = field(default_factory=dict)
@@ -35,6 +38,26 @@ class Recording:
     bins: Bins | None = None
     given: list[Integers] = field(default_factory=list)
 
+    room: float = math.inf
+
+    def note_node(self, owner: str, node: OpenedNode) -> None:
+        """Note the opened sums of a node, without the gradients that all nodes of a tree share."""
+        if self._fits(node.rows.nbytes + node.sums.nbytes):
+            self.nodes[owner].append(node)
+
+    def note_tree(self, asked: dict[int, Integers], left: Int32s, bins: Bins) -> None:
+        """Note a tree's opened sums by node."""
+        self.bins = bins
+        if self._fits(left.nbytes + sum(sums.nbytes for sums in asked.values())):
+            self.trees.append((asked, left))
+
     def note_given(self, values: Integers) -> None:
         """Note a vector that is about to be masked."""
-        self.given.append(values.astype(np.int64))
+        if self._fits(8 * values.size):
+            self.given.append(values.astype(np.int64))
+
+    def _fits(self, nbytes: int) -> bool:
+        self.room -= nbytes
+        if self.room < 0:
+            self.trees, self.given, self.nodes = [], [], {name: [] for name in self.nodes}
+        return self.room >= 0

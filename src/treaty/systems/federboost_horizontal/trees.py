@@ -107,8 +107,8 @@ class TreeLeader:
             if not asked:
                 grown = [growth.tree() for growth in growths]
                 if self._recording is not None:
-                    self._recording.bins = self._bins
-                    self._recording.trees += [(sums, tree.left) for sums, tree in zip(self._opened, grown, strict=True)]
+                    for opened_sums, tree in zip(self._opened, grown, strict=True):
+                        self._recording.note_tree(opened_sums, tree.left, self._bins)
                 return grown
             self._tell([], asked)
             _, sums = self._summed(asked, None)

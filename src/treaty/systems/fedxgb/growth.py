@@ -113,8 +113,8 @@ def _grow(crowd: Crowd, model: Model, part: ModelPart, bins: Bins, growth: Growt
     finished = [tree.finish(depth) for tree in trees]
     model.finish(np.stack([values for _, values in finished]))
     if growth.recording is not None:
-        growth.recording.bins = bins
-        growth.recording.trees += [(sums, tree.left) for sums, (tree, _) in zip(opened, finished, strict=True)]
+        for of_tree, (tree, _) in zip(opened, finished, strict=True):
+            growth.recording.note_tree(of_tree, tree.left, bins)
     return [tree for tree, _ in finished]
 
 

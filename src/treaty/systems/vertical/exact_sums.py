@@ -6,6 +6,7 @@ The owner of columns estimates what they will give away; it refuses that itself,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -117,5 +118,6 @@ def watched(
     watching: dict[int, SumsSource] = {}
     for name, columns in others.items():
         recording.offsets[name] = columns.offsets
-        watching[id(columns)] = WatchedColumns(columns, recording.nodes.setdefault(name, []).append)
+        recording.nodes[name] = []
+        watching[id(columns)] = WatchedColumns(columns, partial(recording.note_node, name))
     return [watching.get(id(source), source) for source in sources]
