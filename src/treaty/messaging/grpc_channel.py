@@ -56,7 +56,8 @@ class GrpcChannel:
     `address` is the ``host:port`` to listen at; with port 0 the system chooses. `key` and `certificate` are PEM; only
     `peers` can connect. `inbox_limit` are the bytes that all peers together may have sent here and the role has not
     read: each has a share (`Credit`), waits while it is full, and is refused a message that is larger, with an error at
-    both sides, before it is allocated. A peer is pinged after `keepalive_time` seconds of silence and has
+    both sides: a frame before it is allocated, a message in parts once the role listens, when its first part has come
+    and others up to the share may have. A peer is pinged after `keepalive_time` seconds of silence and has
     `keepalive_timeout` to answer; a broken connection is dialled again for `reconnect` seconds before the peer counts
     as lost. `terms` are what all must agree on, in words, which `connect` compares. Raises ConfigError when a
     certificate or key does not fit its name, the address cannot be listened at, or `inbox_limit` is too little for so

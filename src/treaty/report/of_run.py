@@ -136,7 +136,11 @@ def contents_of_run(
 
 def _whose(viewer: str, reports: Mapping[str, Report]) -> str:
     others = [name for name in reports if name != viewer]
-    beside = f" Times and bytes of {', '.join(others)} are from their reports in the same folder." if others else ""
+    beside = (
+        f" Times, bytes and the cost of noise of {', '.join(others)} are from their reports in the same folder."
+        if others
+        else ""
+    )
     return f"What {viewer} has noted of this run; it decides who else may see it.{beside}"
 
 
