@@ -15,14 +15,26 @@ from treaty.errors import ConfigError
 
 @pytest.mark.slow
 def test_the_command_alone_prints_scores_bytes_and_what_was_learned():
-    done = subprocess.run(
-        [*TREATY, "demo", "--trees", "2", "--transport", "memory"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([*TREATY, "demo", "--trees", "2"], capture_output=True, text=True, check=True)
     assert all(
         word in done.stdout
         for word in ("AUC", "XGBoost", "bit for bit the same", "clinic -> laboratory", "learned", "imaging")
     )
     assert "Warning" not in done.stderr
+
+
+def test_a_column_of_ids_is_no_feature(tmp_path):
+    X, y = real_table("binary")
+    X.iloc[:, :3].assign(y=y, who=range(len(y))).to_csv(tmp_path / "t.csv", index=False)
+    file = ["--data", str(tmp_path / "t.csv"), "--label", "y"]
+    done = CliRunner().invoke(app, ["demo", "--protocol", "pooled", "--trees", "1", *file, "--id", "who"])
+    assert done.exit_code == 0, done.output
+    assert "who" not in done.output
+    for wrong, words in [(["--id", "whom"], "got whom"), (["--id", "y"], "got y")]:
+        with pytest.raises(ConfigError, match=words):
+            CliRunner().invoke(app, ["demo", *file, *wrong], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="no ids"):
+        CliRunner().invoke(app, ["demo", "--id", "who"], catch_exceptions=False)
 
 
 @pytest.mark.slow

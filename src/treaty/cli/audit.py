@@ -34,6 +34,9 @@ def audit(
     ] = None,
     data: Annotated[str, typer.Option(help="With --compare: breast (built in), or a CSV or Parquet file.")] = "breast",
     label: Annotated[str | None, typer.Option(help="With --compare: the file's label column.")] = None,
+    ids: Annotated[
+        str | None, typer.Option("--id", help="With --compare: the file's column of ids, which is no feature.")
+    ] = None,
     parties: Annotated[int, typer.Option(min=2, max=10, help="With --compare: among how many.")] = 3,
     split: Annotated[
         str | None, typer.Option(help="With --compare: how columns are cut, 'age,income/visits'; not with --parties.")
@@ -58,7 +61,7 @@ def audit(
     if (compare is None) == (not records):
         raise ConfigError("expected either records of a training or --compare SYSTEM,SYSTEM; treaty audit --help")
     if compare is not None:
-        standings = _compared(compare, data, label, parties, split, trees, rows)
+        standings = _compared(compare, data, label, ids, parties, split, trees, rows)
         console.print(_grid_of_standings(standings))
         for standing in standings:
             if standing.error:
@@ -83,7 +86,14 @@ def audit(
 
 
 def _compared(
-    compare: str, data: str, label: str | None, parties: int, split: str | None, trees: int, rows: int | None
+    compare: str,
+    data: str,
+    label: str | None,
+    ids: str | None,
+    parties: int,
+    split: str | None,
+    trees: int,
+    rows: int | None,
 ) -> list[Standing]:
     import numpy as np
     from rich.status import Status
@@ -94,7 +104,7 @@ def _compared(
     from treaty.cli.demo_data import cut_columns, load_data, rows_apart
 
     entrants = [entrant(title.strip()) for title in compare.split(",") if title.strip()]
-    columns, y = load_data(data, label)
+    columns, y = load_data(data, label, ids)
     if rows is not None and rows < len(y):
         kept = train_test_split(np.arange(len(y)), train_size=rows, stratify=y, random_state=0)[0]
         columns, y = columns.take(kept), y[kept]

@@ -23,17 +23,19 @@ OWNERS = ("clinic", "laboratory", "imaging", *(f"partner{i}" for i in range(4, 1
 ORGANISATIONS = ("north", "south", "east", "west", *(f"hospital{i}" for i in range(5, 11)))
 
 
-def load_data(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
+def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArray[Any]]:
     """Return the columns as an arrow table, and the labels: of "breast", scikit-learn's, or of a file.
+
+    A file's columns `ids`, with commas between, are left out.
 
     Raises
     ------
     ConfigError
-        If a file is named without its label column, or with one that cannot be predicted.
+        If a file is named without its label column, or with one that cannot be predicted, or if it lacks a column.
     """
     if data == "breast":
-        if label is not None:
-            raise ConfigError("the built-in data has its own label; leave out --label, or name a file with --data")
+        if label is not None or ids is not None:
+            raise ConfigError("the built-in data has its label and no ids; leave --label and --id out, or name --data")
         bunch = load_breast_cancer()
         names = [str(name) for name in bunch.feature_names]
         return pa.table({name: bunch.data[:, k] for k, name in enumerate(names)}), bunch.target
@@ -42,7 +44,11 @@ def load_data(data: str, label: str | None) -> tuple[Any, NDArray[Any]]:
     table = read_table(Path(data), party=data)
     if label not in table.column_names:
         raise ConfigError(f"expected the label to be one of {', '.join(table.column_names)}, got {label!r}")
-    columns = table.drop_columns([label])
+    left_out = [name.strip() for name in (ids or "").split(",") if name.strip()]
+    unknown = [name for name in left_out if name not in table.column_names or name == label]
+    if unknown:
+        raise ConfigError(f"expected --id to name columns of {data} besides the label, got {', '.join(unknown)}")
+    columns = table.drop_columns([label, *left_out])
     refuse_strays(columns, data, "the demo", features=columns.column_names, remedy="put a letter before each")
     columns = with_categories(columns)
     y = check_labels(table[label].to_numpy(), data)

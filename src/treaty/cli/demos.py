@@ -85,6 +85,7 @@ def run_demo(
     parties: int | None,
     data: str,
     label: str | None,
+    ids: str | None,
     split: str | None,
     transport: str | None,
     trees: int | None,
@@ -113,10 +114,9 @@ def run_demo(
     if refused:
         raise ConfigError(refused[0])
     options = _options(system, {cipher: encryption} if cipher and named else {}, parties)
-    loaded = load_data(data, label)
+    loaded = load_data(data, label, ids)
     rounds = 20 if trees is None else trees
-    among_users = "user" in system.train
-    played = {} if system.split == "none" else {"transport": transport or ("memory" if among_users else "grpc")}
+    played = {} if system.split == "none" else {"transport": transport or "memory"}
     if model == "logistic":
         scenario = _regression(console, options, parties or 2, loaded, split, played)
     elif system.split == "rows":
@@ -308,6 +308,8 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
     regression = isinstance(model, LogisticRegression)
     batches = f", batches of {model.batch_size}" if regression else ""
     console.print(f"[bold]{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}[/bold]")
+    if system.split != "none" and model.transport == "memory":
+        console.print("all parties are threads of this process; --transport grpc: a process each, connected by TLS")
     if getattr(model.protocol, "allow_exact_sums", False):
         console.print(
             "allow_exact_sums: exact sums give away bins of so few rows; parties of a real job have to accept that"

@@ -10,40 +10,86 @@ import gc
 import os
 import re
 import sys
-from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 import treaty
-from treaty.cli.audit import audit
-from treaty.cli.audit_log import audit_log
-from treaty.cli.bench import bench
-from treaty.cli.check import check
-from treaty.cli.disclosures import disclosures
-from treaty.cli.forget import forget
-from treaty.cli.jobs import explain, predict, train
-from treaty.cli.keys import keys
 from treaty.cli.logs import BY_SIGNAL, Ended, last_line
-from treaty.cli.node import approve, cancel, jobs, logs, models, node, reject, submit
-from treaty.cli.report import report
-from treaty.cli.serve import serve
-from treaty.cli.show import show
-from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.privacy.ledger import cost, read_ledger, summary
-from treaty.runs.processes import ended_by_signals
-from treaty.runs.progress import steps_bar
+from treaty.signals import ended_by_signals
+
+console = Console()
+
+_OF_NODES = "Nodes"
+_COMMANDS = {
+    "demo": ("demo", None),
+    "check": ("check", None),
+    "disclosures": ("disclosures", None),
+    "train": ("jobs", None),
+    "predict": ("jobs", None),
+    "explain": ("jobs", None),
+    "serve": ("serve", None),
+    "show": ("show", None),
+    "report": ("report", None),
+    "audit": ("audit", None),
+    "ledger": ("spent", None),
+    "begin-anew": ("spent", None),
+    "audit-gradients": ("audit_gradients", None),
+    "keys": ("keys", None),
+    "bench": ("bench", None),
+    "node": ("node", _OF_NODES),
+    "submit": ("node", _OF_NODES),
+    "jobs": ("node", _OF_NODES),
+    "approve": ("node", _OF_NODES),
+    "reject": ("node", _OF_NODES),
+    "cancel": ("node", _OF_NODES),
+    "logs": ("node", _OF_NODES),
+    "models": ("node", _OF_NODES),
+    "forget": ("forget", _OF_NODES),
+    "audit-log": ("audit_log", _OF_NODES),
+}
+"""The module of each command, and where ``treaty --help`` lists it."""
+
+
+class _Commands(TyperGroup):
+    """The commands, each imported when it is asked for: all together take a second."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None where there is none of this name, and then all are known to suggest one."""
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
+            if name not in self.commands:
+                self.add_command(_imported(name), name)
+        return self.commands.get(cmd_name)
+
+
+def _imported(name: str) -> Any:
+    """Return what a command's module has under its name: a function, or an application with commands of its own."""
+    module, panel = _COMMANDS[name]
+    found = getattr(import_module(f"treaty.cli.{module}"), name.replace("-", "_"))
+    own = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    if isinstance(found, typer.Typer):
+        own.add_typer(found, name=name, rich_help_panel=panel)
+        return typer.main.get_group(own).commands[name]
+    own.command(name, rich_help_panel=panel)(found)
+    return typer.main.get_command(own)
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Train one model across organisations that may not pool their data.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-console = Console()
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,168 +105,6 @@ def common(
     ] = False,
 ) -> None:
     """Train one model across organisations that may not pool their data."""
-
-
-@app.command()
-def demo(
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="With --model trees: secureboost, federboost-vertical, fedxgboost-smm or fedxgboost-ldp, split by "
-            "column; federboost-horizontal, split by row; fedxgb, among users of a few rows; or pooled, on one table "
-            "(default secureboost). With --model logistic: quasi-newton, sgd or pooled (default quasi-newton)."
-        ),
-    ] = None,
-    model: Annotated[
-        Literal["trees", "logistic"], typer.Option(help="Boosted trees, or logistic regression, split by column.")
-    ] = "trees",
-    parties: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            max=10,
-            help="How many organisations the table is cut among. Default 3 (2 with --model logistic). With fedxgb: the "
-            "number of edge servers; each has four users.",
-        ),
-    ] = None,
-    data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
-    label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="How columns are cut: 'age,income/visits,spend' gives the first party two; in place of --parties."
-        ),
-    ] = None,
-    transport: Annotated[
-        Literal["grpc", "memory"] | None,
-        typer.Option(help="grpc: one process each, mutual TLS; memory: threads. By default memory for fedxgb alone."),
-    ] = None,
-    trees: Annotated[int | None, typer.Option(min=1, help="Boosting rounds. Default 20.")] = None,
-    encryption: Annotated[
-        str,
-        typer.Option(
-            help="With secureboost, quasi-newton and sgd: auto, lattice, ou (Okamoto-Uchiyama, 3072 bit) or paillier. "
-            "With fedxgboost-smm its backend: lattice, dealer or ou."
-        ),
-    ] = "auto",
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Write a report of the run to this HTML file, beside training on the pooled table."),
-    ] = None,
-) -> None:
-    """Train and predict between organisations on this machine and compare with XGBoost on the pooled table.
-
-    The first party has the labels. With the built-in data a clinic (labels, some measurements), a laboratory and an
-    imaging centre hold different columns of the same patients. Each lacks some of them and has them in an order of its
-    own, so they first find those they share without showing each other their lists. Under federboost-horizontal three
-    hospitals have patients of their own, with all measurements and labels; each is compared with what it gets alone.
-    Under fedxgb people's rows stay on devices of their own; a server gets the model, and the devices nothing of it.
-    With --model logistic a clinic and a laboratory fit a logistic regression together, beside scikit-learn's.
-    """
-    from treaty.runs.warm_up import trees_compiled_beside
-
-    # begun before what the demo needs is imported, which takes a second
-    with trees_compiled_beside(wanted=model == "trees") as compiling:
-        from treaty.cli.demos import run_demo
-
-        if report is not None:
-            from treaty.report.page import check_possible
-
-            check_possible(report)
-        run_demo(
-            console, model=model, protocol=protocol, parties=parties, data=data, label=label, split=split,
-            transport=transport, trees=trees, encryption=encryption, first_time=compiling, report=report,
-        )  # fmt: skip
-
-
-for command in (check, disclosures, train, predict, explain, serve, show, report, audit):
-    app.command()(command)
-for of_node in (node, submit, jobs, approve, reject, cancel, logs, models, forget):
-    app.command(rich_help_panel="Nodes")(of_node)
-app.add_typer(audit_log, name="audit-log")
-
-
-@app.command()
-def ledger(
-    path: Annotated[Path, typer.Argument(help="The ledger's file, or its folder: NAME.noise in a job's store.")],
-    delta: Annotated[
-        float | None, typer.Option(help="Have an accountant add releases up at this delta, where that is less.")
-    ] = None,
-) -> None:
-    """Print what noisy releases about a party's rows have cost so far, per value and per person.
-
-    One line for each job, or model, and mechanism; the last line is for everything together.
-    """
-    entries = read_ledger(path)
-    groups = dict.fromkeys((entry.job, entry.mechanism) for entry in entries)
-    for job, mechanism in groups:
-        own = [entry for entry in entries if (entry.job, entry.mechanism) == (job, mechanism)]
-        console.print(f"{job}, {mechanism}, {summary(own)}: {cost(own, delta)}", soft_wrap=True, highlight=False)
-    console.print(f"all: {cost(entries, delta)}", soft_wrap=True, highlight=False)
-
-
-@app.command()
-def begin_anew(
-    path: Annotated[
-        Path, typer.Argument(help="What is lost or damaged: NAME.noise, NAME.hints, NAME.queries, or a run log.")
-    ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
-    """Set aside what a party must remember and has lost, so that its next job begins it anew.
-
-    NAME.noise counts what noisy releases have cost people, and has the key of the noise: begun anew, people pay again
-    for what is released again, up to epsilon_total once more. NAME.hints counts what answers under the lattice map
-    have leaked. NAME.queries counts rows that users had predicted by a hidden model. A run log (NAME.jsonl, NAME.runs)
-    counts alignments. Bring back a copy if there is one; what is damaged
-    is moved, not deleted.
-    """
-    if not yes:
-        typer.confirm(f"Forget what {path} has counted, so that all of it may be spent once more?", abort=True)
-    for moved in set_aside(path):
-        console.print(f"moved to {moved}", soft_wrap=True, highlight=False)
-
-
-@app.command()
-def audit_gradients(
-    active: Annotated[Path, typer.Argument(help="Folder of the active party's records: its keep_for_audit.")],
-    passive: Annotated[Path, typer.Argument(help="Folder of a passive party's records.")],
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Audit what is whole of records that a killed training left.")
-    ] = False,
-) -> None:
-    """Tell whether a passive party received the gradients that the labels imply.
-
-    For after a training whose parties had keep_for_audit in their job files. Opens all that the passive party recorded
-    with the key and secrets that the active party recorded, and compares it with what follows from the labels, tree by
-    tree. Whoever runs this sees labels and gradients in the active party's record: an auditor whom both trust, or the
-    two together. Records of several trainings are put together by their numbers. docs/secureboost.md says what is
-    checked and what is not.
-
-    Ends with 0 where all is the same, 1 where something differs, 2 where a record is damaged or missing.
-    """
-    from treaty.compute import cores as all_cores
-    from treaty.systems.vertical.audit.replay import audit as compare
-
-    with steps_bar("auditing trees") as bar:
-        verdicts = compare(active, passive, unfinished=unfinished, threads=all_cores(), progress=bar)
-    for found in verdicts:
-        what = f"{found.active} -> {found.passive}, job {found.job!r}, model {found.model_id[:8]}"
-        for note in found.notes:
-            console.print(f"{what}: {note}", soft_wrap=True, highlight=False)
-        for finding in found.findings:
-            console.print(f"{what}: {finding}", soft_wrap=True, highlight=False)
-        compared = f"{found.trees} trees compared, {found.vectors} vectors opened"
-        same = "all hold the gradients that the labels imply" if found.trees else "nothing could be compared"
-        result = f"{len(found.findings)} differences" if found.findings else same
-        console.print(f"{what}: {compared}: {result}", soft_wrap=True, highlight=False)
-        signed = f"signed under the certificate {found.signed_by}" if found.signed_by else "nothing was signed"
-        console.print(f"{what}: {signed}", soft_wrap=True, highlight=False)
-    if any(found.findings or not found.trees for found in verdicts):
-        raise typer.Exit(1)
-
-
-app.add_typer(keys, name="keys")
-app.add_typer(bench, name="bench")
 
 
 def main() -> NoReturn:
@@ -245,4 +129,6 @@ def main() -> NoReturn:
             sys.stderr.flush()
             os._exit(int(ended.code))
         raise
+    finally:
+        gc.freeze()  # as Python ends it would look through everything once more, for half a second
     sys.exit(0)

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import IO, Any
 
 import msgspec
@@ -28,11 +28,13 @@ from treaty.errors import TreatyError
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
 from treaty.messaging.timeline import joined
+from treaty.runs.compiled_beside import trees_compiled_beside
 from treaty.runs.job import Job, decoded_job
 from treaty.runs.party import owners_of_model
 from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Traffic
-from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
+from treaty.runs.warm_up import compile_kernels
+from treaty.signals import ended_by_signals
 from treaty.systems.system import Cast
 
 logger = logging.getLogger(__name__)
@@ -172,24 +174,6 @@ def _end_all(started: Mapping[str, subprocess.Popen[bytes]]) -> None:
         if process.stdin is not None:
             with suppress(BrokenPipeError):
                 process.stdin.close()
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit, in which others are told and child processes ended.
-
-    Not where the program handles or ignores such a signal itself, nor in threads other than the main one.
-    """
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    here = threading.current_thread() is threading.main_thread()
-    changed = [number for number in numbers if here and signal.getsignal(number) == signal.SIG_DFL]
-    for number in changed:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _dealt_out(parties: Collection[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,8 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from treaty.models.trees import ModelPart
-from treaty.systems.system import Phase
+if TYPE_CHECKING:  # commands show bars before they import what trains
+    from treaty.systems.system import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +102,12 @@ class TrainingBar:
         self._progress.stop()
 
     def __call__(self, done: int, part: Any) -> None:
-        """Show the state after `done` rounds, or epochs: `part` is a model part, None, or epochs' losses by set."""
+        """Show the state after `done` rounds, or epochs: `part` is a `ModelPart`, None, or epochs' losses by set."""
         loss, of_epochs = "", isinstance(part, dict)
         if of_epochs:
             shown = {"loss" if name == "train" else f"{name} loss": of for name, of in part.items() if of}
             loss = "  ".join(f"{name} {of[-1]:.5f}" for name, of in shown.items())
-        elif isinstance(part, ModelPart) and part.forest is not None:
+        elif part is not None and part.forest is not None:
             loss = "  ".join(
                 f"{name} {metric} {values[-1]:.5f}"
                 for name, of in part.forest.history.items()

@@ -1,15 +1,13 @@
 """Kernels compiled before parties need them: by playing a small training of a system on made-up rows.
 
 That is most of the time of a first training on a new machine. Numba compiles on one core; where nothing is compiled yet
-`trees_compiled_beside` lets a second process compile what trees are grown by, which most systems share. What one of the
+`compiled_beside` has a second process compile what trees are grown by, which most systems share. What one of the
 two is about to compile the other waits for (`kernel_cache`).
 """
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +20,6 @@ from treaty.data.ids import Psi, read_ids
 from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
-from treaty.kernel_cache import is_compiled
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
@@ -30,7 +27,6 @@ from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import Cast, LabelledRows, System, cast_of
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_bits, margins_from_values
-from treaty.trees.scanning import scan_splits
 
 _SMALL = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
@@ -67,38 +63,19 @@ def _compile(system: System | None, options: SystemOptions | None, aligns: Psi |
             _train(of, small)
 
 
-@contextmanager
-def trees_compiled_beside(*, wanted: bool = True) -> Iterator[bool]:
-    """Let a process of its own compile what grows trees, if nothing is compiled yet; give whether that is so.
-
-    If it is not `wanted`, there is no such process.
-    """
-    first_time = not is_compiled(scan_splits)
-    if not (first_time and wanted):
-        yield first_time
-        return
-    words = [sys.executable, "-c", "from treaty.runs.warm_up import compile_trees; compile_trees()"]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet) as process:  # noqa: S603 - our own interpreter
-        try:
-            yield True
-        except BaseException:
-            process.terminate()
-            raise
-
-
 def compile_trees() -> None:
-    """Compile what grows trees and what predicts by them, by the system that has least else."""
+    """Compile what grows trees, by the system that has least else, and what predicts by them, also on one table."""
     with _without_collecting():
         _train(find_system("federboost-vertical"), FederBoostVertical())
+        margins_from_values([], join_splits([], []), np.zeros((1, 1), np.float32), np.zeros((1, 1)))
 
 
 def compile_walks() -> None:
-    """Compile what walks down trees, also where all columns are in one place."""
+    """Compile what walks down trees whose nodes are decided by several parties."""
     with _without_collecting():
-        matrix, margins, base = np.zeros((1, 1), np.float32), np.zeros((1, 1)), np.zeros(1, np.int64)
-        margins_from_bits([], base, SplitTable().decide(matrix), margins)
-        margins_from_values([], join_splits([], []), matrix, margins)
+        margins_from_bits(
+            [], np.zeros(1, np.int64), SplitTable().decide(np.zeros((1, 1), np.float32)), np.zeros((1, 1))
+        )
 
 
 @contextmanager

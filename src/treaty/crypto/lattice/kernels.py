@@ -41,6 +41,7 @@ Factors = tuple[Residues, Residues]  # numbers and their Shoup quotients
 
 _LOW, _HALF_WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 COPIES = 4  # of each place that residues are added up in
+_STRIP = 256  # numbers that are scaled together
 _TILE = 1024  # rows taken through all columns at a time, a multiple of COPIES: their residues stay in the cache
 
 
@@ -102,7 +103,8 @@ def encrypt_block(
     product = new_array(degree, np.uint32)
     for i in range(0, degree, LANES):
         multiply_lanes(product, i, public, i, numbers, shoup, i, q)
-    inverse_transform(product, 0, degree, inverse, inverse_shoup, q)
+    nothing: Any = np.int64(0)  # a plain 0 is a type of its own, for which the transform would be compiled once more
+    inverse_transform(product, nothing, degree, inverse, inverse_shoup, q)
     wide, count = np.uint64(q), len(scales) - 1
     for i in range(len(out)):
         total = np.uint64(0)
@@ -176,50 +178,57 @@ def dense_sums(
 
 
 @kernel
-def hint_rows(
-    rows: Rows, first: int, public: Residues, random: Int8s, error: Int8s, factors: Tables, scale: Any, out: Residues
+def add_hints(
+    rows: Rows, first: int, public: Factors, own: tuple[Int8s, Int8s], factors: Tables, total: Residues
 ) -> None:
-    """Hints of len(out) rows of the matrix from `first`, modulo one prime: sum over j of u_j a_j, plus r a_0 + e'.
+    """Add the sum over j of u_j a_j, plus r a + e', of rows of the matrix from `first`, to `total` (rows, N), modulo q.
 
-    `public` (1 + blocks, N): transforms of a_0 and a_j; `random`, `error` (rows, N): r and e'; `scale`: 1 / N modulo q,
-    uint32; `out` (rows, N).
+    `public` (count, N): transforms of a_j / N and, behind them, of a / N, and their Shoup quotients; `own`: r and e',
+    (rows, N) each, or of no rows, and then there is no a.
     """
     columns, column_of_row, code_of_row = rows
+    numbers, quotients = public
+    random, error = own
     q, forward, forward_shoup, inverse, inverse_shoup = factors
-    blocks, degree = public.shape[0] - 1, public.shape[1]
-    wide, signed = np.uint64(q), np.int64(q)
-    nothing: Any = np.int64(0)  # a plain 0 is a type of its own, for which the transform would be compiled once more
-    t, low, high = new_array(degree, np.uint32), new_array(degree, np.uint64), new_array(degree, np.uint64)
-    for s in range(len(out)):
+    degree, modulus, signed = numbers.shape[1], np.uint32(q), np.int64(q)
+    blocks = len(numbers) - 1 if len(random) > 0 else len(numbers)
+    nothing: Any = np.int64(0)  # as in `encrypt_block`
+    t, sums = new_array(degree, np.uint32), new_array(degree, np.uint32)
+    for s in range(len(total)):
         column, code = columns[column_of_row[first + s]], code_of_row[first + s]
-        low[:] = np.uint64(0)
-        high[:] = np.uint64(0)
-        for j in range(blocks + 1):
+        for i in range(degree):
+            sums[i] = np.uint32(0)
+        for j in range(len(numbers)):
             if j == blocks:
                 for i in range(degree):
                     value = np.int64(random[s, i])
                     t[i] = np.uint32(value + signed if value < 0 else value)
             else:
                 start, stop = j * degree, min((j + 1) * degree, len(column))
-                for i in range(start, stop):
-                    value = np.int64(column[i])
-                    if code >= 0:
-                        value = np.int64(value == code)
-                    t[i - start] = np.uint32(value + signed if value < 0 else value)
-                t[stop - start :] = np.uint32(0)
+                if code >= 0:
+                    for i in range(start, stop):
+                        t[i - start] = np.uint32(np.int64(column[i]) == code)
+                else:
+                    for i in range(start, stop):
+                        value = np.int64(column[i])
+                        t[i - start] = np.uint32(value + signed if value < 0 else value)
+                for i in range(stop - start, degree):
+                    t[i] = np.uint32(0)
             forward_transform(t, nothing, degree, forward, forward_shoup, q)
-            a = public[0 if j == blocks else j + 1]
+            for i in range(0, degree, LANES):
+                multiply_lanes(t, i, t, i, numbers[j], quotients[j], i, q)
             for i in range(degree):
-                product = np.uint64(t[i]) * np.uint64(a[i])
-                low[i] += product & _LOW
-                high[i] += product >> _HALF_WORD
+                added = sums[i] + t[i]  # below 2^32
+                sums[i] = min(added, added - modulus)
+        inverse_transform(sums, nothing, degree, inverse, inverse_shoup, q)
+        if len(random) > 0:
+            for i in range(degree):
+                e = np.int64(error[s, i])
+                added = sums[i] + np.uint32(e + signed if e < 0 else e)
+                sums[i] = min(added, added - modulus)
         for i in range(degree):
-            upper = ((high[i] % wide) << _HALF_WORD) % wide
-            t[i] = np.uint32((upper + low[i] % wide) % wide)
-        inverse_transform(t, 0, degree, inverse, inverse_shoup, q)
-        for i in range(degree):
-            scaled = np.uint64(t[i]) * np.uint64(scale) + np.uint64(np.int64(error[s, i]) + signed)
-            out[s, i] = np.uint32(scaled % wide)
+            added = total[s, i] + sums[i]
+            total[s, i] = min(added, added - modulus)
 
 
 @kernel
@@ -242,26 +251,43 @@ def rescale(
     int16.
     """
     words, digits = scales.shape[1], len(out)
-    acc = new_array(words + 1, np.uint64)
     bottom = guard - 1
-    for k in range(first, stop):
-        acc[:] = np.uint64(0)
-        acc[bottom // 32] = np.uint64(1) << np.uint64(bottom % 32)  # rounds to the nearest
+    acc, z = new_array((words + 1, _STRIP), np.uint64), new_array(_STRIP, np.uint64)
+    borrow = new_array(_STRIP, np.int64)
+    for begin in range(first, stop, _STRIP):  # each step for a strip of numbers, in vector registers
+        count = min(_STRIP, stop - begin)
+        for x in range(words + 1):
+            start = (
+                np.uint64(1) << np.uint64(bottom % 32) if x == bottom // 32 else np.uint64(0)
+            )  # rounds to the nearest
+            for k in range(count):
+                acc[x, k] = start
         for p in range(len(primes)):
-            z = np.uint64(residues[p, k]) * inverses[p] % primes[p]
+            q, inverse = primes[p] & _LOW, inverses[p] & _LOW
+            quotient = ((inverse << _HALF_WORD) // q) & _LOW
+            for k in range(count):
+                residue = np.uint64(residues[p, begin + k])
+                rest = residue * inverse - ((residue * quotient) >> _HALF_WORD) * q  # Shoup's product, below 2 q
+                z[k] = min(rest, rest - q)
             for x in range(words):
-                product = z * scales[p, x]
-                acc[x] += product & _LOW
-                acc[x + 1] += product >> _HALF_WORD
+                scale = scales[p, x] & _LOW
+                for k in range(count):
+                    product = (z[k] & _LOW) * scale
+                    acc[x, k] += product & _LOW
+                    acc[x + 1, k] += product >> _HALF_WORD
         for x in range(words):
-            acc[x + 1] += acc[x] >> _HALF_WORD
-            acc[x] &= _LOW
-        borrow = np.int64(0)
+            for k in range(count):
+                acc[x + 1, k] += acc[x, k] >> _HALF_WORD
+                acc[x, k] &= _LOW
+        for k in range(count):
+            borrow[k] = 0
         for d in range(digits):
             bit = guard + 16 * d
-            digit = np.int64((acc[bit // 32] >> np.uint64(bit % 32)) & np.uint64(0xFFFF)) + borrow
-            borrow = np.int64(1) if balanced and digit >= 1 << 15 else np.int64(0)
-            out[d, k] = np.int16(digit - (borrow << 16))
+            x, by = bit // 32, np.uint64(bit % 32)
+            for k in range(count):
+                digit = np.int64((acc[x, k] >> by) & np.uint64(0xFFFF)) + borrow[k]
+                borrow[k] = np.int64(1) if balanced and digit >= 1 << 15 else np.int64(0)
+                out[d, begin + k] = np.int16(digit - (borrow[k] << 16))
 
 
 def dots(

@@ -42,7 +42,7 @@ from treaty.errors import CryptoError
 Digits = NDArray[np.uint16]
 _KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed
 _FOR_HINTS = 256 << 20  # of them while hints are made, each of which needs all
-_NOT_EXPANDED: tuple[Sequence[int], Residues] = (), np.empty((0, 0, 0), np.uint32)
+_NOT_EXPANDED: tuple[Sequence[int], list[kernels.Factors]] = (), []
 
 
 def _transforms(parameters: Parameters) -> list[Tables]:
@@ -264,10 +264,9 @@ class LinearMapServer:
         random = ternary(keystream.raw, count * degree).reshape(count, degree)
         error = errors(keystream.raw, count * degree).reshape(count, degree)
         self.random[start:stop] = random
-        nothing = np.empty((1, 0), self.matrix.columns.dtype)
         residues = self.partial_hints(start, stop)
-        own = np.zeros(count, np.int64), start, _public(parameters, self.seed, [0], 1), random, error
-        self._add_hints(residues, nothing, *own)
+        nothing = np.empty((1, 0), self.matrix.columns.dtype)
+        self._add_hints(residues, nothing, np.zeros(count, np.int64), start, self._expand([0]), (random, error))
         out = np.empty((count, parameters.digits, degree), np.int16)
 
         def scale(first: int, last: int) -> None:
@@ -288,41 +287,43 @@ class LinearMapServer:
         needed, columns = np.unique(matrix.column_of_row[start:stop], return_inverse=True)
         count = stop - start
         total = np.zeros((len(self.primes), count, degree), np.uint32)
-        nothing = np.zeros((count, degree), np.int8)
-        for part in pieces(len(numbers), max(1, _FOR_HINTS // (4 * len(self.primes) * degree))):
+        nothing = np.empty((0, degree), np.int8)
+        for part in pieces(len(numbers), max(1, _FOR_HINTS // (8 * len(self.primes) * degree))):
             entries = matrix.columns[needed, part.start * degree : part.stop * degree]
             if self._expanded[0] != numbers[part]:
                 self._expanded = numbers[part], self._expand(numbers[part])
-            self._add_hints(total, entries, columns.astype(np.int64), start, self._expanded[1], nothing, nothing)
+            self._add_hints(total, entries, columns.astype(np.int64), start, self._expanded[1], (nothing, nothing))
         if stop == matrix.rows:
             self._expanded = _NOT_EXPANDED
         return total
 
-    def _expand(self, numbers: Sequence[int]) -> Residues:
-        """Return the transforms of some a~_j, after zeros in the place of a~_0."""
-        shape = len(self.primes), 1 + len(numbers), self.parameters.degree
-        public = np.zeros(shape, np.uint32)
-        public[:, 1:] = _public(self.parameters, self.seed, numbers, self._threads)
-        return public
+    def _expand(self, numbers: Sequence[int]) -> list[kernels.Factors]:
+        """Return the transforms of some a~_j / N and their Shoup quotients, for each prime."""
+        public = _public(self.parameters, self.seed, numbers, self._threads)
+        found = []
+        for of, prime in zip(public, self.parameters.primes, strict=True):
+            scaled = (of * np.uint64(pow(self.parameters.degree, -1, prime)) % np.uint64(prime)).astype(np.uint32)
+            found.append((scaled, shoup_quotients(scaled, prime)))
+        return found
 
     def _add_hints(
         self, total: Residues, columns: NDArray[Any], column_of_row: NDArray[np.int64], start: int,
-        public: Residues, random: NDArray[np.int8], error: NDArray[np.int8],
+        public: list[kernels.Factors], own: tuple[NDArray[np.int8], NDArray[np.int8]],
     ) -> None:  # fmt: skip
-        """Add sums over j of u_j a~_j, plus r a~_0 + e', of rows of the matrix from `start` on, in these columns."""
-        arrays = columns, column_of_row, self.matrix.code_of_row[start : start + len(random)]
+        """Add sums over j of u_j a~_j of rows of the matrix from `start` on, in these columns; and what is their own.
+
+        `own` are r and e', of which r a~_0 + e' is added, where `public` has that of a~_0 last; or arrays of no rows.
+        """
+        random, error = own
+        arrays = columns, column_of_row, self.matrix.code_of_row[start : start + total.shape[1]]
 
         def work(first: int, last: int) -> None:
-            made = np.empty((last - first, total.shape[2]), np.uint32)
             for p, table in enumerate(_transforms(self.parameters)):
-                scale = np.uint32(pow(total.shape[2], -1, int(table.prime)))
-                given = public[p], random[first:last], error[first:last]
-                kernels.hint_rows(arrays, first, *given, table, scale, made)
-                made += total[p, first:last]  # below 2^32
-                made -= np.where(made >= table.prime, table.prime, np.uint32(0))
-                total[p, first:last] = made
+                kernels.add_hints(
+                    arrays, first, public[p], (random[first:last], error[first:last]), table, total[p, first:last]
+                )
 
-        share(work, len(random), self._threads)
+        share(work, total.shape[1], self._threads)
 
     def _rescale(self, residues: Residues, balanced: bool, out: NDArray[np.int16]) -> None:
         kernels.rescale(

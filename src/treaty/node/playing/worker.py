@@ -30,8 +30,9 @@ from treaty.node.state.job_files import alone
 from treaty.runs.job import Job, decoded_job, id_column
 from treaty.runs.online import serve_online
 from treaty.runs.party import explain_party, find_part, predict_party, train_party
-from treaty.runs.processes import ended_by_signals, line_of_parent
+from treaty.runs.processes import line_of_parent
 from treaty.runs.report import FORMAT, Report, report_file
+from treaty.signals import ended_by_signals
 from treaty.systems.vertical.online import Asked
 
 OFTEN = 0.2  # seconds, at least, between two events about rounds
