@@ -79,47 +79,14 @@ docs: $(STAMP)
 snippets: $(STAMP)
 	$(BIN)/python docs/snippets.py
 
+# What was published, repeated; then what else is measured. Hours.
+MEASURED := pooled_speed prediction_speed shap_speed alignment_speed cipher_speed comparison_speed lattice_speed \
+    lattice_skew secure_routing secureboost_speed secureboost_memory secureboost_limits secureboost_attacks \
+    secureboost_exact_sums exact_sums_grid gradient_audit secpred_queries histogram_inversion smm_attacks \
+    logistic_calibration logistic_attacks large_tables estimates faults mutations
 bench: $(STAMP)
-	$(BIN)/python benchmarks/pooled_speed.py
-	$(BIN)/python benchmarks/lattice_speed.py
-	$(BIN)/python benchmarks/lattice_skew.py
-	$(BIN)/python benchmarks/secureboost_speed.py
-	$(BIN)/python benchmarks/secureboost_accuracy.py
-	$(BIN)/python benchmarks/secureboost_memory.py
-	$(BIN)/python benchmarks/large_tables.py
-	$(BIN)/python benchmarks/estimates.py
-	$(BIN)/python benchmarks/secureboost_limits.py
-	$(BIN)/python benchmarks/secureboost_convergence.py
-	$(BIN)/python benchmarks/secureboost_scaling.py
-	$(BIN)/python benchmarks/secureboost_reduced_leakage.py
-	$(BIN)/python benchmarks/secureboost_attacks.py
-	$(BIN)/python benchmarks/secureboost_exact_sums.py
-	$(BIN)/python benchmarks/exact_sums_grid.py
-	$(BIN)/python benchmarks/gradient_audit.py
-	$(BIN)/python benchmarks/federboost_vertical.py
-	$(BIN)/python benchmarks/federboost_horizontal.py
-	$(BIN)/python benchmarks/federboost_tables.py
-	$(BIN)/python benchmarks/fedxgb.py
-	$(BIN)/python benchmarks/secpred_queries.py
-	$(BIN)/python benchmarks/fedxgb_churn.py
-	$(BIN)/python benchmarks/histogram_inversion.py
-	$(BIN)/python benchmarks/fedxgboost_ldp.py
-	$(BIN)/python benchmarks/fedxgboost_ldp.py --published
-	$(BIN)/python benchmarks/smm.py
-	$(BIN)/python benchmarks/cipher_speed.py
-	$(BIN)/python benchmarks/comparison_speed.py
-	$(BIN)/python benchmarks/secure_routing.py
-	$(BIN)/python benchmarks/smm_attacks.py
-	$(BIN)/python benchmarks/alignment_speed.py
-	$(BIN)/python benchmarks/prediction_speed.py
-	$(BIN)/python benchmarks/shap_speed.py
-	$(BIN)/python benchmarks/logistic_accuracy.py
-	$(BIN)/python benchmarks/logistic_calibration.py
-	$(BIN)/python benchmarks/logistic_rates.py
-	$(BIN)/python benchmarks/logistic_speed.py
-	$(BIN)/python benchmarks/logistic_attacks.py
-	$(BIN)/python benchmarks/faults.py
-	$(BIN)/python benchmarks/mutations.py
+	$(BIN)/treaty bench run all
+	for each in $(MEASURED); do $(BIN)/python benchmarks/$$each.py || exit 1; done
 
 clean:
 	rm -rf .venv .venv-*
