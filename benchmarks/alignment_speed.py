@@ -27,11 +27,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treaty.compute import pieces
 from treaty.data.ids import Psi, read_ids
 from treaty.messaging.certificates import load_certificate, write_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
+from treaty.parallel import pieces
 from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
 
 SIDES = ("active", "passive")

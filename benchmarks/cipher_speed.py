@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from data import find
-from treaty.compute import concurrently, pieces
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.additive.montgomery import Modulus
@@ -29,6 +28,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.sums.bin_products import Items, bin_products
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
 from treaty.crypto.sums.joint_sums import plan_blocks
+from treaty.parallel import concurrently, pieces
 
 ROWS, BINS, FRACTION = 20_000, 32, 1 << 16
 GENERATE = {"ou": generate_key, "paillier": generate_paillier_key}

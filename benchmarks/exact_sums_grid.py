@@ -21,7 +21,7 @@ from scipy.special import ndtr
 
 from data import arguments
 from opened_sums import columns_of, grow, of_first_trees
-from treaty.compute import cores
+from treaty.parallel import cores
 from treaty.privacy.exact_sums import known_bins
 from treaty.privacy.exact_sums_estimate import GRID
 

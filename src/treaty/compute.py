@@ -1,17 +1,12 @@
-"""How kernels are compiled and shared among threads, and decoders built; short names of array types.
+"""How kernels are compiled, and decoders built; short names of array types.
 
-Where they are kept once they are compiled is in `kernel_cache`.
-
-Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
-"workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
+Where kernels are kept once they are compiled is in `kernel_cache`, how threads share their work in `parallel`.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
@@ -33,8 +28,6 @@ Int32s = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nobody calls a kernel by its address
 
@@ -106,90 +99,3 @@ def json_decoder_of(kind: Hashable) -> msgspec.json.Decoder[Any]:
     """Return a decoder of a type from JSON, built as those of `decoder_of` are."""
     with _BUILDING:
         return msgspec.json.Decoder(kind)
-
-
-def cores(n_jobs: int | None = None) -> int:
-    """Return the number of threads to use: `n_jobs`, or, for None, every core of this process; -2 is all but one."""
-    if n_jobs is not None and n_jobs > 0:
-        return n_jobs
-    every = len(usable_cores())
-    return every if n_jobs is None else max(1, every + 1 + n_jobs)
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores that the calling thread may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def keep_to(numbers: Sequence[int]) -> None:
-    """Keep the calling thread, and those it starts, to these cores, where the system lets us."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, numbers)
-
-
-def stay_on_one_core() -> None:
-    """Keep the calling thread on one core, the same for all that ask, where the system lets us.
-
-    Threads that mostly hold the interpreter lock hinder each other on several cores: 32 participants took 19 s on
-    two cores and 9 s on one, three with little to do 2.3 s and 1.35 s. Threads of the pool, which work without the
-    lock, stay free.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(_every_core())})
-
-
-def _every_core() -> set[int]:
-    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never restricted
-
-
-def _set_free() -> None:
-    """Undo, in a new thread, what its maker was restricted to: a thread inherits its maker's cores."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, _every_core())
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="treaty", initializer=_set_free)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of these threads
-
-
-def share(work: Callable[[int, int], None], total: int, threads: int, least: int = 1) -> None:
-    """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
-
-    Each part has at least `least` items, if there are several; the calling thread works on the first. Parts must not
-    overlap in what they write. Not to be called from within `work`: the parts share one pool and would wait for each
-    other.
-    """
-    parts = max(1, min(threads, total // max(least, 1)))
-    if parts == 1:
-        return work(0, total)
-    edges = [total * part // parts for part in range(parts + 1)]
-    others = [_pool(threads).submit(work, edges[part], edges[part + 1]) for part in range(1, parts)]
-    try:
-        work(0, edges[1])
-    finally:
-        wait(others)  # they may still read and write what the caller would take back
-    for other in others:
-        other.result()
-    return None
-
-
-def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """Apply `work` to every item on at most `threads` threads; return the results in order.
-
-    Unlike `share`, items may differ in size: a thread that is done takes the next one.
-    """
-    items = list(items)
-    if threads <= 1 or len(items) <= 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="treaty", initializer=_set_free) as pool:
-        return list(pool.map(work, items))
-
-
-def pieces(count: int, length: int) -> list[slice]:
-    """Cut ``range(count)`` into slices of at most `length`."""
-    return [slice(start, min(start + length, count)) for start in range(0, count, length)]

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from treaty.cli.logs import PRINTED, LogFile, Verbose, log_of_all, logged
-from treaty.compute import keep_to
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
+from treaty.parallel import keep_to
 from treaty.runs.checks import check_training
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, id_column, load_job

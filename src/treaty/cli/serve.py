@@ -16,7 +16,6 @@ from rich.console import Console
 
 from treaty.cli.logs import LogFile, Verbose, logged
 from treaty.cli.node import DEFAULT, NodeFile
-from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.node.playing.online import Partners as Asking
@@ -24,6 +23,7 @@ from treaty.node.playing.online import UnknownIds, find_socket
 from treaty.node.proposals import Proposal
 from treaty.node.rules.settings import load_settings
 from treaty.node.state.store import Store
+from treaty.parallel import cores
 
 if TYPE_CHECKING:
     from treaty.serving.service import Partners

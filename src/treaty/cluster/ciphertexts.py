@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from treaty.cluster.histograms import members, nodes_of
 from treaty.cluster.lattice import ClusterLatticeClient, ClusterLatticeServer
 from treaty.cluster.shards import ByRows, Shard, Shards, local_rows, places
-from treaty.compute import pieces, share
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer
 from treaty.crypto.sums.bin_products import Items, bin_products
 from treaty.crypto.sums.blind_sums import BlindSumsServer
 from treaty.crypto.sums.encrypted_sums import Ends
 from treaty.crypto.sums.joint_sums import Block, Group, keep_features, plan_blocks
+from treaty.parallel import pieces, share
 
 Words = NDArray[np.uint64]
 Found = tuple[NDArray[np.int64], Words]

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.shards import PIECE_BYTES, ByRows, Shard, cut_arguments
-from treaty.compute import cores
 from treaty.errors import ClusterLost, ConfigError
+from treaty.parallel import cores
 from treaty.scratch import forget
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, cores
 from treaty.data.kernels import pad_cuts, tie_aware_cuts, write_codes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
+from treaty.parallel import concurrently, cores
 from treaty.scratch import forget, new
 
 MOST_BINS = 255  # codes are uint8, and one code is left for "missing"

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
 from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.large import WORDS, Column, Scratch, SortedRecords, records
+from treaty.parallel import pieces
 from treaty.scratch import forget
 
 _SEEN = np.dtype([("hash", np.uint64, (2,)), ("place", np.int64), ("row", np.int64)])

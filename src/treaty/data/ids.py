@@ -28,10 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
 from treaty.data.grouping import group_rows, group_rows_in_files
 from treaty.data.large import IN_MEMORY, part_of
 from treaty.errors import ConfigError, DataError
+from treaty.parallel import pieces
 from treaty.scratch import forget
 
 OnDuplicate = Literal["error", "first", "expand"]

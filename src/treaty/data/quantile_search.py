@@ -26,11 +26,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently
 from treaty.data.binning import MOST_BINS
 from treaty.data.float_keys import floats_of, keys_of
 from treaty.data.quantile_kernels import insert_points, place_cuts
 from treaty.errors import ConfigError, LocalProtocolError
+from treaty.parallel import concurrently
 from treaty.scratch import folder_of, forget, new
 
 _EVERY = (-np.inf, np.inf)

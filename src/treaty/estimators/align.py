@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from treaty.compute import cores
 from treaty.data.file_tables import FileTable
 from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, Psi, read_ids
 from treaty.data.run_log import MAX_RUNS, RunLog
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
+from treaty.parallel import cores
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive

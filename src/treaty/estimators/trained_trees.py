@@ -11,13 +11,13 @@ import pyarrow
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from treaty.compute import cores
 from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables
 from treaty.models import decisions
 from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models.trees import forest_of
+from treaty.parallel import cores
 from treaty.runs.threads import active_of
 from treaty.systems.pooled.system import ALONE
 

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from treaty.compute import concurrently
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_JOB
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
@@ -35,6 +34,7 @@ from treaty.messaging.grpc_link import Link, Pings
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import FRAME_BYTES, VERSION, Introduction
 from treaty.messaging.messages import clean
+from treaty.parallel import concurrently
 
 REFUSAL_PATIENCE = 4.0
 """Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from functools import partial
 from typing import TypeVar
 
-from treaty.compute import concurrently
 from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
 from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
 from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
 from treaty.messaging.transcript import Transcript
+from treaty.parallel import concurrently
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from treaty.compute import Flags, Int32s, Integers, concurrently, kernel
+from treaty.compute import Flags, Int32s, Integers, kernel
+from treaty.parallel import concurrently
 
 MOST = 600
 """Most different gradients among which three are tried: of many, so many triples fit by chance that nothing is won."""

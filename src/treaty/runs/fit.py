@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import cores
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, noise_folder
@@ -22,6 +21,7 @@ from treaty.models.decisions import RowDecisions, row_decisions
 from treaty.models.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, cut_to_records, predict_pooled
+from treaty.parallel import cores
 from treaty.privacy.ledger import Ledger
 from treaty.runs.grpc_fit import predict_in_processes, train_in_processes
 from treaty.runs.progress import TrainingBar, steps_bar

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from treaty.compute import cores
 from treaty.errors import ConfigError
 from treaty.messaging.party import Party
+from treaty.parallel import cores
 from treaty.runs.job import Job
 from treaty.runs.local_checks import check_file
 from treaty.runs.meeting.connecting import connected

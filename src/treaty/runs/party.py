@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.ray_shards import opened
-from treaty.compute import cores
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.messaging.party import Party
@@ -22,6 +21,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, 
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
+from treaty.parallel import cores
 from treaty.runs.checks import check_training, cluster_of
 from treaty.runs.endings import put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of

@@ -23,11 +23,11 @@ from typing import IO, Any
 
 import msgspec
 
-from treaty.compute import usable_cores
 from treaty.errors import TreatyError
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
 from treaty.messaging.timeline import joined
+from treaty.parallel import usable_cores
 from treaty.runs.compiled_beside import trees_compiled_beside
 from treaty.runs.job import Job, decoded_job
 from treaty.runs.party import owners_of_model

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import cores
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
+from treaty.parallel import cores
 from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, store_of
 from treaty.runs.meeting.connecting import connected

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import cores
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.messaging.memory import Link, memory_channels
@@ -21,6 +20,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper
 from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, rows_first
+from treaty.parallel import cores
 from treaty.systems.recording import Recording
 from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System
 from treaty.systems.vertical.decisions import collect, predict_passive

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers, pieces, share
+from treaty.compute import Flags, Floats, Int32s, Integers
+from treaty.parallel import pieces, share
 from treaty.scratch import contiguous, side_by_side
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
@@ -125,7 +126,7 @@ class ColumnSource:
         def work(first: int, last: int) -> None:
             look_up_left(self._columns, rows, starts, features, left_bins, first, last, left)
 
-        share(work, len(rows), self._threads, least=1 << 17)
+        share(work, len(rows), self._threads, least=1 << 14)
         records = [self.record(int(feature), bins) for feature, bins in zip(features, left_bins, strict=True)]
         self._left = np.array(records, np.int32), left
 

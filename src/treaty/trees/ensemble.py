@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers, share
+from treaty.compute import Flags, Floats, Int32s, Integers
+from treaty.parallel import share
 from treaty.trees.walking import Nodes, NodeSplits, record_bits, walk_bits, walk_values
 
 _NO_MARGINS = np.zeros((0, 1))  # for `walk_bits`: this result is not wanted

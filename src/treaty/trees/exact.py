@@ -22,6 +22,8 @@ import numpy as np
 from treaty.compute import Floats, Integers
 from treaty.trees.scanning import DIGITS
 
+_MOST = (1 << 32 * DIGITS) - 1  # no numerator is as large
+
 
 def fraction(totals: Integers, left: Integers, ridge: int) -> tuple[int, int]:
     """Return V^2 and a (T - a) of a split, from the sums of grad, hess and rows of its node and its left child."""
@@ -45,16 +47,20 @@ def bounds(totals: Integers, ridge: int, threshold: float) -> tuple[Floats, Any,
     Gains, float64 (n,), are in units of the fixed point. Where units are coarse, rounding down takes more off them than
     float64 could.
     """
+    if threshold == 0.0:  # mostly
+        tops = [min(grad * grad * ridge, _MOST) for grad in totals[:, 0].tolist()]
+        belows = [hess + ridge for hess in np.maximum(totals[:, 1], 0).tolist()]
+        return np.zeros(len(totals)), _digits(tops, DIGITS), _digits(belows, 4)
     ratio = threshold.as_integer_ratio()
     found = [_bound(grad, max(hess, 0), ridge, *ratio) for grad, hess, _ in totals.tolist()]
-    gains, tops, belows = zip(*found, strict=True) if found else ((), (), ())
-    return np.array(gains, np.float64), _digits(tops, DIGITS), _digits(belows, 4)
+    gains = np.array([gain for gain, _, _ in found])
+    return gains, _digits([top for _, top, _ in found], DIGITS), _digits([below for _, _, below in found], 4)
 
 
 def _bound(grad: int, hess: int, ridge: int, above: int, below: int) -> tuple[float, int, int]:
     """Return a node's least gain, and the fraction, where the threshold is ``above / below``."""
     whole, parent = (hess + 2 * ridge) * (hess + ridge), grad * grad * ridge
-    top = min(whole * above // below + parent, (1 << 32 * DIGITS) - 1)  # no numerator is as large
+    top = min(whole * above // below + parent, _MOST)
     return (top - parent) / whole, top, hess + ridge
 
 

@@ -23,12 +23,13 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, Integers, inner, kernel, share
+from treaty.compute import Int32s, Integers, inner, kernel
+from treaty.parallel import share
 
 AHEAD = 16  # rows to prefetch: about as many as are added up while one comes from memory
 TABLES = 12  # features added up together: their words, 2 kB each, stay in the first-level cache
 _FEWEST = 7  # bits of the count below which unpacking words costs more than it saves
-_SMALL = 1 << 16  # cells (a row's value of a feature) that are summed before a second thread would start
+_SMALL = 1 << 15  # cells (a row's value of a feature) that are summed before a second thread would start
 
 
 class Histograms:
@@ -122,7 +123,7 @@ class Histograms:
         def work(first: int, last: int) -> None:
             used.append(pack(self._grad, self._hess, self._hess_bits, self._count_bits, first, last, self._words))
 
-        share(work, len(self._words), self._threads, least=1 << 17)
+        share(work, len(self._words), self._threads, least=1 << 14)
         grads, hesses = (reduce(or_, numbers) for numbers in zip(*used, strict=True))
         return grads.bit_length(), hesses.bit_length() if hesses >= 0 else 64
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import Flags, Floats, Int32s, Integers, kernel, new_array, share
+from treaty.compute import Flags, Floats, Int32s, Integers, kernel, new_array
+from treaty.parallel import share
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
-_SMALL = 1 << 17  # rows that are moved before a second thread would start
+_SMALL = 1 << 14  # rows that are moved before a second thread would start
 
 
 class RowPartition:

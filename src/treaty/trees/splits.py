@@ -10,7 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers, share
+from treaty.compute import Flags, Floats, Int32s, Integers
+from treaty.parallel import share
 from treaty.trees.exact import bounds, fraction
 from treaty.trees.scanning import DIGITS, SLACK, scan_splits, subtract_siblings
 
@@ -257,7 +258,7 @@ def scan(
             sums, totals, features, offsets, categorical, units, limits, to_pass, first, last, written
         )  # fmt: skip
 
-    share(work, n_nodes, threads, least=max(1, (1 << 15) // max(1, sums.shape[1])))
+    share(work, n_nodes, threads, least=max(1, (1 << 13) // max(1, sums.shape[1])))
     return found
 
 

@@ -20,11 +20,11 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, pieces
 from treaty.crypto.additive import montgomery_kernels as kernels
 from treaty.crypto.additive.fma_multiplier import GROUP, HAS_FMA
 from treaty.crypto.additive.multiplier import DIGIT_BITS, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
 from treaty.errors import CryptoError
+from treaty.parallel import concurrently, pieces
 
 Words = NDArray[np.uint64]
 

@@ -30,7 +30,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_checks import check_base, check_messages, check_modulus, check_order
 from treaty.crypto.additive.key_proofs import OKAMOTO_UCHIYAMA_NUMBERS, check_okamoto_uchiyama
@@ -40,6 +39,7 @@ from treaty.crypto.additive.residues import PrimeSquare, Residues
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError
+from treaty.parallel import concurrently, pieces
 
 Words = NDArray[np.uint64]
 

@@ -32,7 +32,6 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, pieces
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_checks import check_base, check_messages, check_modulus, check_order
 from treaty.crypto.additive.key_proofs import PAILLIER_NUMBERS, check_paillier
@@ -41,6 +40,7 @@ from treaty.crypto.additive.residues import PrimeSquare
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError
+from treaty.parallel import concurrently, pieces
 
 Words = NDArray[np.uint64]
 

@@ -35,10 +35,10 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, pieces
 from treaty.crypto.additive.montgomery import FixedBase, FixedBases, Modulus, from_words
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.parameters import RANDOMISER_SPARE
+from treaty.parallel import concurrently, pieces
 
 Words = NDArray[np.uint64]
 

@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
 from treaty.errors import CryptoError
+from treaty.parallel import pieces
 
 KEY_BYTES = 32
 _CHUNK = 1 << 14  # numbers at a time: keystream and sum stay in the cache

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import pieces, share
 from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
@@ -38,6 +37,7 @@ from treaty.crypto.lattice.sampling import errors, flood, public_ring_elements, 
 from treaty.crypto.lattice.transform import Residues, Tables, tables
 from treaty.crypto.wide import add, cut, from_ints, times
 from treaty.errors import CryptoError
+from treaty.parallel import pieces, share
 
 Digits = NDArray[np.uint16]
 _KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, new_array, pieces, share
+from treaty.compute import kernel, new_array
 from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.lattice.transform import Residues
 from treaty.errors import CryptoError
+from treaty.parallel import pieces, share
 
 WORD = 32
 Packed = NDArray[np.uint32]

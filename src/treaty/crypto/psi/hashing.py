@@ -11,9 +11,9 @@ import hmac
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import share
 from treaty.crypto.psi import sodium
 from treaty.errors import CryptoError
+from treaty.parallel import share
 
 NODES = 256  # parts of a set with a commitment each: a change shows in which part it is
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treaty.compute import kernel, pieces
+from treaty.compute import kernel
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words
 from treaty.crypto.transfer.aes import hashed
@@ -40,6 +40,7 @@ from treaty.crypto.wide import (
     subtract,
     times,
 )
+from treaty.parallel import pieces
 
 _AT_ONCE = 1 << 16  # blocks of 16 bytes of pads in memory
 

@@ -39,7 +39,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, pieces
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, ReadyFactors
@@ -48,6 +47,7 @@ from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
 from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
 from treaty.crypto.sums.whole_table import bins_of
 from treaty.errors import CryptoError
+from treaty.parallel import concurrently, pieces
 
 Words = NDArray[np.uint64]
 

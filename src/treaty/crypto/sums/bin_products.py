@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.sums.joint_sums import LEAST_GAIN, Block, Cells, Group, Index, Labels, sort_cells
+from treaty.parallel import concurrently
 
 Words = NDArray[np.uint64]
 

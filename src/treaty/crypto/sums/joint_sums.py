@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, kernel, pieces
+from treaty.compute import kernel
+from treaty.parallel import concurrently, pieces
 
 Labels = NDArray[np.int32]
 Index = NDArray[np.int64]

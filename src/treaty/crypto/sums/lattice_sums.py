@@ -31,7 +31,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer, PartialSums
@@ -44,6 +43,7 @@ from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payloa
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.crypto.wide import cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
+from treaty.parallel import pieces
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
 _UNPACKED_BYTES = 16 << 20  # of a piece of a query, at a time

@@ -19,8 +19,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, share
+from treaty.compute import kernel
 from treaty.crypto.transfer.rounds import BLOCKS, HAS_AES, KEY_WORDS, encrypt, expand
+from treaty.parallel import share
 
 _PIECE = 1 << 12  # blocks at a time, 64 kB: what lies in a core's own cache
 _SPARE = 15  # bytes that `update_into` wants beyond what it writes

@@ -33,10 +33,10 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
 from treaty.crypto.transfer import base, bits
 from treaty.crypto.transfer.aes import Streams, hashed, hashed_bits
 from treaty.errors import CryptoError
+from treaty.parallel import pieces
 
 KAPPA = 128
 """Base transfers, and bits of a row."""

@@ -33,10 +33,11 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers, kernel, share
+from treaty.compute import Integers, kernel
 from treaty.crypto.psi.hashing import row_digests
 from treaty.crypto.transfer import base, bits
 from treaty.crypto.transfer.aes import Streams, permuted
+from treaty.parallel import share
 
 WIDTH = 512
 """Base transfers, and bits of a code word."""

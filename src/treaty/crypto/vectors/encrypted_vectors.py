@@ -36,7 +36,6 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, pieces
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
 from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
@@ -44,6 +43,7 @@ from treaty.crypto.parameters import STATISTICAL_BITS
 from treaty.crypto.payload import check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.errors import CryptoError
+from treaty.parallel import concurrently, pieces
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]

@@ -42,10 +42,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, kernel, pieces, share
+from treaty.compute import kernel
 from treaty.crypto.aggregation.masks import add_masks, mask_key, mask_nonce
 from treaty.crypto.payload import SumsBounds
 from treaty.errors import CryptoError
+from treaty.parallel import concurrently, pieces, share
 
 Words = NDArray[np.uint64]
 

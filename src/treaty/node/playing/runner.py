@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from treaty.compute import cores
 from treaty.models.checkpoints import checkpoint_file
 from treaty.node.keys.cards import Card
 from treaty.node.keys.identity import Own
@@ -23,6 +22,7 @@ from treaty.node.playing.worker import Event, Order
 from treaty.node.proposals import Verb
 from treaty.node.rules.settings import Settings
 from treaty.node.state.job_files import checkpoints_of, lock_of, log_of, report_of, results_of
+from treaty.parallel import cores
 from treaty.runs.job import Job
 
 logger = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from treaty.compute import pieces
 from treaty.crypto.psi import ristretto
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
+from treaty.parallel import pieces
 from treaty.systems.alignment.blinded_lists import OwnList, points_of, valid, values_of
 from treaty.systems.alignment.matches import MINE, THEIRS, VALUE, matched
 

@@ -53,7 +53,6 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from treaty.compute import stay_on_one_core
 from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
@@ -63,6 +62,7 @@ from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.messages import Message, encode_body
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
+from treaty.parallel import stay_on_one_core
 from treaty.privacy.ledger import model_job
 from treaty.systems.federboost_horizontal.kept_bins import (
     KeptBins,

@@ -22,12 +22,12 @@ from collections.abc import Iterable, Mapping
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from treaty.compute import stay_on_one_core
 from treaty.crypto.aggregation.key_agreement import agree, verifies
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
+from treaty.parallel import stay_on_one_core
 from treaty.systems.system import Cast, Seat
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from treaty.compute import stay_on_one_core
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, view
+from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.authority import (
     Credentials,
     authority_of,

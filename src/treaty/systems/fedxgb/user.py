@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import stay_on_one_core
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
+from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.authority import Credentials, authority_of
 from treaty.systems.fedxgb.kept import ROUNDS, seed_of_rows
 from treaty.systems.fedxgb.limits import MOST_VOID, SumLimit

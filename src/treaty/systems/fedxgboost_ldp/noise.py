@@ -12,8 +12,8 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from treaty.compute import pieces, share
 from treaty.errors import BudgetSpent, ConfigError
+from treaty.parallel import pieces, share
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
 from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from treaty.cluster.lattice import ClusterVectorServer
-from treaty.compute import Integers, pieces
+from treaty.compute import Integers
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.lattice.store import HintStore
@@ -39,6 +39,7 @@ from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, si
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.models.checkpoints import hints_folder
+from treaty.parallel import pieces
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
 from treaty.systems.logistic.setup import OwnData, Setting

@@ -35,7 +35,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
 from treaty.crypto import parameters
 from treaty.crypto.additive.key_generation import generate_key
 from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
@@ -46,6 +45,7 @@ from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
 from treaty.models.decisions import used_records
 from treaty.models.trees import ModelPart
+from treaty.parallel import pieces
 from treaty.systems.secureboost.hidden_sums import EXCHANGE_BYTES, Adder, Box, Words, fields_of
 from treaty.systems.secureboost.hidden_terms import (
     FIELD_BITS,

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from treaty.compute import concurrently, pieces
 from treaty.crypto.additive.okamoto_uchiyama import PublicKey
 from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
 from treaty.errors import CryptoError
+from treaty.parallel import concurrently, pieces
 from treaty.systems.secureboost.hidden_terms import FIELD_BITS, NO_GAIN
 
 Words = NDArray[np.uint64]

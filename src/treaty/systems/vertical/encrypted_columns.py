@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import pieces
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Arrays, Message, view
 from treaty.messaging.party import Party
+from treaty.parallel import pieces
 from treaty.privacy.commitment import commit
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from treaty.compute import Floats, Integers, kernel, share
+from treaty.compute import Floats, Integers, kernel
 from treaty.errors import ConfigError
+from treaty.parallel import share
 
 BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
 _LEAST_SHARE = 1e-6  # of a class, that its log-odds are finite; XGBoost's

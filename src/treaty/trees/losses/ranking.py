@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treaty.compute import Floats, Integers, kernel, share
+from treaty.compute import Floats, Integers, kernel
 from treaty.errors import DataError
+from treaty.parallel import share
 from treaty.trees.losses.fixed_point import FixedPointLoss, Takes
 
 PAIRED = 32

@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from treaty.compute import Int32s, pieces
+from treaty.compute import Int32s
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.best import Known, best_of_shared
 from treaty.crypto.sealed.steps import Arrays as StepArrays
@@ -40,6 +40,7 @@ from treaty.crypto.sums.lattice_sums import lattice_fields
 from treaty.crypto.wide import Wide, subtract
 from treaty.messaging.messages import Array, Arrays, Message
 from treaty.messaging.party import Party
+from treaty.parallel import pieces
 from treaty.systems.vertical.encrypted_columns import SumsRequest, pack, unpack
 from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treaty import parallel
+from treaty.parallel import concurrently, cores, keep_to, share, stay_on_one_core, usable_cores
+from treaty.runs import processes
+
+
+@settings(deadline=None, max_examples=60)
+@given(total=st.integers(0, 200), threads=st.integers(1, 5), least=st.integers(0, 60))
+def test_share_covers_every_item_once_in_parts_worth_a_thread(total, threads, least):
+    seen = np.zeros(total, int)
+    parts = []
+
+    def work(first, last):
+        seen[first:last] += 1
+        parts.append(last - first)
+
+    share(work, total, threads, least)
+    assert np.all(seen == 1)
+    assert len(parts) <= threads
+    assert len(parts) == 1 or min(parts) >= least
+
+
+def test_share_runs_parts_on_different_threads():
+    together = threading.Barrier(3, timeout=10)
+    share(lambda first, last: together.wait(), 3, 3)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2], ids=["own-part", "second-part", "last-part"])
+def test_share_raises_what_a_part_raises(failing):
+    def work(first, last):
+        if first == failing:
+            raise ValueError("this part")
+
+    with pytest.raises(ValueError, match="this part"):
+        share(work, 3, 3)
+
+
+def test_share_serves_many_parties_at_once():
+    totals = np.zeros(8, int)
+
+    def party(number):
+        for _ in range(50):
+            marks = np.zeros(64, int)
+
+            def work(first, last, marks=marks):
+                marks[first:last] += 1
+
+            share(work, len(marks), 2)
+            totals[number] += marks.sum()
+
+    parties = [threading.Thread(target=party, args=(number,)) for number in range(len(totals))]
+    for thread in parties:
+        thread.start()
+    for thread in parties:
+        thread.join(30)
+    assert np.all(totals == 50 * 64)
+
+
+def test_share_waits_for_all_parts_when_one_fails():
+    ended = threading.Event()
+
+    def work(first, last):
+        if first == 0:
+            raise ValueError("this part")
+        time.sleep(0.1)
+        ended.set()
+
+    with pytest.raises(ValueError, match="this part"):
+        share(work, 2, 2)
+    assert ended.is_set()
+
+
+def test_share_within_a_share_is_done_too():
+    marks = np.zeros((4, 8), int)
+
+    def row(first, last):
+        def cells(begin, end):
+            marks[first:last, begin:end] += 1
+
+        share(cells, 8, 2)
+
+    share(row, 4, 4)
+    assert np.all(marks == 1)
+
+
+def test_what_no_helper_has_begun_is_taken_back(monkeypatch):
+    held, begun = threading.Event(), threading.Event()
+
+    def hold(first, last):
+        if first:
+            begun.set()
+            assert held.wait(10)
+
+    helper = parallel._Helper()
+    helper.offer(hold, 1, 2)
+    assert begun.wait(10)
+    held_by = threading.Timer(0.2, held.set)
+    held_by.start()
+    assert helper.finish() is None  # waits for what has begun
+    held_by.join()
+
+    done = []
+    time.sleep(2 * parallel._LONGEST + 0.05)
+    helper._asleep = False  # nobody wakes it, as if there were no processor for it
+    monkeypatch.setattr(parallel, "_FREE", [helper])
+    monkeypatch.setattr(parallel, "_MADE", [helper])
+    share(lambda first, last: done.append((first, last)), 2, 2)
+    assert sorted(done) == [(0, 1), (1, 2)]
+
+
+def test_an_interrupt_while_others_work_leaves_helpers_for_the_next(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parallel._Helper, "finish", interrupted)
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                share(lambda first, last: None, 2, 2)
+    test_share_runs_parts_on_different_threads()
+
+
+def test_a_helper_that_slept_hears_of_the_next_part():
+    for pause in (0.0, 0.0, 1e-4, 1e-3, 5e-3, 0.05):
+        time.sleep(pause)
+        test_share_runs_parts_on_different_threads()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork where there are threads
+def test_share_works_in_a_child_of_a_process_that_has_shared():
+    share(lambda first, last: None, 2, 2)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # else it would wait for ever, if at all
+        parts = []
+        share(lambda first, last: parts.append(first), 2, 2)
+        os._exit(0 if sorted(parts) == [0, 1] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(("n_jobs", "threads"), [(None, 3), (-1, 3), (-2, 2), (-9, 1), (7, 7)], ids=str)
+def test_cores_counts_from_every_usable_core(n_jobs, threads, monkeypatch):
+    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert cores(n_jobs) == threads
+
+
+def test_cores_falls_back_to_the_core_count(monkeypatch):
+    monkeypatch.delattr(parallel.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(parallel.os, "cpu_count", lambda: None)
+    assert cores() == 1
+
+
+def test_cores_takes_the_number_asked_for():
+    assert cores(7) == 7
+
+
+@pytest.mark.parametrize("threads", [1, 3], ids=["one-thread", "three-threads"])
+def test_concurrently_returns_results_in_order(threads):
+    def slow(number):
+        time.sleep(0.01 * (3 - number))
+        return number
+
+    assert concurrently(slow, range(4), threads) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 2], ids=["one-thread", "two-threads"])
+def test_concurrently_raises_what_an_item_raises(threads):
+    with pytest.raises(ZeroDivisionError):
+        concurrently(lambda number: 1 // number, [1, 0], threads)
+
+
+def test_concurrently_gives_the_next_item_to_a_thread_that_is_done():
+    released = threading.Event()
+
+    def work(number):
+        if number == 0:  # holds one of two threads until the other has done all the rest
+            return released.wait(10)
+        if number == 5:
+            released.set()
+        return True
+
+    assert concurrently(work, range(6), 2) == [True] * 6
+
+
+def test_concurrently_of_nothing_is_nothing():
+    assert concurrently(str, [], 4) == []
+
+
+def in_a_thread(work):
+    """Return what `work` returns in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tell threads' cores")
+def test_threads_keep_to_cores_without_keeping_others():
+    every = usable_cores()
+
+    def kept():
+        stay_on_one_core()
+        alone = usable_cores()
+        with ThreadPoolExecutor(1) as pool:
+            started_from_here = pool.submit(usable_cores).result()
+        return alone, started_from_here, concurrently(lambda _: usable_cores(), range(2), 2)
+
+    alone, started_from_here, of_pool = in_a_thread(kept)
+    assert alone == started_from_here == [max(every)]  # all that ask share a core
+    assert of_pool == [every, every]  # which work without the interpreter's lock
+    assert in_a_thread(lambda: keep_to(every[:1]) or usable_cores()) == every[:1]
+    assert usable_cores() == every
+    assert cores() == len(every)
+
+
+@pytest.mark.parametrize(
+    ("usable", "expected"),
+    [
+        ([0], {"a": "0", "b": "0", "c": "0"}),
+        ([2, 5], {"a": "2", "b": "5", "c": "2"}),
+        ([0, 1, 2, 3], {"a": "0", "b": "1", "c": "2"}),
+        (range(6), {"a": "0,1", "b": "2,3", "c": "4,5"}),
+    ],
+)
+def test_processes_are_dealt_the_cores_there_are(monkeypatch, usable, expected):
+    monkeypatch.setattr(processes, "usable_cores", lambda: list(usable))
+    assert processes._dealt_out(["a", "b", "c"]) == expected
