@@ -77,11 +77,13 @@ def one_tree(rows: int, columns: int, bins: int, depth: int, cipher: str, bits: 
     for _ in range(repeats):
         clock, work = [0.0, 0.0], [0, 0]
         start = time.perf_counter()
-        (payload,) = client.begin_tree(grad, hess)
+        begun = list(client.begin_tree(grad, hess))
         clock[0] += time.perf_counter() - start
-        work[0] += sum(part.nbytes for part in payload)
+        work[0] += sum(part.nbytes for payload in begun for part in payload)
         start = time.perf_counter()
-        server.begin_tree(payload, None)
+        server.begin_tree(begun[0], None)
+        for payload in begun[1:]:
+            server.add_rows(payload)
         clock[1] += time.perf_counter() - start
         for level in levels:
             for first in range(0, len(level), client.nodes_at_a_time):

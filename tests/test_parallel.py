@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -68,20 +70,6 @@ def test_share_serves_many_parties_at_once():
     assert np.all(totals == 50 * 64)
 
 
-def test_share_waits_for_all_parts_when_one_fails():
-    ended = threading.Event()
-
-    def work(first, last):
-        if first == 0:
-            raise ValueError("this part")
-        time.sleep(0.1)
-        ended.set()
-
-    with pytest.raises(ValueError, match="this part"):
-        share(work, 2, 2)
-    assert ended.is_set()
-
-
 def test_share_within_a_share_is_done_too():
     marks = np.zeros((4, 8), int)
 
@@ -95,41 +83,114 @@ def test_share_within_a_share_is_done_too():
     assert np.all(marks == 1)
 
 
-def test_what_no_helper_has_begun_is_taken_back(monkeypatch):
-    held, begun = threading.Event(), threading.Event()
+@pytest.fixture
+def own_helpers(monkeypatch):
+    """Two helpers that nobody else has."""
+    helpers = [parallel._Helper(), parallel._Helper()]
+    monkeypatch.setattr(parallel, "_FREE", list(helpers))
+    monkeypatch.setattr(parallel, "_MADE", list(helpers))
+    yield helpers
+    for helper in helpers:
+        helper.dismiss()
 
-    def hold(first, last):
-        if first:
-            begun.set()
-            assert held.wait(10)
 
-    helper = parallel._Helper()
-    helper.offer(hold, 1, 2)
-    assert begun.wait(10)
-    held_by = threading.Timer(0.2, held.set)
-    held_by.start()
-    assert helper.finish() is None  # waits for what has begun
-    held_by.join()
+@pytest.fixture
+def deaf(own_helpers):
+    """Helpers that hear of nothing, as if there were no processor for them."""
+    time.sleep(0.05)  # they have gone to sleep
+    for helper in own_helpers:
+        helper._asleep = False
+    return own_helpers
 
+
+def test_what_no_helper_has_begun_the_caller_does(deaf):
     done = []
-    time.sleep(2 * parallel._LONGEST + 0.05)
-    helper._asleep = False  # nobody wakes it, as if there were no processor for it
-    monkeypatch.setattr(parallel, "_FREE", [helper])
-    monkeypatch.setattr(parallel, "_MADE", [helper])
-    share(lambda first, last: done.append((first, last)), 2, 2)
-    assert sorted(done) == [(0, 1), (1, 2)]
+    share(lambda first, last: done.append((first, threading.get_ident())), 3, 3)
+    assert done == [(number, threading.get_ident()) for number in range(3)]
+    for helper in deaf:
+        helper._asleep = True
+    test_share_runs_parts_on_different_threads()
 
 
-def test_an_interrupt_while_others_work_leaves_helpers_for_the_next(monkeypatch):
+@pytest.mark.parametrize("failing", [0, 1], ids=["own-part", "part-taken-back"])
+def test_what_has_not_begun_when_a_part_fails_never_does(deaf, failing):
+    done = []
+
+    def work(first, last):
+        done.append(first)
+        if first == failing:
+            raise ValueError("this part")
+
+    with pytest.raises(ValueError, match="this part"):
+        share(work, 3, 3)
+    for helper in deaf:
+        helper._wake.release()
+    time.sleep(0.05)
+    assert done == list(range(failing + 1))
+
+
+@pytest.mark.usefixtures("own_helpers")
+def test_what_has_begun_when_a_part_fails_is_waited_for():
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(first, last):
+        if first == 0:
+            assert begun.wait(10)
+            raise ValueError("this part")
+        begun.set()
+        time.sleep(0.05)
+        ended.set()
+
+    with pytest.raises(ValueError, match="this part"):
+        share(work, 2, 2)
+    assert ended.is_set()
+    share(lambda first, last: None, 2, 2)  # raises nothing of the last one's
+
+
+def test_an_interrupt_while_others_work_ends_them_and_leaves_room_for_new_ones(own_helpers, monkeypatch):
+    going_on = threading.Event()
+
     def interrupted(self):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(parallel._Helper, "finish", interrupted)
-        for _ in range(20):
-            with pytest.raises(KeyboardInterrupt):
-                share(lambda first, last: None, 2, 2)
+        patch.setattr(parallel._Helper, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            share(lambda first, last: first and going_on.wait(10), 3, 3)
+    assert parallel._MADE == []
+    going_on.set()
     test_share_runs_parts_on_different_threads()
+    assert not set(parallel._MADE) & set(own_helpers)
+    for helper in own_helpers:
+        helper._thread.join(10)
+        assert not helper._thread.is_alive()
+
+
+def test_work_and_errors_are_not_kept(own_helpers):
+    class Work:
+        def __call__(self, first, last):
+            if first:
+                raise ValueError("this part")
+
+    work = Work()
+    gone = weakref.ref(work)
+    with pytest.raises(ValueError, match="this part"):
+        share(work, 3, 3)
+    del work
+    gc.collect()
+    assert gone() is None
+
+
+def test_without_threads_for_helpers_the_caller_does_all(monkeypatch):
+    def full(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(parallel, "_FREE", [])
+    monkeypatch.setattr(parallel, "_MADE", [])
+    monkeypatch.setattr(threading.Thread, "start", full)
+    done = []
+    share(lambda first, last: done.append((first, last)), 4, 2)
+    assert done == [(0, 4)]
 
 
 def test_a_helper_that_slept_hears_of_the_next_part():

@@ -4,9 +4,9 @@ Kernels release the interpreter lock and run under ordinary threads; numba's own
 "workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
 
 To wake a sleeping thread takes 50 to 100 microseconds, as long as many kernels run. So a helper that has ended its part
-looks out for the next one for a while, without the interpreter lock, before it sleeps; and who shares work takes back a
-part that no helper has begun once its own is done, so that where other work keeps helpers from running nobody waits for
-them. Two trainings at once on two cores take 1.4 times as long as with threads that sleep; one takes 0.85 times.
+looks out for the next one for a while, without the interpreter lock, before it sleeps; and whoever shares work does
+what no helper has begun by itself, once its own part is done. That takes processor time: one pooled training on two
+cores takes 0.85 times as long as with threads that sleep at once, two at the same time 1.4 times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,7 +55,7 @@ def stay_on_one_core() -> None:
     """Keep the calling thread on one core, the same for all that ask, where the system lets us.
 
     Threads that mostly hold the interpreter lock hinder each other on several cores: 32 participants took 19 s on
-    two cores and 9 s on one, three with little to do 2.3 s and 1.35 s. Threads of the pool, which work without the
+    two cores and 9 s on one, three with little to do 2.3 s and 1.35 s. Helpers of `share`, which work without the
     lock, stay free.
     """
     if hasattr(os, "sched_setaffinity"):
@@ -73,12 +72,16 @@ def _set_free() -> None:
         os.sched_setaffinity(0, _every_core())
 
 
-_OFFERED, _ENDED = 0, 16  # places of a helper's cells, in cache lines of their own
-_LONGEST, _SHORTEST = 5e-4, 2e-5  # seconds for which a helper looks out: its last part came as soon, or not
-_WAITS = 2e-4  # seconds for which a caller looks out for the end of a part, and then sleeps at a time
-_HEAD_START = 3e-6  # seconds that a caller needs to begin its own part, which releases the interpreter lock
-_CALLERS = 3  # who share work at once and have helpers of their own, each as many as it asks for
+_OFFERED, _ENDED = 0, 16  # places of a helper's cells, too far apart to lie in one cache line
 _PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
+# How often one looks: about 40 looks take a microsecond, where there is no pause between them, 400.
+_IN_A_MICROSECOND = 40 if _PAUSE else 400
+_LONG, _SHORT = 500 * _IN_A_MICROSECOND, 20 * _IN_A_MICROSECOND  # helpers, for their next part
+_SOON = 5e-4  # seconds between two parts of a helper, below which it looks out for long
+_HEAD_START = 3 * _IN_A_MICROSECOND  # for a caller to begin its own part, which releases the interpreter lock
+_END = 200 * _IN_A_MICROSECOND  # a caller, for the end of a part; then it sleeps for `_NAP` seconds at a time
+_NAP = 2e-4
+_CALLERS = 3  # who share work at once and have helpers of their own
 
 
 def _cell(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -138,8 +141,8 @@ def _await(cells: Any, helps: bool, number: int, looks: int, head_start: int) ->
     """Look out for what the other side of `cells` does, so many times.
 
     A helper tells that it has ended part `number`, and returns the number of the part it takes, 0 for none. A caller
-    returns what has become of part `number`. A part has an even number while it is offered, and the next odd one once
-    somebody has taken it.
+    returns what has become of part `number`, after it has tried to take it back. A part has an even number while it is
+    offered, and the next odd one once somebody has taken it.
     """
     if helps:
         _store(cells, _ENDED, np.int64(number))
@@ -165,32 +168,51 @@ class _Helper:
     def __init__(self) -> None:
         self._cells = np.zeros(32, np.int64)
         self._number = 0
-        self._asleep = False
+        self._part: tuple[Work, int, int] | None = None
+        self._error: BaseException | None = None
+        self._open = False  # to its caller: offered, and neither taken back nor known to have ended
+        self._asleep = self._dismissed = False
         self._wake = threading.Semaphore(0)
-        self._second = _looks_in_a_second()
-        threading.Thread(target=self._run, name="treaty-helper", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="treaty-helper", daemon=True)
+        self._thread.start()
 
     def offer(self, work: Work, first: int, last: int) -> None:
         """Offer a part."""
-        self._part: Any = work, first, last
-        self._error: BaseException | None = None
+        self._part, self._open = (work, first, last), True
         self._number += 2
         self._cells[_OFFERED] = self._number
         if self._asleep:
             self._wake.release()
 
-    def finish(self) -> BaseException | None:
-        """Wait until the part is done, or do it; return the error that it ended with."""
-        state = _await(self._cells, False, self._number, int(_WAITS * self._second), 0)
-        if state == _TAKEN_BACK:
-            self._attempt()
-        while state == _AT_WORK and self._cells[_ENDED] != self._number:
-            time.sleep(_WAITS)
-        del self._part
-        return self._error
+    def take_back(self) -> tuple[Work, int, int] | None:
+        """Return the part if it has not been begun, which it will not be any more."""
+        if not self._open or _await(self._cells, False, self._number, 0, 0) != _TAKEN_BACK:
+            return None
+        self._open = False
+        part, self._part = self._part, None
+        return part
+
+    def wait(self) -> None:
+        """Wait for the end of the part, if it has been begun."""
+        if self._open and _await(self._cells, False, self._number, _END, 0) == _AT_WORK:
+            while self._cells[_ENDED] != self._number:
+                time.sleep(_NAP)
+        self._open = False
+
+    def error(self) -> BaseException | None:
+        """Return what the part has raised, once."""
+        error, self._error = self._error, None
+        return error
+
+    def dismiss(self) -> None:
+        """Let the thread end with the part that it may be at."""
+        self._dismissed = True
+        self._wake.release()
 
     def _attempt(self) -> None:
-        work, first, last = self._part
+        part, self._part = self._part, None
+        assert part is not None
+        work, first, last = part
         try:
             work(first, last)
         except BaseException as error:
@@ -198,29 +220,19 @@ class _Helper:
 
     def _run(self) -> None:
         _set_free()
-        number, looks, head_start, ended = 0, 0, int(_HEAD_START * self._second), 0.0
-        while True:
-            taken = _await(self._cells, True, number, looks, head_start)
+        number, looks, ended = 0, 0, 0.0
+        while not self._dismissed:
+            taken = _await(self._cells, True, number, looks, _HEAD_START)
             if taken:
-                soon = time.perf_counter() - ended < _LONGEST
+                soon = time.perf_counter() - ended < _SOON
                 self._attempt()
-                number, looks = taken, int((_LONGEST if soon else _SHORTEST) * self._second)
-                ended = time.perf_counter()
+                number, looks, ended = taken, _LONG if soon else _SHORT, time.perf_counter()
                 continue
             self._asleep = True
-            while self._cells[_OFFERED] % 2 or self._cells[_OFFERED] <= number:
+            while (self._cells[_OFFERED] % 2 or self._cells[_OFFERED] <= number) and not self._dismissed:
                 self._wake.acquire()
             self._asleep = False
             looks = 1
-
-
-@cache
-def _looks_in_a_second() -> float:
-    cells, looks = np.zeros(32, np.int64), 2000
-    _await(cells, True, 0, 1, 0)
-    began = time.perf_counter()
-    _await(cells, True, 0, looks, 0)
-    return looks / max(time.perf_counter() - began, 1e-6)
 
 
 _FREE: list[_Helper] = []
@@ -237,27 +249,35 @@ if hasattr(os, "register_at_fork"):
 
 
 def _helpers(count: int) -> list[_Helper]:
-    """Return helpers that are free, or new ones; fewer than asked for where many callers share work at once."""
+    """Return free helpers, or new ones; fewer than asked for where many share work, or there are too many threads."""
     found: list[_Helper] = []
     while len(found) < count:
         try:
             found.append(_FREE.pop())
         except IndexError:
-            if len(_MADE) >= _CALLERS * count:
+            if len(_MADE) >= _CALLERS * max(count, cores() - 1):
                 break
-            found.append(_Helper())
+            try:
+                found.append(_Helper())
+            except RuntimeError:  # the system has no more threads for us
+                break
             _MADE.append(found[-1])
     return found
 
 
-def _finished(helpers: list[_Helper]) -> list[BaseException | None]:
-    """Wait for helpers, set them free, and return what they ended with."""
+def _settle(helpers: list[_Helper]) -> list[BaseException]:
+    """Let helpers begin nothing any more, wait for what they have begun, set them free; return what was raised."""
     try:
-        errors = [helper.finish() for helper in helpers]
-    except BaseException:  # the user's interrupt: these may be at work for long
         for helper in helpers:
+            helper.take_back()
+        for helper in helpers:
+            helper.wait()
+    except BaseException:  # interrupted: these may be at work for long
+        for helper in helpers:
+            helper.dismiss()
             _MADE.remove(helper)
         raise
+    errors = [error for helper in helpers if (error := helper.error()) is not None]
     _FREE.extend(helpers)
     return errors
 
@@ -266,21 +286,27 @@ def share(work: Work, total: int, threads: int, least: int = 1) -> None:
     """Run ``work(start, stop)`` over ``range(total)`` cut into at most `threads` even parts, and wait for all.
 
     Each part has at least `least` items, if there are several; the calling thread works on the first, and on others
-    that nobody has begun by then. Parts must not overlap in what they write.
+    that nobody has begun by then. Parts must not overlap in what they write. What a part raises is raised here; parts
+    that have not been begun by then are left out.
     """
     parts = max(1, min(threads, total // max(least, 1)))
     helpers = _helpers(parts - 1)
-    parts = len(helpers) + 1
-    edges = [total * part // parts for part in range(parts + 1)]
-    for part, helper in enumerate(helpers, 1):
-        helper.offer(work, edges[part], edges[part + 1])
+    edges = [total * part // (len(helpers) + 1) for part in range(len(helpers) + 2)]
     try:
+        for helper, first, last in zip(helpers, edges[1:-1], edges[2:], strict=True):
+            helper.offer(work, first, last)
         work(0, edges[1])
+        for helper in helpers:
+            part = helper.take_back()
+            if part is not None:
+                work(*part[1:])
     finally:
-        errors = _finished(helpers)  # they may still use what the caller would take back
-    for error in errors:
-        if error is not None:
-            raise error
+        errors = _settle(helpers)  # they may use what the caller would take back
+    if errors:
+        try:
+            raise errors[0]
+        finally:
+            del errors  # an error that its own traceback holds would be kept, with all that its work uses
 
 
 def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:

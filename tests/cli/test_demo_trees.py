@@ -30,6 +30,10 @@ def test_a_column_of_ids_is_no_feature(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--protocol", "pooled", "--trees", "1", *file, "--id", "who"])
     assert done.exit_code == 0, done.output
     assert "who" not in done.output
+    assert (
+        CliRunner().invoke(app, ["demo", "--protocol", "pooled", "--trees", "1", *file, "--id", "who, who"]).exit_code
+        == 0
+    )
     for wrong, words in [(["--id", "whom"], "got whom"), (["--id", "y"], "got y")]:
         with pytest.raises(ConfigError, match=words):
             CliRunner().invoke(app, ["demo", *file, *wrong], catch_exceptions=False)

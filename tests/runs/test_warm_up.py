@@ -50,6 +50,7 @@ def test_garbage_is_collected_afterwards_as_before(enabled, monkeypatch):
 
 
 def test_walks_are_compiled_as_predictions_need_them():
+    warm_up.compile_trees()
     warm_up.compile_walks()
     kernels = (walking.record_bits, walking.walk_bits, walking.walk_values)
     before = [list(kernel.signatures) for kernel in kernels]

@@ -35,7 +35,8 @@ def audit(
     data: Annotated[str, typer.Option(help="With --compare: breast (built in), or a CSV or Parquet file.")] = "breast",
     label: Annotated[str | None, typer.Option(help="With --compare: the file's label column.")] = None,
     ids: Annotated[
-        str | None, typer.Option("--id", help="With --compare: the file's column of ids, which is no feature.")
+        str | None,
+        typer.Option("--id", help="With --compare: a file's column, or several with commas, that is no feature: ids."),
     ] = None,
     parties: Annotated[int, typer.Option(min=2, max=10, help="With --compare: among how many.")] = 3,
     split: Annotated[

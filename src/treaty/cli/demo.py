@@ -35,7 +35,7 @@ def demo(
     data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
     label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
     ids: Annotated[
-        str | None, typer.Option("--id", help="Column of a file that is no feature, such as a customer's number.")
+        str | None, typer.Option("--id", help="A file's column, or several with commas, that is no feature: ids.")
     ] = None,
     split: Annotated[
         str | None,

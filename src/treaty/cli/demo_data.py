@@ -44,7 +44,7 @@ def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArr
     table = read_table(Path(data), party=data)
     if label not in table.column_names:
         raise ConfigError(f"expected the label to be one of {', '.join(table.column_names)}, got {label!r}")
-    left_out = [name.strip() for name in (ids or "").split(",") if name.strip()]
+    left_out = [] if ids is None else [ids] if ids in table.column_names else _names(ids)
     unknown = [name for name in left_out if name not in table.column_names or name == label]
     if unknown:
         raise ConfigError(f"expected --id to name columns of {data} besides the label, got {', '.join(unknown)}")
@@ -59,6 +59,10 @@ def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArr
             f"smallest of {counts.min()} rows - in column {label!r} of {data}"
         )
     return columns, y
+
+
+def _names(listed: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
 
 
 def cut_columns(console: Console, names: list[str], parties: int, split: str | None) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ from treaty.data.ids import Psi, read_ids
 from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
+from treaty.parallel import share
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
@@ -55,6 +56,7 @@ def compile_kernels(
 
 
 def _compile(system: System | None, options: SystemOptions | None, aligns: Psi | None) -> None:
+    _compile_sharing()
     systems = [system] if system else [find_system(name, model) for model, named in SYSTEMS.items() for name in named]
     if aligns and any(of.split == "columns" for of in systems):
         _compile_alignment(aligns)
@@ -66,6 +68,7 @@ def _compile(system: System | None, options: SystemOptions | None, aligns: Psi |
 def compile_trees() -> None:
     """Compile what grows trees, by the system that has least else, and what predicts by them, also on one table."""
     with _without_collecting():
+        _compile_sharing()
         _train(find_system("federboost-vertical"), FederBoostVertical())
         margins_from_values([], join_splits([], []), np.zeros((1, 1), np.float32), np.zeros((1, 1)))
 
@@ -88,6 +91,10 @@ def _without_collecting() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def _compile_sharing() -> None:
+    share(lambda first, last: None, 2, 2)  # by two threads, as trainings here have one
 
 
 def _compile_alignment(psi: Psi) -> None:

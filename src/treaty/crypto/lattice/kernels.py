@@ -204,31 +204,31 @@ def add_hints(
                     value = np.int64(random[s, i])
                     t[i] = np.uint32(value + signed if value < 0 else value)
             else:
-                start, stop = j * degree, min((j + 1) * degree, len(column))
+                part = column[j * degree : (j + 1) * degree]
                 if code >= 0:
-                    for i in range(start, stop):
-                        t[i - start] = np.uint32(np.int64(column[i]) == code)
+                    for i in range(np.uint64(len(part))):
+                        t[i] = np.uint32(np.int32(part[i]) == np.int32(code))  # narrow, so that vectors have more
                 else:
-                    for i in range(start, stop):
-                        value = np.int64(column[i])
-                        t[i - start] = np.uint32(value + signed if value < 0 else value)
-                for i in range(stop - start, degree):
+                    for i in range(np.uint64(len(part))):
+                        value = np.int64(part[i])
+                        t[i] = np.uint32(value + signed if value < 0 else value)
+                for i in range(len(part), degree):
                     t[i] = np.uint32(0)
             forward_transform(t, nothing, degree, forward, forward_shoup, q)
             for i in range(0, degree, LANES):
                 multiply_lanes(t, i, t, i, numbers[j], quotients[j], i, q)
-            for i in range(degree):
-                added = sums[i] + t[i]  # below 2^32
-                sums[i] = min(added, added - modulus)
+            for i in range(np.uint64(degree)):
+                added = np.uint32(sums[i] + t[i])
+                sums[i] = min(added, np.uint32(added - modulus))
         inverse_transform(sums, nothing, degree, inverse, inverse_shoup, q)
         if len(random) > 0:
             for i in range(degree):
                 e = np.int64(error[s, i])
-                added = sums[i] + np.uint32(e + signed if e < 0 else e)
-                sums[i] = min(added, added - modulus)
-        for i in range(degree):
-            added = total[s, i] + sums[i]
-            total[s, i] = min(added, added - modulus)
+                added = np.uint32(sums[i] + np.uint32(e + signed if e < 0 else e))
+                sums[i] = min(added, np.uint32(added - modulus))
+        for i in range(np.uint64(degree)):
+            added = np.uint32(total[s, i] + sums[i])
+            total[s, i] = min(added, np.uint32(added - modulus))
 
 
 @kernel
