@@ -124,7 +124,7 @@ class RowPartition:
 def _one_after_another(sizes: Integers) -> Integers:
     """Return the start of each stretch of these sizes laid end to end, and the end of the last."""
     starts = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=starts[1:])
+    sizes.cumsum(out=starts[1:])
     return starts
 
 

@@ -195,9 +195,8 @@ def complete_sums(
     """
     wanted = slice(None) if part is None else part
     asked_index, parent_index = level.asked_index[wanted], level.parent_index[wanted]
-    if not np.any(parent_index >= 0):
+    if parents is None:
         return asked[asked_index] if len(asked_index) != len(asked) else asked
-    assert parents is not None
     sums = np.empty((len(asked_index), *asked.shape[1:]), np.int64)
     flat = [array.reshape(len(array), -1) for array in (asked, parents, sums)]
     share(
