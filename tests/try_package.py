@@ -1,8 +1,9 @@
 """Try a built distribution as a user gets it: `python tests/try_package.py DIST [--extras]`, by `make package`.
 
 In an environment of its own, without the checkout in sight: the wheel is installed without extras and has what it
-should, and no more; a training between processes, a saved model and the command work; what needs an extra says which.
-With `--extras` each extra is installed by itself, and does what it is for.
+should, and no more; a training between processes, a saved model and the command work; what needs an extra says which;
+the source distribution, installed in its place, works too. With `--extras` each extra is installed by itself, and does
+what it is for. The Python that runs this is the one that it is tried on: `python3.13 tests/try_package.py dist`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def main() -> None:
         for extra, use in MISSING.items():
             refused = subprocess.run([base, "-c", use], cwd=folder, capture_output=True, text=True, check=False)
             assert f"treaty-learn[{extra}]" in refused.stderr, refused.stderr
+        run([base, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(source.absolute())], folder)
+        run([base, "-c", SCRIPT], folder)
+        print(f"{source.name}: installs and trains")
         for extra, use in USES.items() if given.extras else ():
             run([environment(Path(folder) / extra, [f"{wheel}[{extra}]"]), "-c", use], folder)
             print(f"{wheel.name}[{extra}]: works")
