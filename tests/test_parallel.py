@@ -3,6 +3,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -97,8 +99,9 @@ def own_helpers(monkeypatch):
 @pytest.fixture
 def deaf(own_helpers):
     """Helpers that hear of nothing, as if there were no processor for them."""
-    time.sleep(0.05)  # they have gone to sleep
     for helper in own_helpers:
+        while not helper._asleep:
+            time.sleep(0.001)
         helper._asleep = False
     return own_helpers
 
@@ -124,7 +127,7 @@ def test_what_has_not_begun_when_a_part_fails_never_does(deaf, failing):
     with pytest.raises(ValueError, match="this part"):
         share(work, 3, 3)
     for helper in deaf:
-        helper._wake.release()
+        helper._wake.put(None)
     time.sleep(0.05)
     assert done == list(range(failing + 1))
 
@@ -148,15 +151,19 @@ def test_what_has_begun_when_a_part_fails_is_waited_for():
 
 
 def test_an_interrupt_while_others_work_ends_them_and_leaves_room_for_new_ones(own_helpers, monkeypatch):
-    going_on = threading.Event()
+    going_on, all_begun = threading.Event(), threading.Barrier(3, timeout=10)
 
     def interrupted(self):
         raise KeyboardInterrupt
 
+    def work(first, last):
+        all_begun.wait()
+        assert first == 0 or going_on.wait(10)
+
     with monkeypatch.context() as patch:
         patch.setattr(parallel._Helper, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            share(lambda first, last: first and going_on.wait(10), 3, 3)
+            share(work, 3, 3)
     assert parallel._MADE == []
     going_on.set()
     test_share_runs_parts_on_different_threads()
@@ -191,6 +198,40 @@ def test_without_threads_for_helpers_the_caller_does_all(monkeypatch):
     done = []
     share(lambda first, last: done.append((first, last)), 4, 2)
     assert done == [(0, 4)]
+
+
+INTERRUPTED = """
+import signal
+import numpy as np
+from treaty.parallel import share
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+rng, interrupted, marks = np.random.default_rng(0), 0, np.zeros(9, int)
+share(lambda first, last: None, 3, 3)
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(3000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 6e-5))
+        share(lambda first, last: None, 3, 3)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+assert interrupted > 100, interrupted
+
+def mark(first, last):
+    marks[first:last] += 1
+
+share(mark, 9, 3)
+assert np.all(marks == 1), marks
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers that interrupt")
+def test_interrupts_at_any_time_neither_hang_nor_lose_parts_of_later_work():
+    subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, timeout=120)
 
 
 def test_a_helper_that_slept_hears_of_the_next_part():

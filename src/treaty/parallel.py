@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -142,11 +143,12 @@ def _await(cells: Any, helps: bool, number: int, looks: int, head_start: int) ->
 
     A helper tells that it has ended part `number`, and returns the number of the part it takes, 0 for none. A caller
     returns what has become of part `number`, after it has tried to take it back. A part has an even number while it is
-    offered, and the next odd one once somebody has taken it.
+    offered, the next odd one once the helper has taken it, and its negative one once it is taken back: an interrupt may
+    keep the caller from hearing of it, so that it asks again.
     """
     if helps:
         _store(cells, _ENDED, np.int64(number))
-    elif _swap(cells, _OFFERED, np.int64(number), np.int64(number + 1)):
+    elif _swap(cells, _OFFERED, np.int64(number), np.int64(-number)) or _load(cells, _OFFERED) == -number:
         return _TAKEN_BACK
     for _ in range(looks):
         if helps:
@@ -172,7 +174,7 @@ class _Helper:
         self._error: BaseException | None = None
         self._open = False  # to its caller: offered, and neither taken back nor known to have ended
         self._asleep = self._dismissed = False
-        self._wake = threading.Semaphore(0)
+        self._wake: SimpleQueue[None] = SimpleQueue()  # a semaphore that no interrupt can leave locked
         self._thread = threading.Thread(target=self._run, name="treaty-helper", daemon=True)
         self._thread.start()
 
@@ -182,7 +184,7 @@ class _Helper:
         self._number += 2
         self._cells[_OFFERED] = self._number
         if self._asleep:
-            self._wake.release()
+            self._wake.put(None)
 
     def take_back(self) -> tuple[Work, int, int] | None:
         """Return the part if it has not been begun, which it will not be any more."""
@@ -207,7 +209,7 @@ class _Helper:
     def dismiss(self) -> None:
         """Let the thread end with the part that it may be at."""
         self._dismissed = True
-        self._wake.release()
+        self._wake.put(None)
 
     def _attempt(self) -> None:
         part, self._part = self._part, None
@@ -230,7 +232,7 @@ class _Helper:
                 continue
             self._asleep = True
             while (self._cells[_OFFERED] % 2 or self._cells[_OFFERED] <= number) and not self._dismissed:
-                self._wake.acquire()
+                self._wake.get()
             self._asleep = False
             looks = 1
 
@@ -248,9 +250,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_helpers)  # a child has none of these threads
 
 
-def _helpers(count: int) -> list[_Helper]:
-    """Return free helpers, or new ones; fewer than asked for where many share work, or there are too many threads."""
-    found: list[_Helper] = []
+def _call(found: list[_Helper], count: int) -> None:
+    """Add free helpers, or new ones; fewer than asked for where many share work, or there are too many threads."""
     while len(found) < count:
         try:
             found.append(_FREE.pop())
@@ -262,7 +263,6 @@ def _helpers(count: int) -> list[_Helper]:
             except RuntimeError:  # the system has no more threads for us
                 break
             _MADE.append(found[-1])
-    return found
 
 
 def _settle(helpers: list[_Helper]) -> list[BaseException]:
@@ -272,13 +272,15 @@ def _settle(helpers: list[_Helper]) -> list[BaseException]:
             helper.take_back()
         for helper in helpers:
             helper.wait()
+        errors = [error for helper in helpers if (error := helper.error()) is not None]
+        _FREE.extend(helpers)
     except BaseException:  # interrupted: these may be at work for long
         for helper in helpers:
+            if helper in _MADE:
+                _MADE.remove(helper)
+        for helper in helpers:
             helper.dismiss()
-            _MADE.remove(helper)
         raise
-    errors = [error for helper in helpers if (error := helper.error()) is not None]
-    _FREE.extend(helpers)
     return errors
 
 
@@ -290,9 +292,10 @@ def share(work: Work, total: int, threads: int, least: int = 1) -> None:
     that have not been begun by then are left out.
     """
     parts = max(1, min(threads, total // max(least, 1)))
-    helpers = _helpers(parts - 1)
-    edges = [total * part // (len(helpers) + 1) for part in range(len(helpers) + 2)]
+    helpers: list[_Helper] = []
     try:
+        _call(helpers, parts - 1)
+        edges = [total * part // (len(helpers) + 1) for part in range(len(helpers) + 2)]
         for helper, first, last in zip(helpers, edges[1:-1], edges[2:], strict=True):
             helper.offer(work, first, last)
         work(0, edges[1])
