@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def bench(*arguments: object) -> Result:
 
 
 # ---------------------------------------------------------------- what is kept
+
+
+@pytest.mark.parametrize("file", sorted(KEPT.glob("*.csv")), ids=lambda file: file.stem)
+def test_every_row_of_kept_results_has_the_columns_of_the_first(file: Path) -> None:
+    with file.open(newline="") as rows:
+        first, *others = csv.reader(rows)
+    assert {len(row) for row in others} == {len(first)}
 
 
 def test_page_of_results_is_what_the_kept_files_say() -> None:
