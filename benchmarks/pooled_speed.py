@@ -74,10 +74,25 @@ def compare(data: Data, table: str, x: Any, pairs: int) -> dict[str, object]:
     }
 
 
+def crowded() -> None:
+    """Print the seconds of a fit by each library: of this process alone, or beside others of its kind."""
+    data = give_me_some_credit()
+    x = pd.DataFrame(data.x.astype(np.float32))
+    for name, fit in {
+        "Treaty": lambda: GBDTClassifier("pooled", min_child_samples=1, n_jobs=THREADS, **SETTINGS).fit(x, data.y),
+        "XGBoost": lambda: xgboost_native(x, data.y),
+    }.items():
+        fit()
+        print(f"{name}: {seconds(lambda fit=fit: [fit() for _ in range(8)]) / 8:.2f} s a fit", flush=True)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--pairs", type=int, default=7, help="alternating pairs of runs")
+    parser.add_argument("--crowded", action="store_true", help="seconds of a fit; alone, and two at once")
     options = parser.parse_args()
+    if options.crowded:
+        return crowded()
     pairs = 3 if options.quick else options.pairs
     rows = []
     for data in (give_me_some_credit(), flights()):
