@@ -307,15 +307,20 @@ def test_a_flood_of_wishes_to_be_dialled_back_opens_few_connections(made, held, 
 
 
 def test_refusals_are_counted_in_the_log_and_do_not_fill_it(made, caplog):
+    began = time.monotonic()
     door = made()
     for _ in range(300):
         dialled(door.address, b"GET / HTTP/1.1\n").close()
-    time.sleep(1.1)
-    with dialled(door.address, b"x\n") as connection:
-        assert is_hung_up(connection)
-    said = [record.args for record in caplog.records if "asked for nothing" in record.getMessage()]
-    assert 2 <= len(said) < 10
-    assert sum(args[2] for args in said) > 250
+    said: list = []
+    # A busy machine answers the 300 late: what was not yet counted is told with a later refusal.
+    while sum(args[2] for args in said) <= 300 and time.monotonic() - began < 60:
+        time.sleep(1.1)
+        with dialled(door.address, b"x\n") as connection:
+            assert is_hung_up(connection)
+        said = [record.args for record in caplog.records if "hung up on" in record.getMessage()]
+    assert sum(args[2] for args in said) > 300
+    assert 2 <= len(said) <= 1 + (time.monotonic() - began)
+    assert any("asked for nothing" in args[1] for args in said)
 
 
 def test_a_port_that_is_taken_is_said_in_plain_words(made, tmp_path):
