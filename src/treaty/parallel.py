@@ -324,6 +324,10 @@ def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads:
         return list(pool.map(work, items))
 
 
+PIECE_BYTES = 60_000_000
+"""Most bytes of arrays in a message; what has more is sent in several."""
+
+
 def pieces(count: int, length: int) -> list[slice]:
     """Cut ``range(count)`` into slices of at most `length`."""
     return [slice(start, min(start + length, count)) for start in range(0, count, length)]

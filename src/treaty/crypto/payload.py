@@ -28,9 +28,6 @@ def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple
             )
 
 
-PIECE_BYTES = 60_000_000
-"""Most bytes of a piece of ciphertexts, or of nodes' numbers."""
-
 LEAST_ROWS = 4096
 """Fewest rows of a piece that is not the last one, where a row's ciphertexts leave room: each piece costs something."""
 

@@ -42,12 +42,12 @@ from numpy.typing import NDArray
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, ReadyFactors
-from treaty.crypto.payload import LEAST_ROWS, PIECE_BYTES, Payload, SumsBounds, check_payload
+from treaty.crypto.payload import LEAST_ROWS, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
 from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
 from treaty.crypto.sums.whole_table import bins_of
 from treaty.errors import CryptoError
-from treaty.parallel import concurrently, pieces
+from treaty.parallel import PIECE_BYTES, concurrently, pieces
 
 Words = NDArray[np.uint64]
 

@@ -22,10 +22,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import LEAST_ROWS, PIECE_BYTES, Payload, SumsBounds, check_payload
+from treaty.crypto.payload import LEAST_ROWS, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.errors import CryptoError
-from treaty.parallel import pieces
+from treaty.parallel import PIECE_BYTES, pieces
 
 _MOST_NODES = 254  # so that a node's number fits a byte
 

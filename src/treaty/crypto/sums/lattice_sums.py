@@ -39,11 +39,11 @@ from treaty.crypto.lattice.packed import pack, packed_words, unpack
 from treaty.crypto.lattice.parameters import DEGREE, DIGIT_BITS, WIDE_DEGREE, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.lattice.transform import Residues
-from treaty.crypto.payload import PIECE_BYTES, Payload, SumsBounds, check_payload
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.crypto.wide import cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
-from treaty.parallel import pieces
+from treaty.parallel import PIECE_BYTES, pieces
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
 _UNPACKED_BYTES = 16 << 20  # of a piece of a query, at a time

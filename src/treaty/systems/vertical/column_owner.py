@@ -8,14 +8,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import PIECE_BYTES, Payload
+from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import record_split
-from treaty.parallel import pieces
+from treaty.parallel import PIECE_BYTES, pieces
 from treaty.privacy.commitment import COMMITMENT_BYTES
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import agree_on_terms

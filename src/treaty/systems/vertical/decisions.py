@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import PIECE_BYTES
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
@@ -25,7 +24,7 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.decisions import RowDecisions, margins, renumber, used_records
 from treaty.models.trees import ModelPart
-from treaty.parallel import pieces
+from treaty.parallel import PIECE_BYTES, pieces
 from treaty.systems.system import Seat
 from treaty.systems.vertical.shown_rows import check_unknown, shown_matrix
 from treaty.trees.boosting import Forest

@@ -1,0 +1,38 @@
+"""Values of rows in messages of bounded size: cut alike at both ends, sent and taken one after the other.
+
+A message that has something of every row would grow with the table. It is sent once for each of `row_pieces` instead,
+as the same class with the values of some rows, in the order of the rows. Both ends know how many rows there are, so the
+receiver knows how long each piece must be, and puts it where it belongs or adds it up before the next one comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from treaty import parallel
+from treaty.messaging.messages import M, Message
+from treaty.messaging.party import Party
+from treaty.parallel import pieces
+
+
+def row_pieces(n_rows: int, bits: int) -> list[slice]:
+    """Cut rows, of each of which a message has `bits`, for messages of at most `parallel.PIECE_BYTES`; one at least.
+
+    All but the last have a multiple of 8 rows, so that packed bits of their rows fill whole bytes.
+    """
+    at_a_time = max(1, parallel.PIECE_BYTES // max(1, bits)) * 8
+    return pieces(n_rows, at_a_time) or [slice(0, 0)]
+
+
+def send_rows(party: Party, peer: str, n_rows: int, bits: int, message: Callable[[slice], Message]) -> None:
+    """Send a peer what ``message(rows)`` makes of each of `row_pieces`."""
+    for rows in row_pieces(n_rows, bits):
+        party.send(peer, message(rows))
+
+
+def take_rows(
+    party: Party, peer: str, n_rows: int, bits: int, kind: type[M], first: M | None = None
+) -> Iterator[tuple[slice, M]]:
+    """Receive what `send_rows` sends; yield the rows and the message of each piece. `first` has come already."""
+    for rows in row_pieces(n_rows, bits):
+        yield rows, party.receive(peer, kind) if first is None or rows.start else first
