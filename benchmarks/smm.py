@@ -54,7 +54,7 @@ ONE_TABLE = ("XGBoost, pooled", "plain, pooled")
 COMMON = {"base_score": 0.5, "max_depth": 3, "learning_rate": 0.3, "min_child_samples": 20}
 MOST_ROWS = {"SMM-2, published": 20_000}
 OF_TREES = ("TreeStart", "PaperTree", "TreeEnd", "SumsRequest", "Sums", "NullVectors", "MaskedCandidates", "NodeRows",
-            "CandidateVectors", "MaskedGradients", "BestGains", "SplitRequest", "WonNodes", "SplitAnswer",
+            "CandidateVectors", "MaskedGradients", "BestGains", "SplitRequest", "WonNodes", "NamedRows", "SplitAnswer",
             "SplitColumns", "DealRequest", "DealtShares")  # fmt: skip
 COLOURS = {
     "XGBoost, pooled": "#7a7a7a",

@@ -70,7 +70,7 @@ def test_labels_are_found_in_plaintexts_that_are_sent_in_place_of_ciphertexts():
         sent = np.zeros(start.payload[0].shape, np.uint8)
         words = packing.pack_rows(node.grad, node.hess).view(np.uint8)
         sent[:, : words.shape[1]] = words
-        return TreeStart(start.rows, start.columns, start.commitment, [Array.of(sent)])
+        return TreeStart(start.rows, start.n_rows, start.columns, start.commitment, [Array.of(sent)])
 
     (found,) = ciphertexts.attack(changed(view, TreeStart, plain), truth)
     assert found.score > 0.99
@@ -89,7 +89,7 @@ def test_labels_are_found_by_the_jacobi_symbol_of_a_cipher_that_shows_it():
         sent = np.frombuffer(start.payload[0].data, np.uint64).reshape(len(truth.labels), -1)
         numbers = [modulus - x if y else x for x, y in zip(from_words(sent), truth.labels, strict=True)]
         other = to_words(numbers, sent.shape[1]).view(np.uint8)
-        return TreeStart(start.rows, start.columns, start.commitment, [Array.of(other)])
+        return TreeStart(start.rows, start.n_rows, start.columns, start.commitment, [Array.of(other)])
 
     (found,) = ciphertexts.attack(changed(view, TreeStart, negated), truth)
     assert found.score > 0.95

@@ -348,10 +348,10 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch):
         calls.append(1)
         if len(calls) > 6:  # in the third tree
             raise RuntimeError("out of paper")
-        return divide(*arguments)
+        return record(*arguments)
 
-    divide = SplitOwner.divide
-    monkeypatch.setattr(SplitOwner, "divide", failing)
+    record = SplitOwner.record
+    monkeypatch.setattr(SplitOwner, "record", failing)
     model = flat(treaty.GBDTClassifier, n_estimators=30, min_child_samples=1, max_bin=32, **FAST_KEY)
     with pytest.raises(RuntimeError, match="out of paper"):
         model.fit(tables, y)

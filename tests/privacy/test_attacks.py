@@ -11,7 +11,8 @@ from treaty.messaging.messages import Array, encode_body
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import forest_of
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeStart
+from treaty.systems.vertical.encrypted_columns import SumsRequest, TreeStart
+from treaty.systems.vertical.named_rows import NamedRows
 from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
 pytestmark = pytest.mark.slow
@@ -142,13 +143,13 @@ def test_a_transcript_without_contents_is_refused():
     ("message", "field"),
     [
         (SumsRequest([Array.of(np.zeros(9, np.uint8)), Array.of(np.ones(1, np.int32))], True), r"SumsRequest\.payload"),
-        (SplitRequest(*[Array.of(np.zeros(n, np.int32)) for n in (1, 1, 9)]), r"SplitRequest\.node_of_row"),
+        (NamedRows(Array.of(np.zeros(11, np.uint8))), r"NamedRows\.nodes"),
     ],
-    ids=["sums", "split"],
+    ids=["sums", "nodes"],
 )
 def test_a_recorded_message_of_another_table_is_refused(message, field):
     transcript = Transcript("shop", record_content=True)
-    start = TreeStart(None, Array.of(np.zeros(1, np.int32)), bytes(32), [])
+    start = TreeStart(None, 10, Array.of(np.zeros(1, np.int32)), bytes(32), [])
     for one in (start, message):
         transcript.record("received", "bank", type(one).__name__, 1, 100, encode_body(one))
     with pytest.raises(PeerProtocolError, match=f"{field}.* from bank"):

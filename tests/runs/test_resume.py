@@ -50,7 +50,7 @@ def stop_active(monkeypatch, tree):
 
 def stop_passive(monkeypatch, tree):
     """Stop a passive party in the midst of a tree, once it has recorded a split."""
-    divide, seen = SplitOwner.divide, []
+    record, seen = SplitOwner.record, []
     checked_sample = encrypted.checked_sample
 
     def counting(*arguments):
@@ -58,13 +58,13 @@ def stop_passive(monkeypatch, tree):
         return checked_sample(*arguments)
 
     def stopping(*arguments):
-        answer = divide(*arguments)
+        answer = record(*arguments)
         if len(seen) == tree + 1:
             raise Interrupted
         return answer
 
     monkeypatch.setattr(encrypted, "checked_sample", counting)
-    monkeypatch.setattr(SplitOwner, "divide", stopping)
+    monkeypatch.setattr(SplitOwner, "record", stopping)
 
 
 CASES = {

@@ -34,13 +34,13 @@ from treaty.systems.fedxgb.secpred.dealer import Dealer, WantedLeaves, WantedLev
 from treaty.systems.fedxgb.sums.server import Sum
 from treaty.systems.fedxgboost_ldp.roles import ColumnCount
 from treaty.systems.fedxgboost_smm.dealer import DealOrder
-from treaty.systems.fedxgboost_smm.paper.levels import named_rows
+from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, told_rows
 from treaty.systems.horizontal.rows import RowsDescription
 from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.setup import TableSize, TrainingSizes
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
-from treaty.systems.vertical.encrypted_columns import BinLayout, Hint, PassiveColumns, SplitRequest
-from treaty.systems.vertical.limits import TreeLimits
+from treaty.systems.vertical.encrypted_columns import BinLayout, Hint, PassiveColumns
+from treaty.systems.vertical.named_rows import NamedRows, read_nodes
 
 REFUSED = 60_000_000  # bytes that a test may take: a message, as it is made and as it is refused, and no more
 
@@ -158,15 +158,10 @@ def test_an_owner_of_too_many_columns_or_slots_is_refused(parties: dict[str, Par
 
 def test_nodes_are_compared_with_the_splits_before_they_are_counted(measured: None) -> None:
     """A row in node 2^31 - 1 took 16 GiB to count."""
-    limits = TreeLimits("bank", 3, 1, by_column=False)
-    limits.start(np.arange(4, dtype=np.int32))
-    limits.sums(1, last=True)
-    nodes = np.full(10, -1, np.int32)
+    nodes = np.full(10, 2**32 - 1, np.uint32)
     nodes[3] = _MANY
-    bins = np.zeros((1, 32), np.uint8)
-    request = SplitRequest(Array.of(np.zeros(1, np.int32)), Array.of(bins), Array.of(nodes))
-    with pytest.raises(PeerProtocolError, match="expected nodes that are split"):
-        limits.split(request)
+    with pytest.raises(PeerProtocolError, match="expected nodes below 70000"):
+        read_nodes(NamedRows(Array.of(nodes)), 70_000, 10, "bank")
 
 
 def test_columns_of_one_bucket_which_take_no_bytes_are_bounded(parties: dict[str, Party], measured: None) -> None:
@@ -176,13 +171,12 @@ def test_columns_of_one_bucket_which_take_no_bytes_are_bounded(parties: dict[str
     present, categorical, missing, epsilon, packed = map(Array.of, arrays)
     told = Buckets(present, categorical, missing, epsilon, msgspec.structs.replace(packed, dtype="uint8"))
     with pytest.raises(PeerProtocolError, match="few of them of one bucket"):
-        NoisyColumns(parties["bank"], "shop", told, 1_000_000, 1)
+        NoisyColumns(parties["bank"], "shop", iter([told]), 1_000_000, 1)
 
 
-def test_more_nodes_than_rows_are_refused_before_they_are_made(measured: None) -> None:
-    nodes = np.full(10, -1, np.int32)
+def test_more_nodes_than_rows_are_refused_before_they_are_made(parties: dict[str, Party], measured: None) -> None:
     with pytest.raises(PeerProtocolError, match="expected at most 10 nodes with rows"):
-        named_rows(Array.of(nodes), 10, 1 << 40, "bank", "NodeRows.node_of_row")
+        told_rows(parties["shop"], "bank", NodeRows(1 << 40), 10)
 
 
 def test_joined_rows_are_bounded(parties: dict[str, Party], measured: None) -> None:

@@ -95,7 +95,7 @@ def of_messages(view: View, n_rows: int) -> Iterator[tuple[Int32s, Floats]]:
         parameters = sums_parameters(SumsBounds(*bounds), view.seat.options.ciphers.sealed, nodes)
     for entry in received:
         match entry.step:
-            case "TreeStart" if cipher is not None:
+            case "TreeStart" if cipher is not None:  # of many rows the first ones
                 start = content_of(entry, TreeStart)
                 (ciphertexts,) = unpack(start.payload, entry.peer, entry.step)
                 rows = every if start.rows is None else np.frombuffer(start.rows.data, np.int32)

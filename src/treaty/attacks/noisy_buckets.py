@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.attacks.views import Finding, Truth, View
+from treaty.messaging.row_pieces import row_pieces
 from treaty.privacy.bucket_rr import chances
-from treaty.systems.federboost_vertical.buckets import Buckets, unpack_buckets
+from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, unpack_buckets
 
 
 def attack(view: View, truth: Truth) -> Iterator[Finding]:
     """Take each row's noisy bucket for its true one."""
+    before: dict[str, list[NDArray[np.uint8]]] = {}  # of each peer the buckets of the rows so far
     for entry in view.recorded.transcript.entries:
         if entry.step != Buckets.__name__ or entry.direction != "received":
             continue
@@ -28,7 +30,12 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
         if not codes.size or not np.array_equal(present, np.diff(offsets) - 1):  # other buckets than the true table's
             continue
         sizes = np.maximum(present + missing, 1).astype(np.int32)
-        noisy = unpack_buckets(told.packed, sizes, len(codes), entry.peer)
+        came = before.setdefault(entry.peer, [])
+        left = row_pieces(len(codes), bits_of_row(sizes))[len(came) :]
+        came.append(unpack_buckets(told.packed, sizes, left[0].stop - left[0].start, entry.peer))
+        if len(left) > 1:
+            continue
+        noisy = np.concatenate(before.pop(entry.peer))
         epsilons = np.frombuffer(told.epsilon.data, np.float64)
         guessed = [likeliest(of[0], int(of[1]), float(of[2])) for of in zip(noisy.T, sizes, epsilons, strict=True)]
         common = [np.bincount(column).max() for column in codes.T]

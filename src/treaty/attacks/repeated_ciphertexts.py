@@ -132,7 +132,10 @@ def recognised(
                 sent = cipher.numbers(unpack(start.payload, entry.peer, entry.step)[0])
                 sample = np.empty(0, np.int32) if start.rows is None else np.frombuffer(start.rows.data, np.int32)
             case "TreeRows":
-                sent += cipher.numbers(unpack(content_of(entry, TreeRows).payload, entry.peer, entry.step)[0])
+                more = content_of(entry, TreeRows)
+                sent += cipher.numbers(unpack(more.payload, entry.peer, entry.step)[0])
+                if more.rows is not None:
+                    sample = np.append(sample, np.frombuffer(more.rows.data, np.int32))
             case "SumsPiece":
                 return  # of tables of tens of millions of rows
             case "SumsRequest":

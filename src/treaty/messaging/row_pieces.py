@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from treaty import parallel
-from treaty.messaging.messages import M, Message
+from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
 from treaty.parallel import pieces
 
@@ -36,3 +39,9 @@ def take_rows(
     """Receive what `send_rows` sends; yield the rows and the message of each piece. `first` has come already."""
     for rows in row_pieces(n_rows, bits):
         yield rows, party.receive(peer, kind) if first is None or rows.start else first
+
+
+def bits_of(packed: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool_]:
+    """Return a peer's packed bits of rows, bool (n_rows,); `what` is their field, for the error."""
+    content = view(packed, np.uint8, (-(-n_rows // 8),), peer=peer, what=what)
+    return np.unpackbits(content, count=n_rows).view(np.bool_)

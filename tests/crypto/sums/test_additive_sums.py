@@ -326,9 +326,9 @@ def test_pieces_of_few_rows_are_refused_for_each_costs_something(ready, monkeypa
     query, (whole,) = asked(ready.client, ready.positions, ready.starts), ready.ciphertexts
     monkeypatch.setattr(additive_sums, "LEAST_ROWS", 6)
     with pytest.raises(CryptoError, match="ciphertexts of 12 rows, got 5"):
-        ready.server.begin_tree([whole[:5]], ready.rows)
-    ready.server.begin_tree([whole[:6]], ready.rows)
-    ready.server.add_rows([whole[6:]])
+        ready.server.begin_tree([whole[:5]], ready.rows[:5], None, 12)
+    ready.server.begin_tree([whole[:6]], ready.rows[:6], None, 12)
+    ready.server.add_rows([whole[6:]], ready.rows[6:])
     with pytest.raises(CryptoError, match="nodes of 12 rows, got 5"):
         ready.server.add([query[0][:5], query[1]])
 
@@ -336,16 +336,20 @@ def test_pieces_of_few_rows_are_refused_for_each_costs_something(ready, monkeypa
 def test_a_tree_s_ciphertexts_may_come_in_pieces_and_all_must_be_there(ready, monkeypatch):
     monkeypatch.setattr(additive_sums, "LEAST_ROWS", 1)
     query, (whole,) = asked(ready.client, ready.positions, ready.starts), ready.ciphertexts
-    ready.server.begin_tree([whole[:5]], ready.rows)
-    ready.server.add_rows([whole[5:-1]])
+    count = len(whole)
+    ready.server.begin_tree([whole[:5]], ready.rows[:5], None, count)
+    ready.server.add_rows([whole[5:-1]], ready.rows[5:-1])
     ready.server.add(query)
     with pytest.raises(CryptoError, match=f"ciphertexts of {len(whole)} rows, got {len(whole) - 1}"):
         ready.server.answer()
-    ready.server.begin_tree([whole[:5]], ready.rows)
-    ready.server.add_rows([whole[5:]])
-    for more in (whole[:1], whole[:0]):
+    ready.server.begin_tree([whole[:5]], ready.rows[:5], None, count)
+    for rows in (None, ready.rows[5:-1]):
+        with pytest.raises(CryptoError, match="the row of each ciphertext"):
+            ready.server.add_rows([whole[5:]], rows)
+    ready.server.add_rows([whole[5:]], ready.rows[5:])
+    for more in (slice(0, 1), slice(0, 0)):
         with pytest.raises(CryptoError, match=f"ciphertexts of {len(whole)} rows, got"):
-            ready.server.add_rows([more])
+            ready.server.add_rows([whole[more]], ready.rows[more])
     totals = ready.totals(ready.positions, ready.starts)
     found = ready.client.open("peer", answered(ready.server, query), totals)
     np.testing.assert_array_equal(found, ready.plain(ready.positions, ready.starts))

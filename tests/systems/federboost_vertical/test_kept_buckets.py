@@ -181,7 +181,7 @@ def test_of_each_partner_the_newest_are_kept_for_their_owner_alone(table, folder
     for name in OTHERS:
         file = kept_file(folder, "p0", name)
         assert file.stat().st_mode & 0o077 == file.parent.stat().st_mode & 0o077 == 0
-        assert len(read_file(file, kept_buckets._Kept, FORMAT, "p0").messages) == MOST_KEPT
+        assert len(read_file(file, kept_buckets._Kept, FORMAT, "p0").tables) == MOST_KEPT
     assert min(bucket_bytes(fit(tables, y, folder, max_bin=5))) > 0
     assert bucket_bytes(fit(tables, y, folder, max_bin=5 + MOST_KEPT)) == [0, 0]
 
@@ -272,7 +272,7 @@ def test_an_offer_and_its_answer_hold_digests_alone(tmp_path):
     first, again = (play_training(tables, y, fields=fields) for _ in range(2))
     (sent,) = [e for e in first.transcripts["p1"].entries if e.step == "Buckets"]
     steps = [(e.step, e.content) for e in again.transcripts["p1"].entries]
-    digest = kept_buckets._digest(sent.content)
+    digest = kept_buckets._digest([sent.content])
     assert ("HeldBuckets", encode_body(HeldBuckets(digest))) in steps
     assert ("SameBuckets", encode_body(SameBuckets(digest))) in steps
     assert first.results["p0"].forest.trees == again.results["p0"].forest.trees

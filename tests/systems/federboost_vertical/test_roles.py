@@ -372,7 +372,7 @@ def buckets(
 
 
 def columns_of(message: Buckets, n_rows: int) -> NoisyColumns:
-    return NoisyColumns(Fake(message), "shop", message, n_rows, 1)  # type: ignore[arg-type]
+    return NoisyColumns(Fake(message), "shop", iter([message]), n_rows, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

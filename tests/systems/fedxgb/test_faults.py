@@ -35,7 +35,7 @@ from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequ
 from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.messages import Attendance, UserOffer
-from treaty.systems.fedxgb.secpred.routing import RowShares
+from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.sums import edge as crowd_edges
 from treaty.systems.fedxgb.sums.edge import DomainSums
 from treaty.systems.fedxgb.sums.user import Agreement, MaskKey
@@ -290,10 +290,10 @@ def test_what_only_other_users_can_check_costs_the_domain_a_tree_at_most(crowd, 
 
 ROWS = {
     "another message": lambda party, message: Attendance(),
-    "other shape": lambda party, message: RowShares(Array.of(np.zeros((3, 1, 2), np.uint64))),
-    "other type": lambda party, message: RowShares(Array.of(np.zeros(3, np.float32))),
+    "other shape": lambda party, message: RowShares(Array.of(np.zeros((3, 1, 2), np.uint64)), 3),
+    "other type": lambda party, message: RowShares(Array.of(np.zeros(3, np.float32)), 3),
     "no numbers of the field": lambda party, message: RowShares(
-        msgspec.structs.replace(message.shares, data=b"\xff" * len(message.shares.data))
+        msgspec.structs.replace(message.shares, data=b"\xff" * len(message.shares.data)), message.n_rows
     ),
 }  # fmt: skip
 

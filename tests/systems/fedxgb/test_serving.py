@@ -32,9 +32,9 @@ from treaty.runs.party import part_file
 from treaty.runs.processes import free_ports
 from treaty.runs.report import FORMAT, Report, service_report_file
 from treaty.runs.serving import serve_party, service_cast
+from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred import roles as secpred
 from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
-from treaty.systems.fedxgb.secpred.routing import RowShares
 
 EDGES = ("berlin", "tokyo", "oslo")
 ASKING = {"ann": 12, "ben": 7, "cat": 5}  # rows of users to predict; none of them took part in the training
@@ -223,7 +223,7 @@ def without_rows(party: Party) -> None:
 def garbage(party: Party) -> None:
     """Send an array of no shape that anybody expects."""
     for edge in party.peers:
-        party.send(edge, RowShares(secpred.Array.of(np.zeros((2, 2), np.int8))))
+        party.send(edge, RowShares(secpred.Array.of(np.zeros((2, 2), np.int8)), 2))
     party.receive("berlin", secpred.PredictionTerms)
 
 

@@ -666,7 +666,7 @@ def test_garbage_from_a_passive_party_is_its_fault(change, text):
         ({"NoisyTree": edited(columns=lambda a: a[::-1])}, "expected ascending numbers below .* NoisyTree.columns"),
         ({"NoisyTree": edited(columns=put(-1))}, "expected ascending numbers below"),
         ({"NoisyTree": edited(hess=lambda _: None)}, "hessians sent or not as agreed"),
-        ({"NoisyTree": edited(totals=lambda a: a + 1)}, "expected the tree's number of rows - at NoisyTree.totals"),
+        ({"NoisyTree": edited(totals=lambda a: a + 1)}, "expected the tree's rows - at NoisyTree.totals"),
         ({"NoisyTree": edited(totals=put(2**62))}, r"expected sums below 2\^62 - at NoisyTree.totals from p0"),
         ({"ScoredSplitRequest": edited(nodes=lambda a: a + 8)}, "expected nodes with a score, once, in their order"),
         ({"LevelDivision": edited(nodes=lambda a: a[:0])}, "at LevelDivision.nodes from p0"),

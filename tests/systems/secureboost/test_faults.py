@@ -30,6 +30,7 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeStart,
     pack,
 )
+from treaty.systems.vertical.named_rows import NamedRows
 
 SEEN: dict[str, BaseException] = {}
 
@@ -151,15 +152,18 @@ def test_malformed_answers_end_the_job_at_every_party(name, change):
             "Setup",
             lambda m: Setup(m.model_id, m.resumed, m.records, m.rounds, m.encryption, pack([np.zeros(4, np.uint64)])),
         ),
-        ("TreeStart", lambda m: TreeStart(Array.of(np.array([3, 2], np.int32)), m.columns, m.commitment, m.payload)),
-        ("TreeStart", lambda m: TreeStart(None, Array.of(np.array([99], np.int32)), m.commitment, m.payload)),
-        ("TreeStart", lambda m: TreeStart(None, m.columns, m.commitment, pack([np.zeros((3, 2), np.uint64)]))),
-        ("TreeStart", lambda m: TreeStart(None, m.columns, m.commitment[1:], m.payload)),
+        ("TreeStart", lambda m: TreeStart(Array.of(np.array([3, 2], np.int32)), 2, m.columns, m.commitment, m.payload)),
+        ("TreeStart", lambda m: TreeStart(None, 240, Array.of(np.array([99], np.int32)), m.commitment, m.payload)),
+        ("TreeStart", lambda m: TreeStart(None, 240, m.columns, m.commitment, pack([np.zeros((3, 2), np.uint64)]))),
+        ("TreeStart", lambda m: TreeStart(None, 240, m.columns, m.commitment[1:], m.payload)),
         ("SumsRequest", lambda m: SumsRequest(pack([np.zeros(7, np.uint8)]), m.last)),
-        ("SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.node_of_row)),
-        ("SplitRequest", lambda m: SplitRequest(m.features, m.left_bins, Array.of(np.full(240, 9, np.int32)))),
-        ("SplitRequest", lambda m: SplitRequest(m.features, Array.of(np.zeros((1, 32), np.uint8)), m.node_of_row)),
-        ("SplitRequest", lambda m: SplitRequest(m.features, Array.of(np.full((1, 32), 0x55, np.uint8)), m.node_of_row)),
+        ("SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins)),
+        ("NamedRows", lambda m: NamedRows(Array.of(np.full(240, 9, np.uint8)))),
+        ("NamedRows", lambda m: NamedRows(Array.of(np.full(240, 255, np.uint8)))),
+        ("NamedRows", lambda m: NamedRows(Array.of(np.zeros(239, np.uint8)))),
+        ("NamedRows", lambda m: NamedRows(Array.of(np.zeros(240, np.uint16)))),
+        ("SplitRequest", lambda m: SplitRequest(m.features, Array.of(np.zeros((1, 32), np.uint8)))),
+        ("SplitRequest", lambda m: SplitRequest(m.features, Array.of(np.full((1, 32), 0x55, np.uint8)))),
         ("Finish", lambda m: DecideRequest(5, Array.of(np.zeros(1, np.int32)))),
         ("Finish", lambda m: DecideRequest(0, Array.of(np.array([10**6], np.int32)))),
     ],

@@ -16,7 +16,8 @@ from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.vertical.encrypted_columns import Hint, Sums, pack
+from treaty.systems.vertical.encrypted_columns import Hint, Sums, TreeEnd, pack
+from treaty.systems.vertical.named_rows import NamedRows
 
 LATTICE = {**OPTIONS, "encryption": "lattice", "max_bin": 6}
 
@@ -129,7 +130,7 @@ ANSWERS = {
     "records too many": (
         "SplitColumns",
         lambda m: replace(m, records=Array.of(np.zeros(9, np.int32))),
-        "SplitColumns.records",
+        "expected at most a new column per split",
     ),
 }
 
@@ -178,14 +179,14 @@ REQUESTS = {
     "rows named where columns are revealed": (
         "column",
         "SplitRequest",
-        lambda m: replace(m, node_of_row=Array.of(np.zeros(240, np.int32))),
-        "rows of nodes named or not as agreed",
+        lambda m: NamedRows(Array.of(np.zeros(240, np.uint8))),
+        "TreeEnd or SumsPiece of round 1, got NamedRows",
     ),
     "rows not named where nodes are revealed": (
         "node",
-        "SplitRequest",
-        lambda m: replace(m, node_of_row=None),
-        "rows of nodes named or not as agreed",
+        "NamedRows",
+        lambda m: TreeEnd(),
+        "expected NamedRows of round 1, got TreeEnd",
     ),
     "a sample of rows": (
         "column",

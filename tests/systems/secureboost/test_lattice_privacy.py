@@ -117,7 +117,6 @@ def test_messages_to_passive_parties_have_no_room_for_rows_but_in_ciphertexts(re
                     assert own.shape == (words.shape[0], packed_words(PARAMETERS, DEGREE))
                     assert {words.dtype, own.dtype} == {"uint32"}
                 case "SplitRequest" if reveal == "column":
-                    assert message.node_of_row is None
                     assert {array.shape for array in arrays(message)} == {
                         message.features.shape,
                         (*message.features.shape, 32),
@@ -126,7 +125,10 @@ def test_messages_to_passive_parties_have_no_room_for_rows_but_in_ciphertexts(re
                     assert message.encryption == "lattice"
                     assert np.frombuffer(message.payload[0].data, np.int64)[0] == len(y)
                 case "SplitRequest":
-                    assert message.node_of_row.shape == (len(y),)
+                    pass
+                case "NamedRows":
+                    assert reveal == "node"
+                    assert message.nodes.shape == (len(y),)
                 case _:  # nothing of rows at all
                     assert list(arrays(message)) == []
         assert all(counted[step] for step in ("Setup", "TreeStart", "SumsRequest", "SplitRequest", "SeedShares"))

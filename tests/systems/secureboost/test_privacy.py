@@ -15,7 +15,7 @@ from treaty.models.trees import forest_of
 from treaty.systems.options import public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import column_owner, decisions, encrypted, encrypted_columns
+from treaty.systems.vertical import column_owner, decisions, encrypted, encrypted_columns, named_rows
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -29,6 +29,7 @@ TO_PASSIVE = {
     "TreeEnd": encrypted_columns.TreeEnd,
     "SumsRequest": encrypted_columns.SumsRequest,
     "SplitRequest": encrypted_columns.SplitRequest,
+    "NamedRows": named_rows.NamedRows,
     "DecideRequest": decisions.DecideRequest,
     "Finish": decisions.Finish,
 }

@@ -32,7 +32,13 @@ def vertical_model(
     trained = train(codes.cut(*edges), y, objective=objective, n_classes=n_classes, **options)
     tables = [table_of(owner, f"party{i}") for i, owner in enumerate(trained.parts)]
     parts = [
-        ModelPart(model_id="m", party=f"party{i}", schema=table.schema, splits=owner.splits)
+        ModelPart(
+            model_id="m",
+            party=f"party{i}",
+            schema=table.schema,
+            splits=owner.splits,
+            trees_a_round=trained.forest.objective.n_outputs,
+        )
         for i, (owner, table) in enumerate(zip(trained.parts, tables, strict=True))
     ]
     parts[0].forest = trained.forest

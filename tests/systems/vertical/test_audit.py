@@ -196,8 +196,7 @@ def test_other_rows_than_were_drawn_are_found_where_they_come_in_pieces(tmp_path
         if isinstance(part, TreeStart | TreeRows):
             seen.append(part)
         if isinstance(part, TreeStart):
-            told = np.arange(240 + more, dtype=np.int32)
-            part = msgspec.structs.replace(part, rows=Array.of(told))
+            part = msgspec.structs.replace(part, rows=Array.of(np.arange(rows, dtype=np.int32)), n_rows=240 + more)
         if isinstance(part, TreeRows) and len(seen) == 2:
             if more < 0:
                 return

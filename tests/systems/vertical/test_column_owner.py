@@ -20,19 +20,18 @@ from treaty.systems.vertical.limits import TreeLimits
 from treaty.trees.ensemble import SplitTable
 
 
-def split_of(*sizes: int) -> SplitRequest:
-    nodes = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    features, bins = np.zeros(len(sizes), np.int32), np.zeros((len(sizes), 32), np.uint8)
-    return SplitRequest(Array.of(features), Array.of(bins), Array.of(np.append(nodes, np.int32(-1))))
+def split_of(*features: int) -> SplitRequest:
+    bins = np.zeros((len(features), 32), np.uint8)
+    return SplitRequest(Array.of(np.array(features, np.int32)), Array.of(bins))
 
 
 COLUMNS = np.array([0, 2], np.int32)
 NONE = Array.of(np.zeros(0, np.int32))
 MESSAGES = {
-    "start": TreeStart(None, NONE, b"", []),
+    "start": TreeStart(None, 0, NONE, b"", []),
     "level": SumsRequest([], True),
     "piece": SumsRequest([], False),
-    "split": SplitRequest(NONE, NONE, None),
+    "split": SplitRequest(NONE, NONE),
     "end": TreeEnd(),
     "decide": DecideRequest(0, NONE),
     "keep": CheckpointRequest(1),
@@ -98,7 +97,7 @@ def test_what_is_not_allowed_is_refused_naming_the_sender():
 @pytest.fixture
 def limits() -> TreeLimits:
     """Return the limits of a tree of depth 2 with leaves of 3 rows or more, begun."""
-    begun = TreeLimits("bank", 2, 3, by_column=False)
+    begun = TreeLimits("bank", 2, 3)
     begun.start(COLUMNS)
     return begun
 
@@ -128,18 +127,16 @@ def test_a_piece_about_more_nodes_than_the_level_may_have_is_refused(limits):
 
 @pytest.mark.parametrize("sizes", [(9, 5), (9, 0)], ids=["small", "empty"])
 def test_nodes_with_too_few_rows_are_not_split(limits, sizes):
-    limits.sums(1, last=True)
-    limits.sums(2, last=True)
-    limits.split(split_of(6, 6))
+    limits.node_sizes(np.array([6, 6]))
     with pytest.raises(PeerProtocolError, match="expected nodes of 6 rows at least - from bank"):
-        limits.split(split_of(*sizes))
+        limits.node_sizes(np.array(sizes))
 
 
 def test_a_level_may_be_asked_for_in_as_many_pieces_as_it_may_have_nodes(limits):
     limits.sums(1, last=True)
     limits.sums(1, last=False)
     limits.sums(1, last=True)
-    limits.split(split_of(6, 6))
+    limits.split(split_of(0, 2))
     for pieces in ([False], [True, False, False]):
         limits.start(COLUMNS)
         for last in pieces:
@@ -158,28 +155,18 @@ def test_a_level_is_asked_about_its_nodes_alone(limits, levels, nodes):
 
 @pytest.mark.parametrize(
     ("features", "expected"),
-    [([0, 0], "no more splits than the level may have nodes"), ([1], "splits of the tree's columns")],
+    [
+        ([0, 0], "no more splits than the level may have nodes"),
+        ([1], "splits of the tree's columns"),
+        ([], "nodes that are split"),
+    ],
 )
 def test_splits_are_of_the_levels_nodes_and_the_trees_columns(features, expected):
-    limits = TreeLimits("bank", 2, 3, by_column=True)
+    limits = TreeLimits("bank", 2, 3)
     limits.start(COLUMNS)
     limits.sums(1, last=True)
-    bins = Array.of(np.zeros((len(features), 32), np.uint8))
     with pytest.raises(PeerProtocolError, match=expected):
-        limits.split(SplitRequest(Array.of(np.array(features, np.int32)), bins, None))
-
-
-@pytest.mark.parametrize("by_column", [False, True])
-def test_rows_of_nodes_are_named_just_where_that_was_agreed(by_column):
-    for named, request in ((True, split_of(6)), (False, SplitRequest(NONE, NONE, None))):
-        limits = TreeLimits("bank", 2, 3, by_column=by_column)
-        limits.start(COLUMNS)
-        limits.sums(1, last=True)
-        if named is by_column:
-            with pytest.raises(PeerProtocolError, match="expected rows of nodes named or not as agreed - from bank"):
-                limits.split(request)
-        else:
-            limits.split(request)
+        limits.split(split_of(*features))
 
 
 # ---------------------------------------------------------------- who goes left
@@ -199,13 +186,13 @@ def owner() -> tuple[SplitOwner, np.ndarray, SplitTable]:
     return SplitOwner("bank", codes, bins, splits), codes, splits
 
 
-def request_of(*splits: tuple[int, set[int]], rows: np.ndarray | None = None) -> SplitRequest:
+def request_of(*splits: tuple[int, set[int]]) -> SplitRequest:
     """Ask for splits: feature and slots going left."""
     going = np.zeros((len(splits), 256), np.bool_)
     for k, (_, slots) in enumerate(splits):
         going[k, list(slots)] = True
     features = Array.of(np.array([feature for feature, _ in splits], np.int32))
-    return SplitRequest(features, Array.of(np.packbits(going, axis=1)), None if rows is None else Array.of(rows))
+    return SplitRequest(features, Array.of(np.packbits(going, axis=1)))
 
 
 def column(array: Array, count: int) -> np.ndarray:
@@ -216,13 +203,13 @@ def column(array: Array, count: int) -> np.ndarray:
 def test_columns_decide_all_rows_and_equal_ones_are_sent_once(owner):
     end, codes, splits = owner
     asked = [(0, {0}), (0, {0, 1, 3}), (0, {0}), (1, {0, 2})]
-    (first,) = end.divide(request_of(*asked))
+    (first,) = end.divide_table(request_of(*asked))
     left = column(first.new, len(codes))
     expected = [np.isin(codes[:, feature], list(slots)) for feature, slots in asked]
     np.testing.assert_array_equal(left, [expected[0], expected[1], expected[3]])
     assert np.frombuffer(first.columns.data, np.int32).tolist() == [0, 1, 0, 2]
     assert np.frombuffer(first.records.data, np.int32).tolist() == [0, 1, 2, 3]  # each split has a record all the same
-    (later,) = end.divide(request_of((1, {0, 2}), (0, {0, 1}), (0, {0})))
+    (later,) = end.divide_table(request_of((1, {0, 2}), (0, {0, 1}), (0, {0})))
     assert np.frombuffer(later.columns.data, np.int32).tolist() == [2, 3, 0]
     np.testing.assert_array_equal(column(later.new, len(codes)), [np.isin(codes[:, 0], [0, 1])])
     assert len(splits) == 7
@@ -230,19 +217,33 @@ def test_columns_decide_all_rows_and_equal_ones_are_sent_once(owner):
 
 def test_slots_beyond_a_feature_do_not_make_a_column_a_new_one(owner):
     end, _, _ = owner
-    end.divide(request_of((0, {0})))
-    (again,) = end.divide(request_of((0, {0, 77, 255})))
+    list(end.divide_table(request_of((0, {0}))))
+    (again,) = end.divide_table(request_of((0, {0, 77, 255})))
     assert again.new.shape == (0, 2)
     assert np.frombuffer(again.columns.data, np.int32).tolist() == [0]
 
 
 def test_named_rows_alone_are_decided(owner):
     end, codes, _ = owner
-    rows = np.array([0, -1, 0, 1, 1, -1, 0, 1, 0], np.int32)
-    (answer,) = end.divide(request_of((0, {0, 1}), (1, {1}), rows=rows))
+    node = np.array([0, -1, 0, 1, 1, -1, 0, 1, 0])
+    rows, sizes = np.flatnonzero(node >= 0), []
+    named = [(part, node[part]) for part in (rows[:3], rows[3:])]  # in two pieces
+    (answer,) = end.divide_nodes(request_of((0, {0, 1}), (1, {1})), named, sizes.append)
     bits = np.unpackbits(np.frombuffer(answer.left.data, np.uint8), count=7).astype(bool)
-    expected = [*np.isin(codes[rows == 0, 0], [0, 1]), *(codes[rows == 1, 1] == 1)]
-    assert bits.tolist() == expected
+    left = np.where(node == 0, np.isin(codes[:, 0], [0, 1]), codes[:, 1] == 1)
+    assert bits.tolist() == left[rows].tolist()
+    assert sizes[0].tolist() == [4, 3]
+
+
+def test_nothing_is_answered_or_recorded_before_the_nodes_are_checked(owner):
+    end, _, splits = owner
+
+    def refuse(_):
+        raise PeerProtocolError("bank", "too few")
+
+    with pytest.raises(PeerProtocolError, match="too few"):
+        next(end.divide_nodes(request_of((0, {0})), [(np.array([1]), np.array([0]))], refuse))
+    assert len(splits) == 0
 
 
 @pytest.mark.parametrize(
@@ -257,8 +258,8 @@ def test_named_rows_alone_are_decided(owner):
 )
 @pytest.mark.parametrize("named", [False, True], ids=["column", "node"])
 def test_what_is_no_split_is_refused_and_not_recorded(owner, asked, expected, named):
-    end, codes, splits = owner
-    rows = np.zeros(len(codes), np.int32) if named else None
+    end, _, splits = owner
+    request = request_of(asked)
     with pytest.raises(PeerProtocolError, match=f"{expected}.* from bank"):
-        end.divide(request_of(asked, rows=rows))
+        next(end.divide_nodes(request, [], print) if named else end.divide_table(request))
     assert len(splits) == 0

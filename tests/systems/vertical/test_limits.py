@@ -311,10 +311,10 @@ def test_a_level_has_one_spare_node_where_vectors_are_about_two():
         worked.append(len(query[0]))
         return 2 * len(query[0])
 
-    limits = TreeLimits("bank", 3, 1, by_column=True)
+    limits = TreeLimits("bank", 3, 1)
     limits.start(np.arange(2, dtype=np.int32))
     server = SimpleNamespace(spare=1, add=add, answer=list)
-    _, _, answer = _answering(server, limits, "bank", lambda *_: None)
+    _, _, answer = _answering(server, limits, "bank", 9, lambda *_: None)
 
     def ask(vectors, last):
         return answer(SumsRequest(pack([np.zeros((vectors, 1), np.uint32)]), last))

@@ -201,7 +201,7 @@ class AdditiveSumsServer:
         self._all_blocks = self._blocks = self._plan(codes)
         self._table_rows = len(codes)
         self._ciphertexts: Words | None = None
-        self._rows = np.empty(0, np.int32)
+        self._rows, self._sampled = np.empty(0, np.int32), False  # rows of the tree; whether they were named
         self._rows_there = 0
         self._slots: NDArray[Any] = np.empty(0, np.uint8)  # of a query: the node of each row
         self._slots_there = self._asked = 0  # rows whose nodes are told; nodes asked about
@@ -220,34 +220,44 @@ class AdditiveSumsServer:
         yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
 
     def begin_tree(
-        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+        self,
+        payload: Payload,
+        rows: NDArray[np.int32] | None,
+        features: NDArray[np.int32] | None = None,
+        n_rows: int | None = None,
     ) -> None:
-        """Keep a tree's first ciphertexts and all their rows; see `SumsServer.begin_tree`."""
-        rows = np.arange(self._table_rows, dtype=np.int32) if rows is None else rows.copy()
-        if len(rows) > self._packing.bounds.n_rows:
-            raise CryptoError(f"expected at most {self._packing.bounds.n_rows} rows, got {len(rows)}")
-        if len(rows) and not 0 <= rows.min() <= rows.max() < self._table_rows:
-            raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
-        self._ciphertexts, self._rows, self._rows_there = None, rows, 0
+        """Keep a tree's first ciphertexts and their rows; see `SumsServer.begin_tree`."""
+        sampled = rows is not None
+        count = self._table_rows if rows is None else len(rows) if n_rows is None else n_rows
+        if count > min(self._packing.bounds.n_rows, self._table_rows):
+            raise CryptoError(f"expected at most {self._packing.bounds.n_rows} rows, got {count}")
+        self._rows = np.empty(count, np.int32) if sampled else np.arange(count, dtype=np.int32)
+        self._ciphertexts, self._sampled, self._rows_there = None, sampled, 0
         self._slots_there = 0
-        self.add_rows(payload)
+        self.add_rows(payload, rows)
         self._begin(features)
 
-    def add_rows(self, payload: Payload) -> None:
+    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
         """Keep some more ciphertexts; those that come all at once are not copied. See `SumsServer.add_rows`."""
         check_payload(payload, "the ciphertexts of a tree", (np.uint8, (None, 8 * self._modulus.words)))
         found = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
-        rows, there = len(self._rows), self._rows_there + len(found)
-        least = min(LEAST_ROWS, PIECE_BYTES // (8 * self._modulus.words), rows)
-        if there > rows or len(found) < (least if there < rows else min(1, rows)):
-            raise CryptoError(f"expected ciphertexts of {rows} rows, got {there} - at the start of a tree")
+        count, there = len(self._rows), self._rows_there + len(found)
+        least = min(LEAST_ROWS, PIECE_BYTES // (8 * self._modulus.words), count)
+        if there > count or len(found) < (least if there < count else min(1, count)):
+            raise CryptoError(f"expected ciphertexts of {count} rows, got {there} - at the start of a tree")
+        if (None if rows is None else len(rows)) != (len(found) if self._sampled else None):
+            raise CryptoError("expected the row of each ciphertext, where rows are sampled - at the start of a tree")
+        if rows is not None and len(rows):
+            if not 0 <= rows.min() <= rows.max() < self._table_rows:
+                raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
+            self._rows[self._rows_there : there] = rows
         if not self._modulus.are_units(found, self._threads):
             raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
-        if len(found) == rows:
+        if len(found) == count:
             self._ciphertexts = found
         else:
             if self._ciphertexts is None:
-                self._ciphertexts = np.empty((rows, self._modulus.words), np.uint64)
+                self._ciphertexts = np.empty((count, self._modulus.words), np.uint64)
             self._ciphertexts[self._rows_there : there] = found
         self._rows_there = there
 

@@ -84,7 +84,11 @@ class BlindSumsServer(AdditiveSumsServer):
     _held = _NOTHING
 
     def begin_tree(
-        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+        self,
+        payload: Payload,
+        rows: NDArray[np.int32] | None,
+        features: NDArray[np.int32] | None = None,
+        n_rows: int | None = None,
     ) -> None:
         """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
         check_payload(payload, "the start of a tree")
@@ -97,7 +101,7 @@ class BlindSumsServer(AdditiveSumsServer):
         """See `SumsServer.end_tree`."""
         self._growing, self._there, self._held = False, 0, _NOTHING
 
-    def add_rows(self, payload: Payload) -> None:
+    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
         """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
         raise CryptoError("expected nothing more - at the start of a tree")
 

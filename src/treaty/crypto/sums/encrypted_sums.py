@@ -106,16 +106,20 @@ class SumsServer(Protocol):
         """
 
     def begin_tree(
-        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+        self,
+        payload: Payload,
+        rows: NDArray[np.int32] | None,
+        features: NDArray[np.int32] | None = None,
+        n_rows: int | None = None,
     ) -> None:
         """Take the first piece of a tree; `rows` (m,) are the table rows it is about, in its order, None for all.
 
         `features` is the tree's sample of columns, by default all; the sums of others are not computed and mean
-        nothing.
+        nothing. `n_rows` is how many rows the tree has, if others follow those of this piece.
         """
 
-    def add_rows(self, payload: Payload) -> None:
-        """Take the next piece of a tree."""
+    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
+        """Take the next piece of a tree, about these rows; None where the tree has all."""
 
     def end_tree(self) -> None:
         """Free the tree's payload before the next one arrives."""

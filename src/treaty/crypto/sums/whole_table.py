@@ -72,7 +72,11 @@ class WholeTableServer:
         self._features: Index | None = None  # of the tree that is being grown
 
     def begin_tree(
-        self, payload: Payload, rows: NDArray[np.int32] | None, features: NDArray[np.int32] | None = None
+        self,
+        payload: Payload,
+        rows: NDArray[np.int32] | None,
+        features: NDArray[np.int32] | None = None,
+        n_rows: int | None = None,
     ) -> None:
         """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
         check_payload(payload, "the start of a tree")
@@ -80,7 +84,7 @@ class WholeTableServer:
             raise CryptoError(f"expected all {self._bounds.n_rows} rows, got {len(rows)} - at the start of a tree")
         self._features = _sampled(features, len(self._bins))
 
-    def add_rows(self, payload: Payload) -> None:
+    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
         """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
         raise CryptoError("expected nothing more - at the start of a tree")
 

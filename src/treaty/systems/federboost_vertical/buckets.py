@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.row_pieces import row_pieces
 from treaty.privacy.bucket_rr import BucketCost, BucketLedger, Column
 
 logger = logging.getLogger(__name__)
@@ -25,8 +26,9 @@ class Buckets(Message):
 
     Of each column (k,): int32 `present`, the number of buckets of present values; bool `categorical`; bool `missing`,
     whether any value is; float64 `epsilon`. `packed`, uint8, has the rows' buckets, column after column, each in
-    ceil(log2(buckets)) bits; every column begins with a new byte. Tells how many buckets each column has and, with
-    epsilon-local differential privacy, which one each row is in.
+    ceil(log2(buckets)) bits; every column begins with a new byte. Of many rows there are several messages, each with
+    the next ones. Tells how many buckets each column has and, with epsilon-local differential privacy, which one each
+    row is in.
     """
 
     present: Array
@@ -34,6 +36,10 @@ class Buckets(Message):
     missing: Array
     epsilon: Array
     packed: Array
+
+
+Pieces = Callable[[], Iterator[Buckets]]
+"""Makes the messages of a table's buckets, piece by piece, as often as it is called."""
 
 
 def noisy_buckets(
@@ -44,10 +50,10 @@ def noisy_buckets(
     row_numbers: NDArray[np.int64],
     job: str,
     persons: bytes = b"",
-) -> tuple[Buckets, NDArray[np.uint8], BucketCost]:
+) -> tuple[Pieces, NDArray[np.uint8], BucketCost]:
     """Randomise buckets uint8 (n_rows, n_columns) by each column's epsilon, and enter the cost in the ledger.
 
-    Return the message, the noisy buckets in it, and the cost.
+    Return the messages, the noisy buckets in them, and the cost.
     """
     schema = bins.schema
     missing = np.array([(codes[:, f] == n).any() for f, n in enumerate(bins.n_bins)], np.bool_)
@@ -66,10 +72,16 @@ def noisy_buckets(
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons.items(), strict=True))
     ]
     noisy, spent = ledger.noisy(codes, columns, row_numbers, job, persons)
-    packed = [_pack(noisy[:, f], column.size) for f, column in enumerate(columns)]
-    content = np.concatenate([np.empty(0, np.uint8), *packed])
     costs = np.array([column.epsilon for column in columns], np.float64)
-    return Buckets(*map(Array.of, (bins.n_bins, schema.categorical, missing, costs, content))), noisy, spent
+    present, categorical, absent, epsilon = map(Array.of, (bins.n_bins, schema.categorical, missing, costs))
+
+    def pieces() -> Iterator[Buckets]:
+        for of in row_pieces(len(noisy), bits_of_row(sizes)):
+            packed = [_pack(noisy[of, f], size) for f, size in enumerate(sizes.tolist())]
+            content = Array.of(np.concatenate([np.empty(0, np.uint8), *packed]))
+            yield Buckets(present, categorical, absent, epsilon, content)
+
+    return pieces, noisy, spent
 
 
 def stand_ins(bins: Bins) -> list[NDArray[np.float32]]:
@@ -96,6 +108,11 @@ def _edges(bins: Bins, feature: int) -> bytes:
     return b"" if cuts is None else cuts.tobytes()
 
 
+def bits_of_row(sizes: NDArray[np.int32]) -> int:
+    """Return the bits that a row's buckets take, of columns with so many buckets."""
+    return sum(map(_width, sizes.tolist()))
+
+
 def _width(size: int) -> int:
     """Return the bits of a bucket's number."""
     return (size - 1).bit_length()
@@ -107,7 +124,7 @@ def _pack(column: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def unpack_buckets(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: str) -> NDArray[np.uint8]:
-    """Return the buckets, uint8 (rows, columns), each below its column's number of them."""
+    """Return the buckets of a piece's `n_rows` rows, uint8 (rows, columns), each below its column's number of them."""
     lengths = [-(-n_rows * _width(size) // 8) for size in sizes.tolist()]
     content = view(packed, np.uint8, (sum(lengths),), peer=peer, what="Buckets.packed")
     codes, start = np.empty((n_rows, len(sizes)), np.uint8), 0

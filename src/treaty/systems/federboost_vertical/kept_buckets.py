@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,18 +25,19 @@ from treaty.files import Format, read_cached, write_cached
 from treaty.messaging.messages import Message, decode_body, digests_in, encode_body
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_file
-from treaty.systems.federboost_vertical.buckets import Buckets
+from treaty.systems.federboost_vertical.buckets import Buckets, Pieces
 
 logger = logging.getLogger(__name__)
 
 MOST_KEPT = 4
-"""Messages that are kept of each partner: of as many numbers of buckets or epsilons, say. The oldest goes first."""
+"""Tables of buckets that are kept of each partner: of as many numbers of buckets or epsilons, say. The oldest goes
+first."""
 
-FORMAT = Format("noisy-buckets", 1)
+FORMAT = Format("noisy-buckets", 2)
 
 
 class HeldBuckets(Message):
-    """SHA-256 of each message of the receiver's buckets that the sender kept, one after the other; empty for none."""
+    """SHA-256 of each table of the receiver's buckets that the sender kept, one after the other; empty for none."""
 
     digests: bytes
 
@@ -48,13 +49,13 @@ class SameBuckets(Message):
 
 
 class _Kept(msgspec.Struct):
-    """The file: encoded `Buckets`, the oldest first."""
+    """The file: encoded `Buckets` of each table, the oldest first."""
 
-    messages: list[bytes]
+    tables: list[list[bytes]]
 
 
-Held = Mapping[bytes, bytes]
-"""Encoded `Buckets` of one partner by their SHA-256, the oldest first."""
+Held = Mapping[bytes, list[bytes]]
+"""Encoded `Buckets` of one partner's tables by their SHA-256, the oldest first."""
 
 
 def kept_file(store: Path, party: str, peer: str) -> Path:
@@ -72,44 +73,54 @@ def offer_held(party: Party, peer: str, store: Path | None) -> Held:
     return held
 
 
-def take_buckets(party: Party, peer: str, held: Held) -> Buckets:
-    """Return a partner's buckets: those it sends, or those among `held` that it says are the same."""
+def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) -> Iterator[Buckets]:
+    """Yield a partner's buckets piece by piece: those it sends, or those among `held` that it says are the same.
+
+    Encoded ones that it sends are added to `sent`, unless this is None.
+    """
     message = party.receive(peer, Buckets, SameBuckets)
-    if not isinstance(message, SameBuckets):
+    if isinstance(message, SameBuckets):
+        if message.digest not in held:
+            raise PeerProtocolError(
+                peer, f"expected buckets that were offered, got others - at SameBuckets from {peer}"
+            )
+        logger.info("%s has sent its buckets in an earlier training, and sends none", peer)
+        yield from (decode_body(body, Buckets, peer=peer) for body in held[message.digest])
+        raise PeerProtocolError(peer, f"expected buckets of as many rows - at SameBuckets from {peer}")
+    while True:
         assert isinstance(message, Buckets)
-        return message
-    if message.digest not in held:
-        raise PeerProtocolError(peer, f"expected buckets that were offered, got others - at SameBuckets from {peer}")
-    logger.info("%s has sent its buckets in an earlier training, and sends none", peer)
-    return decode_body(held[message.digest], Buckets, peer=peer)
+        if sent is not None:
+            sent.append(encode_body(message))
+        yield message
+        message = party.receive(peer, Buckets)
 
 
-def keep_buckets(party: Party, peer: str, store: Path | None, held: Held, message: Buckets) -> None:
-    """Keep a partner's buckets beside those `held`, unless they are among them or there is no `store`."""
-    if store is None:
-        return
-    body = encode_body(message)
-    if _digest(body) in held:
-        return
-    newest = [*held.values(), body][-MOST_KEPT:]
-    write_cached(kept_file(store, party.name, peer), _Kept(newest), FORMAT, party.name)
+def keep_buckets(party: Party, peer: str, store: Path, held: Held, sent: list[bytes]) -> None:
+    """Keep what a partner has sent, if anything, beside the buckets `held`."""
+    if sent and _digest(sent) not in held:
+        newest = [*held.values(), sent][-MOST_KEPT:]
+        write_cached(kept_file(store, party.name, peer), _Kept(newest), FORMAT, party.name)
 
 
-def _read(file: Path, owner: str) -> dict[bytes, bytes]:
+def _read(file: Path, owner: str) -> dict[bytes, list[bytes]]:
     kept = read_cached(file, _Kept, FORMAT, owner)
-    return {} if kept is None else {_digest(body): body for body in kept.messages[-MOST_KEPT:]}
+    return {} if kept is None else {_digest(bodies): bodies for bodies in kept.tables[-MOST_KEPT:]}
 
 
 # ---------------------------------------------------------------- passive party
 
 
-def send_buckets(party: Party, active: str, message: Buckets) -> None:
+def send_buckets(party: Party, active: str, pieces: Pieces) -> None:
     """Send own buckets, unless the active party holds them."""
     told = party.receive(active, HeldBuckets).digests
     held = digests_in(told, MOST_KEPT, peer=active, what="HeldBuckets")
-    digest = _digest(encode_body(message)) if held else b""
-    party.send(active, SameBuckets(digest) if digest in held else message)
+    digest = _digest(map(encode_body, pieces())) if held else b""
+    for message in [SameBuckets(digest)] if digest in held else pieces():
+        party.send(active, message)
 
 
-def _digest(body: bytes) -> bytes:
-    return hashlib.sha256(body).digest()
+def _digest(bodies: Iterable[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for body in bodies:
+        digest.update(body)
+    return digest.digest()

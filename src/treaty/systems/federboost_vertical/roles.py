@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
 
@@ -58,11 +59,12 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order, Table
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import row_pieces
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.bucket_rr import BucketLedger, chances, unbiased
 from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
-from treaty.systems.federboost_vertical.buckets import Buckets, noisy_buckets, stand_ins, unpack_buckets
+from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, noisy_buckets, stand_ins, unpack_buckets
 from treaty.systems.federboost_vertical.kept_buckets import keep_buckets, offer_held, send_buckets, take_buckets
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
@@ -113,13 +115,20 @@ CONVERSATION: Table = {"training": {ChosenSplits: "training", **between_trees("t
 class NoisyColumns(ColumnSource):
     """Columns of the passive party `peer` as noisy buckets: sums are computed here, splits recorded by their owner.
 
-    `histograms` as in `ColumnSource`. Raises PeerProtocolError where its `message` is not of `n_rows` rows, or not what
-    its own sizes say.
+    `histograms` as in `ColumnSource`. Raises PeerProtocolError where `pieces`, its messages, are not of `n_rows` rows,
+    or not what its own sizes say.
     """
 
     def __init__(
-        self, party: Party, peer: str, message: Buckets, n_rows: int, threads: int, histograms: MakeSums | None = None
+        self,
+        party: Party,
+        peer: str,
+        pieces: Iterator[Buckets],
+        n_rows: int,
+        threads: int,
+        histograms: MakeSums | None = None,
     ) -> None:
+        message = next(pieces)
         present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
         flags = [
             view(array, np.bool_, (len(present),), peer=peer, what=f"Buckets.{name}")
@@ -135,7 +144,10 @@ class NoisyColumns(ColumnSource):
         epsilon = view(message.epsilon, np.float64, (len(present),), peer=peer, what="Buckets.epsilon")
         if not np.all(epsilon > 0.0):
             raise PeerProtocolError(peer, f"expected epsilons above 0 - at Buckets.epsilon from {peer}")
-        codes = unpack_buckets(message.packed, sizes, n_rows, peer)
+        codes = np.empty((n_rows, len(sizes)), np.uint8)
+        for of in row_pieces(n_rows, bits_of_row(sizes)):
+            packed = (next(pieces) if of.start else message).packed
+            codes[of] = unpack_buckets(packed, sizes, of.stop - of.start, peer)
         self._party, self._peer = party, peer
         self._sizes, self._epsilon = sizes, epsilon
         self._corrected = np.zeros(len(sizes), np.bool_)
@@ -260,10 +272,13 @@ def _columns_of_others(seat: Seat, n_rows: int) -> dict[str, NoisyColumns]:
     party, store, noisy = seat.party, seat.store, {}
     held = {peer: offer_held(party, peer, store) for peer in party.peers}
     for peer, of_peer in held.items():
-        message = take_buckets(party, peer, of_peer)
+        sent = None if store is None else list[bytes]()
         at_workers = ClusterHistograms.of_columns(seat.shards if seat.options.unbiased else None, peer)
-        noisy[peer] = NoisyColumns(party, peer, message, n_rows, seat.threads, at_workers)
-        keep_buckets(party, peer, store, of_peer, message)
+        noisy[peer] = NoisyColumns(
+            party, peer, take_buckets(party, peer, of_peer, sent), n_rows, seat.threads, at_workers
+        )  # fmt: skip
+        if store is not None and sent:
+            keep_buckets(party, peer, store, of_peer, sent)
     return noisy
 
 
@@ -306,8 +321,8 @@ def passive(seat: Seat) -> ModelPart:
         for rows in seat.eval_sets:  # before anything is told of training rows
             check_unknown(seat, known, rows)
     persons = seat.rows_digest or b""
-    message, noisy, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job, persons)
-    send_buckets(party, active, message)
+    pieces, noisy, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job, persons)
+    send_buckets(party, active, pieces)
     start = party.receive(active, Start)
     told = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
     follower = Follower(seat, start, told)

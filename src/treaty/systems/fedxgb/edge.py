@@ -34,13 +34,13 @@ from treaty.systems.fedxgb.messages import (
 )
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, SeenRows
 from treaty.systems.fedxgb.paper.sums import PaperDomainSums, paper_mode
+from treaty.systems.fedxgb.pieces import RowShares, gather_rows, send_pieces_or_leave_out
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.routing import (
     HeldRows,
     HiddenRows,
     LeafShares,
     RowOwners,
-    RowShares,
     SplitShares,
     Turn,
     layout_of,
@@ -128,7 +128,9 @@ def edge(seat: Seat) -> None:
                 if options.hides_model:
                     assert agreed is not None
                     layout = _layout(seat, agreed, told, task)
-                    rows = _rows_here(seat, domain, everybody, layout, file, patience, resumed=task.rounds > 0)
+                    rows = _rows_here(
+                        seat, domain, everybody, layout, told.n_rows, file, patience, resumed=task.rounds > 0
+                    )
                 if order.state != "rows":  # otherwise `RowOwners` is still to come
                     at_start = domain.heard.digest
             case RowOwners():
@@ -226,6 +228,7 @@ def _rows_here(
     domain: DomainSums,
     everybody: Sequence[str],
     layout: Layout,
+    most: int,
     file: DomainFile,
     patience: float,
     *,
@@ -233,17 +236,18 @@ def _rows_here(
 ) -> Rows:
     """Prepare to take all rows down trees that users do not know; a holder of shares receives those of the rows.
 
-    Where a training goes on, they must be those that it received in the first run.
+    Where a training goes on, they must be those that it received in the first run. A user that says it has more than
+    `most` rows, as many as all together, is left out.
     """
     party, server, edges, comparison = seat.party, seat.cast.active, seat.cast.having("edge"), seat.options.compares
     if seat.options.exposes == "paper":
-        return SeenRows(party, edges, server, everybody, layout, patience)
+        return SeenRows(party, edges, server, everybody, layout, most, patience)
     shares = shares_of(comparison, layout, edges)
     if party.name not in shares.holders:
         return Dealer(party, edges, layout) if party.name == shares.dealer else None
     hidden = HiddenRows(party, edges, server, layout, comparison, seat.threads if seat.alone else 1)
-    came = gather_sound(party, everybody, RowShares, timeout=patience)
-    digests = {name: digest(shares) for name, shares in came.items()}
+    came = gather_rows(party, everybody, RowShares, hidden.form(most), patience)
+    digests = {name: digest(pieces) for name, pieces in came.items()}
     if not resumed:
         file.shares = digests
     for name in [name for name in came if digests[name] != file.shares.get(name)]:
@@ -268,11 +272,12 @@ def _move_rows(
         case HiddenThresholds(), SeenRows():
             sides = rows.route(told)
             domain.only(rows.users)
-            domain.send(sides)
+            send_pieces_or_leave_out(seat.party, {name: sides[name] for name in domain.there}, patience)
+            domain.only(seat.party.peers)
         case SplitShares() | LeafShares(), HiddenRows():
             of_users = rows.route(told) if isinstance(told, SplitShares) else rows.value(told)
-            there = {name: shares for name, shares in of_users.items() if name in seat.party.peers}
-            send_each_or_leave_out(seat.party, there, patience)
+            there = {name: pieces for name, pieces in of_users.items() if name in seat.party.peers}
+            send_pieces_or_leave_out(seat.party, there, patience)
             domain.only(seat.party.peers)
         case Turn(), _:
             domain.send(dict.fromkeys(domain.there, told))

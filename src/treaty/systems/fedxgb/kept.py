@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
-from treaty.messaging.messages import Message, encode_body
 from treaty.models.checkpoints import Keeper
 from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing
 
-_DOMAIN, _ROWS = Format("cohorts", 2), Format("row-digest", 1)
+_DOMAIN, _ROWS = Format("cohorts", 3), Format("row-digest", 1)
 ROUNDS = 2  # rounds begun by when the server has kept one, and files of earlier models serve nobody
 COHORTS, ROWS = "cohorts", "digest"  # kinds of files
 
@@ -90,9 +89,12 @@ class DomainFile:
         return Cohorts.known(rules, rng, kept.users, kept.opened, kept.groups, kept.running)
 
 
-def digest(shares: Message) -> bytes:
-    """Return SHA-256 of what a user sends of its rows."""
-    return hashlib.sha256(encode_body(shares)).digest()
+def digest(pieces: Iterable[NDArray[np.uint64]]) -> bytes:
+    """Return SHA-256 of a user's shares of its rows, however they are cut."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(np.ascontiguousarray(piece).reshape(-1).data)
+    return found.digest()
 
 
 # ---------------------------------------------------------------- user

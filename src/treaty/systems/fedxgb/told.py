@@ -13,8 +13,9 @@ from treaty.systems.fedxgb.messages import (
     UserOffer,
     Values,
 )
-from treaty.systems.fedxgb.paper.routing import ComparedShares, HiddenThresholds, ShownSplits, Sides
+from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, Sides
 from treaty.systems.fedxgb.paper.sums import InputAndShares, KeyShares, LostUsers
+from treaty.systems.fedxgb.pieces import ComparedShares
 from treaty.systems.fedxgb.secpred.told import COLLUDE, EDGE, HIDDEN_MODEL, ROW_COUNTS, SERVER, SHARED, USER
 from treaty.systems.fedxgb.sums.server import Sum, SurvivorReport, Users
 from treaty.systems.fedxgb.sums.user import (

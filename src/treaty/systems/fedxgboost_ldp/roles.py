@@ -198,13 +198,14 @@ def passive(seat: Seat) -> ModelPart:
     rules = scoring_rules(
         common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
     )
-    owner = ScoringOwner(active, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
+    owner = ScoringOwner(party, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
     party.send(active, ColumnCount(len(columns.categorical)))
     order = Order(CONVERSATION, "between trees")
 
     def start_tree(tree: NoisyTree) -> Scores | None:
-        follower.next_tree()
+        follower.limits.tree()
         scores = owner.start(tree)
+        follower.next_tree()
         if scores is None:  # the root is a leaf
             order.state = "between trees"
         return scores

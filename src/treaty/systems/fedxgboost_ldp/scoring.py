@@ -6,7 +6,7 @@ follows from their numbers of rows. So for each level it is told only how the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -16,6 +16,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import bits_of, row_pieces, send_rows, take_rows
 from treaty.systems.fedxgboost_ldp.scores import ScoresFinder, TreeGradients
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64
@@ -27,13 +28,15 @@ from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits
 
 MOST_SUM = 2**62
+_BITS = 160
+"""Most bits of a row in a `NoisyTree`: two values and its number."""
 
 
 class NoisyTree(Message):
-    """A tree's gradients (m,), of its sampled rows, int32 (m,) ascending (None: all), and columns, int32.
+    """A tree's gradients, of its sampled rows, int32 ascending (None: all), and columns, int32.
 
     Gradients and hessians are int32 where all of them fit, else int64. `hess` is None where scores leave it out.
-    `totals` are the root's, int64 (3,), see `LevelDivision`.
+    `totals` are the root's, int64 (3,), see `LevelDivision`. Of many rows there are several, each with the next ones.
     """
 
     grad: Array
@@ -56,7 +59,10 @@ class ScoredSplitRequest(Message):
 
 
 class ScoredSplitAnswer(Message):
-    """Record numbers int32 (k,), and packed bits: which of the nodes' rows go left, node after node."""
+    """Record numbers int32 (k,), and packed bits: which of the nodes' rows go left, node after node.
+
+    Of many rows there are several, each about the next ones.
+    """
 
     records: Array
     left: Array
@@ -66,7 +72,7 @@ class LevelDivision(Message):
     """How the last level was divided: which nodes were, bool (n,), and packed bits of which of their rows go left.
 
     `totals` are those of the left children, int64 (k, 3): sums of what `NoisyTree` has, exact ones in paper mode alone,
-    and 0 for hess where scores leave it out.
+    and 0 for hess where scores leave it out. Of many rows there are several, each about the next ones.
     """
 
     nodes: Array
@@ -94,16 +100,19 @@ class ScoredColumns:
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
         """Send a tree's gradients."""
         kept = slice(None) if rows is None else rows
-        self._party.send(
-            self._peer,
-            NoisyTree(
-                Array.of(_short(grad[kept])),
-                Array.of(_short(hess[kept])) if self.has_hess else None,
-                None if rows is None else Array.of(rows),
-                Array.of(columns),
-                Array.of(self._shown(self.totals)),
-            ),
-        )
+        of_rows, of_hess = _short(grad[kept]), _short(hess[kept]) if self.has_hess else None
+        of_columns, totals = Array.of(columns), Array.of(self._shown(self.totals))
+
+        def tree(of: slice) -> NoisyTree:
+            return NoisyTree(
+                Array.of(of_rows[of]),
+                None if of_hess is None else Array.of(of_hess[of]),
+                None if rows is None else Array.of(rows[of]),
+                of_columns,
+                totals,
+            )
+
+        send_rows(self._party, self._peer, len(of_rows), _BITS, tree)
 
     def end_tree(self) -> None:
         """See `SumsSource`; nothing is sent."""
@@ -113,8 +122,13 @@ class ScoredColumns:
         self._n_nodes = len(level.nodes)
         if self.divided is not None:
             nodes, left, totals = self.divided
-            self._party.send(
-                self._peer, LevelDivision(Array.of(nodes), Array.of(np.packbits(left)), Array.of(self._shown(totals)))
+            divided, shown = Array.of(nodes), Array.of(self._shown(totals))
+            send_rows(
+                self._party,
+                self._peer,
+                len(left),
+                1,
+                lambda of: LevelDivision(divided, Array.of(np.packbits(left[of])), shown),
             )
 
     def _shown(self, totals: Int64) -> Int64:
@@ -144,15 +158,17 @@ class ScoredColumns:
 
     def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
-        peer, k = self._peer, self._n_splits
-        answer = self._party.receive(peer, ScoredSplitAnswer)
-        records = view(answer.records, np.int32, (k,), peer=peer, what="ScoredSplitAnswer.records")
-        if not np.array_equal(records, self._records + np.arange(k)):
-            raise PeerProtocolError(
-                peer, f"expected records from {self._records} on - at ScoredSplitAnswer.records from {peer}"
-            )
-        self._records += k
-        return records, _unpacked(answer.left, self._n_rows, peer, "ScoredSplitAnswer.left")
+        peer, expected = self._peer, self._records + np.arange(self._n_splits, dtype=np.int32)
+        left = np.empty(self._n_rows, np.bool_)
+        for of, answer in take_rows(self._party, peer, self._n_rows, 1, ScoredSplitAnswer):
+            records = view(answer.records, np.int32, expected.shape, peer=peer, what="ScoredSplitAnswer.records")
+            if not np.array_equal(records, expected):
+                raise PeerProtocolError(
+                    peer, f"expected records from {self._records} on - at ScoredSplitAnswer.records from {peer}"
+                )
+            left[of] = bits_of(answer.left, of.stop - of.start, peer, "ScoredSplitAnswer.left")
+        self._records += self._n_splits
+        return expected, left
 
     def refuse(self) -> NoReturn:
         """Raise PeerProtocolError for a split that is not as good as its score."""
@@ -270,42 +286,57 @@ class ScoringOwner:
     """
 
     def __init__(
-        self, active: str, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
+        self, party: Party, columns: ColumnSource, n_rows: int, rules: SplitRules, threads: int, *, first_order: bool
     ) -> None:
-        self._active, self._n_rows, self._rules = active, n_rows, rules
+        (self._active,) = party.peers
+        self._party, self._n_rows, self._rules = party, n_rows, rules
         self._n_columns = len(columns.categorical)
         self._first_order = first_order
         self._finder = ScoresFinder([columns], n_rows, rules, threads)
 
     def start(self, tree: NoisyTree) -> Scores | None:
         """Take a tree's gradients; return the root's score, None where it is a leaf."""
-        rows = None if tree.rows is None else ascending(tree.rows, self._n_rows, self._active, "NoisyTree.rows")
         columns = ascending(tree.columns, self._n_columns, self._active, "NoisyTree.columns")
-        self._expect((tree.hess is None) == self._first_order, "hessians sent or not as agreed")
-        size = self._n_rows if rows is None else len(rows)
-        grad = self._values(tree.grad, size, rows, "grad")
-        hess = np.zeros_like(grad) if tree.hess is None else self._values(tree.hess, size, rows, "hess")
-        self._finder.start(TreeGradients(grad, hess, grad, hess), rows, columns)
         totals = self._totals(tree.totals, (3,), "NoisyTree.totals")
-        self._expect(totals[2] == size, "the tree's number of rows", "totals")
+        all_rows = tree.rows is None
+        size = int(totals[2])
+        self._expect(size == self._n_rows if all_rows else 0 <= size <= self._n_rows, "the tree's rows", "totals")
+        grad, hess = np.zeros((2, self._n_rows), np.int64)  # 0 for rows that are not of the sample
+        sampled = np.empty(0 if all_rows else size, np.int32)
+        for of, piece in take_rows(self._party, self._active, size, _BITS, NoisyTree, tree):
+            self._expect((piece.rows is None) == all_rows, "rows named or not as before", "rows")
+            self._expect((piece.hess is None) == self._first_order, "hessians sent or not as agreed", "hess")
+            rows: slice | Int32 = of
+            if piece.rows is not None:
+                rows = ascending(piece.rows, self._n_rows, self._active, "NoisyTree.rows")
+                self._expect(len(rows) == of.stop - of.start, "the tree's number of rows", "rows")
+                self._expect(not of.start or rows[0] > sampled[of.start - 1], "ascending rows", "rows")
+                sampled[of] = rows
+            grad[rows] = self._values(piece.grad, of, size, "grad")
+            if piece.hess is not None:
+                hess[rows] = self._values(piece.hess, of, size, "hess")
+        self._finder.start(TreeGradients(grad, hess, grad, hess), None if all_rows else sampled, columns)
         self._growth = Growth(totals, self._rules)
         return None if self._growth.level is None else self._scored(self._growth.level)
 
-    def split(self, request: ScoredSplitRequest) -> ScoredSplitAnswer:
+    def split(self, request: ScoredSplitRequest) -> Iterator[ScoredSplitAnswer]:
         """Record and decide the best splits of the nodes that this party has won."""
         wanted = view(request.nodes, np.int32, (None,), peer=self._active, what="ScoredSplitRequest.nodes")
         with_score = np.flatnonzero(self._found.feature >= 0)
         fine = len(wanted) > 0 and np.isin(wanted, with_score).all() and np.all(np.diff(wanted) > 0)
         self._expect(bool(fine), "nodes with a score, once, in their order")
         records, left = self._finder.decide(self._level.nodes[wanted], self._found.take(wanted.astype(np.intp)))
-        return ScoredSplitAnswer(Array.of(records), Array.of(np.packbits(left)))
+        told = Array.of(records)
+        return (ScoredSplitAnswer(told, Array.of(np.packbits(left[of]))) for of in row_pieces(len(left), 1))
 
     def divide(self, message: LevelDivision) -> Scores:
         """Follow the division of a level; return the scores of the next."""
         level, growth, active = self._level, self._growth, self._active
         divided = view(message.nodes, np.bool_, (len(level.nodes),), peer=active, what="LevelDivision.nodes")
         nodes = level.nodes[divided]
-        left = _unpacked(message.left, self._finder.n_rows_of(nodes), active, "LevelDivision.left")
+        left = np.empty(self._finder.n_rows_of(nodes), np.bool_)
+        for of, piece in take_rows(self._party, active, len(left), 1, LevelDivision, message):
+            left[of] = bits_of(piece.left, of.stop - of.start, active, "LevelDivision.left")
         splits = Splits.none(len(divided))
         splits.feature[divided] = 0
         splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "LevelDivision.totals")
@@ -331,18 +362,17 @@ class ScoringOwner:
             raise PeerProtocolError(self._active, f"expected sums below 2^62 - at {what} from {self._active}")
         return totals
 
-    def _values(self, sent: Array, size: int, rows: Int32 | None, name: str) -> Int64:
-        """Return a tree's values by row, 0 for rows that are not of its sample."""
-        dtype = np.dtype(np.int32 if sent.dtype == "int32" else np.int64)
-        received = view(sent, dtype, (size,), peer=self._active, what=f"NoisyTree.{name}")
-        values = received.astype(np.int64, copy=False)
+    def _values(self, sent: Array, of: slice, size: int, name: str) -> NDArray[np.int32] | Int64:
+        """Return the values of a piece of a tree of `size` rows."""
+        shape, what = (of.stop - of.start,), f"NoisyTree.{name}"
+        values: NDArray[np.int32] | Int64
+        if sent.dtype == "int32":
+            values = view(sent, np.int32, shape, peer=self._active, what=what)
+        else:
+            values = view(sent, np.int64, shape, peer=self._active, what=what)
         most = MOST_SUM // max(1, size)
-        self._expect(not size or (values.min() > -most and values.max() < most), "sums below 2^62", name)
-        if rows is None:
-            return values
-        spread = np.zeros(self._n_rows, np.int64)
-        spread[rows] = values
-        return spread
+        self._expect(not len(values) or (values.min() > -most and values.max() < most), "sums below 2^62", name)
+        return values
 
     def _expect(self, fine: bool, expected: str, name: str = "") -> None:
         if not fine:
@@ -350,16 +380,8 @@ class ScoringOwner:
             raise PeerProtocolError(self._active, f"expected {expected}{where} {self._active}")
 
 
-# ---------------------------------------------------------------- both
-
-
 def _short(values: Int64) -> NDArray[np.signedinteger]:
     """Return int32 where all values fit: half the bytes."""
     if len(values) and (values.min() < -(2**31) or values.max() >= 2**31):
         return values
     return values.astype(np.int32)
-
-
-def _unpacked(sent: Array, n_rows: int, peer: str, what: str) -> Bools:
-    packed = view(sent, np.uint8, (-(-n_rows // 8),), peer=peer, what=what)
-    return np.unpackbits(packed, count=n_rows).view(np.bool_)

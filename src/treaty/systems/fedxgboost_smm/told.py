@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
-from treaty.systems.fedxgboost_smm.paper.candidates import (
-    BestGains,
-    CandidateVectors,
-    MaskedGradients,
-    NodeRows,
-    WonNodes,
-)
-from treaty.systems.fedxgboost_smm.paper.levels import PaperTree
+from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, WonNodes
+from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, NullVectors, PaperTree
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
-from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors
+from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
 from treaty.systems.vertical.encrypted_columns import Hint
+from treaty.systems.vertical.named_rows import NamedRows
 from treaty.systems.vertical.told import (
     CHECKPOINTS,
     DECISIONS,
@@ -26,7 +21,7 @@ from treaty.systems.vertical.told import (
     ONLINE,
     PREDICT,
     SPLIT_ANSWER,
-    SPLIT_AT_NODE,
+    SPLITS,
     TREE_END,
     encrypted,
 )
@@ -54,13 +49,14 @@ _PUBLISHED = lines(
     LAYOUT,
     Told(PaperSetup, ACTIVE, PASSIVE, "the order of magnitude of labels", "control"),
     Told(PaperTree, ACTIVE, PASSIVE, "which of its columns the tree may use", "control"),
+    Told(NodeRows, ACTIVE, PASSIVE, "how many nodes there are", "control"),
+    Told(NamedRows, ACTIVE, PASSIVE, "which rows are in each node", "exact"),
     lines(
         Told(
             NullVectors,
             ACTIVE,
             PASSIVE,
-            "which rows are in each node, and vectors orthogonal to gradients: with few rows, or after some trees, "
-            "the labels",
+            "vectors orthogonal to gradients: with few rows, or after some trees, the labels",
             "exact",
         ),
         Told(
@@ -70,11 +66,10 @@ _PUBLISHED = lines(
             "the sums of every candidate, and in time which rows are in which bin",
             "exact",
         ),
-        SPLIT_AT_NODE,
+        SPLITS,
         when=_FIRST,
     ),
     lines(
-        Told(NodeRows, ACTIVE, PASSIVE, "which rows are in each node", "exact"),
         Told(CandidateVectors, PASSIVE, ACTIVE, "vectors orthogonal to every candidate's column of bins", "exact"),
         Told(
             MaskedGradients,
@@ -85,7 +80,7 @@ _PUBLISHED = lines(
             "exact",
         ),
         Told(BestGains, PASSIVE, ACTIVE, "the gain of the sender's best split of each node", "aggregated"),
-        Told(WonNodes, ACTIVE, PASSIVE, "which nodes its split won, and the rows in these", "exact"),
+        Told(WonNodes, ACTIVE, PASSIVE, "which nodes its split won", "exact"),
         when=_SECOND,
     ),
     SPLIT_ANSWER,

@@ -41,6 +41,7 @@ from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, PublicKey, op
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import row_pieces, send_rows
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 
@@ -56,7 +57,7 @@ class SharedKey(Message):
 
 
 class EncryptedVector(Message):
-    """A vector, uint64 (batch_size, words), a ciphertext per row. Tells nothing without the key."""
+    """A vector, uint64 (rows, words), a ciphertext per row, of many the next ones. Tells nothing without the key."""
 
     rows: Array
 
@@ -115,6 +116,24 @@ def ciphertexts(array: Array, hider: Hider, shape: tuple[int, ...], peer: str, w
     return hider.check(found, shape, f"{what} from {peer}")
 
 
+def send_vector(party: Party, peer: str, hidden: Words, kind: type[EncryptedVector] = EncryptedVector) -> None:
+    """Send a peer an encrypted vector (n, words)."""
+    send_rows(party, peer, len(hidden), 64 * hidden.shape[1], lambda of: kind(Array.of(hidden[of])))
+
+
+def take_vectors(party: Party, peers: Sequence[str], n_rows: int, hider: Hider) -> Words:
+    """Receive encrypted vectors of some peers; return the vector (n_rows, words) of their sums."""
+    added = np.empty((n_rows, hider.modulus.words), np.uint64)
+    for of in row_pieces(n_rows, 64 * hider.modulus.words):
+        shape = (of.stop - of.start,)
+        theirs = [
+            ciphertexts(party.receive(peer, EncryptedVector).rows, hider, shape, peer, "EncryptedVector.rows")
+            for peer in peers
+        ]
+        added[of] = add_up(theirs, hider)
+    return added
+
+
 def product_of_all(rows: Words, hider: Hider) -> Words:
     """Multiply ciphertexts (n, words) into one, of the sum of their plaintexts (1, words)."""
     product = np.empty((1, rows.shape[1]), np.uint64)
@@ -122,7 +141,7 @@ def product_of_all(rows: Words, hider: Hider) -> Words:
     return product
 
 
-def add_up(vectors: list[Words], hider: Hider) -> Words:
+def add_up(vectors: Sequence[Words], hider: Hider) -> Words:
     """Add up encrypted vectors (n, words)."""
     return vectors[0] if len(vectors) == 1 else hider.multiply(vectors)
 
@@ -173,22 +192,17 @@ class CoordinatedProducts:
 
     def _all_vectors(self, rows: Integers, own: Integers, counted: bool) -> Words:
         """Return <4 d>: the active party adds up all parties' vectors."""
-        party, setting, shape = self._party, self._setting, (len(rows),)
+        party, setting = self._party, self._setting
         hidden = self._hider.hide(own, setting.vector_bits)
         if party.name != setting.active:
-            party.send(setting.active, EncryptedVector(Array.of(hidden)))
-            answer = party.receive(setting.active, EncryptedVector)
-            return ciphertexts(answer.rows, self._hider, shape, setting.active, "EncryptedVector.rows")
-        theirs = [
-            ciphertexts(party.receive(peer, EncryptedVector).rows, self._hider, shape, peer, "EncryptedVector.rows")
-            for peer in setting.passives
-        ]
-        of_passives = add_up(theirs, self._hider)
+            send_vector(party, setting.active, hidden)
+            return take_vectors(party, [setting.active], len(rows), self._hider)
+        of_passives = take_vectors(party, setting.passives, len(rows), self._hider)
         if counted:
             self._count(rows, of_passives)
         hidden = self._hider.multiply([of_passives, hidden])  # the own ciphertexts are fresh: so is the product
         for peer in setting.passives:
-            party.send(peer, EncryptedVector(Array.of(hidden)))
+            send_vector(party, peer, hidden)
         return hidden
 
     def _count(self, rows: Integers, of_passives: Words) -> None:

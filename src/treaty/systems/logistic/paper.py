@@ -43,7 +43,6 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.batches import agree_on_batches
 from treaty.systems.logistic.coordinated import (
-    EncryptedVector,
     SharedKey,
     Words,
     add_up,
@@ -51,7 +50,9 @@ from treaty.systems.logistic.coordinated import (
     make_key,
     product_of_all,
     read_key,
+    send_vector,
     sum_fields,
+    take_vectors,
 )
 from treaty.systems.logistic.epochs import end_epoch, receive_end
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
@@ -165,8 +166,7 @@ class _Batch:
             words = -(-2 * setting.vector_bits // 64)
             squares = Array.of(self._hider.hide_words(to_words([int(x) ** 2 for x in own], words)))
         party.send(setting.active, Margins(Array.of(self._hider.hide(own, setting.vector_bits)), squares))
-        whole = party.receive(setting.active, EncryptedVector).rows
-        self._send(rows, self._check(whole, len(rows), setting.active), None)
+        self._send(rows, take_vectors(party, [setting.active], len(rows), self._hider), None)
 
     def _collect(self, n_rows: int, *, squared: bool) -> tuple[Words, Words | None]:
         """As the active party, add up passive parties' vectors; return also the squares, if there is one such party."""
@@ -183,7 +183,7 @@ class _Batch:
         """Add the own vector, freshly encrypted, and send the sum to all passive parties."""
         whole = self._hider.multiply([of_passives, self._hider.hide(own, self._setting.vector_bits)])
         for peer in self._setting.passives:
-            self._party.send(peer, EncryptedVector(Array.of(whole)))
+            send_vector(self._party, peer, whole)
         return whole
 
     def _check(self, array: Array, n_rows: int, peer: str) -> Words:

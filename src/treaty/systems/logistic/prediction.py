@@ -24,6 +24,7 @@ from treaty.errors import DataError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.systems.logistic.setup import pair_seeds
 from treaty.systems.system import Seat
 
@@ -32,7 +33,10 @@ _LARGEST = 2.0**30  # of a part of a margin
 
 
 class MarginPart(Message):
-    """Parts of margins uint64 (n_rows,), in units of 2^-32 modulo 2^64; masked if there are several passive parties."""
+    """Parts of margins of rows, uint64, in units of 2^-32 modulo 2^64; masked if there are several passive parties.
+
+    Of many rows there are several, each of the next ones.
+    """
 
     values: Array
 
@@ -55,8 +59,8 @@ def collect_margins(party: Party, passives: Sequence[str], own: Floats) -> Float
     """Add all passive parties' parts to the own part (n_rows,), as the active party."""
     summed = np.zeros(len(own), np.uint64)
     for peer in passives:
-        values = party.receive(peer, MarginPart).values
-        summed += view(values, np.uint64, own.shape, peer=peer, what="MarginPart.values")
+        for of, part in take_rows(party, peer, len(own), 64, MarginPart):
+            summed[of] += view(part.values, np.uint64, (of.stop - of.start,), peer=peer, what="MarginPart.values")
     return own + summed.view(np.int64) * 2.0**-FRACTION_BITS
 
 
@@ -86,7 +90,7 @@ def send_margins(
     values = np.rint(margins * 2.0**FRACTION_BITS).astype(np.int64).view(np.uint64)
     nonce = mask_nonce(party.job, party.protocol, round_, 0, what)
     add_masks(values, *pair_keys(party.name, seeds, seeds, nonce))
-    party.send(active, MarginPart(Array.of(values)))
+    send_rows(party, active, len(values), 64, lambda of: MarginPart(Array.of(values[of])))
 
 
 def _terms(seat: Seat) -> dict[str, str | int]:

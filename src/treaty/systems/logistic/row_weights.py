@@ -22,6 +22,7 @@ from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.systems.logistic.setup import LARGEST_WEIGHT, OwnData, Setting, check_guards
 from treaty.systems.system import Seat
 
@@ -32,7 +33,7 @@ TELLING = 0.1
 
 
 class RowWeights(Message):
-    """Weights of all rows, float64 (n_rows,). Tell them, and what they were made of: class weights tell labels."""
+    """Weights of rows, float64, of many the next ones. Tell what they were made of: class weights tell labels."""
 
     values: Array
 
@@ -75,11 +76,14 @@ def tell_weights(party: Party, setting: Setting, own: OwnData, batches: Integers
     if not setting.weighted:
         return own
     if own.weight is not None:
+        told = own.weight
         for peer in setting.passives:
-            party.send(peer, RowWeights(Array.of(own.weight)))
+            send_rows(party, peer, setting.n_rows, 64, lambda of: RowWeights(Array.of(told[of])))
     else:
-        told = party.receive(setting.active, RowWeights).values
-        weight = view(told, np.float64, (setting.n_rows,), peer=setting.active, what="RowWeights.values")
+        weight = np.empty(setting.n_rows)
+        for of, piece in take_rows(party, setting.active, setting.n_rows, 64, RowWeights):
+            shape = (of.stop - of.start,)
+            weight[of] = view(piece.values, np.float64, shape, peer=setting.active, what="RowWeights.values")
         if not (np.all((weight >= 0.0) & (weight <= LARGEST_WEIGHT)) and abs(weight.mean() - 1.0) < 1e-6):
             raise PeerProtocolError(
                 setting.active,

@@ -15,7 +15,8 @@ it: no row of any vector is ever sent. With several senders masks hide which of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
@@ -24,13 +25,17 @@ from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import row_pieces, take_rows
 from treaty.systems.logistic.coordinated import ciphertexts, exact_products, loss_fields, make_key, read_key
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting, diverged
 from treaty.systems.vertical.encrypted_columns import pack
 
 
 class HiddenRows(Message):
-    """A party's public key and its columns, uint64 (n_rows, plaintexts, words). Tells nothing without the key."""
+    """A party's public key and its columns, uint64 (rows, plaintexts, words), of many rows the next ones.
+
+    `labels` are uint64 (rows, 1, words) of the active party's, where these are needed. Tells nothing without the key.
+    """
 
     key: Arrays
     rows: Array
@@ -53,15 +58,9 @@ class OwnKeyProducts:
         bits = self._key.public.plaintext_bits
         self._senders = len(setting.owners) - 1
         self._fields = self._matrix_fields(bits)
-        rows = hide_rows(self._key, own.columns, WEIGHT_BITS, self._fields, threads)
-        hidden_labels = None
-        if own.labels is not None:
-            fields = loss_fields(setting, bits, self._loss_masks)
-            hidden_labels = Array.of(hide_rows(self._key, -own.labels[:, np.newaxis], 2, fields, threads))
-        told = HiddenRows(pack(self._key.public.to_payload()), Array.of(rows), hidden_labels)
-        for peer in setting.others(party.name):
-            party.send(peer, told)
-        self._theirs = {peer: self._read(peer) for peer in setting.others(party.name)}
+        self._theirs: dict[str, HiddenMatrix] = {}
+        for _ in zip_longest(self._hide(own), *map(self._read, setting.others(party.name))):
+            pass  # a piece of each in turn, so that nobody has many of them unread
         self._seen: list[tuple[Integers, Integers]] = []  # an epoch's rows and margins, at a passive party
         self._label_sum = 0  # over an epoch's rows, at the active party
         self._place = 0
@@ -76,20 +75,42 @@ class OwnKeyProducts:
         passives = len(self._setting.passives)
         return passives if passives > 1 else 0
 
-    def _read(self, peer: str) -> HiddenMatrix:
+    def _hide(self, own: OwnData) -> Iterator[None]:
+        """Send the others the own columns and labels, encrypted, yielding after each piece."""
+        setting, public, key = self._setting, self._key.public, pack(self._key.public.to_payload())
+        of_loss = loss_fields(setting, public.plaintext_bits, self._loss_masks)
+        plaintexts = len(self._fields.starts(own.columns.shape[1])) - 1 + (own.labels is not None)
+        for of in row_pieces(setting.n_rows, 64 * public.modulus.words * plaintexts):
+            rows, labels = hide_rows(self._key, own.columns[of], WEIGHT_BITS, self._fields, self._threads), None
+            if own.labels is not None:
+                labels = Array.of(hide_rows(self._key, -own.labels[of, np.newaxis], 2, of_loss, self._threads))
+            told = HiddenRows(key, Array.of(rows), labels)
+            for peer in setting.others(self._party.name):
+                self._party.send(peer, told)
+            yield
+
+    def _read(self, peer: str) -> Iterator[None]:
+        """Receive a party's columns, and the active party's labels, yielding after each piece."""
         setting, told = self._setting, self._party.receive(peer, HiddenRows)
         key = read_key(told.key, setting, peer, "HiddenRows.key")
         hider = Hider(key, key.plaintext_bits - 2, self._threads)
-        fields = self._matrix_fields(key.plaintext_bits)
-        shape = (setting.n_rows, len(fields.starts(setting.n_columns[peer])) - 1)
-        rows = ciphertexts(told.rows, hider, shape, peer, "HiddenRows.rows")
-        if peer == setting.active and not setting.whole:
-            of_loss = loss_fields(setting, key.plaintext_bits, self._loss_masks)
-            labels = told.labels or Array.of(np.empty(0, np.uint64))
-            hidden = ciphertexts(labels, hider, (setting.n_rows, 1), peer, "HiddenRows.labels")
-            self._hidden_labels = HiddenMatrix(hider, hidden, 2, setting.vector_bits, of_loss, self._threads)
-            self._loss_fields = of_loss
-        return HiddenMatrix(hider, rows, WEIGHT_BITS, setting.vector_bits, fields, self._threads)
+        fields, words = self._matrix_fields(key.plaintext_bits), key.modulus.words
+        plaintexts = len(fields.starts(setting.n_columns[peer])) - 1
+        with_labels = peer == setting.active and not setting.whole
+        rows = np.empty((setting.n_rows, plaintexts, words), np.uint64)
+        labels = np.empty((setting.n_rows if with_labels else 0, 1, words), np.uint64)
+        bits = 64 * words * (plaintexts + with_labels)
+        for of, piece in take_rows(self._party, peer, setting.n_rows, bits, HiddenRows, told):
+            count = of.stop - of.start
+            rows[of] = ciphertexts(piece.rows, hider, (count, plaintexts), peer, "HiddenRows.rows")
+            if with_labels:
+                of_rows = piece.labels or Array.of(np.empty(0, np.uint64))
+                labels[of] = ciphertexts(of_rows, hider, (count, 1), peer, "HiddenRows.labels")
+            yield
+        if with_labels:
+            self._loss_fields = of_loss = loss_fields(setting, key.plaintext_bits, self._loss_masks)
+            self._hidden_labels = HiddenMatrix(hider, labels, 2, setting.vector_bits, of_loss, self._threads)
+        self._theirs[peer] = HiddenMatrix(hider, rows, WEIGHT_BITS, setting.vector_bits, fields, self._threads)
 
     def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:
         """Return the own columns' products with the sum of all parties' vectors; see `CoordinatedProducts.times`."""

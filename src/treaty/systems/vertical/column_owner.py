@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty import parallel
 from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import row_pieces
 from treaty.models.trees import record_split
-from treaty.parallel import PIECE_BYTES, pieces
+from treaty.parallel import pieces
 from treaty.privacy.commitment import COMMITMENT_BYTES
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import agree_on_terms
@@ -25,7 +27,6 @@ from treaty.systems.vertical.encrypted_columns import (
     HintReceipt,
     SplitAnswer,
     SplitColumns,
-    SplitRequest,
     SumsPiece,
     TreeEnd,
     TreeRows,
@@ -77,7 +78,7 @@ def encrypted_table(sums: type[Message], split: type[Message]) -> Table:
 def checked_sample(
     start: TreeStart, active: str, n_rows: int, n_features: int
 ) -> tuple[NDArray[np.int32] | None, NDArray[np.int32]]:
-    """Return the tree's rows (None: all) and columns, int32, checked to be ascending and within the table."""
+    """Return the rows of a tree's first gradients (None: all) and its columns, int32, ascending, within the table."""
     if len(start.commitment) != COMMITMENT_BYTES:
         raise PeerProtocolError(active, f"expected {COMMITMENT_BYTES} bytes - at TreeStart.commitment from {active}")
     rows = None if start.rows is None else ascending(start.rows, n_rows, active, "TreeStart.rows")
@@ -111,23 +112,32 @@ class SplitOwner:
         self._active, self._codes, self._bins, self._splits = active, codes, bins, splits
         self._told: dict[tuple[int, bytes], int] = {}
 
-    def divide(self, request: SplitRequest) -> list[SplitAnswer] | list[SplitColumns]:
-        """Record each node's split, and decide the node's rows, or all rows where the request names none.
+    def divide_table(self, request: NamedSplits) -> Iterator[SplitColumns]:
+        """Record each split, and decide all rows of the table, in messages of at most 60 MB."""
+        features, left_bins = self.asked(request)
+        at_a_time = max(1, parallel.PIECE_BYTES // max(1, -(-len(self._codes) // 8)))
+        for part in pieces(len(features), at_a_time):
+            yield from self._columns(features[part], left_bins[part])
 
-        All rows are decided in messages of at most 60 MB.
+    def divide_nodes(
+        self,
+        request: NamedSplits,
+        nodes: Iterable[tuple[NDArray[np.intp], NDArray[np.int64]]],
+        check: Callable[[NDArray[np.int64]], None],
+    ) -> Iterator[SplitAnswer]:
+        """Record each node's split, and decide the rows of the nodes, of which `take_nodes` yields `nodes`.
+
+        ``check(sizes)`` is called with the nodes' numbers of rows, int64 (k,), before anything is answered.
         """
         features, left_bins = self.asked(request)
-        if request.node_of_row is None:
-            at_a_time = max(1, PIECE_BYTES // max(1, -(-len(self._codes) // 8)))
-            return [self._columns(features[part], left_bins[part]) for part in pieces(len(features), at_a_time)]
-        active, codes, k = self._active, self._codes, len(features)
-        node_of_row = view(request.node_of_row, np.int32, (len(codes),), peer=active, what="SplitRequest.node_of_row")
-        if np.any(node_of_row < -1) or np.any(node_of_row >= k):
-            raise PeerProtocolError(active, f"expected nodes below {k} - at SplitRequest.node_of_row from {active}")
-        rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
-        node = node_of_row[rows]
-        left = left_bins[node, codes[rows, features[node]]]
-        return [SplitAnswer(self.record(features, left_bins), Array.of(np.packbits(left)))]
+        sizes, decided = np.zeros(len(features), np.int64), [np.empty(0, np.bool_)]
+        for rows, node in nodes:
+            sizes += np.bincount(node, minlength=len(features))
+            decided.append(left_bins[node, self._codes[rows, features[node]]])
+        check(sizes)
+        records, left = self.record(features, left_bins), np.concatenate(decided)
+        for of in row_pieces(len(left), 1):
+            yield SplitAnswer(records, Array.of(np.packbits(left[of])))
 
     def asked(self, request: NamedSplits) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Return features int32 (k,) and bins going left, bool (k, 256), of a request; reject impossible splits."""
@@ -156,7 +166,7 @@ class SplitOwner:
         ]
         return Array.of(np.array(records, np.int32))
 
-    def _columns(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> SplitColumns:
+    def _columns(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Iterator[SplitColumns]:
         """Decide all rows of the table, once for each distinct split."""
         numbers, new = [], []
         for feature, going in zip(features, left_bins, strict=True):
@@ -164,14 +174,14 @@ class SplitOwner:
             key = int(feature), going.tobytes()
             if key not in self._told:
                 self._told[key] = len(self._told)
-                new.append(np.packbits(going[self._codes[:, feature]]))
+                new.append((feature, going))
             numbers.append(self._told[key])
-        width = -(-len(self._codes) // 8)
-        return SplitColumns(
-            self.record(features, left_bins),
-            Array.of(np.array(numbers, np.int32)),
-            Array.of(np.array(new, np.uint8).reshape(-1, width)),
-        )
+        records, columns = self.record(features, left_bins), Array.of(np.array(numbers, np.int32))
+        for of in row_pieces(len(self._codes), len(features)):
+            decided = np.empty((len(new), -(-(of.stop - of.start) // 8)), np.uint8)
+            for bits, (feature, going) in zip(decided, new, strict=True):
+                bits[:] = np.packbits(going[self._codes[of, feature]])
+            yield SplitColumns(records, columns, Array.of(decided))
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:

@@ -24,12 +24,14 @@ Where passive parties must not learn about labels or predictions, do not hand ou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.models.interpretation import order_of_first_use
 from treaty.systems.system import Seat
 from treaty.systems.vertical.decisions import collect, predict_passive
@@ -49,7 +51,10 @@ class ColumnNumbers(Message):
 
 
 class OwnContributions(Message):
-    """Contributions float64 (n_outputs, n_columns, n_rows) of the owner's columns, as it numbered them."""
+    """Contributions float64 (n_outputs, n_columns, rows) of the owner's columns, as it numbered them.
+
+    Of many rows there are several, each of the next ones.
+    """
 
     values: Array
 
@@ -105,8 +110,12 @@ def explain_active(seat: Seat) -> ActiveContributions:
     )
     others = {peer: values[:, :, first[peer] : last[peer]] for peer in party.peers}
     for peer, theirs in others.items():
-        party.send(peer, OwnContributions(Array.of(theirs.transpose(0, 2, 1))))
+        send_rows(party, peer, found.n_rows, 64 * len(theirs) * theirs.shape[2], partial(_of_rows, theirs))
     return ActiveContributions(party.name, values[:, :, :n_own], others, values[:, 0, -1])
+
+
+def _of_rows(values: NDArray[np.float64], rows: slice) -> OwnContributions:
+    return OwnContributions(Array.of(values[:, rows].transpose(0, 2, 1)))
 
 
 def _numbers(array: Array, n_records: int, peer: str) -> NDArray[np.int32]:
@@ -139,12 +148,12 @@ def explain_passive(seat: Seat) -> NDArray[np.float64]:
     party.send(active, ColumnNumbers(Array.of(numbers)))
 
     n_columns = int(numbers.max(initial=-1)) + 1
-    answer = party.receive(active, OwnContributions).values
-    values = view(answer, np.float64, (None, n_columns, n_rows), peer=active, what="OwnContributions.values")
-    if len(values) == 0 or not np.all(np.isfinite(values)):
-        raise PeerProtocolError(
-            active, f"expected finite values of at least one output, got others - at OwnContributions from {active}"
-        )
-    own = np.zeros((len(values), len(part.schema.names), n_rows))
-    own[:, features[np.unique(numbers, return_index=True)[1]]] = values
+    used, n_outputs = features[np.unique(numbers, return_index=True)[1]], part.trees_a_round
+    own = np.zeros((n_outputs, len(part.schema.names), n_rows))
+    for of, piece in take_rows(party, active, n_rows, 64 * n_outputs * n_columns, OwnContributions):
+        shape = n_outputs, n_columns, of.stop - of.start
+        values = view(piece.values, np.float64, shape, peer=active, what="OwnContributions.values")
+        if not np.all(np.isfinite(values)):
+            raise PeerProtocolError(active, f"expected finite values, got others - at OwnContributions from {active}")
+        own[:, used, of] = values
     return own.transpose(0, 2, 1)

@@ -17,14 +17,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty import parallel
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import row_pieces, take_rows
 from treaty.models.decisions import RowDecisions, margins, renumber, used_records
 from treaty.models.trees import ModelPart
-from treaty.parallel import PIECE_BYTES, pieces
+from treaty.parallel import pieces
 from treaty.systems.system import Seat
 from treaty.systems.vertical.shown_rows import check_unknown, shown_matrix
 from treaty.trees.boosting import Forest
@@ -52,7 +54,7 @@ class DecideRequest(Message):
 class Decisions(Message):
     """Packed bits (n_records, n_rows/8). Tell the active party each row's side of each of the splits.
 
-    Of many records and rows there are several: each is about the next ones of the records asked about.
+    Of many records there are several, each about the next of them; where one has too many rows, about its next rows.
     """
 
     left: Array
@@ -104,15 +106,25 @@ def ask_all(
 
 def _decisions(party: Party, owner: str, n_records: int, n_rows: int) -> NDArray[np.uint8]:
     """Receive an owner's decisions at all records, packed bits (n_records, n_rows/8)."""
-    found, left = [], n_records
-    while left:
-        answer = party.receive(owner, Decisions).left
-        bits = view(answer, np.uint8, (None, -(-n_rows // 8)), peer=owner, what="Decisions.left")
-        if not 0 < len(bits) <= left:
-            raise PeerProtocolError(owner, f"expected 1 to {left} records, got {len(bits)} - at Decisions from {owner}")
+    found, width = [], -(-n_rows // 8)
+    for records in _parts(n_records, n_rows):
+        count = records.stop - records.start
+        bits = np.empty((count, width), np.uint8)
+        for of, answer in take_rows(party, owner, n_rows, count, Decisions):
+            part = slice(of.start // 8, -(-of.stop // 8))
+            shape = count, part.stop - part.start
+            told = view(answer.left, np.uint8, shape, peer=owner, what="Decisions.left")
+            if shape[1] == width:
+                bits = told
+            else:
+                bits[:, part] = told
         found.append(bits)
-        left -= len(bits)
     return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _parts(n_records: int, n_rows: int) -> list[slice]:
+    """Cut records for messages about all rows, or, where these are too many, about some of one record's rows."""
+    return pieces(n_records, max(1, parallel.PIECE_BYTES // max(1, -(-n_rows // 8))))
 
 
 class RowSets:
@@ -140,10 +152,10 @@ class RowSets:
             )
         decided |= asked
         matrix = self._matrices[request.rows]
-        at_a_time = max(1, PIECE_BYTES // max(1, -(-len(matrix) // 8)))
         return (
-            Decisions(Array.of(splits.decide(matrix, records[part], threads)))
-            for part in pieces(len(records), at_a_time)
+            Decisions(Array.of(splits.decide(matrix[of], records[part], threads)))
+            for part in _parts(len(records), len(matrix))
+            for of in row_pieces(len(matrix), part.stop - part.start)
         )
 
 

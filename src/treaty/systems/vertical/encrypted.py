@@ -22,7 +22,8 @@ message               from -> to     content                                    
 `Sums`                passive ->     encrypted bin sums of all nodes asked               cipher, re-randomised
                                                                                          or flooded
 `SplitRequest`        active ->      of each node the owner won: feature, bins going     TLS
-                                     left, the node's rows (reveal="column": not)
+                                     left
+`NamedRows`           active ->      the nodes' rows (reveal="column": not sent)         TLS
 `SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
 `SplitColumns`        passive ->     reveal="column": which rows of the table go left    TLS
 `TreeEnd`             active ->      the tree is grown                                   TLS
@@ -32,17 +33,16 @@ message               from -> to     content                                    
 `Finish`              active ->      training is over                                    TLS
 ====================  =============  ==================================================  ========================
 
-All nodes of a level travel in one message each way, or in pieces of at most 64 MB; of each pair of siblings only the
-smaller is asked for. A blind
-cipher encrypts all rows for each node, so that passive parties do not see which rows are in it. The trees are, bit for
-bit, those of the plain grower on the joined table. What each message tells is in its docstring (`encrypted_columns`);
-each system's `roles` has its adversary and assumptions.
+All nodes of a level travel in one round, in messages of at most 64 MB; of each pair of siblings only the smaller is
+asked for. A blind cipher encrypts all rows for each node, so that passive parties do not see which rows are in it. The
+trees are, bit for bit, those of the plain grower on the joined table. What each message tells is in its docstring
+(`encrypted_columns`); each system's `roles` has its adversary and assumptions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -78,6 +78,7 @@ from treaty.systems.vertical.cipher_choice import JobSize, beyond_lattice, choos
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import (
     SplitOwner,
+    ascending,
     bin_own_columns,
     checked_sample,
     encrypted_table,
@@ -87,6 +88,7 @@ from treaty.systems.vertical.column_owner import (
 from treaty.systems.vertical.encrypted_columns import (
     EncryptedGradients,
     PassiveColumns,
+    SplitAnswer,
     SplitRequest,
     Sums,
     SumsPiece,
@@ -102,6 +104,7 @@ from treaty.systems.vertical.encrypted_columns import (
 from treaty.systems.vertical.exact_sums import check_share, expected_share, watched
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe
+from treaty.systems.vertical.named_rows import take_nodes
 from treaty.systems.vertical.passive import Answer, Follower
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
@@ -279,7 +282,8 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             ends=ALONE if seat.shards is None else over_cluster(seat.shards),
         )  # fmt: skip
     owner = SplitOwner(active, codes, bins, follower.part.splits)
-    limits = TreeLimits(active, common.max_depth, common.fewest_rows, options.reveals_columns(setup.encryption))
+    limits = TreeLimits(active, common.max_depth, common.fewest_rows)
+    by_column = options.reveals_columns(setup.encryption)
 
     record: PassiveRecord | None = None
 
@@ -288,19 +292,28 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             record.note(*messages)
 
     def start_tree(start: TreeStart) -> None:
+        follower.limits.tree()
         follower.next_tree()
         kept(start)
         sample, columns = checked_sample(start, active, *codes.shape)
         limits.start(columns)
-        server.begin_tree(unpack(start.payload, active, "TreeStart"), sample, columns)
+        if sample is not None:
+            limits.sampled(sample)
+        server.begin_tree(unpack(start.payload, active, "TreeStart"), sample, columns, start.n_rows)
 
-    add_rows, add_sums, answer_sums = _answering(server, limits, active, kept)
+    add_rows, add_sums, answer_sums = _answering(server, limits, active, table.n_rows, kept)
 
-    def answer_split(request: SplitRequest) -> Sequence[Message]:
+    def answer_split(request: SplitRequest) -> Iterator[Message]:
         limits.split(request)
-        answers = owner.divide(request)
-        kept(request, *answers)
-        return answers
+        kept(request)
+        answers: Iterator[Message] = owner.divide_table(request) if by_column else divide_nodes(request)
+        for answer in answers:
+            kept(answer)
+            yield answer
+
+    def divide_nodes(request: SplitRequest) -> Iterator[SplitAnswer]:
+        named = take_nodes(party, active, request.features.shape[0], table.n_rows, kept)
+        return owner.divide_nodes(request, named, limits.node_sizes)
 
     def end_tree(end: TreeEnd) -> None:
         if record is not None:
@@ -328,13 +341,16 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
 
 
 def _answering(
-    server: SumsServer, limits: TreeLimits, active: str, kept: Callable[[Message], None]
+    server: SumsServer, limits: TreeLimits, active: str, n_rows: int, kept: Callable[[Message], None]
 ) -> tuple[Callable[[TreeRows], None], Callable[[SumsPiece], None], Callable[[SumsRequest], Sums]]:
     """Return what a passive party does with more rows of a tree, a piece of a question, and its last one."""
 
     def add_rows(rows: TreeRows) -> None:
         kept(rows)
-        server.add_rows(unpack(rows.payload, active, "TreeRows"))
+        more = None if rows.rows is None else ascending(rows.rows, n_rows, active, "TreeRows.rows")
+        if more is not None:
+            limits.sampled(more)
+        server.add_rows(unpack(rows.payload, active, "TreeRows"), more)
 
     def take(piece: SumsPiece | SumsRequest) -> int:
         kept(piece)
@@ -360,7 +376,7 @@ def _under_seal(
     offsets: NDArray[np.int32],
     start_tree: Callable[[TreeStart], None],
     answer_sums: Callable[[SumsRequest], Sums],
-    answer_split: Callable[[SplitRequest], Sequence[Message]],
+    answer_split: Callable[[SplitRequest], Iterator[Message]],
 ) -> dict[type[Message], Callable[[Any], Answer]]:
     """Return what a passive party does under sealed sums, made of what it does under open ones."""
     party, (active,) = seat.party, seat.party.peers
@@ -374,7 +390,7 @@ def _under_seal(
         party.send(active, answer_sums(request))
         sealed.find(request, server.shares)
 
-    def won(message: WonCandidates) -> Sequence[Message]:
+    def won(message: WonCandidates) -> Iterator[Message]:
         return answer_split(sealed.won(message))
 
     return {TreeStart: start, SealedSumsRequest: find, WonCandidates: won}

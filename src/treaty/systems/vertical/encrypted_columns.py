@@ -20,10 +20,12 @@ from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Arrays, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import bits_of, take_rows
 from treaty.parallel import pieces
 from treaty.privacy.commitment import commit
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
+from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS, RowSize
+from treaty.systems.vertical.named_rows import send_nodes
 from treaty.trees.objectives import Objective
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
@@ -60,21 +62,24 @@ class HintReceipt(Message):
 
 
 class TreeStart(Message):
-    """Encrypted gradients of a tree. Tells the tree's sample of columns and rows (int32; None: all).
+    """Encrypted gradients of a tree. Tells the tree's sample of columns, and of rows (None: all).
 
-    Under a blind cipher there are no gradients yet, and `rows` is always None. The commitment tells nothing; in a
-    dispute it holds the active party to these gradients (`privacy.commitment`).
+    `rows`, int32, are the rows of these gradients, ascending; where there are more than that, up to `n_rows`, the rest
+    follows in `TreeRows`. Under a blind cipher there are no gradients yet, and `rows` is always None. The commitment
+    tells nothing; in a dispute it holds the active party to these gradients (`privacy.commitment`).
     """
 
     rows: Array | None
+    n_rows: RowSize
     columns: Array
     commitment: bytes
     payload: Arrays
 
 
 class TreeRows(Message):
-    """Some more of a tree's encrypted gradients, row after row. Tells nothing."""
+    """Some more of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
 
+    rows: Array | None
     payload: Arrays
 
 
@@ -110,18 +115,20 @@ class Sums(Message):
 
 
 class SplitRequest(Message):
-    """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, 32), int32 node (or -1) per row.
+    """Splits won by the receiver: int32 features (k,), packed bits of bins left (k, 32).
 
-    With ``reveal="column"`` rows are not named, and the answer is `SplitColumns`.
+    The nodes' rows follow in `NamedRows`. With ``reveal="column"`` no rows are named; `SplitColumns` is the answer.
     """
 
     features: Array
     left_bins: Array
-    node_of_row: Array | None
 
 
 class SplitAnswer(Message):
-    """Record numbers int32 (k,) and packed bits: which rows go left, node after node, a node's rows ascending."""
+    """Record numbers int32 (k,) and packed bits: which of the rows that were named go left, in the table's order.
+
+    Of many rows there are several: each is about the next ones.
+    """
 
     records: Array
     left: Array
@@ -131,7 +138,7 @@ class SplitColumns(Message):
     """Record numbers int32 (k,); int32 (k,) which column of bits decides each; uint8 (new, bytes) columns not sent yet.
 
     Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split. Of
-    many splits and rows there are several: each is about the next ones of the splits asked about.
+    many splits there are several, each about the next of them; where one split has too many rows, about its next rows.
     """
 
     records: Array
@@ -185,21 +192,24 @@ class EncryptedGradients:
         if self._told == len(self.party.peers):
             self._told = 0
             try:
-                self._start(None if rows is None or blind else Array.of(rows))
+                self._start(None if blind else rows)
             except CryptoError as error:
                 error.public = "its gradients cannot be encrypted; it has the details"
                 raise
 
-    def _start(self, rows: Array | None) -> None:
+    def _start(self, rows: Int32 | None) -> None:
         """Tell all peers of the tree: what is encrypted once goes to each of them, piece by piece."""
-        sampled, self._sampled = self._sampled, None
+        sampled, self._sampled, sent = self._sampled, None, 0
         assert sampled is not None
         for number, piece in enumerate(self.client.begin_tree(*sampled)):
-            packed = pack(piece)
+            packed, of_piece = pack(piece), None
+            if rows is not None:
+                of_piece = Array.of(rows[sent : sent + len(piece[0])])
+                sent += len(piece[0])
             for peer in self.party.peers:
                 columns = Array.of(self._columns[peer])
-                first = TreeStart(rows, columns, self.commitment, packed)
-                self._send(peer, TreeRows(packed) if number else first)
+                first = TreeStart(of_piece, len(sampled[0]), columns, self.commitment, packed)
+                self._send(peer, TreeRows(of_piece, packed) if number else first)
             self.party.round += number == 0  # the tree's first message begins its round
 
     def ask(self, level: Level, partition: RowPartition) -> None:
@@ -300,11 +310,9 @@ class PassiveColumns:
     def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         """See `SumsSource`."""
         self._asked = rows, starts
-        nodes = None
+        self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(np.packbits(left_bins, axis=1))))
         if not self.by_column:
-            nodes = Array.of(number_nodes(rows, starts, self._n_rows))
-        packed = np.packbits(left_bins, axis=1)
-        self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(packed), nodes))
+            send_nodes(self._party, self.peer, rows, starts, self._n_rows)
 
     def left(self) -> tuple[Int32, Bools]:
         """See `SumsSource`."""
@@ -312,26 +320,26 @@ class PassiveColumns:
 
     def _left_of_nodes(self) -> tuple[Int32, Bools]:
         rows, starts = self._asked
-        answer = self._party.receive(self.peer, SplitAnswer)
-        records = self._records(answer, len(starts) - 1)
-        packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=self.peer, what="SplitAnswer.left")
-        bits = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
-        left = np.empty(len(rows), np.bool_)  # the answer has ascending rows, the partition need not
-        for first, last in pairwise(starts):
-            left[first + np.argsort(rows[first:last], kind="stable")] = bits[first:last]
-        return records, left
+        bits, records = np.empty(len(rows), np.bool_), np.empty(0, np.int32)
+        for of, answer in take_rows(self._party, self.peer, len(rows), 1, SplitAnswer):
+            records = self._records(answer, len(starts) - 1)
+            bits[of] = bits_of(answer.left, of.stop - of.start, self.peer, "SplitAnswer.left")
+        named, going = np.zeros((2, self._n_rows), np.bool_)  # the answer has the table's order, the partition its own
+        named[rows] = True
+        going[named] = bits
+        return records, going[rows]
 
     def _left_of_columns(self) -> tuple[Int32, Bools]:
-        (rows, starts), peer, nbytes = self._asked, self.peer, -(-self._n_rows // 8)
+        (rows, starts), peer = self._asked, self.peer
         count = len(starts) - 1
         records, numbers = np.empty(0, np.int32), np.empty(0, np.int32)
         while len(records) < count:
             answer = self._party.receive(peer, SplitColumns)
             told = self._records(answer, None)
-            new = view(answer.new, np.uint8, (None, nbytes), peer=peer, what="SplitColumns.new")
-            if len(new) > len(told) or not 0 < len(told) <= count - len(records):
+            n_new = answer.new.shape[0] if answer.new.shape else 0
+            if n_new > len(told) or not 0 < len(told) <= count - len(records):
                 raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
-            self._decided.extend(new.copy())  # a view would keep its whole message in memory
+            self._decided.extend(self._new_columns(answer, len(told), n_new))
             of_splits = view(answer.columns, np.int32, (len(told),), peer=peer, what="SplitColumns.columns")
             if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
                 raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
@@ -341,6 +349,15 @@ class PassiveColumns:
             of_node = rows[first:last]
             left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
         return records, left
+
+    def _new_columns(self, first: SplitColumns, splits: int, n_new: int) -> NDArray[np.uint8]:
+        """Return the columns of bits, (n_new, bytes), in an answer about `splits` splits and in those that follow."""
+        found = np.empty((n_new, -(-self._n_rows // 8)), np.uint8)
+        for of, answer in take_rows(self._party, self.peer, self._n_rows, splits, SplitColumns, first):
+            part = slice(of.start // 8, -(-of.stop // 8))
+            shape = n_new, part.stop - part.start
+            found[:, part] = view(answer.new, np.uint8, shape, peer=self.peer, what="SplitColumns.new")
+        return found
 
     def _records(self, answer: SplitAnswer | SplitColumns, count: int | None) -> Int32:
         what = f"{type(answer).__name__}.records"
@@ -354,13 +371,6 @@ def sums_bounds(n_rows: int, objective: Objective, common: BoostingOptions) -> S
     """Return the bounds of a training's sums, which are public."""
     factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)  # on sampled gradients
     return SumsBounds(n_rows, math.ceil(objective.grad_bound * factor), math.ceil(objective.hess_bound * factor))
-
-
-def number_nodes(rows: Int32, starts: Int64, n_rows: int) -> Int32:
-    """Return the number of each row's node, int32 (n_rows,), -1 for rows of none; node k has rows[starts[k] : ...]."""
-    node_of_row = np.full(n_rows, -1, np.int32)
-    node_of_row[rows] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
-    return node_of_row
 
 
 def take_hints(

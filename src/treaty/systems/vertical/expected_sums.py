@@ -26,6 +26,7 @@ from treaty.systems.vertical.cipher_choice import (
 )
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.links import PROBE_BYTES, Link
+from treaty.systems.vertical.named_rows import node_type
 from treaty.systems.vertical.sealed.level import comparisons_of_a_step
 
 NEAR = Link(step=0.5e-3, byte=1e-9)
@@ -59,7 +60,8 @@ def expected_of_sums(cast: Cast, options: CipherOptions, common: Any, shape: Sha
         if options.reveals_columns(cipher):
             asked, answered = 40.0 * won, min(won, slots - features) * n / 8
         else:
-            asked, answered = trees.count * trees.depth * 4.0 * n, trees.count * trees.depth * n / 8
+            named = node_type(max(trees.nodes)).itemsize * n
+            asked, answered = trees.count * trees.depth * float(named), trees.count * trees.depth * n / 8
         found.send(active, peer, asked, trees.count * (2 * trees.depth + 2))
         found.send(peer, active, answered, trees.count * 2 * trees.depth)
         cost = _of_cipher(found, cipher, options, trees, job, active, peer, features, slots, nodes)

@@ -59,16 +59,21 @@ class TrainingLimits:
 class TreeLimits:
     """How much the active party may ask of an owner of columns within a tree; what may come when is in `tree_table`.
 
-    Children have `fewest_rows` rows at least, so a node to be split has at least twice as many. With `by_column`
-    requests do not name a node's rows, and the owner decides all rows of the table.
+    Children have `fewest_rows` rows at least, so a node to be split has at least twice as many.
     """
 
-    def __init__(self, active: str, max_depth: int, fewest_rows: int, by_column: bool) -> None:
-        self._active, self._max_depth, self._fewest_rows, self._by_column = active, max_depth, fewest_rows, by_column
+    def __init__(self, active: str, max_depth: int, fewest_rows: int) -> None:
+        self._active, self._max_depth, self._fewest_rows = active, max_depth, fewest_rows
 
     def start(self, columns: NDArray[np.int32]) -> None:
         """Begin a tree on these columns."""
-        self._columns, self._levels, self._nodes = columns, 0, 0
+        self._columns, self._levels, self._nodes, self._last_row = columns, 0, 0, -1
+
+    def sampled(self, rows: NDArray[np.int32]) -> None:
+        """Record some rows of the tree's sample, ascending; reject those that are not beyond the ones before."""
+        if len(rows):
+            self._check(rows[0] > self._last_row, "rows of a sample that ascend from message to message")
+            self._last_row = int(rows[-1])
 
     def asked(self, nodes: int) -> None:
         """Reject a piece of a request for sums of more nodes than the level may have, before it costs anything."""
@@ -85,18 +90,15 @@ class TreeLimits:
         self._nodes = 0 if last else self._nodes
 
     def split(self, request: SplitRequest) -> None:
-        """Reject splits of other columns than the tree's, of too many nodes, or of nodes with too few rows."""
+        """Reject splits of other columns than the tree's, or of too many nodes."""
         active = self._active
         features = view(request.features, np.int32, (None,), peer=active, what="SplitRequest.features")
         self._check(len(features) <= 1 << (self._levels - 1), "no more splits than the level may have nodes")
         self._check(bool(np.isin(features, self._columns).all()), "splits of the tree's columns")
-        self._check((request.node_of_row is None) == self._by_column, "rows of nodes named or not as agreed")
-        if request.node_of_row is None:
-            return
-        node_of_row = view(request.node_of_row, np.int32, (None,), peer=active, what="SplitRequest.node_of_row")
-        below = len(features) > 0 and bool(np.all(node_of_row < len(features)))
-        self._check(below, "nodes that are split")  # before they are counted by their numbers
-        sizes = np.bincount(node_of_row[node_of_row >= 0], minlength=len(features))
+        self._check(len(features) > 0, "nodes that are split")
+
+    def node_sizes(self, sizes: NDArray[np.int64]) -> None:
+        """Reject nodes to be split with too few rows."""
         self._check(bool(np.all(sizes >= 2 * self._fewest_rows)), f"nodes of {2 * self._fewest_rows} rows at least")
 
     def _check(self, fine: bool, expected: str) -> None:

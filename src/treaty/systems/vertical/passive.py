@@ -64,11 +64,7 @@ class Follower:
             self._seat.progress(rounds, self.part)
 
     def next_tree(self) -> None:
-        """Report the rounds so far; from here on the party's round is the new tree's number, from 1.
-
-        Raises PeerProtocolError when it is more than the job's options say.
-        """
-        self.limits.tree()
+        """Report the rounds so far; from here on the party's round is the new tree's number, from 1."""
         self.report(self._rounds)
         self._trees += 1
         self._seat.party.round = self._trees

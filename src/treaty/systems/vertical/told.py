@@ -25,6 +25,7 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeStart,
 )
 from treaty.systems.vertical.links import LinkEcho, LinkProbe
+from treaty.systems.vertical.named_rows import NamedRows
 from treaty.systems.vertical.online import OnlineRows
 from treaty.systems.vertical.public_seed import SeedCommitment, SeedCommitments, SeedOffer, SeedShare, SeedShares
 from treaty.systems.vertical.sealed.level import (
@@ -128,12 +129,14 @@ LAYOUT = Told(
     "control",
 )
 TREE_END = Told(TreeEnd, ACTIVE, PASSIVE, "that a tree is grown; with an audit, signatures on what was sent", "control")
-SPLIT_AT_NODE = Told(
-    SplitRequest,
+SPLITS = Told(
+    SplitRequest, ACTIVE, PASSIVE, "which of its own columns and bins were chosen, at how many nodes", "exact"
+)
+NODES_OF_SPLITS = Told(
+    NamedRows,
     ACTIVE,
     PASSIVE,
-    "which of its own columns and bins were chosen at which nodes, and which rows are in these, so in part which have "
-    "similar labels",
+    "which rows are in the nodes of its splits, so in part which have similar labels",
     "exact",
 )
 SPLIT_ANSWER = Told(
@@ -176,15 +179,8 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Line
         () if blind else _named_nodes(hide, guards),
         _sums(seal),
         _sealed_sums(),
-        () if blind else _WON_NODES,
+        lines(SPLITS, when=OPEN, reference=_WHO),
         lines(
-            Told(
-                SplitRequest,
-                ACTIVE,
-                PASSIVE,
-                "which of its columns and bins were chosen, at how many nodes",
-                "exact",
-            ),
             Told(
                 SplitColumns,
                 PASSIVE,
@@ -196,7 +192,7 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Line
             when=BY_COLUMN,
             reference=_WHO,
         ),
-        lines(replace(SPLIT_AT_NODE, guard=guards), SPLIT_ANSWER, when=BY_NODE, reference=_WHO),
+        lines(replace(NODES_OF_SPLITS, guard=guards), SPLIT_ANSWER, when=BY_NODE, reference=_WHO),
         TREE_END,
         CHECKPOINTS,
         DECISIONS,
@@ -247,7 +243,7 @@ def _named_nodes(hide: str, guards: str) -> Lines:
             "the tree's sample of rows and of its columns; gradients are under the cipher",
             "exact",
         ),
-        Told(TreeRows, ACTIVE, PASSIVE, "more gradients under the cipher", "encrypted"),
+        Told(TreeRows, ACTIVE, PASSIVE, "more of the sample of rows, and of gradients under the cipher", "exact"),
         Told(
             SumsRequest,
             ACTIVE,
@@ -302,21 +298,7 @@ def _sealed_sums() -> Lines:
         Told(SealedStep, PASSIVE, ACTIVE, "numbers under masks, or chosen by masked bits", "masked"),
         Told(MovedShares, PASSIVE, ACTIVE, "shares of the best split so far, for the next passive party", "masked"),
         Told(OwnerShares, PASSIVE, ACTIVE, "whose split is best at each node", "exact"),
-        Told(WonCandidates, ACTIVE, PASSIVE, "its split of each node it won", "exact", when=BY_COLUMN),
+        Told(WonCandidates, ACTIVE, PASSIVE, "its split of each node it won", "exact"),
         when=SEALED,
         reference="docs/sealed.md, Who learns what",
     )
-
-
-_WON_NODES = lines(
-    Told(
-        WonCandidates,
-        ACTIVE,
-        PASSIVE,
-        "its split of each node it won, and which rows are in these, so in part which have similar labels",
-        "exact",
-        guard='reveal="column", purity_guard',
-        reference="docs/sealed.md, Who learns what",
-    ),
-    when=SEALED & BY_NODE,
-)

@@ -8,7 +8,15 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
-from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, SumsPiece, SumsRequest, TreeStart
+from treaty.systems.vertical.encrypted_columns import (
+    SplitAnswer,
+    SplitRequest,
+    SumsPiece,
+    SumsRequest,
+    TreeRows,
+    TreeStart,
+)
+from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 
 Cells = NDArray[np.int32]
 
@@ -27,7 +35,8 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
     """
     trees: list[list[Cells]] = []
     pieces: list[Array] = []
-    rows = cells = split = np.arange(n_rows, dtype=np.int32)
+    rows = cells = np.arange(n_rows, dtype=np.int32)
+    split, bits = NamedNodes(n_rows, 0), np.empty(0, np.bool_)
     for entry in transcript.entries:
         match entry.step:
             case "TreeStart":
@@ -35,6 +44,8 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
                 rows = np.arange(n_rows, dtype=np.int32) if sample is None else array_of(entry, sample, "rows", None)
                 cells = np.zeros(n_rows, np.int32)
                 trees.append([])
+            case "TreeRows" if (more := content_of(entry, TreeRows).rows) is not None:
+                rows = np.append(rows, array_of(entry, more, "rows", None))
             case "SumsPiece" if _names_rows(piece := content_of(entry, SumsPiece)):
                 pieces.append(piece.payload[0])
             case "SumsRequest" if _names_rows(request := content_of(entry, SumsRequest)):
@@ -43,15 +54,16 @@ def node_sets_from_transcript(transcript: Transcript, n_rows: int) -> list[list[
                 finer[rows] = cells[rows] * (asked.max(initial=0) + 1) + asked
                 cells = _keep_if_finer(trees[-1], cells, finer)
             case "SplitRequest":
-                named = content_of(entry, SplitRequest).node_of_row
-                if named is not None:
-                    split = array_of(entry, named, "node_of_row", n_rows)
-            case "SplitAnswer":  # our own, to the request before it: bits node after node, rows ascending
-                divided = np.argsort(split, kind="stable")[np.count_nonzero(split < 0) :]
+                split, bits = NamedNodes(n_rows, content_of(entry, SplitRequest).features.shape[0]), bits[:0]
+            case "NamedRows":
+                split.add(content_of(entry, NamedRows), entry.peer)
+            case "SplitAnswer":  # our own, to the request before it
                 left = np.frombuffer(content_of(entry, SplitAnswer).left.data, np.uint8)
-                finer = cells.astype(np.int64)
-                finer[divided] = n_rows + 2 * split[divided] + np.unpackbits(left, count=len(divided))
-                cells = _keep_if_finer(trees[-1], cells, finer)
+                bits = np.append(bits, np.unpackbits(left))
+                if len(bits) >= len(split.rows):
+                    finer = cells.astype(np.int64)
+                    finer[split.rows] = n_rows + 2 * split.nodes + bits[: len(split.rows)]
+                    cells = _keep_if_finer(trees[-1], cells, finer)
     return trees
 
 
@@ -77,7 +89,9 @@ def _asked(pieces: list[Array], entry: Entry, n_sampled: int) -> NDArray[np.int6
     parts = [view(piece, dtype, (None,), peer=entry.peer, what=what) for piece in pieces]
     slots = np.concatenate([np.empty(0, dtype), *parts]).astype(np.int64)
     if len(slots) != n_sampled:
-        raise PeerProtocolError(entry.peer, f"expected {n_sampled} rows, got {len(slots)} - at {what}")
+        raise PeerProtocolError(
+            entry.peer, f"expected {n_sampled} rows, got {len(slots)} - at {what} from {entry.peer}"
+        )
     return np.where(slots == np.iinfo(dtype).max, 0, slots + 1)
 
 

@@ -27,12 +27,12 @@ from treaty.systems.fedxgb.messages import Values
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import (
     ComparedRows,
-    ComparedShares,
     HiddenThresholds,
     SeenRows,
     ShownSplits,
     Sides,
 )
+from treaty.systems.fedxgb.pieces import ComparedShares
 from treaty.systems.options import converted
 from treaty.systems.system import LabelledRows
 
@@ -134,7 +134,7 @@ def wrong(how: str):
             if how == "sends other messages":
                 self._party.send(edge, Sides(Array.of(np.zeros(1, np.bool_))))
             elif how != "sends one edge server nothing" or edge != "edge0":
-                self._party.send(edge, ComparedShares(Array.of(of)))
+                self._party.send(edge, ComparedShares(Array.of(of), of.shape[1]))
         return None
 
     return patch.object(ComparedRows, "compare", compare)

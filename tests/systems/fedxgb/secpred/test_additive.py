@@ -32,6 +32,7 @@ from treaty.models.trees import ModelPart, predict_pooled
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.fedxgb.messages import Attendance
 from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred import (
     dealer as crowd_dealer,
 )
@@ -54,7 +55,6 @@ from treaty.systems.fedxgb.secpred.routing import (
     HiddenModel,
     LeafShares,
     RowOwners,
-    RowShares,
     SideShares,
     SplitShares,
     ValueShares,
@@ -355,9 +355,11 @@ def test_every_share_for_users_has_a_keystream_of_its_own():
 
 GARBAGE = {
     "another message": lambda message: Attendance(),
-    "shares of two words": lambda message: RowShares(Array.of(np.zeros((*message.shares.shape, 2), np.uint64))),
-    "other type": lambda message: RowShares(Array.of(np.zeros(message.shares.shape, np.int64))),
-    "columns missing": lambda message: RowShares(Array.of(np.zeros((3, 1), np.uint64))),
+    "shares of two words": lambda message: RowShares(
+        Array.of(np.zeros((*message.shares.shape, 2), np.uint64)), message.n_rows
+    ),
+    "other type": lambda message: RowShares(Array.of(np.zeros(message.shares.shape, np.int64)), message.n_rows),
+    "columns missing": lambda message: RowShares(Array.of(np.zeros((3, 1), np.uint64)), 3),
     "nothing": lambda message: None,
 }
 
@@ -392,7 +394,7 @@ def test_numbers_that_are_no_bins_spoil_their_own_rows_alone():
 
     def lies(party: Party) -> None:
         for edge in ("edge0", "edge1"):
-            party.send(edge, RowShares(Array.of(rng.integers(0, 2**64, (2, layout(part).columns), np.uint64))))
+            party.send(edge, RowShares(Array.of(rng.integers(0, 2**64, (2, layout(part).columns), np.uint64)), 2))
         for edge in ("edge0", "edge1"):
             party.receive(edge, secpred.PredictionTerms, secpred.QueriesLeft)
 
@@ -495,7 +497,7 @@ def test_a_dealer_that_dies_in_training_ends_it_for_all(wanted):
         ("edge0", {"rows": -1}, "from edge0"),
         ("edge0", {"trees": 1 << 40}, "from edge0"),
         ("edge0", {"slots": 2}, "DealtCorrections.corrections from edge2"),
-        ("edge1", {"numbers": Array.of(np.zeros(3, np.uint64))}, "of server 1"),
+        ("edge1", {"numbers": Array.of(np.zeros(3, np.uint64))}, "SharedNumbers.numbers from edge1"),
         ("edge1", {"numbers": Array.of(np.zeros(3, np.int32))}, "SharedNumbers.numbers from edge1"),
     ],
     ids=lambda what: "" if isinstance(what, str) else next(iter(what)),

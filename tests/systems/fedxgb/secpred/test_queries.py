@@ -20,9 +20,10 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.serving import predict_hidden
 from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred import roles as secpred
 from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
-from treaty.systems.fedxgb.secpred.routing import RowCounts, RowShares
+from treaty.systems.fedxgb.secpred.routing import RowCounts
 from treaty.systems.fedxgb.secpred.shares import setting_of
 
 EDGES = ["edge0", "edge1", "edge2"]
@@ -103,7 +104,7 @@ def lying(part: ModelPart, rows: int) -> Callable[[Party], None]:
 
     def run(party: Party) -> None:
         for edge, own in zip(EDGES, shared, strict=True):
-            party.send(edge, RowShares(Array.of(np.ascontiguousarray(own))))
+            party.send(edge, RowShares(Array.of(np.ascontiguousarray(own)), len(own)))
         party.receive("edge0", secpred.PredictionTerms)
         for edge in EDGES:
             party.receive(edge, secpred.QueriesLeft)

@@ -17,8 +17,9 @@ from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProto
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, load_part
+from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred import roles as secpred
-from treaty.systems.fedxgb.secpred.routing import HiddenModel, LeafShares, RowShares, SplitShares, ValueShares
+from treaty.systems.fedxgb.secpred.routing import HiddenModel, LeafShares, SplitShares, ValueShares
 from treaty.systems.fedxgb.secpred.shares import SharedNumbers, setting_of
 from treaty.trees.slots import VALUE_BITS
 
@@ -125,16 +126,16 @@ def wide(part: ModelPart) -> int:
 LIES: dict[str, Callable[[ModelPart], Callable[[Party], None]]] = {
     "leaves at once": lambda part: nobody,
     "shares with one edge server alone": lambda part: says(
-        lambda k: RowShares(rows_of(part, 3)[0]) if k == 0 else None
+        lambda k: RowShares(rows_of(part, 3)[0], 3) if k == 0 else None
     ),
-    "other shape": lambda part: says(lambda k: RowShares(Array.of(np.zeros((3, wide(part) + 1, 2), np.uint64)))),
+    "other shape": lambda part: says(lambda k: RowShares(Array.of(np.zeros((3, wide(part) + 1, 2), np.uint64)), 3)),
     "numbers beyond the field": lambda part: says(
-        lambda k: RowShares(Array.of(np.full((3, wide(part), 2), 2**64 - 1, np.uint64)))
+        lambda k: RowShares(Array.of(np.full((3, wide(part), 2), 2**64 - 1, np.uint64)), 3)
     ),
     "other message": lambda part: says(lambda k: SharedNumbers(Array.of(np.zeros(3, np.uint64)))),
-    "more rows here than there": lambda part: says(lambda k: RowShares(rows_of(part, 3 + k)[k])),
+    "more rows here than there": lambda part: says(lambda k: RowShares(rows_of(part, 3 + k)[k], 3 + k)),
     "two messages": lambda part: says(
-        lambda k: RowShares(rows_of(part, 3)[k]), lambda k: RowShares(rows_of(part, 3)[k])
+        lambda k: RowShares(rows_of(part, 3)[k], 3), lambda k: RowShares(rows_of(part, 3)[k], 3)
     ),
 }
 
@@ -160,7 +161,7 @@ def test_others_get_theirs_when_a_user_shares_numbers_that_are(how):
 
     def lies(party: Party) -> None:
         for edge, own in zip(party.peers, rows, strict=True):
-            party.send(edge, RowShares(own))
+            party.send(edge, RowShares(own, 2))
         for edge in party.peers:
             party.receive(edge, secpred.PredictionTerms, secpred.QueriesLeft)
 
@@ -176,7 +177,7 @@ def test_more_rows_than_allowed_are_refused_by_the_user_and_by_edge_servers():
         predict(part, tables, max_queries=8)
     honest = {name: tables[name] for name in ("ben", "cat")}
     tables["ann"] = tables["ben"]
-    greedy = says(lambda k: RowShares(rows_of(part, 9)[k]))
+    greedy = says(lambda k: RowShares(rows_of(part, 9)[k], 9))
     played = play_prediction(part, tables, roles={"ann": greedy}, max_queries=8, patience=2.0)
     assert "ValueShares" not in played.transcripts["ann"].by_type("received")
     assert_plain(part, honest, played.results)

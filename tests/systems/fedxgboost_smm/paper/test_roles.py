@@ -29,17 +29,17 @@ from treaty.systems.fedxgboost_smm.paper.candidates import (
     BestGains,
     CandidateVectors,
     MaskedGradients,
-    NodeRows,
     WonNodes,
 )
-from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder, PaperTree, vectors_of_nodes
+from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, NullVectors, PaperFinder, PaperTree, widths_of_nodes
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
-from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors
+from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical.decisions import DecideRequest
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest
+from treaty.systems.vertical.named_rows import NamedRows
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
 PLAIN = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
@@ -159,7 +159,7 @@ def test_all_nodes_of_a_level_travel_in_one_message(version):
     tables, y = tables_and_labels()
     played = play_training(tables, y, version=version, max_depth=4, n_estimators=3)
     steps = [entry.step for entry in played.transcripts["p1"].entries]
-    asked, answered = (("NullVectors", "MaskedCandidates"), ("NodeRows", "BestGains"))[version - 1]
+    asked, answered = ("NodeRows", ("MaskedCandidates", "BestGains")[version - 1])
     assert 3 * 2 <= steps.count(asked) == steps.count(answered) <= 3 * 4
     deepest = max(len(tree.left) for tree in played.results["p0"].forest.trees)
     assert deepest > 2 * 4 + 1, "no level of several nodes: the test would prove nothing"
@@ -340,7 +340,7 @@ def test_named_sizes_are_what_is_sent_and_more_vectors_are_refused(version):
     rows = [np.arange(200)]
     message = seen[0]
     with pytest.raises(PeerProtocolError, match=r"expected at most 5 vectors of a node \(null_vectors\)"):
-        vectors_of_nodes(message.widths, message.vectors, rows, 5, sender, kind.__name__)
+        widths_of_nodes(message.widths, rows, 5, sender, kind.__name__)
 
 
 def test_sums_that_float64_does_not_hold_are_refused_before_anything_is_sent():
@@ -418,19 +418,19 @@ def all_of(node):
 FROM_ACTIVE = [
     (1, "PaperSetup", lambda m: PaperSetup(m.model_id, m.resumed, m.records, m.rounds, 0.0, m.hess_unit), "grad_unit"),
     (1, "PaperTree", lambda m: PaperTree(Array.of(np.array([99], np.int32))), "ascending numbers below"),
-    (1, "NullVectors", lambda m: NullVectors(changed(m.node_of_row, "i4", all_of(5)), m.widths, m.vectors), "below 1"),
-    (1, "NullVectors", lambda m: NullVectors(changed(m.node_of_row, "i4", all_of(-1)), m.widths, m.vectors), "rows in"),
-    (1, "NullVectors", lambda m: NullVectors(m.node_of_row, Array.of(np.int32(3)), m.vectors), "nodes of this level"),
-    (1, "NullVectors", lambda m: NullVectors(m.node_of_row, m.widths, changed(m.vectors, "f8", np.ones_like)), "ortho"),
-    (1, "SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins, m.node_of_row), "colu"),
-    (1, "TreeEnd", lambda m: WonNodes(Array.of(np.zeros(1, np.int32)), Array.of(np.zeros(200, np.int32))), "WonNodes"),
-    (2, "NodeRows", lambda m: NodeRows(3, m.node_of_row), "nodes of this level"),
-    (2, "NodeRows", lambda m: NodeRows(-1, m.node_of_row), "nodes of this level"),
-    (2, "NodeRows", lambda m: NodeRows(m.nodes, Array.of(np.zeros(7, np.int32))), "NodeRows.node_of_row"),
+    (1, "NamedRows", lambda m: NamedRows(changed(m.nodes, "u1", all_of(5))), "below 1"),
+    (1, "NamedRows", lambda m: NamedRows(changed(m.nodes, "u1", all_of(255))), "rows in"),
+    (1, "NullVectors", lambda m: NullVectors(Array.of(np.int32(3)), m.vectors), "NullVectors.widths"),
+    (1, "NullVectors", lambda m: NullVectors(m.widths, changed(m.vectors, "f8", np.ones_like)), "ortho"),
+    (1, "NullVectors", lambda m: NullVectors(m.widths, Array.of(np.ones(7))), "NullVectors.vectors"),
+    (1, "SplitRequest", lambda m: SplitRequest(Array.of(np.array([99], np.int32)), m.left_bins), "colu"),
+    (1, "TreeEnd", lambda m: WonNodes(Array.of(np.zeros(1, np.int32))), "WonNodes"),
+    (2, "NodeRows", lambda m: NodeRows(3), "nodes of this level"),
+    (2, "NodeRows", lambda m: NodeRows(-1), "nodes of this level"),
+    (2, "NamedRows", lambda m: NamedRows(Array.of(np.zeros(7, np.uint8))), "NamedRows.nodes"),
     (2, "MaskedGradients", lambda m: MaskedGradients(m.totals, changed(m.masked, "f8", lambda v: v + 0.01)), "whole"),
     (2, "MaskedGradients", lambda m: MaskedGradients(Array.of(np.zeros(2, np.int64)), m.masked), "totals"),
-    (2, "WonNodes", lambda m: WonNodes(changed(m.nodes, "i4", lambda n: n + 40), m.node_of_row), "nodes of the level"),
-    (2, "WonNodes", lambda m: WonNodes(m.nodes, changed(m.node_of_row, "i4", all_of(9))), "node"),
+    (2, "WonNodes", lambda m: WonNodes(changed(m.nodes, "i4", lambda n: n + 40)), "nodes of the level"),
     (2, "Finish", lambda m: DecideRequest(5, Array.of(np.zeros(1, np.int32))), "row sets"),
 ]
 

@@ -6,15 +6,16 @@ message               from -> to            content                             
 `ShownSplits`         server -> all         the columns of a level's splits, where missing    TLS
                                             values go
 `HiddenThresholds`    server -> each edge   shares of the thresholds                          Shamir shares
-`ComparedShares`      user -> each edge     shares of the bins that its rows' slots compare   Shamir shares
+`ComparedShares`      user -> each edge     shares of the bins that its rows' slots compare,  Shamir shares
+                                            in pieces
 `RowCounts`           edge <-> edge         whose shares came, and of how many rows           TLS
 `SharedNumbers`       edge <-> edge         what `route_shown` says                           Shamir shares
-`Sides`               edge -> own users     which of their rows go left                       TLS
+`Sides`               edge -> own users     which of their rows go left, in pieces            TLS
 `Values`              server -> all         the leaf values, see `server`                     TLS
 ====================  ====================  ================================================  =====================
 
-Rows are shared level by level, so that nothing is agreed on before. A user that misses a level is lost for good, since
-nobody knows where its rows are then.
+Rows are shared level by level, so that nothing is agreed on before, and in pieces: see `pieces`. A user that misses a
+level is lost for good, since nobody knows where its rows are then.
 
 **Who learns what.** Users and edge servers: the shape and the columns of all trees, and all leaf values. Edge servers:
 the slot of every row of everybody at each level. Users: the same of their own rows; with rows made up for that,
@@ -24,8 +25,7 @@ that are inconsistent, ends the training: an edge server cannot tell whose they 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,16 +35,16 @@ from treaty.crypto.sharing.secure_comparison import Setting, prepare
 from treaty.crypto.sharing.secure_routing import route_shown, share_integers
 from treaty.crypto.sharing.shamir_field import Words, check_numbers
 from treaty.data.table import Schema
-from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import take_rows
 from treaty.systems.fedxgb.authority import gather_sound
+from treaty.systems.fedxgb.pieces import ComparedShares, PieceForm, gather_rest, pieces_of, send_shares
 from treaty.systems.fedxgb.secpred.routing import come_to_all
 from treaty.systems.fedxgb.secpred.shares import play_among
 from treaty.systems.fedxgb.sums.user import AbsenceNotice
 from treaty.trees.slots import SlotSplits
-
-logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 
@@ -62,14 +62,8 @@ class HiddenThresholds(Message):
     thresholds: Array
 
 
-class ComparedShares(Message):
-    """The value that each row's slot compares, the receiver's shares: uint64 (trees, n, 2)."""
-
-    shares: Array
-
-
 class Sides(Message):
-    """Whether the receiver's rows go left: bool (trees, n)."""
+    """Whether some of the receiver's rows go left: bool (trees, rows)."""
 
     left: Array
 
@@ -132,13 +126,20 @@ class PaperModel:
 class SeenRows:
     """An edge server's part: where the rows of all domains' `users` are in the trees of a round.
 
-    A user that is silent for `patience` seconds is lost.
+    A user that is silent for `patience` seconds, or says that it has more than `most` rows, is lost.
     """
 
     def __init__(
-        self, party: Party, edges: Sequence[str], server: str, users: Sequence[str], layout: Layout, patience: float
+        self,
+        party: Party,
+        edges: Sequence[str],
+        server: str,
+        users: Sequence[str],
+        layout: Layout,
+        most: int,
+        patience: float,
     ) -> None:
-        self.users = list(users)
+        self.users, self._most = list(users), most
         self._party, self._edges, self._server, self._patience = party, list(edges), server, patience
         self._own, self._setting = self._edges.index(party.name), shown_setting(layout, len(edges))
         self._n_slots = 1
@@ -148,8 +149,8 @@ class SeenRows:
         """Put all rows at the root again."""
         self._n_slots, self._slots = 1, {}
 
-    def route(self, hidden: HiddenThresholds) -> dict[str, Sides]:
-        """Take all rows down a level; return what users are told. `users` are those still there.
+    def route(self, hidden: HiddenThresholds) -> dict[str, Iterator[Message]]:
+        """Take all rows down a level; return what users are told, `Sides`. `users` are those still there.
 
         Raises PeerProtocolError or CryptoError when the server, another edge server or a user broke the protocol.
         """
@@ -175,30 +176,24 @@ class SeenRows:
         )
         self._slots = {name: 2 * own + ~told[name] for name, own in zip(kept, slots, strict=True)}
         self._n_slots *= 2
-        return {name: Sides(Array.of(of)) for name, of in told.items()}
+        return {name: pieces_of(Sides, of, slice(None)) for name, of in told.items()}
 
     def _receive(self, trees: int) -> dict[str, Words]:
         """Return the shares of users that sent what the protocol allows."""
         found: dict[str, Words] = {}
+        form = PieceForm((trees, None, 2), check_numbers, self._fits)
         waiting = self.users
         while waiting:
             said = gather_sound(self._party, waiting, ComparedShares, AbsenceNotice, timeout=self._patience)
-            for name, what in said.items():
-                if isinstance(what, ComparedShares) and (shares := self._checked(name, what, trees)) is not None:
-                    found[name] = shares
+            first = {name: what for name, what in said.items() if isinstance(what, ComparedShares)}
+            came = gather_rest(self._party, ComparedShares, first, form, self._patience)
+            found |= {name: np.concatenate(pieces, axis=1) for name, pieces in came.items()}
             # absent from sums; their rows still go down
             waiting = [name for name, what in said.items() if isinstance(what, AbsenceNotice)]
         return found
 
-    def _checked(self, name: str, said: ComparedShares, trees: int) -> Words | None:
-        n_rows = self._slots[name].shape[1] if name in self._slots else None
-        try:
-            shares = view(said.shares, np.uint64, (trees, n_rows, 2), peer=name, what="ComparedShares.shares")
-            check_numbers(shares, "shares of values")
-        except (PeerProtocolError, CryptoError) as error:
-            logger.warning("%s: %s", self._party.name, error)
-            return None
-        return shares
+    def _fits(self, name: str, n_rows: int) -> bool:
+        return n_rows == self._slots[name].shape[1] if name in self._slots else n_rows <= self._most
 
     def _compare(self, values: Words, thresholds: Words, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
         left = []
@@ -235,9 +230,13 @@ class ComparedRows:
             self._layout.encode_shown(self._codes, np.maximum(of, 0)[own], missing[own])
             for of, missing, own in zip(features, missing_left, slots, strict=True)
         ])  # fmt: skip
-        for edge, shares in zip(self._edges, share_integers(self._setting, values), strict=True):
-            self._party.send(edge, ComparedShares(Array.of(np.ascontiguousarray(shares))))
+        shares = share_integers(self._setting, values)
+        send_shares(self._party, ComparedShares, dict(zip(self._edges, shares, strict=True)), axis=1)
 
     def left(self, told: Sides, trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows)."""
-        return view(told.left, np.bool_, (trees, len(self._codes)), peer=self._edge, what="Sides.left")
+        """Return which rows go left in each tree, bool (trees, n_rows); `told` is the first piece."""
+        left = np.empty((trees, len(self._codes)), np.bool_)
+        for rows, piece in take_rows(self._party, self._edge, len(self._codes), 8 * trees, Sides, told):
+            shape = trees, rows.stop - rows.start
+            left[:, rows] = view(piece.left, np.bool_, shape, peer=self._edge, what="Sides.left")
+        return left

@@ -12,7 +12,7 @@ message               from -> to            content                             
                                             categories; which model, most rows of a user
 `ModelSize`           server -> each edge   how many trees, and of what depth                 TLS
 `QueriesLeft`         holders -> each user  how many rows it may still ask for                TLS
-`RowShares`           user -> holders       shares of its binned rows                         secret shares
+`RowShares`           user -> holders       shares of its binned rows, in pieces              secret shares
 `RowCounts`           holder <-> holder     whose shares came, of how many rows; how many     TLS
                                             each user has asked for over all runs
 `RowsTaken`           holders -> each user  whether its rows are predicted                    TLS
@@ -20,7 +20,8 @@ message               from -> to            content                             
 `SplitShares`         server -> holders     shares of the splits of a level of some trees     secret shares
 `LeafShares`          server -> holders     shares of their leaf values                       secret shares
 `SharedNumbers`       holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares
-`ValueShares`         holders -> user       shares of its rows' sums of leaf values           for that user alone
+`ValueShares`         holders -> user       shares of its rows' sums of leaf values, in       for that user alone
+                                            pieces
 ====================  ====================  ================================================  =====================
 
 Holders of shares are all edge servers. With ``comparison="additive"`` there are three edge servers, of whom the first
@@ -64,8 +65,9 @@ from treaty.errors import ConfigError, DataError, PeerError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
-from treaty.systems.fedxgb.authority import PATIENCE, gather_sound
+from treaty.systems.fedxgb.authority import PATIENCE
 from treaty.systems.fedxgb.complete_trees import complete_tree, depth_of
+from treaty.systems.fedxgb.pieces import RowShares, gather_rows, pieces_of, send_pieces_or_leave_out
 from treaty.systems.fedxgb.secpred.dealer import Dealer
 from treaty.systems.fedxgb.secpred.queries import QueryRecord
 from treaty.systems.fedxgb.secpred.routing import (
@@ -73,7 +75,6 @@ from treaty.systems.fedxgb.secpred.routing import (
     HiddenRows,
     LeafShares,
     RowCounts,
-    RowShares,
     SharedRows,
     SplitShares,
     ValueShares,
@@ -266,7 +267,7 @@ def edge(
     left = {name: max(0, rules.max_queries - asked.get(name, 0)) for name in users}
     party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
     held = HiddenRows(party, edges, server, layout, rules.comparison, threads)
-    counts = held.take(gather_sound(party, users, RowShares, timeout=patience))
+    counts = held.take(gather_rows(party, users, RowShares, held.form(rules.max_queries), patience))
     answered = _counted(party, held.holders, record, terms.model_id, counts, rules.max_queries, asked, users)
     taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}
     party.send_each(taken, timeout=patience)
@@ -285,9 +286,8 @@ def edge(
                 totals[output, part] = held.routing.add(totals[output, part], found)
         done += len(leaves)
     held.routing.rest()
-    party.send_each({
-        name: ValueShares(Array.of(np.ascontiguousarray(totals[:, rows]))) for name, rows in held.parts.items()
-    }, timeout=patience)  # fmt: skip
+    told = {name: pieces_of(ValueShares, totals, rows) for name, rows in held.parts.items()}
+    send_pieces_or_leave_out(party, told, patience)
 
 
 def _check_size(rules: PredictionRules, grown: ModelSize, n_outputs: int, server: str) -> None:

@@ -3,16 +3,16 @@
 ====================  ====================  ================================================  =====================
 message               from -> to            content                                           protection
 ====================  ====================  ================================================  =====================
-`RowShares`           user -> each holder   shares of its binned rows, once                   secret shares
+`RowShares`           user -> each holder   shares of its binned rows, once, in pieces        secret shares
 `HeldRows`,           holders -> server     whose rows all holders have                       TLS
 `RowOwners`           -> all
 `SplitShares`         server -> each        shares of a level's splits in all slots           secret shares
                       holder
 `SharedNumbers`       holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares, TLS
-`SideShares`          each holder -> user   shares of the side its rows go to                 for that user alone
+`SideShares`          each holder -> user   shares of the side its rows go to, in pieces      for that user alone
 `LeafShares`          server -> each        shares of the leaf values in all slots            secret shares
                       holder
-`ValueShares`         each holder -> user   shares of its rows' leaf values                   for that user alone
+`ValueShares`         each holder -> user   shares of its rows' leaf values, in pieces        for that user alone
 `Turn`                server -> others ->   that rows go down a level, or get leaf values     TLS
                       users
 ====================  ====================  ================================================  =====================
@@ -20,13 +20,15 @@ message               from -> to            content                             
 Holders of shares are all edge servers, or the first two, to whom the third deals random numbers (`dealer`); `shares`
 says who may collude. Shares sent to a user tell it, and those who may collude with it, only the values that they open
 to. All rows go down every tree, also those of users who take no part in it, so that these can return. Holders learn how
-many rows each user has.
+many rows each user has. What is told of rows goes in pieces of these: see `pieces`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,10 +37,12 @@ from numpy.typing import NDArray
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.data.binning import Bins
-from treaty.errors import CryptoError, DataError, PeerProtocolError
+from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import take_rows
 from treaty.systems.fedxgb.kept import row_key
+from treaty.systems.fedxgb.pieces import PieceForm, RowShares, pieces_of, send_shares
 from treaty.systems.fedxgb.secpred.dealer import AdditiveRouting
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
@@ -46,14 +50,9 @@ from treaty.trees.slots import VALUE_BITS, SlotSplits
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take up to a kilobyte each
+_SLOTS_AT_ONCE = 1 << 21  # of these rows: edge servers send each other up to 16 bytes for each
 
 # Axes `*` below are those of a share of a number (`Shares.number`): 2, or none.
-
-
-class RowShares(Message):
-    """The receiver's shares of a user's rows, uint64 (n, columns, *). Tells how many rows there are."""
-
-    shares: Array
 
 
 class HeldRows(Message):
@@ -89,15 +88,18 @@ class RowCounts(Message):
 
 
 class SideShares(Message):
-    """The sender's shares of whether the receiver's rows go left, uint64 (trees, n, 2) or uint8 (trees, n)."""
+    """The sender's shares of whether rows of the receiver go left, uint64 (trees, rows, 2) or uint8 (trees, rows)."""
 
     shares: Array
 
 
 class ValueShares(Message):
-    """The sender's shares of the leaf values of the receiver's rows, uint64 (trees, n, *)."""
+    """The sender's shares of the leaf values of some of the receiver's rows, uint64 (trees, rows, *)."""
 
     shares: Array
+
+
+_Told = TypeVar("_Told", SideShares, ValueShares)
 
 
 class Turn(Message):
@@ -184,7 +186,8 @@ class HiddenModel:
 class HiddenRows:
     """A holder's shares of everybody's rows, and of where they are in the trees of a round.
 
-    `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`.
+    `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`. What users are told
+    is made as it is sent.
     """
 
     def __init__(
@@ -203,22 +206,20 @@ class HiddenRows:
             if comparison == "shamir"
             else AdditiveRouting(party, edges, layout)
         )
-        self._of: dict[str, Words] = {}
+        self._of: dict[str, list[Words]] = {}
         self.parts: dict[str, slice] = {}
         self.n_rows = 0
         self._paths: Words | None = None
 
-    def take(self, users: Mapping[str, RowShares]) -> dict[str, int]:
-        """Take users' rows; return how many each has, of users whose shares the protocol allows."""
-        shape = (None, self._layout.columns, *self._shares.number)
-        for name, rows in users.items():
-            try:
-                shares = view(rows.shares, np.uint64, shape, peer=name, what="RowShares.shares")
-                self._shares.check(shares, "shares of rows")
-            except (PeerProtocolError, CryptoError):
-                continue
-            self._of[name] = shares
-        return {name: len(shares) for name, shares in self._of.items()}
+    def form(self, most: int) -> PieceForm:
+        """Return what shares of a user's rows have to be, where none has more than `most` rows."""
+        shape = None, self._layout.columns, *self._shares.number
+        return PieceForm(shape, self._shares.check, lambda name, n_rows: n_rows <= most)
+
+    def take(self, users: Mapping[str, list[Words]]) -> dict[str, int]:
+        """Take users' rows, the pieces of each as `form` says; return how many each has."""
+        self._of |= users
+        return {name: sum(map(len, pieces)) for name, pieces in self._of.items()}
 
     def keep(self, users: Sequence[str]) -> None:
         """Keep the rows of some users, in this order; CryptoError or PeerError when a user's are missing."""
@@ -226,10 +227,10 @@ class HiddenRows:
             raise PeerProtocolError(
                 self._server, f"expected users whose rows are here - at RowOwners from {self._server}"
             )
-        ends = np.cumsum([0, *(len(self._of[name]) for name in users)]).tolist()
+        ends = np.cumsum([0, *(sum(map(len, self._of[name])) for name in users)]).tolist()
         self.parts = {name: slice(a, b) for name, a, b in zip(users, ends[:-1], ends[1:], strict=True)}
         none = np.empty((0, self._layout.columns, *self._shares.number), np.uint64)
-        rows = np.concatenate([none, *(self._of[name] for name in users)])
+        rows = np.concatenate([none, *(piece for name in users for piece in self._of[name])])
         self._of, self.n_rows = {}, len(rows)
         self.routing.keep(rows)
         self.routing.rest()
@@ -238,8 +239,8 @@ class HiddenRows:
         """Put all rows at the root again."""
         self._paths = None
 
-    def route(self, hidden: SplitShares) -> dict[str, SideShares]:
-        """Take all rows down a level; return what each user is told.
+    def route(self, hidden: SplitShares) -> dict[str, Iterator[Message]]:
+        """Take all rows down a level; return what each user is told, `SideShares`.
 
         Raises PeerProtocolError or CryptoError when the server or another edge server broke the protocol.
         """
@@ -250,33 +251,36 @@ class HiddenRows:
         of_slots = len(weights), n_slots, *number
         thresholds = view(hidden.thresholds, np.uint64, of_slots, peer=server, what="SplitShares.thresholds")
         bits, paths = [], []
-        for part in self._pieces(len(weights)):
+        for part in self._pieces(len(weights), n_slots):
             before = None if self._paths is None else self._paths[:, :, part]
             routed = self.routing.level(part, weights, thresholds, before)
             bits.append(routed[0])
             paths.append(routed[1])
         self.routing.rest()
         whole, self._paths = np.concatenate(bits, axis=1), np.concatenate(paths, axis=2)
-        return {name: SideShares(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
+        return self._told(SideShares, whole)
 
-    def value(self, leaves: LeafShares) -> dict[str, ValueShares]:
-        """Find the leaf values of all rows, below at least one level; return what each user is told."""
+    def value(self, leaves: LeafShares) -> dict[str, Iterator[Message]]:
+        """Find the leaf values of all rows, below at least one level; return what each user is told, `ValueShares`."""
         assert self._paths is not None
         trees, n_slots = self._paths.shape[:2]
         shape = trees, n_slots, *self._shares.number
         values = view(leaves.values, np.uint64, shape, peer=self._server, what="LeafShares.values")
         found = [
             np.concatenate([
-                self.routing.leaves(self._paths[tree][:, part], values[tree]) for part in self._pieces(1)
+                self.routing.leaves(self._paths[tree][:, part], values[tree]) for part in self._pieces(1, n_slots)
             ])
             for tree in range(trees)
         ]  # fmt: skip
         self.routing.rest()
-        whole = np.stack(found)
-        return {name: ValueShares(Array.of(np.ascontiguousarray(whole[:, part]))) for name, part in self.parts.items()}
+        return self._told(ValueShares, np.stack(found))
 
-    def _pieces(self, trees: int) -> list[slice]:
-        length = max(1, _AT_ONCE // trees)
+    def _told(self, kind: Callable[[Array], Message], whole: NDArray[Any]) -> dict[str, Iterator[Message]]:
+        return {name: pieces_of(kind, whole, part) for name, part in self.parts.items()}
+
+    def _pieces(self, trees: int, slots: int) -> list[slice]:
+        """Cut all rows, for so many trees and slots of each."""
+        length = max(1, min(_AT_ONCE // trees, _SLOTS_AT_ONCE // (trees * slots)))
         return [slice(start, start + length) for start in range(0, max(1, self.n_rows), length)]
 
 
@@ -319,22 +323,37 @@ class SharedRows:
         self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
         encoded = layout.encode_rows(codes)
         key = None if seed is None else row_key(seed, encoded, self._of.holders)
-        for edge, shares in zip(self._of.holders, self._of.share(encoded, key), strict=True):
-            party.send(edge, RowShares(Array.of(np.ascontiguousarray(shares))))
+        shares = self._of.share(encoded, key)
+        send_shares(party, RowShares, dict(zip(self._of.holders, shares, strict=True)), axis=0)
 
     def left(self, told: Mapping[str, SideShares], trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows); `told` is what holders have already said."""
-        said = {edge: told.get(edge) or self._party.receive(edge, SideShares) for edge in self._of.holders}
-        shape = trees, self._n_rows, *(self._of.number if self._of.bit is np.uint64 else ())
-        return self._of.bits(
-            np.stack([view(of.shares, self._of.bit, shape, peer=e, what="SideShares.shares") for e, of in said.items()])
-        )
+        """Return which rows go left in each tree, bool (trees, n_rows); `told` is what holders have already said.
+
+        That is their first piece.
+        """
+        left = np.empty((trees, self._n_rows), np.bool_)
+        number = self._of.number if self._of.bit is np.uint64 else ()
+        for rows, shares in self._pieces(SideShares, told, self._of.bit, trees, number):
+            left[:, rows] = self._of.bits(shares)
+        return left
 
     def values(self, told: Mapping[str, ValueShares], trees: int) -> NDArray[np.float64]:
         """Return the rows' leaf values in each tree, float64 (trees, n_rows); `told` as in `left`."""
-        said = {edge: told.get(edge) or self._party.receive(edge, ValueShares) for edge in self._of.holders}
-        shape = trees, self._n_rows, *self._of.number
-        opened = self._of.integers(
-            np.stack([view(of.shares, np.uint64, shape, peer=e, what="ValueShares.shares") for e, of in said.items()])
-        )
-        return opened / 2.0**VALUE_BITS
+        values = np.empty((trees, self._n_rows))
+        for rows, shares in self._pieces(ValueShares, told, np.uint64, trees, self._of.number):
+            values[:, rows] = self._of.integers(shares) / 2.0**VALUE_BITS
+        return values
+
+    def _pieces(
+        self, kind: type[_Told], told: Mapping[str, _Told], dtype: type[Any], trees: int, number: tuple[int, ...]
+    ) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Receive pieces of all holders in turn; yield their rows and shares (holders, trees, rows, *number)."""
+        bits = 8 * np.dtype(dtype).itemsize * trees * math.prod(number)
+        take = partial(take_rows, self._party, n_rows=self._n_rows, bits=bits, kind=kind)
+        for said in zip(*(take(edge, first=told.get(edge)) for edge in self._of.holders), strict=True):
+            rows = said[0][0]
+            shape = trees, rows.stop - rows.start, *number
+            yield rows, np.stack([
+                view(piece.shares, dtype, shape, peer=edge, what=f"{kind.__name__}.shares")
+                for edge, (_, piece) in zip(self._of.holders, said, strict=True)
+            ])  # fmt: skip

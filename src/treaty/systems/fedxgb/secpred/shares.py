@@ -21,7 +21,8 @@ with one edge server all rows, while with one it now learns none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -36,6 +37,7 @@ from treaty.crypto.sharing.secure_comparison import Program, Setting, prepare
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import row_pieces
 
 Comparison = Literal["shamir", "additive"]
 Bits = NDArray[Any]
@@ -45,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class SharedNumbers(Message):
-    """Shares of numbers, in one round among edge servers."""
+    """Shares of some of the numbers of one round among edge servers, uint64."""
 
     numbers: Array
 
@@ -191,14 +193,25 @@ def play_among(party: Party, edges: Sequence[str], program: Program[Result]) -> 
     try:
         outgoing = next(program)
         while True:
-            for receiver, numbers in outgoing.items():
-                party.send(edges[receiver], SharedNumbers(Array.of(np.ascontiguousarray(numbers))))
-            replies = {}
-            for sender in outgoing:
-                name = edges[sender]
-                came = party.receive(name, SharedNumbers).numbers
-                replies[sender] = view(came, np.uint64, came.shape, peer=name, what="SharedNumbers.numbers")
-            outgoing = program.send(replies)
+            outgoing = program.send(_exchange(party, edges, outgoing))
     except StopIteration as stopped:
         result: Result = stopped.value
         return result
+
+
+def _exchange(party: Party, edges: Sequence[str], outgoing: Mapping[int, Words]) -> dict[int, Words]:
+    """Send numbers to other edge servers, of one shape, and return theirs, of the same: in every program it is so.
+
+    A piece of all of them comes before the next is sent, so that none has to hold what others are ahead.
+    """
+    shape = next(iter(outgoing.values())).shape
+    replies = {sender: np.empty(shape, np.uint64) for sender in outgoing}
+    flat = {edges[other]: np.ascontiguousarray(numbers).reshape(-1) for other, numbers in outgoing.items()}
+    room = {edges[other]: numbers.reshape(-1) for other, numbers in replies.items()}
+    for of in row_pieces(math.prod(shape), 64):
+        for name, numbers in flat.items():
+            party.send(name, SharedNumbers(Array.of(numbers[of])))
+        for name, numbers in room.items():
+            came, length = party.receive(name, SharedNumbers).numbers, (of.stop - of.start,)
+            numbers[of] = view(came, np.uint64, length, peer=name, what="SharedNumbers.numbers")
+    return replies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred.dealer import DealingEnd, DealtCorrections, WantedLeaves, WantedLevel, WantedRows
 from treaty.systems.fedxgb.secpred.roles import (
     DealerTerms,
@@ -16,7 +17,6 @@ from treaty.systems.fedxgb.secpred.routing import (
     LeafShares,
     RowCounts,
     RowOwners,
-    RowShares,
     SideShares,
     SplitShares,
     Turn,

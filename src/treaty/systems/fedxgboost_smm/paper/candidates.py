@@ -8,9 +8,8 @@ splits, `SplitAnswer` back. The steps are those of Le et al. 2021; what they giv
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +20,18 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.paper.levels import (
     Candidates,
+    NodeRows,
+    NullVectors,
     OwnColumns,
     PaperColumns,
     PaperFinder,
     Rows,
-    cut_matrices,
     every_node,
-    join_matrices,
-    name_rows,
-    named_rows,
-    rows_of_nodes,
-    vectors_of_nodes,
+    send_matrices,
+    take_matrices,
+    take_vectors,
+    tell_rows,
+    told_rows,
 )
 from treaty.systems.fedxgboost_smm.paper.matrix_product import (
     Matrix,
@@ -47,6 +47,7 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import (
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, SplitAnswer, SplitRequest
 from treaty.systems.vertical.limits import TreeLimits
+from treaty.systems.vertical.named_rows import send_nodes, take_nodes
 from treaty.trees.candidates import bin_sums, undivided, whole_numbers
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
@@ -57,30 +58,19 @@ logger = logging.getLogger(__name__)
 _SAME_GAIN = 1e-9
 
 
-class NodeRows(Message):
-    """Nodes of a level: int32 node (or -1) per row. Tells a passive party which rows are in each."""
-
-    nodes: int
-    node_of_row: Array
-    last: ClassVar[bool] = True  # a level goes in one message
-
-
-class CandidateVectors(Message):
-    """Null vectors of each node's candidates: int32 how many, 0 for none, and float64 vectors, node after node.
+class CandidateVectors(NullVectors):
+    """Null vectors of each node's candidates, as `NullVectors` are of its gradients.
 
     Tell the active party that every candidate's column is orthogonal to them. A row that is the only difference of two
     candidates is 0 in all vectors.
     """
-
-    widths: Array
-    vectors: Array
 
 
 class MaskedGradients(Message):
     """Int64 sums of grad and hess of each node, (nodes, 2), and W, float64, node after node.
 
     Tells a passive party the sums of grad and hess of its candidates and of the node, and, in one tree or less, the
-    gradients of every row, so the labels.
+    gradients of every row, so the labels. Of many numbers there are several, each with the next ones.
     """
 
     totals: Array
@@ -94,10 +84,9 @@ class BestGains(Message):
 
 
 class WonNodes(Message):
-    """Nodes of the level, int32 (k,), whose best split is the receiver's, and int32 the node (or -1) of each row."""
+    """Nodes of the level, int32 (k,), whose best split is the receiver's; `NamedRows` of them follow."""
 
     nodes: Array
-    node_of_row: Array
 
 
 class CandidatesByProduct(PaperColumns):
@@ -115,23 +104,22 @@ class CandidatesByProduct(PaperColumns):
 
         Raises PeerProtocolError when a row of U U^T has a single non-zero, as the paper does, or U is not orthonormal.
         """
-        peer, what, random = self.peer, "CandidateVectors", Keystream()
-        answer = self._party.receive(peer, CandidateVectors)
-        vectors = vectors_of_nodes(answer.widths, answer.vectors, rows, self._most, peer, what)
+        peer, random = self.peer, Keystream()
+        vectors = take_vectors(self._party, peer, self._party.receive(peer, CandidateVectors), rows, self._most)
         totals, masked, shown = np.zeros((len(rows), 2), np.int64), [], 0
         for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
             if not of_node.shape[1]:
                 continue
             if single_entries(of_node).any():
                 raise PeerProtocolError(
-                    peer, f"expected no row of U U^T with a single non-zero - at {what}.vectors from {peer}"
+                    peer, f"expected no row of U U^T with a single non-zero - at CandidateVectors.vectors from {peer}"
                 )
             shown += int(empty_rows(of_node).sum())
             totals[node] = gradients[members].sum(axis=0)
             masked.append(response(gradients[members].astype(np.float64), chosen(of_node, random)))
         if shown:
             logger.info("gradients of %d rows reach %s as they are: candidates single them out", shown, peer)
-        self._party.send(peer, MaskedGradients(Array.of(totals), join_matrices(masked)))
+        send_matrices(self._party, peer, masked, lambda values: MaskedGradients(Array.of(totals), values))
 
     def best(self, n_nodes: int, source: int) -> Splits:
         """Return the best split of each node; its owner tells only the gain."""
@@ -147,8 +135,8 @@ class CandidatesByProduct(PaperColumns):
     def take(self, won: Int32, nodes: Int32, partition: RowPartition) -> None:
         """Ask for the left rows of nodes, `won` by number within the level (paper, step 7)."""
         self._asked = partition.rows(nodes, sampled=False)
-        named = name_rows(partition, nodes, self._n_rows, sampled=False)
-        self._party.send(self.peer, WonNodes(Array.of(won), Array.of(named)))
+        self._party.send(self.peer, WonNodes(Array.of(won)))
+        send_nodes(self._party, self.peer, *self._asked, self._n_rows)
 
     def taken(self) -> Bools:
         """Return which rows of the nodes asked about go left, in the partition's order."""
@@ -182,13 +170,10 @@ class CandidatesFinder(PaperFinder):
     def best_splits(self, level: Level) -> Splits:
         """See `SplitFinder`: have every owner find its best split, then ask the winners which rows go left."""
         level = every_node(level)
-        named = name_rows(self._rows, level.nodes, self._n_rows, sampled=True)
-        for peer in self._party.peers:
-            self._party.send(peer, NodeRows(len(level.nodes), Array.of(named)))
+        rows = tell_rows(self._party, self._rows, level.nodes, self._n_rows)
         own = [source for k, source in self._sources.items() if k not in self._others]
         for source in own:
             source.ask_sums(level, self._rows)
-        rows = rows_of_nodes(named, len(level.nodes))
         for other in self._others.values():
             other.respond(rows, self._values[:, :2])
         best = best_of([
@@ -247,24 +232,25 @@ class CandidatesOwner:
     def find(self, asked: NodeRows, features: Int32) -> None:
         """Find the best split of each node of a level with the active party's help (paper, steps 2, 3, 6 and 7)."""
         party, active, columns = self._party, self._active, self._columns
-        rows = named_rows(asked.node_of_row, len(columns.codes), asked.nodes, active, "NodeRows.node_of_row")
+        rows = told_rows(party, active, asked, len(columns.codes))
         nodes = self._mixed(rows, features)
         widths = [0 if node is None else node.vectors.shape[1] for node in nodes]
         vectors = [node.vectors for node in nodes if node is not None]
-        party.send(active, CandidateVectors(Array.of(np.array(widths, np.int32)), join_matrices(vectors)))
+        told = Array.of(np.array(widths, np.int32))
+        send_matrices(party, active, vectors, lambda values: CandidateVectors(told, values))
         answer = party.receive(active, MaskedGradients)
         totals = np.zeros((len(rows), 3), np.int64)
         totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=active, what="MaskedGradients.totals")
         totals[:, 2] = [len(members) for members in rows]
         widths = [0 if node is None else 2 for node in nodes]
-        masked = cut_matrices(answer.masked, rows, widths, active, "MaskedGradients.masked")
+        masked = take_matrices(party, active, answer, "masked", rows, widths)
         sums = np.stack([self._sums(*of_node, features) for of_node in zip(nodes, masked, totals, strict=True)])
         self._best = scan(
             sums, totals, features, columns.offsets, columns.categorical, self._rules, threads=self._threads
         )
         party.send(active, BestGains(Array.of(self._best.gain)))
 
-    def decide(self, won: WonNodes, limits: TreeLimits) -> SplitAnswer:
+    def decide(self, won: WonNodes, limits: TreeLimits) -> Iterator[SplitAnswer]:
         """Record the splits of nodes that were won, and say which of their rows go left."""
         active, what = self._active, "WonNodes.nodes"
         nodes = view(won.nodes, np.int32, (None,), peer=active, what=what)
@@ -273,12 +259,10 @@ class CandidatesOwner:
         best = self._best.take(nodes.astype(np.intp))
         if np.any(best.feature < 0):
             raise PeerProtocolError(active, f"expected nodes that have a split - at {what} from {active}")
-        packed = np.packbits(best.left_bins, axis=1)
-        request = SplitRequest(Array.of(best.feature), Array.of(packed), won.node_of_row)
+        request = SplitRequest(Array.of(best.feature), Array.of(np.packbits(best.left_bins, axis=1)))
         limits.split(request)
-        (answer,) = self._owner.divide(request)
-        assert isinstance(answer, SplitAnswer), "the nodes' rows are named"
-        return answer
+        named = take_nodes(self._party, active, len(nodes), len(self._columns.codes))
+        return self._owner.divide_nodes(request, named, limits.node_sizes)
 
     def _mixed(self, rows: Sequence[Rows], features: Int32) -> list[_Node | None]:
         """Mix each node's candidates with random columns and draw null vectors; None for nodes with too few rows."""

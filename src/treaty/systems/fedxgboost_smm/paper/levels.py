@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Matrix, are_orthonormal
-from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, PassiveColumns, number_nodes
+from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, PassiveColumns
+from treaty.systems.vertical.named_rows import send_nodes, take_nodes
 from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
 from treaty.trees.columns import SumsFinder, SumsSource
 from treaty.trees.partition import RowPartition
@@ -26,6 +29,18 @@ class PaperTree(Message):
     """A tree begins. Tells a passive party which of its columns, int32, the tree may use."""
 
     columns: Array
+
+
+class NullVectors(Message):
+    """Null vectors of each node's gradients: int32 how many, 0 for none, and float64 vectors, node after node.
+
+    They follow `NodeRows`; of many numbers there are several, each with the next ones. Tell a passive party of its
+    gradients that they are orthogonal to the vectors: with few rows, or after some trees, the labels. A node of too few
+    rows has no vectors.
+    """
+
+    widths: Array
+    vectors: Array
 
 
 class PaperColumns(PassiveColumns):
@@ -92,58 +107,80 @@ class OwnColumns:
 # ---------------------------------------------------------------- rows of nodes
 
 
-def name_rows(partition: RowPartition, nodes: Int32, n_rows: int, *, sampled: bool) -> Int32:
-    """Return the position in `nodes` of each row's node, int32 (n_rows,), -1 for rows of none."""
-    return number_nodes(*partition.rows(nodes, sampled=sampled), n_rows)
+class NodeRows(Message):
+    """How many nodes a level has; `NamedRows` of them follow, which tell a passive party which rows are in each."""
+
+    nodes: int
+    last: ClassVar[bool] = True  # a level goes at once
 
 
-def rows_of_nodes(node_of_row: Int32, n_nodes: int) -> list[Rows]:
-    """Return each node's rows, ascending."""
-    order = np.argsort(node_of_row, kind="stable")
-    ends = np.searchsorted(node_of_row[order], np.arange(n_nodes + 1))
-    return [order[first:last] for first, last in pairwise(ends)]
+def tell_rows(party: Party, partition: RowPartition, nodes: Int32, n_rows: int) -> list[Rows]:
+    """Tell all peers which rows are in each node of a level; return them, ascending."""
+    rows, starts = partition.rows(nodes, sampled=True)
+    for peer in party.peers:
+        party.send(peer, NodeRows(len(nodes)))
+        send_nodes(party, peer, rows, starts, n_rows)
+    return [np.sort(rows[first:last]).astype(np.intp) for first, last in pairwise(starts)]
 
 
-def named_rows(array: Array, n_rows: int, n_nodes: int, active: str, what: str) -> list[Rows]:
-    """Return the rows of each received node; reject a node without rows."""
-    node_of_row = view(array, np.int32, (n_rows,), peer=active, what=what)
-    if not 0 <= n_nodes <= n_rows:
-        raise PeerProtocolError(active, f"expected at most {n_rows} nodes with rows - at {what} from {active}")
-    if n_rows and (node_of_row.min() < -1 or node_of_row.max() >= n_nodes):
-        raise PeerProtocolError(active, f"expected nodes below {n_nodes} - at {what} from {active}")
-    rows = rows_of_nodes(node_of_row, n_nodes)
+def told_rows(party: Party, active: str, asked: NodeRows, n_rows: int) -> list[Rows]:
+    """Receive what `tell_rows` sends; reject a node without rows."""
+    if not 0 <= asked.nodes <= n_rows:
+        raise PeerProtocolError(active, f"expected at most {n_rows} nodes with rows - at NodeRows from {active}")
+    found = list(take_nodes(party, active, asked.nodes, n_rows))
+    rows = rows_of_nodes(np.concatenate([of[0] for of in found]), np.concatenate([of[1] for of in found]), asked.nodes)
     if not all(len(members) for members in rows):
-        raise PeerProtocolError(active, f"expected rows in each of {n_nodes} nodes - at {what} from {active}")
+        raise PeerProtocolError(active, f"expected rows in each of {asked.nodes} nodes - at NamedRows from {active}")
     return rows
 
 
-# ---------------------------------------------------------------- a matrix for each node, in one array
+def rows_of_nodes(rows: Rows, nodes: Int64, count: int) -> list[Rows]:
+    """Return the rows of each of `count` nodes, given all rows, ascending, and the node of each."""
+    order = np.argsort(nodes, kind="stable")
+    ends = np.searchsorted(nodes[order], np.arange(count + 1))
+    return [rows[order[first:last]] for first, last in pairwise(ends)]
 
 
-def join_matrices(matrices: Sequence[Matrix]) -> Array:
-    """Return matrices concatenated, each row by row."""
-    return Array.of(np.concatenate([np.empty(0), *(matrix.ravel() for matrix in matrices)]))
+# ---------------------------------------------------------------- a matrix for each node, in pieces
+
+
+def send_matrices(party: Party, peer: str, matrices: Sequence[Matrix], message: Callable[[Array], Message]) -> None:
+    """Send a peer matrices, each row by row, in as many messages as there are pieces of their numbers."""
+    values = np.concatenate([np.empty(0), *(matrix.ravel() for matrix in matrices)])
+    send_rows(party, peer, len(values), 64, lambda of: message(Array.of(values[of])))
+
+
+def take_matrices(
+    party: Party, peer: str, first: M, field: str, rows: Sequence[Rows], widths: Sequence[int] | Int32
+) -> list[Matrix]:
+    """Return received matrices, of which the message `first` has the first piece; see `cut_matrices`."""
+    kind, what = type(first), f"{type(first).__name__}.{field}"
+    values = np.empty(size_of_matrices(rows, widths))
+    for of, piece in take_rows(party, peer, len(values), 64, kind, first):
+        values[of] = view(getattr(piece, field), np.float64, (of.stop - of.start,), peer=peer, what=what)
+    return cut_matrices(values, rows, widths, peer, what)
+
+
+def size_of_matrices(rows: Sequence[Rows], widths: Sequence[int] | Int32) -> int:
+    """Return how many numbers matrices have, one per node with a row for each of its rows."""
+    return sum(len(members) * int(width) for members, width in zip(rows, widths, strict=True))
 
 
 def cut_matrices(
-    array: Array, rows: Sequence[Rows], widths: Sequence[int] | Int32, peer: str, what: str
+    values: NDArray[np.float64], rows: Sequence[Rows], widths: Sequence[int] | Int32, peer: str, what: str
 ) -> list[Matrix]:
     """Return received matrices, one per node with a row for each of its rows; reject what is not finite."""
-    sizes = [len(members) * int(width) for members, width in zip(rows, widths, strict=True)]
-    values = view(array, np.float64, (sum(sizes),), peer=peer, what=what)
     if not np.isfinite(values).all():
         raise PeerProtocolError(peer, f"expected finite numbers - at {what} from {peer}")
-    ends = np.cumsum([0, *sizes])
+    ends = np.cumsum([0, *(len(members) * int(width) for members, width in zip(rows, widths, strict=True))])
     return [
         values[first:last].reshape(len(members), -1) if first < last else np.empty((len(members), 0))
         for (first, last), members in zip(pairwise(ends), rows, strict=True)
     ]
 
 
-def vectors_of_nodes(
-    widths: Array, vectors: Array, rows: Sequence[Rows], most: int, peer: str, what: str
-) -> list[Matrix]:
-    """Return received null vectors of each node, perhaps none; reject more than `most`, or not orthonormal ones."""
+def widths_of_nodes(widths: Array, rows: Sequence[Rows], most: int, peer: str, what: str) -> Int32:
+    """Return received numbers of null vectors of each node, perhaps 0; reject more than `most`, or as many as rows."""
     counts = view(widths, np.int32, (len(rows),), peer=peer, what=f"{what}.widths")
     sizes = np.array([len(members) for members in rows])
     if np.any(counts < 0) or np.any((counts > 0) & (counts >= sizes)):
@@ -152,7 +189,13 @@ def vectors_of_nodes(
         raise PeerProtocolError(
             peer, f"expected at most {most} vectors of a node (null_vectors) - at {what}.widths from {peer}"
         )
-    found = cut_matrices(vectors, rows, counts, peer, f"{what}.vectors")
+    return counts
+
+
+def take_vectors(party: Party, peer: str, first: NullVectors, rows: Sequence[Rows], most: int) -> list[Matrix]:
+    """Return received null vectors of each node; reject more than `most` of a node, or not orthonormal ones."""
+    what = type(first).__name__
+    found = take_matrices(party, peer, first, "vectors", rows, widths_of_nodes(first.widths, rows, most, peer, what))
     if not all(are_orthonormal(matrix) for matrix in found):
         raise PeerProtocolError(peer, f"expected orthonormal columns - at {what}.vectors from {peer}")
     return found

@@ -17,24 +17,26 @@ message               from -> to     content                                    
 `BinLayout`           passive ->     bins per feature, which are categorical             TLS
 `PaperSetup`          active ->      model id, records of kept rounds, the fixed point   TLS
 `PaperTree`           active ->      which columns the tree may use                      TLS
-1 `NullVectors`       active ->      rows of each node of a level, U with V^T U = 0      too little, see below
+`NodeRows`            active ->      how many nodes a level has                          TLS
+`NamedRows`           active ->      rows of each node of a level, or of nodes won       TLS
+1 `NullVectors`       active ->      U with V^T U = 0                                    too little, see below
 1 `MaskedCandidates`  passive ->     rows in each bin, W = (I - Z Z^T) M                 too little, see below
-2 `NodeRows`          active ->      rows of each node of a level                        TLS
 2 `CandidateVectors`  passive ->     U with M*^T U = 0, M* = [M M' Y] with M' random     too little, see below
                                      bits, Y normal numbers
 2 `MaskedGradients`   active ->      sums of grad and hess of each node,                 too little, see below
                                      W = (I - Z Z^T) V
 2 `BestGains`         passive ->     the gain of the best own split of each node         TLS
 1 `SplitRequest`      active ->      of each node the owner won: feature, bins going     TLS
-                                     left, the node's rows
-2 `WonNodes`          active ->      which nodes the owner won, their rows               TLS
+                                     left
+2 `WonNodes`          active ->      which nodes the owner won                           TLS
 `SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
 `TreeEnd`, `CheckpointRequest`, `CheckpointReceipt`, `DecideRequest`, `Decisions`, `Finish`: as in `vertical.encrypted`
 ====================  =============  ==================================================  ========================
 
-Z are some of U's columns, picked at random. All nodes of a level travel in one message each way; no sums are obtained
-by subtraction. How many columns U, M' and Y have are options (`null_vectors`, `bit_columns`, `normal_columns`); they
-shrink where a node has few rows, and where even the least do not fit, the party offers no split there, which is logged.
+Z are some of U's columns, picked at random. All nodes of a level travel in one round, in messages of at most 64 MB; no
+sums are obtained by subtraction. How many columns U, M' and Y have are options (`null_vectors`, `bit_columns`,
+`normal_columns`); they shrink where a node has few rows, and where even the least do not fit, the party offers no split
+there, which is logged.
 
 It is secure against no adversary. The receiver of W tells Z from U (u is in Z when u^T W = 0) and rounds W to 0 and 1,
 or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's g and h, the same at
@@ -50,6 +52,7 @@ listings); version 2 checks the winner's rows against the gain it named.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Annotated
 
@@ -65,25 +68,22 @@ from treaty.systems.fedxgboost_smm.paper.candidates import (
     CandidatesByProduct,
     CandidatesFinder,
     CandidatesOwner,
-    NodeRows,
     WonNodes,
 )
-from treaty.systems.fedxgboost_smm.paper.levels import OwnColumns, PaperColumns, PaperFinder, PaperTree
+from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, OwnColumns, PaperColumns, PaperFinder, PaperTree
 from treaty.systems.fedxgboost_smm.paper.sums import (
     GradientVectors,
-    MaskedCandidates,
-    NullVectors,
     SumsByProduct,
     SumsFinderByProduct,
     mask_candidates,
-    nodes_asked,
 )
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
-from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitColumns, SplitRequest, TreeEnd
+from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, TreeEnd
 from treaty.systems.vertical.limits import TreeLimits
+from treaty.systems.vertical.named_rows import take_nodes
 from treaty.systems.vertical.passive import Follower
 
 logger = logging.getLogger(__name__)
@@ -157,34 +157,34 @@ def passive(seat: Seat) -> ModelPart:
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     rules = common.rules_of(setup.grad_unit, setup.hess_unit)
     finding = CandidatesOwner(party, columns, owner, rules, sizes, seat.threads)
-    limits = TreeLimits(active, common.max_depth, common.fewest_rows, by_column=False)
+    limits = TreeLimits(active, common.max_depth, common.fewest_rows)
     features = np.empty(0, np.int32)
 
     def start_tree(tree: PaperTree) -> None:
         nonlocal features
+        follower.limits.tree()
         follower.next_tree()
         features = ascending(tree.columns, codes.shape[1], active, "PaperTree.columns")
         limits.start(features)
 
-    def mask(asked: NullVectors) -> MaskedCandidates:
-        limits.sums(nodes_asked(asked), last=True)
-        return mask_candidates(asked, active, columns, features, sizes.null_vectors)
-
-    def split(request: SplitRequest) -> list[SplitAnswer] | list[SplitColumns]:
+    def split(request: SplitRequest) -> Iterator[SplitAnswer]:
         limits.split(request)
-        return owner.divide(request)
+        named = take_nodes(party, active, request.features.shape[0], len(codes))
+        return owner.divide_nodes(request, named, limits.node_sizes)
 
     def find(asked: NodeRows) -> None:
         limits.sums(asked.nodes, last=True)
-        finding.find(asked, features)
+        if seat.options.version == 2:
+            finding.find(asked, features)
+        else:
+            mask_candidates(party, active, asked, columns, features, sizes.null_vectors)
 
-    order = tree_table(PaperTree, *((NodeRows, WonNodes) if seat.options.version == 2 else (NullVectors, SplitRequest)))
+    order = tree_table(PaperTree, NodeRows, WonNodes if seat.options.version == 2 else SplitRequest)
     return follower.follow(
         Order(order, "between trees"),
         {
             PaperTree: start_tree,
             TreeEnd: lambda _: None,
-            NullVectors: mask,
             SplitRequest: split,
             NodeRows: find,
             WonNodes: lambda won: finding.decide(won, limits),

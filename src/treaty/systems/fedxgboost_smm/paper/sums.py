@@ -1,13 +1,12 @@
 """FedXGBoost-SMM, version 1, as published: the active party sends null vectors of its gradients and gets sums.
 
-`NullVectors` goes to all passive parties alike, once per level; each answers `MaskedCandidates`. The steps are those of
-Le et al. 2021; what they give away is in `attacks`.
+`NodeRows` and `NullVectors` go to all passive parties alike, once per level; each answers `MaskedCandidates`. The
+steps are those of Le et al. 2021; what they give away is in `attacks`.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,16 +15,17 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.paper.levels import (
+    NodeRows,
+    NullVectors,
     OwnColumns,
     PaperColumns,
     PaperFinder,
-    cut_matrices,
     every_node,
-    join_matrices,
-    name_rows,
-    named_rows,
-    rows_of_nodes,
-    vectors_of_nodes,
+    send_matrices,
+    take_matrices,
+    take_vectors,
+    tell_rows,
+    told_rows,
 )
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, null_vectors, product, response
 from treaty.systems.vertical.encrypted_columns import Int32, Int64
@@ -36,24 +36,12 @@ from treaty.trees.splits import Level, Splits
 logger = logging.getLogger(__name__)
 
 
-class NullVectors(Message):
-    """Nodes of a level: int32 node (or -1) per row, int32 vectors of each node, float64 vectors, node after node.
-
-    Tells a passive party the rows of each node, and of their gradients that they are orthogonal to the vectors: with
-    few rows, or after some trees, the labels. A node of too few rows has no vectors.
-    """
-
-    node_of_row: Array
-    widths: Array
-    vectors: Array
-    last: ClassVar[bool] = True  # a level goes in one message
-
-
 class MaskedCandidates(Message):
     """Rows in each slot, int32 (nodes, slots), and W, float64, node after node, with the columns of `candidate_slots`.
 
     Tells the active party the sums of grad and hess of every candidate, and, in time, which rows are in which bin. The
-    paper has no counts; missing values, categories and `min_child_samples` need them.
+    paper has no counts; missing values, categories and `min_child_samples` need them. Of many numbers there are
+    several, each with the next ones.
     """
 
     counts: Array
@@ -76,8 +64,7 @@ class GradientVectors:
         if self._level is level:
             return
         self._level, random = level, Keystream()
-        named = name_rows(partition, level.asked, self._n_rows, sampled=True)
-        self.rows = rows_of_nodes(named, len(level.asked))
+        self.rows = tell_rows(self._party, partition, level.asked, self._n_rows)
         self.matrices = [self._gradients[rows] for rows in self.rows]
         counts = [self._sizes.of_plain(*matrix.shape) for matrix in self.matrices]
         self.asked = np.array(counts) > 0
@@ -88,9 +75,9 @@ class GradientVectors:
             for matrix, count in zip(self.matrices, counts, strict=True)
             if count > 0
         ]
-        message = NullVectors(Array.of(named), Array.of(np.array(counts, np.int32)), join_matrices(vectors))
+        widths = Array.of(np.array(counts, np.int32))
         for peer in self._party.peers:
-            self._party.send(peer, message)
+            send_matrices(self._party, peer, vectors, lambda values: NullVectors(widths, values))
 
 
 class SumsByProduct(PaperColumns):
@@ -116,8 +103,8 @@ class SumsByProduct(PaperColumns):
         answer = self._party.receive(peer, MaskedCandidates)
         counts = self._counts(answer.counts)
         slots = [candidate_slots(of_node, self.features, self.offsets) for of_node in counts]
-        what = "MaskedCandidates.masked"
-        masked = cut_matrices(answer.masked, shared.rows, [len(of_node) for of_node in slots], peer, what)
+        what, widths = "MaskedCandidates.masked", [len(of_node) for of_node in slots]
+        masked = take_matrices(self._party, peer, answer, "masked", shared.rows, widths)
         sums = np.empty((len(counts), int(self.offsets[-1]), 3), np.int64)
         for node, totals in enumerate(self._totals):
             if not shared.asked[node]:
@@ -156,24 +143,19 @@ class SumsFinderByProduct(PaperFinder):
 
 
 def mask_candidates(
-    asked: NullVectors, active: str, columns: OwnColumns, features: Int32, most: int
-) -> MaskedCandidates:
+    party: Party, active: str, asked: NodeRows, columns: OwnColumns, features: Int32, most: int
+) -> None:
     """Answer as a passive party: W = M - Z (Z^T M) of each node, Z some of its vectors (paper, steps 2 and 3).
 
     A node may have at most `most` vectors.
     """
-    n_nodes = nodes_asked(asked)
-    rows = named_rows(asked.node_of_row, len(columns.codes), n_nodes, active, "NullVectors.node_of_row")
-    vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, most, active, "NullVectors")
-    counts, masked, random = np.zeros((n_nodes, int(columns.offsets[-1])), np.int32), [], Keystream()
+    rows = told_rows(party, active, asked, len(columns.codes))
+    vectors = take_vectors(party, active, party.receive(active, NullVectors), rows, most)
+    counts, masked, random = np.zeros((len(rows), int(columns.offsets[-1])), np.int32), [], Keystream()
     for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
         if of_node.shape[1]:
             candidates = columns.candidates(members, features)
             counts[node] = candidates.counts
             masked.append(response(candidates.matrix, chosen(of_node, random)))
-    return MaskedCandidates(Array.of(counts), join_matrices(masked))
-
-
-def nodes_asked(asked: NullVectors) -> int:
-    """Return how many nodes a message is about; 0 where it is malformed."""
-    return asked.widths.shape[0] if len(asked.widths.shape) == 1 else 0
+    told = Array.of(counts)
+    send_matrices(party, active, masked, lambda values: MaskedCandidates(told, values))

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.messaging.messages import view
+from treaty.messaging.messages import Array, view
 from treaty.messaging.transcript import Transcript
 from treaty.systems.fedxgboost_smm.paper.attacks import NodeExchange
-from treaty.systems.fedxgboost_smm.paper.candidates import CandidateVectors, MaskedGradients, NodeRows
+from treaty.systems.fedxgboost_smm.paper.candidates import CandidateVectors, MaskedGradients
 from treaty.systems.fedxgboost_smm.paper.levels import (
+    NodeRows,
+    NullVectors,
     PaperTree,
     Rows,
     cut_matrices,
     rows_of_nodes,
-    vectors_of_nodes,
+    size_of_matrices,
+    widths_of_nodes,
 )
-from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates, NullVectors, nodes_asked
+from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates
 from treaty.systems.vertical.encrypted_columns import BinLayout
+from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 from treaty.systems.vertical.transcripts import array_of, content_of
 from treaty.trees.candidates import candidate_slots
 
@@ -51,7 +55,8 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
     """
     trees: list[list[list[SmmNode]]] = []
     offsets = features = np.empty(0, np.int32)
-    rows, vectors = list[Rows](), list[NDArray[np.float64]]()
+    rows, vectors, values = list[Rows](), list[NDArray[np.float64]](), np.empty(0)
+    named, count = NamedNodes(n_rows, 0), 0
     for entry in transcript.entries:
         if entry.peer != peer:
             continue
@@ -61,30 +66,41 @@ def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> 
             case "PaperTree":
                 features = array_of(entry, content_of(entry, PaperTree).columns, "columns", None)
                 trees.append([])
-            case "NullVectors":
-                asked = content_of(entry, NullVectors)
-                rows = rows_of_nodes(array_of(entry, asked.node_of_row, "node_of_row", n_rows), nodes_asked(asked))
-                vectors = vectors_of_nodes(asked.widths, asked.vectors, rows, n_rows, peer, entry.step)
+            case "NodeRows":
+                count = content_of(entry, NodeRows).nodes
+                named, rows = NamedNodes(n_rows, count), []
+            case "NamedRows" if not rows:
+                named.add(content_of(entry, NamedRows), peer)
+            case "NullVectors" | "CandidateVectors":
+                sent = content_of(entry, NullVectors if entry.step == "NullVectors" else CandidateVectors)
+                rows = rows or rows_of_nodes(named.rows, named.nodes, count)
+                widths = widths_of_nodes(sent.widths, rows, n_rows, peer, entry.step).tolist()
+                values = _joined(values, sent.vectors, peer, entry.step)
+                if len(values) == size_of_matrices(rows, widths):
+                    vectors, values = cut_matrices(values, rows, widths, peer, entry.step), values[:0]
             case "MaskedCandidates":
                 answer, shape = content_of(entry, MaskedCandidates), (len(rows), int(offsets[-1]))
                 counts = view(answer.counts, np.int32, shape, peer=peer, what="MaskedCandidates.counts")
                 slots = [candidate_slots(of_node, features, offsets) for of_node in counts]
                 widths = [len(of_node) for of_node in slots]
-                masked = cut_matrices(answer.masked, rows, widths, peer, "MaskedCandidates.masked")
-                trees[-1].append(_nodes(rows, vectors, masked, slots, np.zeros((len(rows), 2), np.int64)))
-            case "NodeRows":
-                named = content_of(entry, NodeRows)
-                rows = rows_of_nodes(array_of(entry, named.node_of_row, "node_of_row", n_rows), named.nodes)
-            case "CandidateVectors":
-                sent = content_of(entry, CandidateVectors)
-                vectors = vectors_of_nodes(sent.widths, sent.vectors, rows, n_rows, peer, entry.step)
+                values = _joined(values, answer.masked, peer, entry.step)
+                if len(values) == size_of_matrices(rows, widths):
+                    masked, values = cut_matrices(values, rows, widths, peer, entry.step), values[:0]
+                    trees[-1].append(_nodes(rows, vectors, masked, slots, np.zeros((len(rows), 2), np.int64)))
             case "MaskedGradients":
                 gradients, none = content_of(entry, MaskedGradients), np.empty(0, np.int32)
                 totals = view(gradients.totals, np.int64, (len(rows), 2), peer=peer, what="MaskedGradients.totals")
                 widths = [2 * (of_node.shape[1] > 0) for of_node in vectors]
-                masked = cut_matrices(gradients.masked, rows, widths, peer, "MaskedGradients.masked")
-                trees[-1].append(_nodes(rows, vectors, masked, [none] * len(rows), totals))
+                values = _joined(values, gradients.masked, peer, entry.step)
+                if len(values) == size_of_matrices(rows, widths):
+                    masked, values = cut_matrices(values, rows, widths, peer, entry.step), values[:0]
+                    trees[-1].append(_nodes(rows, vectors, masked, [none] * len(rows), totals))
     return trees
+
+
+def _joined(before: NDArray[np.float64], more: Array, peer: str, step: str) -> NDArray[np.float64]:
+    """Return the numbers of matrices that have come so far."""
+    return np.append(before, view(more, np.float64, (None,), peer=peer, what=step))
 
 
 def _nodes(

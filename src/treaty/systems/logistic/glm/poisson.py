@@ -24,6 +24,7 @@ at the optimum, none may be beyond.
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
 import numpy as np
 
@@ -35,7 +36,8 @@ from treaty.linear.batches import ROWS_PER_COLUMN
 from treaty.linear.targets import Target
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.logistic.coordinated import ciphertexts, make_key, read_key
+from treaty.messaging.row_pieces import row_pieces
+from treaty.systems.logistic.coordinated import Words, ciphertexts, make_key, read_key
 from treaty.systems.logistic.setup import Setting, diverged
 from treaty.systems.vertical.encrypted_columns import pack
 
@@ -55,7 +57,10 @@ class RateKey(Message):
 
 
 class HiddenFactors(Message):
-    """Factors of all rows' rates, uint64 (n_rows, 1, words) under the sender's key. Tell nothing without it."""
+    """Factors of rows' rates, uint64 (rows, 1, words) under the sender's key, of many rows the next ones.
+
+    Tell nothing without the key.
+    """
 
     values: Array
 
@@ -90,19 +95,14 @@ class RateProducts:
         many products the other party gets.
         """
         party, peer = self._party, self.peer
-        if vector is not None:
-            layout = Fields.of(VALUE_BITS, self._key.public.plaintext_bits, most=1)
-            column = _fixed(vector, FRACTION_BITS)[:, np.newaxis]
-            party.send(peer, HiddenFactors(Array.of(hide_rows(self._key, column, VALUE_BITS, layout, self._threads))))
+        hidden = self._exchange(vector, 0 if weights is None else len(weights))
         if weights is None:
             self._open(asked)
             return np.zeros(0)
-        theirs = party.receive(peer, HiddenFactors).values
-        hidden = ciphertexts(theirs, self._hider, (len(weights), 1), peer, "HiddenFactors.values")[:, 0]
         fraction = min(FRACTION_BITS, VALUE_BITS - 2 - math.ceil(math.log2(max(1.0, np.abs(weights).max(initial=0.0)))))
         own, fields = _fixed(weights, fraction), self._fields(self._hider.plaintext_bits)
         masks, half = fields.masks(own.shape[1]), 1 << (fields.bits - 1)
-        products = self._hider.weigh(np.ascontiguousarray(hidden), own, VALUE_BITS)
+        products = self._hider.weigh(hidden, own, VALUE_BITS)
         covered = self._hider.cover(products, [half + mask for mask in masks], fields)
         party.send(peer, MaskedRates(Array.of(covered)))
         if vector is not None:
@@ -114,6 +114,22 @@ class RateProducts:
         unit = 1 << (FRACTION_BITS + fraction)
         found = zip(fields.signed(numbers, masks), shifts, strict=True)
         return np.array([(number - shift) / unit for number, shift in found], np.float64)
+
+    def _exchange(self, vector: Floats | None, n_theirs: int) -> Words:
+        """Send the own vector, encrypted, if there is one; return the other's (n_theirs, words), piece for piece."""
+        layout = Fields.of(VALUE_BITS, self._key.public.plaintext_bits, most=1)
+        column = None if vector is None else _fixed(vector, FRACTION_BITS)[:, np.newaxis]
+        words, theirs = self._key.public.modulus.words, self._hider.modulus.words
+        hidden = np.empty((n_theirs, theirs), np.uint64)
+        sent = [] if column is None else row_pieces(len(column), 64 * words)
+        for own, of in zip_longest(sent, row_pieces(n_theirs, 64 * theirs) if n_theirs else []):
+            if own is not None and column is not None:
+                values = hide_rows(self._key, column[own], VALUE_BITS, layout, self._threads)
+                self._party.send(self.peer, HiddenFactors(Array.of(values)))
+            if of is not None:
+                told, shape = self._party.receive(self.peer, HiddenFactors).values, (of.stop - of.start, 1)
+                hidden[of] = ciphertexts(told, self._hider, shape, self.peer, "HiddenFactors.values")[:, 0]
+        return hidden
 
     def _open(self, count: int) -> None:
         """Decrypt the products that the other party masked."""

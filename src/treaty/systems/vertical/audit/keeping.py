@@ -40,6 +40,7 @@ from treaty.systems.vertical.encrypted_columns import (
     pack,
     unpack,
 )
+from treaty.systems.vertical.named_rows import node_type
 from treaty.trees.boosting import Forest, RoundState
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import Tree
@@ -192,7 +193,8 @@ def keep_passive(seat: Seat, keeping: Keeping, setup: Announced, blind: bool, se
     common: BoostingOptions = seat.common
     one = vector_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
     vectors = _most_vectors(common, n_rows) if blind else 1
-    named = 0 if blind else 4 * n_rows + 6 * n_rows * common.max_depth  # sample, nodes of sums and of splits
+    of_splits = node_type(1 << min(common.max_depth, 31)).itemsize
+    named = 0 if blind else 4 * n_rows + (2 + of_splits) * n_rows * common.max_depth  # sample, nodes of sums, of splits
     split = 2 * _most_vectors(common, n_rows) * (n_rows // 8 + 64)
     trees = max(0, common.n_estimators - setup.rounds) * seat.trees_a_round
     check_size(keeping, party.name, trees * (vectors * one + named + split))

@@ -29,6 +29,7 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeStart,
     unpack,
 )
+from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 
 
 class Opener(Protocol):
@@ -74,6 +75,7 @@ class ReceivedTrees:
         self._first, self._width = first, width
         self._sent = Sent(header.job, header.number, header.active, header.party, header.setup)
         self._decided: list[Flags] = []  # the columns of bits that it sent in this run
+        self._coming: list[NDArray[np.uint8]] = []  # pieces of more of them, (columns, bytes)
         self._sides: dict[int, tuple[Flags, Flags]] = {}  # of its record of a split: which rows it decided, and left
 
     def compare(self, expected: Expected, kept: KeptTree, shape: Shape, place: int) -> Found | None:
@@ -89,11 +91,11 @@ class ReceivedTrees:
         self._sent.add(start)
         found, sampled = Found(), np.zeros(len(expected.grad), np.bool_)
         sampled[expected.sampled] = True
-        self._compare_start(start, self._ciphertexts(start, len(expected.grad)), expected, kept, found)
+        self._compare_start(start, *self._ciphertexts(start, len(expected.grad)), expected, kept, found)
         nodes, secrets = SampledNodes(shape, sampled), iter(kept.secrets)
         wrong: Flags = np.zeros(len(sampled), np.bool_)
         self._sides.clear()
-        request: SplitRequest | None = None
+        named, bits = NamedNodes(len(sampled), 0), np.empty(0, np.bool_)
         pieces: list[Payload] = []
         for part in self._parts:
             match part:
@@ -108,11 +110,13 @@ class ReceivedTrees:
                     else:
                         self._named_nodes(query, expected, nodes, found)
                 case SplitRequest():
-                    request = part
+                    named, bits = NamedNodes(len(sampled), part.features.shape[0]), bits[:0]
+                case NamedRows():
+                    named.add(part, self._header.active)
                 case SplitColumns():
                     self._take_columns(part, len(sampled))
-                case SplitAnswer() if request is not None:
-                    self._take_sides(part, request, len(sampled))
+                case SplitAnswer():
+                    bits = self._take_sides(part, bits, named, len(sampled))
                 case TreeEnd():
                     self._check_signature(part, found)
                     break
@@ -128,20 +132,23 @@ class ReceivedTrees:
         self._compare_sides(shape, place, found)
         return found
 
-    def _ciphertexts(self, start: TreeStart, n_rows: int) -> Payload:
-        """Return a tree's start whole, with the pieces that follow it, as many as the rows it names; `n_rows` are all.
+    def _ciphertexts(self, start: TreeStart, n_rows: int) -> tuple[Payload, Int32s | None]:
+        """Return a tree's start whole, with the pieces that follow it, and the rows that it names; `n_rows` are all.
 
         Those may not be the rows that were drawn, which is for the comparison to find.
         """
-        n_rows = n_rows if start.rows is None else start.rows.shape[0]
-        pieces = [unpack(start.payload, self._header.active, "TreeStart")]
+        active = self._header.active
+        n_rows = n_rows if start.rows is None else start.n_rows
+        pieces, told = [unpack(start.payload, active, "TreeStart")], [start.rows]
         while not self._blind and 0 < sum(len(piece[0]) for piece in pieces if piece) < n_rows:
             part = next(self._parts, None)
             if not isinstance(part, TreeRows):
                 raise self._unexpected(part or start)
             self._sent.add(part)
-            pieces.append(unpack(part.payload, self._header.active, "TreeRows"))
-        return self._joined(pieces)
+            pieces.append(unpack(part.payload, active, "TreeRows"))
+            told.append(part.rows)
+        named = [view(rows, np.int32, (None,), peer=active, what="TreeStart.rows") for rows in told if rows is not None]
+        return self._joined(pieces), np.concatenate(named) if named else None
 
     def _joined(self, pieces: list[Payload]) -> Payload:
         """Return what came in pieces, some rows after the others, as if it had come at once."""
@@ -152,7 +159,13 @@ class ReceivedTrees:
         return [np.concatenate([piece[0] for piece in pieces], axis=axis), *pieces[0][1:]]
 
     def _compare_start(
-        self, start: TreeStart, payload: Payload, expected: Expected, kept: KeptTree, found: Found
+        self,
+        start: TreeStart,
+        payload: Payload,
+        told: Int32s | None,
+        expected: Expected,
+        kept: KeptTree,
+        found: Found,
     ) -> None:
         """Compare the commitment, the samples and, unless the cipher is blind, the ciphertexts."""
         active, rows = self._header.active, expected.sampled
@@ -166,8 +179,7 @@ class ReceivedTrees:
         if self._blind:
             self._opener.begin_tree(expected.grad, expected.hess)
             return
-        told = rows if start.rows is None else view(start.rows, np.int32, (None,), peer=active, what="TreeStart.rows")
-        if not np.array_equal(told, rows):
+        if told is not None and not np.array_equal(told, rows):
             found.findings.append("its sample of rows is not the one drawn")
         self._opener.begin_tree(*opened)
         ciphertexts = self._opener.open(payload, None)
@@ -206,24 +218,29 @@ class ReceivedTrees:
         party = self._header.party
         records = view(answer.records, np.int32, (None,), peer=party, what="SplitColumns.records")
         numbers = view(answer.columns, np.int32, (len(records),), peer=party, what="SplitColumns.columns")
-        new = view(answer.new, np.uint8, (None, -(-n_rows // 8)), peer=party, what="SplitColumns.new")
+        self._coming.append(view(answer.new, np.uint8, (None, None), peer=party, what="SplitColumns.new"))
+        if sum(piece.shape[1] for piece in self._coming) < -(-n_rows // 8):  # the rest of the rows follows
+            return
+        new, self._coming = np.concatenate(self._coming, axis=1), []
         self._decided += [np.unpackbits(bits, count=n_rows).astype(np.bool_) for bits in new]
         for record, number in zip(records.tolist(), numbers.tolist(), strict=True):
             self._sides[record] = np.ones(n_rows, np.bool_), self._decided[number]
 
-    def _take_sides(self, answer: SplitAnswer, request: SplitRequest, n_rows: int) -> None:
-        """Note how the rows of nodes go at splits, by the request that names them and the own answer."""
-        header, nodes = self._header, request.node_of_row
-        if nodes is None:
+    def _take_sides(self, answer: SplitAnswer, before: Flags, named: NamedNodes, n_rows: int) -> Flags:
+        """Note how named rows go at splits, once the own answers have all of them; return their bits so far."""
+        party, rows = self._header.party, named.rows
+        records = view(answer.records, np.int32, (None,), peer=party, what="SplitAnswer.records")
+        packed = view(answer.left, np.uint8, (None,), peer=party, what="SplitAnswer.left")
+        bits = np.append(before, np.unpackbits(packed).astype(np.bool_))
+        if not len(rows):
             raise self._unexpected(answer)
-        node_of_row = view(nodes, np.int32, (n_rows,), peer=header.active, what="SplitRequest.node_of_row")
-        records = view(answer.records, np.int32, (None,), peer=header.party, what="SplitAnswer.records")
-        rows = np.argsort(node_of_row, kind="stable")[np.count_nonzero(node_of_row < 0) :]
-        packed = view(answer.left, np.uint8, (-(-len(rows) // 8),), peer=header.party, what="SplitAnswer.left")
-        left = np.zeros(n_rows, np.bool_)
-        left[rows] = np.unpackbits(packed, count=len(rows)).astype(np.bool_)
-        for node, record in enumerate(records.tolist()):
-            self._sides[record] = node_of_row == node, left
+        if len(bits) >= len(rows):
+            left, asked = np.zeros((2, n_rows), np.bool_)
+            left[rows] = bits[: len(rows)]
+            for node, record in enumerate(records.tolist()):
+                asked[rows] = named.nodes == node
+                self._sides[record] = asked.copy(), left
+        return bits
 
     def _compare_sides(self, shape: Shape, place: int, found: Found) -> None:
         """Check that rows went at this party's splits where it said they go."""

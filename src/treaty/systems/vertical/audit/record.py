@@ -35,8 +35,9 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeRows,
     TreeStart,
 )
+from treaty.systems.vertical.named_rows import NamedRows
 
-FORMAT = b"treaty-audit-record 1\n"
+FORMAT = b"treaty-audit-record 2\n"
 NUMBER_BYTES = 16
 SUFFIX = ".audit"
 _DIGEST_BYTES = 32
@@ -111,7 +112,7 @@ PARTS: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
         ActiveHeader, PassiveHeader, KeptTree, End,
-        TreeStart, TreeRows, SumsPiece, SumsRequest, SplitRequest, SplitAnswer, SplitColumns, TreeEnd,
+        TreeStart, TreeRows, SumsPiece, SumsRequest, SplitRequest, NamedRows, SplitAnswer, SplitColumns, TreeEnd,
     )
 }  # fmt: skip
 

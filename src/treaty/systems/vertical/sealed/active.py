@@ -30,8 +30,9 @@ from treaty.crypto.wide import Wide, add
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, number_nodes, pack
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, pack
 from treaty.systems.vertical.links import Link
+from treaty.systems.vertical.named_rows import send_nodes
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
     End,
@@ -159,8 +160,9 @@ class SealedPeer(PassiveColumns):
         Nodes are named by their places, ascending: in the tree's order they would tell which siblings are left ones.
         """
         self._asked, self._order = (rows, starts), np.argsort(nodes)
-        of_row = None if self.by_column else Array.of(number_nodes(rows, starts, self._n_rows))
-        self._party.send(self.peer, WonCandidates(Array.of(places), Array.of(numbers), of_row))
+        self._party.send(self.peer, WonCandidates(Array.of(places), Array.of(numbers)))
+        if not self.by_column:
+            send_nodes(self._party, self.peer, rows, starts, self._n_rows)
 
     def fetch_left(self) -> Flags:
         """Return which rows of the nodes won go left, bool (n_rows,)."""

@@ -107,12 +107,12 @@ class OwnerShares(Message):
 class WonCandidates(Message):
     """Nodes whose best split is the receiver's, int32 (k,) ascending; the active party's shares of its number.
 
-    `numbers` is uint64 (k,); `node_of_row` as in `SplitRequest`. Tells the receiver its split at these nodes.
+    `numbers` is uint64 (k,). As after `SplitRequest`, the nodes' rows follow in `NamedRows`, unless whole columns are
+    answered. Tells the receiver its split at these nodes.
     """
 
     nodes: Array
     numbers: Array
-    node_of_row: Array | None
 
 
 @dataclass(frozen=True, slots=True)

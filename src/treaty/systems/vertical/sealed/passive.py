@@ -108,4 +108,4 @@ class SealedOwner:
         if np.any(numbers >= len(self._candidates)):
             raise PeerProtocolError(active, f"expected shares of candidates' numbers - at {what}.numbers from {active}")
         columns, left_bins = self._candidates.splits(numbers.astype(np.int32))
-        return SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)), message.node_of_row)
+        return SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))

@@ -1,0 +1,198 @@
+"""What users and edge servers tell each other of rows, in pieces of bounded size, where users may vanish in between.
+
+`row_pieces` cuts a user's rows alike at both ends. Edge servers do not know how many a user has, so it says that in
+each message (`RowPiece`). They keep what came, make no room for what is only announced, and take no piece that is
+shorter than it should be: whoever wants them to hold or to wait for much must send as much, in limited time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.sharing.shamir_field import Words
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import row_pieces
+from treaty.parallel import concurrently
+from treaty.systems.fedxgb.authority import gather_sound
+from treaty.systems.sizes import RowSize
+
+logger = logging.getLogger(__name__)
+
+_MOMENT = 0.05  # seconds that a next piece is waited for at first, so that a silent user does not hold up the others
+
+
+class RowShares(Message):
+    """The receiver's shares of some of a user's `n_rows` rows, uint64 (rows, columns, *), see `secpred.routing`."""
+
+    shares: Array
+    n_rows: RowSize
+
+
+class ComparedShares(Message):
+    """The receiver's shares of what slots compare of some of a user's `n_rows` rows, uint64 (trees, rows, 2)."""
+
+    shares: Array
+    n_rows: RowSize
+
+
+RowPiece = RowShares | ComparedShares
+P = TypeVar("P", RowShares, ComparedShares)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceForm:
+    """What `RowPiece.shares` have to be.
+
+    Attributes
+    ----------
+    shape : tuple
+        None where rows are.
+    check : callable
+        ``check(shares, what)`` raises CryptoError for numbers that are no shares.
+    fits : callable
+        ``fits(user, n_rows)`` says whether a user may have so many rows.
+    """
+
+    shape: tuple[int | None, ...]
+    check: Callable[[Words, str], None]
+    fits: Callable[[str, int], bool]
+
+    @property
+    def axis(self) -> int:
+        """Where rows are."""
+        return self.shape.index(None)
+
+    @property
+    def bits(self) -> int:
+        """Of a row."""
+        return 64 * math.prod(length for length in self.shape if length is not None)
+
+
+# ---------------------------------------------------------------- from users
+
+
+def send_shares(party: Party, kind: type[RowPiece], shares: Mapping[str, Words], axis: int) -> None:
+    """Send edge servers their shares of own rows, which are along an axis; each piece to all of them before the next.
+
+    So that all wait equally long.
+    """
+    whole = next(iter(shares.values()))
+    n_rows, before = whole.shape[axis], (slice(None),) * axis
+    for of in row_pieces(n_rows, 64 * math.prod(whole.shape[:axis] + whole.shape[axis + 1 :])):
+        for edge, own in shares.items():
+            party.send(edge, kind(Array.of(np.ascontiguousarray(own[(*before, of)])), n_rows))
+
+
+def gather_rows(
+    party: Party, users: Iterable[str], kind: type[P], form: PieceForm, patience: float
+) -> dict[str, list[Words]]:
+    """Receive what users send with `send_shares`; see `gather_rest`. First pieces have `patience` seconds, too."""
+    return gather_rest(party, kind, gather_sound(party, users, kind, timeout=patience), form, patience)
+
+
+def gather_rest(
+    party: Party, kind: type[P], first: Mapping[str, P], form: PieceForm, patience: float
+) -> dict[str, list[Words]]:
+    """Receive the pieces after users' first ones; return the shares in all of them, of users who sent what they should.
+
+    The others are left out: those who sent something else, vanished, or were not done after `patience` seconds, which
+    are for all pieces of all users together.
+    """
+    coming = {name: _Coming(name, message.n_rows, form) for name, message in first.items()}
+    said, until, moment = dict(first), time.monotonic() + patience, _MOMENT
+    while True:
+        for name, message in said.items():
+            try:
+                coming[name].take(message)
+            except (PeerProtocolError, CryptoError) as error:
+                _leave_out(party, name, str(error))
+                del coming[name]
+        waiting = [name for name, of in coming.items() if of.missing]
+        asked = time.monotonic()
+        wait = min(moment, until - asked)
+        if not waiting or wait <= 0.0:
+            break
+        said = gather_sound(party, waiting, kind, timeout=wait)
+        moment = _MOMENT if said else 2 * moment
+        if time.monotonic() - asked < 0.9 * wait:  # nothing of the others can come any more
+            for name in set(waiting) - said.keys():
+                _leave_out(party, name, "it has gone before its last rows came")
+                del coming[name]
+    for name in waiting:
+        _leave_out(party, name, f"its last rows have not come within {patience:g} s")
+    return {name: of.pieces for name, of in coming.items() if not of.missing}
+
+
+class _Coming:
+    """One user's rows as they come."""
+
+    def __init__(self, name: str, n_rows: int, form: PieceForm) -> None:
+        self._name, self._n_rows, self._form = name, n_rows, form
+        self._came = 0
+        self.pieces: list[Words] = []
+
+    @property
+    def missing(self) -> bool:
+        """Whether there are more to come."""
+        return self._came < self._n_rows
+
+    def take(self, message: RowPiece) -> None:
+        """Take the next piece; PeerProtocolError or CryptoError when it is not what it should be."""
+        form, kind = self._form, type(message).__name__
+        if message.n_rows != self._n_rows or not form.fits(self._name, self._n_rows):
+            raise PeerProtocolError(
+                self._name, f"expected as many rows as before, and as there may be, got others - at {kind}.n_rows"
+            )
+        shares = view(message.shares, np.uint64, form.shape, peer=self._name, what=f"{kind}.shares")
+        rows, left = shares.shape[form.axis], self._n_rows - self._came
+        # where a cut of one row more than came would end: told by how many came, not by how many are announced
+        right = row_pieces(min(left, rows + 1), form.bits)[0].stop
+        if rows != right:
+            raise PeerProtocolError(
+                self._name, f"expected a piece of another length, got {rows} of {left} rows - at {kind}.shares"
+            )
+        form.check(shares, f"{kind}.shares")
+        self.pieces.append(shares)
+        self._came += rows
+
+
+# ---------------------------------------------------------------- to users
+
+
+def pieces_of(kind: Callable[[Array], Message], whole: NDArray[Any], rows: slice) -> Iterator[Message]:
+    """Yield messages with a user's `rows` of an array (trees, n, *) of all users' rows."""
+    own, numbers = whole[:, rows], len(whole) * math.prod(whole.shape[2:])
+    for of in row_pieces(own.shape[1], 8 * whole.itemsize * numbers):
+        yield kind(Array.of(np.ascontiguousarray(own[:, of])))
+
+
+def send_pieces_or_leave_out(party: Party, pieces: Mapping[str, Iterable[Message]], patience: float) -> None:
+    """Send users their messages; leave out those who are gone, or have not taken all within `patience` seconds."""
+
+    def reach(name: str) -> bool:
+        left, until = patience, time.monotonic() + patience
+        for message in pieces[name]:
+            if not party.send_each({name: message}, timeout=left):
+                return False
+            left = max(0.0, until - time.monotonic())
+        return True
+
+    reached = concurrently(reach, pieces, len(pieces) if party.channel.waits else 1)
+    for name, was in zip(pieces, reached, strict=True):
+        if not was:
+            _leave_out(party, name, "it has not taken what it is told of its rows")
+
+
+def _leave_out(party: Party, name: str, why: str) -> None:
+    logger.warning("%s goes on without %s: %s", party.name, name, why)
+    party.leave_out(name)
