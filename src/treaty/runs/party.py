@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.ray_shards import opened
+from treaty.cluster.shards import Shards
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.messaging.party import Party
@@ -87,6 +88,7 @@ def train_party(
 
     ahead, unready = _attempted(name, lambda: _read_ahead(job, name, cast))
     keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
+    shards: Shards | None = None
 
     def role(party: Party) -> Any:
         nonlocal ahead
@@ -95,9 +97,8 @@ def train_party(
         tables, ahead = _opened(party, job, cast, ahead, resume=resume, phase=phase), None
         clock.aligned(tables.seconds)
         seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
-        with opened(cluster_of(job.parties[name])) as seat.shards:
-            seat.recording = begin_record(job, party)
-            result = job.system.train[cast.roles[name]](seat)
+        seat.shards, seat.recording = shards, begin_record(job, party)
+        result = job.system.train[cast.roles[name]](seat)
         write_record(job, seat, getattr(result, "model_id", seat.model_id))
         part = result if cast.roles[name] in job.system.has_model else None
         _warn_of_no_split(job, name, part, tables)
@@ -113,8 +114,12 @@ def train_party(
             raise
         return part
 
+    cluster = ExitStack()
+    if unready is None:  # before there are connections, whose threads do not bear that a cluster's processes are forked
+        shards, unready = _attempted(name, lambda: cluster.enter_context(opened(cluster_of(job.parties[name]))))
     try:
-        part = connected(job, name, cast, "train", role, phase=phase)
+        with cluster:
+            part = connected(job, name, cast, "train", role, phase=phase)
     except BaseException as error:
         with suppress(OSError):  # its folder may be what failed
             for path in _files_of_training(job, name):
