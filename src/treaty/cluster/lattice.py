@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.shards import STRIPE, ByRows, Shard, Shards, added_up, own_stripes, rows_before
-from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.map_client import EncryptedQuery, LinearMapClient
+from treaty.crypto.lattice.map_server import LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix
 from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.lattice.transform import Residues

@@ -15,9 +15,8 @@ from crypto.lattice.oracle import coefficient, coefficients, fingerprints, mirro
 from marks import NEEDS_WIDE_VECTORS
 from pace import within
 from treaty.crypto.lattice.kernels import forward_transform, inverse_transform
-from treaty.crypto.lattice.linear_map import shoup_quotients
 from treaty.crypto.lattice.parameters import DEGREE, SETS
-from treaty.crypto.lattice.transform import tables
+from treaty.crypto.lattice.transform import shoup_quotients, tables
 
 PRIMES = SETS[6] + SETS[7]
 

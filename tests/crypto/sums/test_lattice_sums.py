@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from crypto.asking import answered, asked, begun
 from pace import within
 from treaty.crypto.lattice import store as store_module
-from treaty.crypto.lattice.linear_map import PartialSums
+from treaty.crypto.lattice.map_server import PartialSums
 from treaty.crypto.lattice.packed import pack, unpack
 from treaty.crypto.lattice.parameters import LEAK_PER_SUM, LIMITS
 from treaty.crypto.lattice.store import HintStore

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.compute import Flags, Int32s, Integers
-from treaty.crypto.lattice.linear_map import LinearMapClient
+from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.parameters import ERROR_BITS
 from treaty.crypto.lattice.transform import Residues
 

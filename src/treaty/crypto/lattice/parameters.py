@@ -19,6 +19,8 @@ from functools import cache
 from itertools import islice
 
 import gmpy2
+import numpy as np
+from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
 
@@ -41,6 +43,7 @@ LEAK_IF_NARROWED = 2.0**-72  # the same where primes are narrowed to send less: 
 LEAK_LIMIT = 2.0**-40  # what all answers ever given about a table may leak together, as total variation
 GUARD_BITS = 16  # kept below the message in a hint, of which its rounding takes at most an eighth
 DIGIT_BITS = 16
+Digits = NDArray[np.uint16]  # of a number: so many bits each, the lowest first
 
 
 @dataclass(frozen=True, slots=True)

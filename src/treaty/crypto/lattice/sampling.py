@@ -6,13 +6,15 @@ Which bytes are rejected depends only on the rejected bytes, so the time taken t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice.parameters import ERROR_BITS
+from treaty.crypto.lattice.parameters import ERROR_BITS, Parameters
+from treaty.crypto.lattice.transform import Residues
+from treaty.parallel import share
 
 Bytes = Callable[[int], bytes]  # ``draw(count)`` gives that many bytes of a stream
 
@@ -67,4 +69,16 @@ def public_ring_elements(seed: bytes, number: int, primes: tuple[int, ...], degr
     for k, prime in enumerate(primes):
         label = b"treaty lattice public element" + number.to_bytes(8, "little") + prime.to_bytes(8, "little")
         out[k] = uniform(Keystream(hashlib.sha256(label + seed).digest()).raw, prime, degree)
+    return out
+
+
+def public_transforms(parameters: Parameters, seed: bytes, numbers: Sequence[int], threads: int) -> Residues:
+    """Return the transforms of some of a~_0, a~_1, ...: uint32 (primes, numbers, N)."""
+    out = np.empty((len(parameters.primes), len(numbers), parameters.degree), np.uint32)
+
+    def expand(first: int, stop: int) -> None:
+        for place in range(first, stop):
+            out[:, place] = public_ring_elements(seed, numbers[place], parameters.primes, parameters.degree)
+
+    share(expand, len(numbers), threads)
     return out

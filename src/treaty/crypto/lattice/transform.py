@@ -45,6 +45,12 @@ def tables(prime: int, degree: int) -> Tables:
         index = np.arange(degree // 2)
         near = [block[degree // (2 * stride) + index // stride] for stride in (8, 4, 2, 1)]
         factors = np.concatenate([block, *near])
-        return factors.astype(np.uint32), ((factors << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)
+        words = factors.astype(np.uint32)
+        return words, shoup_quotients(words, prime)
 
     return Tables(np.uint32(prime), *powers(root), *powers(pow(root, -1, prime)))
+
+
+def shoup_quotients(values: Residues, prime: int) -> Residues:
+    """floor(values 2^32 / prime)."""
+    return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Bin sums under the lattice map (`crypto.lattice.linear_map`), behind the seam of `encrypted_sums`.
+"""Bin sums under the lattice map (`crypto.lattice`), behind the seam of `encrypted_sums`.
 
 Every node of a level is a vector over all rows of the table, zero at those outside the node, which the server cannot
 tell from others: it learns no node, no sample and no gradient. An entry holds three numbers,
@@ -33,10 +33,11 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.arrays import NewHint
-from treaty.crypto.lattice.linear_map import Digits, LinearMapClient, LinearMapServer, PartialSums
+from treaty.crypto.lattice.map_client import LinearMapClient
+from treaty.crypto.lattice.map_server import LinearMapServer, PartialSums
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.packed import pack, packed_words, unpack
-from treaty.crypto.lattice.parameters import DEGREE, DIGIT_BITS, WIDE_DEGREE, Parameters, choose
+from treaty.crypto.lattice.parameters import DEGREE, DIGIT_BITS, WIDE_DEGREE, Digits, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.lattice.transform import Residues
 from treaty.crypto.payload import Payload, SumsBounds, check_payload

@@ -1,6 +1,6 @@
 """Products of a party's secret columns with other parties' vectors under the lattice map, as shares.
 
-The *server* holds integer columns of some rows (`crypto.lattice.linear_map`, "for any secret integer matrix"), a
+The *server* holds integer columns of some rows (`crypto.lattice`, "for any secret integer matrix"), a
 *client* a vector over some of these rows. The vector is sent at full length, zero elsewhere, so that one hint serves
 all batches of these rows and the server cannot tell which are meant. The server adds a mask, uniform modulo
 2^message_bits, to every product: what the client opens is uniform, and its share; the server's share is the mask.
@@ -24,7 +24,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.map_client import LinearMapClient
+from treaty.crypto.lattice.map_server import LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
 from treaty.crypto.lattice.store import HintStore, Reservation

@@ -1,22 +1,4 @@
-"""Product of a party's secret integer matrix with another party's encrypted vectors, at the price of a plain product.
-
-The *server* holds a matrix U (rows u_S over n entries: bins of a table, or its columns); the *client* asks for U m, for
-any number of vectors m, and alone learns it. After SimplePIR (Henzinger et al., USENIX Security 2023), with hints that
-are re-randomised and answers that are flooded, so that neither reveals anything but the product.
-
-Ring R_q = Z_q[X] / (X^N + 1); vectors are cut into blocks of N; <x, y> is the inner product of coefficients, p~ stands
-for p(1 / X), and <u, a s> = <u a~, s>. Public elements a_0, a_1, ... a_J come from a seed that all parties made.
-
-1. Hint, once per matrix: r_S ternary, e'_S binomial,  h_S = sum_j u_{S,j} a~_j + r_S a~_0 + e'_S.
-2. Query, per vector: a fresh ternary s, binomial e:  b_j = a_j s + e_j + round(q m_j / 2^bits),  b_0 = a_0 s + e_0.
-3. Answer: y_S = <u_S, b> + <r_S, b_0> + f_S, with f_S uniform on [-2^(k-1), 2^(k-1)).
-4. Opening: y_S - <h_S, s> = q <u_S, m> / 2^bits + f_S + noise, rounded: the noise is <u_S, e> + <r_S, e_0> - <e'_S, s>.
-
-Before they are sent, hints and answers are scaled from q to q' = 2^(16 D), which is public arithmetic: it reveals
-nothing more, takes a third off a hint, and leaves rounding errors that `Parameters.flood_bits` makes room for. A sum is
-never wrong: all noise is bounded, not merely unlikely to be large. Assumptions, and what each side learns:
-docs/lattice.md.
-"""
+"""The server's end of the linear map: its hint and its answers, steps 1 and 3 in `treaty.crypto.lattice`."""
 
 from __future__ import annotations
 
@@ -31,34 +13,16 @@ from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.lanes import WORDS
-from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters
-from treaty.crypto.lattice.sampling import errors, flood, public_ring_elements, ternary
-from treaty.crypto.lattice.transform import Residues, Tables, tables
+from treaty.crypto.lattice.matrix import SecretMatrix
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters
+from treaty.crypto.lattice.sampling import errors, flood, public_transforms, ternary
+from treaty.crypto.lattice.transform import Residues, shoup_quotients, tables
 from treaty.crypto.wide import add, cut, from_ints, times
 from treaty.errors import CryptoError
 from treaty.parallel import pieces, share
 
-Digits = NDArray[np.uint16]
-_KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed
-_FOR_HINTS = 256 << 20  # of them while hints are made, each of which needs all
+_FOR_HINTS = 256 << 20  # bytes of public elements while hints are made, each of which needs all
 _NOT_EXPANDED: tuple[Sequence[int], list[kernels.Factors]] = (), []
-
-
-def _transforms(parameters: Parameters) -> list[Tables]:
-    return [tables(prime, parameters.degree) for prime in parameters.primes]
-
-
-def _public(parameters: Parameters, seed: bytes, numbers: Sequence[int], threads: int) -> Residues:
-    """Return the transforms of some of a~_0, a~_1, ...: uint32 (primes, numbers, N)."""
-    out = np.empty((len(parameters.primes), len(numbers), parameters.degree), np.uint32)
-
-    def expand(first: int, stop: int) -> None:
-        for place in range(first, stop):
-            out[:, place] = public_ring_elements(seed, numbers[place], parameters.primes, parameters.degree)
-
-    share(expand, len(numbers), threads)
-    return out
 
 
 def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
@@ -66,159 +30,6 @@ def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]])
     count = math.prod(shape)
     words = aligned(-(-count * np.dtype(dtype).itemsize // 8), zeroed=True)
     return words.view(dtype)[:count].reshape(shape)
-
-
-class LinearMapClient:
-    """The client, with vectors of n = `length` entries, each three fields of one node at most; `seed` has 32 bytes.
-
-    CryptoError if fields are too wide for the arithmetic.
-    """
-
-    def __init__(
-        self, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, *, threads: int = 1
-    ) -> None:
-        self.parameters, self.length, self.threads = parameters, length, threads
-        check_fields(fields, parameters)
-        q = parameters.modulus
-        self._seed, self._public = seed, None
-        if 4 * len(parameters.primes) * length <= _KEPT_BYTES:
-            numbers = range(1 + -(-length // parameters.degree))
-            self._public = np.ascontiguousarray(_public(parameters, seed, numbers, threads)[:, :, ::-1])  # a from a~
-        self.scales = [  # what each field's numbers are multiplied by
-            (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
-        ]
-        self._scales = np.array(
-            [[(x << 32) % p for x in self.scales] + [-pow(p, -1, 1 << 32) % (1 << 32)] for p in parameters.primes],
-            np.uint64,
-        )
-        self._tables = _transforms(parameters)
-
-    def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int8], Residues, Residues]:
-        """Encrypt vectors, int32 (fields, n) each within the fields' bounds, each under a secret of its own.
-
-        Returned are the secrets, int8 (vectors, N), which open the answer and must never be used or sent again; the
-        residues of b_1, b_2, ..., uint32 (vectors, primes, n); and those of b_0, uint32 (vectors, primes, N).
-        """
-        query = self.begin(len(vectors))
-        return query.secrets, query.encrypt(vectors), query.own
-
-    def begin(self, vectors: int) -> EncryptedQuery:
-        """Draw secrets for so many vectors, at least one, whose entries are encrypted piece by piece."""
-        if vectors < 1:
-            raise CryptoError("expected at least one vector - in the lattice map")
-        keystream = Keystream()  # made for these vectors alone: no fork or restored snapshot has it too
-        secrets = ternary(keystream.raw, vectors * self.parameters.degree).reshape(vectors, -1)
-        return self.query_of(secrets, keystream.raw(32))
-
-    def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
-        """Return a query under these secrets; `key` makes its errors."""
-        return EncryptedQuery(self, secrets, key)
-
-    def masks(self, secrets: NDArray[np.int8]) -> tuple[Residues, Residues]:
-        """Return what secrets hide entries with: the a_j s of b_1, b_2, ... and that of b_0, shaped as in `encrypt`."""
-        query = EncryptedQuery(self, secrets, None)
-        return query.encrypt([np.zeros((len(self.scales), self.length), np.int32)] * len(secrets)), query.own
-
-    def block(
-        self, j: int, secret: list[tuple[Residues, Residues]], error: NDArray[np.int8], fields: NDArray[np.int32],
-        out: Residues,
-    ) -> None:  # fmt: skip
-        """Write a_j s, an error and numbers, int32 (fields, m), to `out`, (primes, m), of a block of m <= N entries."""
-        if self._public is not None:
-            public = self._public[:, j]
-        else:
-            parameters = self.parameters
-            of_seed = public_ring_elements(self._seed, j, parameters.primes, parameters.degree)
-            public = np.ascontiguousarray(of_seed[:, ::-1])
-        for p, (table, transformed) in enumerate(zip(self._tables, secret, strict=True)):
-            kernels.encrypt_block(public[p], transformed, error, fields, self._scales[p], table, out[p])
-
-    def transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
-        """Return the transform of s / N and its Shoup quotients, for each prime."""
-        degree, out = self.parameters.degree, []
-        for prime, table in zip(self.parameters.primes, self._tables, strict=True):
-            t = (secret.astype(np.int64) * pow(degree, -1, prime) % prime).astype(np.uint32)
-            kernels.forward_transform(t, 0, degree, table.forward, table.forward_shoup, table.prime)
-            out.append((t, shoup_quotients(t, prime)))
-        return out
-
-    def open(
-        self, hint: NDArray[np.int16], rows: NDArray[np.int64], secrets: NDArray[np.int8], answers: Digits
-    ) -> Digits:
-        """Open answers, (vectors, rows, D), to `rows` of the hint, (all rows, D, N), with the secrets, (vectors, N).
-
-        Returns the products of rows and vectors modulo 2^message_bits: uint16 (vectors, rows, words), little-endian.
-        """
-        digits, bits = self.parameters.digits, self.parameters.message_bits
-        index = (rows[:, np.newaxis] * digits + np.arange(digits)).ravel()
-        flat, factors = hint.reshape(-1, hint.shape[-1]), secrets.astype(np.int16)
-        products = np.empty((len(index), len(secrets)), np.int32)
-        share(lambda a, b: kernels.dots(flat, index, factors, a, b, products), len(index), self.threads)
-        total = answers.astype(np.int64) - products.reshape(len(rows), digits, -1).transpose(2, 0, 1)
-        below = DIGIT_BITS * digits - bits  # bits of flood and noise under a message
-        total[..., (below - 1) // DIGIT_BITS] += 1 << (below - 1) % DIGIT_BITS
-        for d in range(digits - 1):
-            total[..., d + 1] += total[..., d] >> DIGIT_BITS
-        total &= (1 << DIGIT_BITS) - 1
-        first, shift = divmod(below, DIGIT_BITS)
-        words = total[..., first:] >> shift
-        words[..., :-1] |= (total[..., first + 1 :] << (DIGIT_BITS - shift)) & ((1 << DIGIT_BITS) - 1)
-        return words.astype(np.uint16)
-
-
-class EncryptedQuery:
-    """Vectors that are encrypted from their first entry to their last, each under a secret of its own.
-
-    `secrets`, int8 (vectors, N), open the answer and must never be used or sent again; `own` are the residues of b_0,
-    uint32 (vectors, primes, N). Errors are made of `key`, 32 secret bytes of this query, and the place of their block,
-    so that the same numbers give the same bytes. Other numbers under the same secret, key and place would show their
-    difference: each block is encrypted once. Without a key there are no errors.
-    """
-
-    def __init__(self, client: LinearMapClient, secrets: NDArray[np.int8], key: bytes | None) -> None:
-        self.secrets, self._client, self._key, self._done = secrets, client, key, 0
-        self._transformed = [client.transform_secret(secret) for secret in secrets]
-        degree, primes = client.parameters.degree, len(client.parameters.primes)
-        self.own = np.zeros((len(secrets), primes, degree), np.uint32)
-
-    def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> Residues:
-        """Encrypt the next entries of every vector, int32 (fields, m) each: residues uint32 (vectors, primes, m).
-
-        m is a multiple of N, but with the last entries. The first ones make `own`, too.
-        """
-        before = self._done
-        self._done += vectors[0].shape[1]
-        return self.encrypt_from(before, vectors)
-
-    def encrypt_from(self, before: int, vectors: Sequence[NDArray[np.int32]]) -> Residues:
-        """Encrypt entries of every vector as `encrypt` does, from entry `before` on, a multiple of N."""
-        client, count = self._client, vectors[0].shape[1]
-        degree = client.parameters.degree
-        if before % degree or before + count > client.length or len(vectors) != len(self.secrets):
-            raise CryptoError(f"expected entries of {client.length} in whole blocks of {degree} - in the lattice map")
-        first = 1 + before // degree if before else 0  # block 0 is b_0
-        blocks = range(first, 1 + (before + count + degree - 1) // degree)
-        words = np.empty((len(vectors), len(client.parameters.primes), count), np.uint32)
-        nothing = np.zeros((len(client.scales), degree), np.int32)
-        drawn = [[self._error(v, j) for j in blocks] for v in range(len(vectors))]  # by threads it would take longer
-
-        def work(start: int, stop: int) -> None:
-            for task in range(start, stop):
-                v, place = divmod(task, len(blocks))
-                j = blocks[place]
-                at = slice((j - 1) * degree - before, min(j * degree - before, count))
-                numbers, out = (vectors[v][:, at], words[v, :, at]) if j else (nothing, self.own[v])
-                client.block(j, self._transformed[v], drawn[v][place], numbers, out)
-
-        share(work, len(vectors) * len(blocks), client.threads)
-        return words
-
-    def _error(self, vector: int, block: int) -> NDArray[np.int8]:
-        degree = self._client.parameters.degree
-        count = degree if block == 0 else min(degree, self._client.length - (block - 1) * degree)
-        if self._key is None:
-            return np.zeros(count, np.int8)
-        return errors(Keystream(self._key, vector << 32 | block).raw, count)
 
 
 class LinearMapServer:
@@ -299,7 +110,7 @@ class LinearMapServer:
 
     def _expand(self, numbers: Sequence[int]) -> list[kernels.Factors]:
         """Return the transforms of some a~_j / N and their Shoup quotients, for each prime."""
-        public = _public(self.parameters, self.seed, numbers, self._threads)
+        public = public_transforms(self.parameters, self.seed, numbers, self._threads)
         found = []
         for of, prime in zip(public, self.parameters.primes, strict=True):
             scaled = (of * np.uint64(pow(self.parameters.degree, -1, prime)) % np.uint64(prime)).astype(np.uint32)
@@ -318,7 +129,8 @@ class LinearMapServer:
         arrays = columns, column_of_row, self.matrix.code_of_row[start : start + total.shape[1]]
 
         def work(first: int, last: int) -> None:
-            for p, table in enumerate(_transforms(self.parameters)):
+            for p, prime in enumerate(self.parameters.primes):
+                table = tables(prime, self.parameters.degree)
                 kernels.add_hints(
                     arrays, first, public[p], (random[first:last], error[first:last]), table, total[p, first:last]
                 )
@@ -487,8 +299,3 @@ class PartialSums:
         for v, masks in enumerate(server.masks(self._own, self._rows)):
             out[v] = server.flooded(self._sums[v] + masks, keystream, None if added is None else added[v])
         return out
-
-
-def shoup_quotients(values: Residues, prime: int) -> Residues:
-    """floor(values 2^32 / prime)."""
-    return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)
