@@ -213,6 +213,18 @@ def test_a_cluster_that_is_not_there_is_told_from_one_without_ray(monkeypatch):
         pass
 
 
+def test_whatever_keeps_ray_from_starting_is_told_as_a_cluster_that_is_not_reached(ray, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("[Errno 13] /tmp/ray belongs to another user\nand more")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    told = "cluster 'ray' is not reached: .* another user; docs/clusters.md helps"
+    with pytest.raises(ConfigError, match=told) as refused, opened(Cluster("ray")):
+        pass
+    assert refused.value.public == "its cluster is not reached"
+
+
 def test_parties_that_cannot_use_a_cluster_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ConfigError, match="expected RAY_AUTH_MODE=token, got 'disabled'"), opened(Cluster("ray")):

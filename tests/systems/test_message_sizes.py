@@ -174,6 +174,15 @@ def test_columns_of_one_bucket_which_take_no_bytes_are_bounded(parties: dict[str
         NoisyColumns(parties["bank"], "shop", iter([told]), 1_000_000, 1)
 
 
+def test_no_room_is_made_for_buckets_before_they_have_come(parties: dict[str, Party]) -> None:
+    """Headers of 14 MB told of a terabyte of buckets."""
+    count = 1 << 20
+    arrays = np.full(count, 2, np.int32), np.zeros(count, np.bool_), np.zeros(count, np.bool_), np.ones(count)
+    told = Buckets(*map(Array.of, arrays), Array.of(np.zeros(0, np.uint8)))  # type: ignore[call-arg]
+    with pytest.raises(PeerProtocolError, match=r"got uint8 \(0,\) - at Buckets.packed from shop"):
+        NoisyColumns(parties["bank"], "shop", iter([told]), 1_000_000, 1)
+
+
 def test_more_nodes_than_rows_are_refused_before_they_are_made(parties: dict[str, Party], measured: None) -> None:
     with pytest.raises(PeerProtocolError, match="expected at most 10 nodes with rows"):
         told_rows(parties["shop"], "bank", NodeRows(1 << 40), 10)

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.shards import PIECE_BYTES, ByRows, Shard, cut_arguments
-from treaty.errors import ClusterLost, ConfigError
+from treaty.errors import ClusterLost, ConfigError, TreatyError
 from treaty.parallel import cores
 from treaty.scratch import forget
 
@@ -85,18 +85,29 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
     if cluster is None:
         yield None
         return
-    ray, started_here = _connected(cluster)
-    count = cluster.workers or (2 if cluster.address == "ray" else _nodes(ray))
-    try:
-        shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
+    with ExitStack() as held:
         try:
-            shards.wait_for_all(_START)
-            yield shards
-        finally:
-            shards.close()
-    finally:
-        if started_here:
-            ray.shutdown()
+            shards = _begun(cluster, held)
+        except TreatyError:
+            raise
+        except Exception as error:  # Ray has no class of its own for what keeps it from starting
+            raise ConfigError(
+                f"the cluster {cluster.address!r} is not reached: {_lines(error)[0]}; docs/clusters.md helps",
+                public="its cluster is not reached",
+            ) from error
+        yield shards
+
+
+def _begun(cluster: Cluster, held: ExitStack) -> RayShards:
+    """Connect and make workers; `held` takes them away."""
+    ray, started_here = _connected(cluster)
+    if started_here:
+        held.callback(ray.shutdown)
+    count = cluster.workers or (2 if cluster.address == "ray" else _nodes(ray))
+    shards = RayShards(ray, count, max(1, int(ray.cluster_resources().get("CPU", 1)) // count))
+    held.callback(shards.close)
+    shards.wait_for_all(_START)
+    return shards
 
 
 def _connected(cluster: Cluster) -> tuple[Any, bool]:
@@ -115,15 +126,10 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
     if ray.is_initialized():
         return ray, False
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if cluster.address == "ray":
-            ray.init("local", num_cpus=cores(), object_store_memory=_STORE_BYTES, **quiet)
-        else:
-            ray.init(cluster.address.removeprefix("ray://"), log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ConfigError(
-            f"the cluster {cluster.address!r} is not reached: {_lines(error)[0]}; docs/clusters.md helps"
-        ) from error
+    if cluster.address == "ray":
+        ray.init("local", num_cpus=cores(), object_store_memory=_STORE_BYTES, **quiet)
+    else:
+        ray.init(cluster.address.removeprefix("ray://"), log_to_driver=False, logging_level=logging.ERROR)
     return ray, True
 
 

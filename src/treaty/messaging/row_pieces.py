@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty import parallel
-from treaty.messaging.messages import Array, M, Message, view
+from treaty.messaging.messages import Array, M, Message, Scalar, view
 from treaty.messaging.party import Party
 from treaty.parallel import pieces
 
@@ -39,6 +39,21 @@ def take_rows(
     """Receive what `send_rows` sends; yield the rows and the message of each piece. `first` has come already."""
     for rows in row_pieces(n_rows, bits):
         yield rows, party.receive(peer, kind) if first is None or rows.start else first
+
+
+def put_together(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
+    """Return arrays of some rows each as one, along the first axis, and empty the list: what is copied is let go.
+
+    For what a peer's own numbers say the size of: no room is made before the rows have come.
+    """
+    if len(parts) == 1:
+        return parts.pop()
+    whole, filled = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype), 0
+    while parts:
+        part = parts.pop(0)
+        whole[filled : filled + len(part)] = part
+        filled += len(part)
+    return whole
 
 
 def bits_of(packed: Array, n_rows: int, peer: str, what: str) -> NDArray[np.bool_]:

@@ -59,7 +59,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order, Table
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces
+from treaty.messaging.row_pieces import put_together, row_pieces
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
 from treaty.privacy.bucket_rr import BucketLedger, chances, unbiased
@@ -144,10 +144,11 @@ class NoisyColumns(ColumnSource):
         epsilon = view(message.epsilon, np.float64, (len(present),), peer=peer, what="Buckets.epsilon")
         if not np.all(epsilon > 0.0):
             raise PeerProtocolError(peer, f"expected epsilons above 0 - at Buckets.epsilon from {peer}")
-        codes = np.empty((n_rows, len(sizes)), np.uint8)
+        came = []
         for of in row_pieces(n_rows, bits_of_row(sizes)):
             packed = (next(pieces) if of.start else message).packed
-            codes[of] = unpack_buckets(packed, sizes, of.stop - of.start, peer)
+            came.append(unpack_buckets(packed, sizes, of.stop - of.start, peer))
+        codes = put_together(came)
         self._party, self._peer = party, peer
         self._sizes, self._epsilon = sizes, epsilon
         self._corrected = np.zeros(len(sizes), np.bool_)

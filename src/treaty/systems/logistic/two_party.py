@@ -25,8 +25,8 @@ from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces, take_rows
-from treaty.systems.logistic.coordinated import ciphertexts, exact_products, loss_fields, make_key, read_key
+from treaty.messaging.row_pieces import put_together, row_pieces, take_rows
+from treaty.systems.logistic.coordinated import Words, ciphertexts, exact_products, loss_fields, make_key, read_key
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting, diverged
 from treaty.systems.vertical.encrypted_columns import pack
 
@@ -97,20 +97,21 @@ class OwnKeyProducts:
         fields, words = self._matrix_fields(key.plaintext_bits), key.modulus.words
         plaintexts = len(fields.starts(setting.n_columns[peer])) - 1
         with_labels = peer == setting.active and not setting.whole
-        rows = np.empty((setting.n_rows, plaintexts, words), np.uint64)
-        labels = np.empty((setting.n_rows if with_labels else 0, 1, words), np.uint64)
+        rows, labels = list[Words](), list[Words]()
         bits = 64 * words * (plaintexts + with_labels)
         for of, piece in take_rows(self._party, peer, setting.n_rows, bits, HiddenRows, told):
             count = of.stop - of.start
-            rows[of] = ciphertexts(piece.rows, hider, (count, plaintexts), peer, "HiddenRows.rows")
+            rows.append(ciphertexts(piece.rows, hider, (count, plaintexts), peer, "HiddenRows.rows"))
             if with_labels:
                 of_rows = piece.labels or Array.of(np.empty(0, np.uint64))
-                labels[of] = ciphertexts(of_rows, hider, (count, 1), peer, "HiddenRows.labels")
+                labels.append(ciphertexts(of_rows, hider, (count, 1), peer, "HiddenRows.labels"))
             yield
         if with_labels:
             self._loss_fields = of_loss = loss_fields(setting, key.plaintext_bits, self._loss_masks)
-            self._hidden_labels = HiddenMatrix(hider, labels, 2, setting.vector_bits, of_loss, self._threads)
-        self._theirs[peer] = HiddenMatrix(hider, rows, WEIGHT_BITS, setting.vector_bits, fields, self._threads)
+            of_labels = put_together(labels)
+            self._hidden_labels = HiddenMatrix(hider, of_labels, 2, setting.vector_bits, of_loss, self._threads)
+        whole = put_together(rows)
+        self._theirs[peer] = HiddenMatrix(hider, whole, WEIGHT_BITS, setting.vector_bits, fields, self._threads)
 
     def times(self, rows: Integers, own: Integers, *, counted: bool) -> list[int]:
         """Return the own columns' products with the sum of all parties' vectors; see `CoordinatedProducts.times`."""

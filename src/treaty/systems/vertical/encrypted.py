@@ -14,8 +14,7 @@ message               from -> to     content                                    
 `HintReceipt`         active ->      the piece has arrived                               TLS
 `TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
                                      blind: sampled columns
-`TreeRows`            active ->      more of the encrypted gradients, where they are     cipher
-                                     many
+`TreeRows`            active ->      more of both, where rows are many                   cipher
 `SumsPiece`           active ->      as `SumsRequest`, of some rows                      as `SumsRequest`
 `SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
                                      blind: an encrypted vector per node                 learns them; cipher

@@ -119,7 +119,7 @@ class CandidatesByProduct(PaperColumns):
             masked.append(response(gradients[members].astype(np.float64), chosen(of_node, random)))
         if shown:
             logger.info("gradients of %d rows reach %s as they are: candidates single them out", shown, peer)
-        send_matrices(self._party, peer, masked, lambda values: MaskedGradients(Array.of(totals), values))
+        send_matrices(self._party, [peer], masked, lambda values: MaskedGradients(Array.of(totals), values))
 
     def best(self, n_nodes: int, source: int) -> Splits:
         """Return the best split of each node; its owner tells only the gain."""
@@ -237,7 +237,7 @@ class CandidatesOwner:
         widths = [0 if node is None else node.vectors.shape[1] for node in nodes]
         vectors = [node.vectors for node in nodes if node is not None]
         told = Array.of(np.array(widths, np.int32))
-        send_matrices(party, active, vectors, lambda values: CandidateVectors(told, values))
+        send_matrices(party, [active], vectors, lambda values: CandidateVectors(told, values))
         answer = party.receive(active, MaskedGradients)
         totals = np.zeros((len(rows), 3), np.int64)
         totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=active, what="MaskedGradients.totals")

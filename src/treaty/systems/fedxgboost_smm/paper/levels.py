@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import send_rows, take_rows
+from treaty.messaging.row_pieces import put_together, send_rows, take_rows
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Matrix, are_orthonormal
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, PassiveColumns
 from treaty.systems.vertical.named_rows import send_nodes, take_nodes
@@ -144,10 +144,13 @@ def rows_of_nodes(rows: Rows, nodes: Int64, count: int) -> list[Rows]:
 # ---------------------------------------------------------------- a matrix for each node, in pieces
 
 
-def send_matrices(party: Party, peer: str, matrices: Sequence[Matrix], message: Callable[[Array], Message]) -> None:
-    """Send a peer matrices, each row by row, in as many messages as there are pieces of their numbers."""
+def send_matrices(
+    party: Party, peers: Iterable[str], matrices: Sequence[Matrix], message: Callable[[Array], Message]
+) -> None:
+    """Send peers matrices, each row by row, in as many messages as there are pieces of their numbers."""
     values = np.concatenate([np.empty(0), *(matrix.ravel() for matrix in matrices)])
-    send_rows(party, peer, len(values), 64, lambda of: message(Array.of(values[of])))
+    for peer in peers:
+        send_rows(party, peer, len(values), 64, lambda of: message(Array.of(values[of])))
 
 
 def take_matrices(
@@ -155,10 +158,11 @@ def take_matrices(
 ) -> list[Matrix]:
     """Return received matrices, of which the message `first` has the first piece; see `cut_matrices`."""
     kind, what = type(first), f"{type(first).__name__}.{field}"
-    values = np.empty(size_of_matrices(rows, widths))
-    for of, piece in take_rows(party, peer, len(values), 64, kind, first):
-        values[of] = view(getattr(piece, field), np.float64, (of.stop - of.start,), peer=peer, what=what)
-    return cut_matrices(values, rows, widths, peer, what)
+    came = [
+        view(getattr(piece, field), np.float64, (of.stop - of.start,), peer=peer, what=what)
+        for of, piece in take_rows(party, peer, size_of_matrices(rows, widths), 64, kind, first)
+    ]
+    return cut_matrices(put_together(came), rows, widths, peer, what)
 
 
 def size_of_matrices(rows: Sequence[Rows], widths: Sequence[int] | Int32) -> int:

@@ -76,8 +76,7 @@ class GradientVectors:
             if count > 0
         ]
         widths = Array.of(np.array(counts, np.int32))
-        for peer in self._party.peers:
-            send_matrices(self._party, peer, vectors, lambda values: NullVectors(widths, values))
+        send_matrices(self._party, self._party.peers, vectors, lambda values: NullVectors(widths, values))
 
 
 class SumsByProduct(PaperColumns):
@@ -158,4 +157,4 @@ def mask_candidates(
             counts[node] = candidates.counts
             masked.append(response(candidates.matrix, chosen(of_node, random)))
     told = Array.of(counts)
-    send_matrices(party, active, masked, lambda values: MaskedCandidates(told, values))
+    send_matrices(party, [active], masked, lambda values: MaskedCandidates(told, values))

@@ -194,7 +194,9 @@ def keep_passive(seat: Seat, keeping: Keeping, setup: Announced, blind: bool, se
     one = vector_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
     vectors = _most_vectors(common, n_rows) if blind else 1
     of_splits = node_type(1 << min(common.max_depth, 31)).itemsize
-    named = 0 if blind else 4 * n_rows + (2 + of_splits) * n_rows * common.max_depth  # sample, nodes of sums, of splits
+    of_splits *= not seat.options.ciphers.reveals_columns(setup.encryption)
+    named = (0 if blind else 4 + 2 * common.max_depth) * n_rows  # sample, nodes of sums
+    named += of_splits * n_rows * common.max_depth
     split = 2 * _most_vectors(common, n_rows) * (n_rows // 8 + 64)
     trees = max(0, common.n_estimators - setup.rounds) * seat.trees_a_round
     check_size(keeping, party.name, trees * (vectors * one + named + split))
