@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ from runs.job_files import (
     wait_for_rounds,
 )
 from tables import FAST_KEY, assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty.errors import PeerLost
 from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
@@ -350,6 +352,29 @@ def test_a_party_refuses_its_key_file_if_others_can_read_it(tmp_path):
     (tmp_path / "lab.key.pem").chmod(0o644)
     with pytest.raises(treaty.ConfigError, match=r"lab\.key\.pem; run chmod 600 on it"):
         train_party(job, "lab")
+
+
+def test_a_cluster_begins_before_the_party_connects_and_ends_when_that_fails(tmp_path, monkeypatch):
+    """Among the threads of connections Ray's processes would be forked, and abort now and then."""
+    job, seen = load_job(write_job(tmp_path, alone=True)), []
+
+    @contextmanager
+    def opened(_):
+        seen.append("begun")
+        try:
+            yield None
+        finally:
+            seen.append("ended")
+
+    def connected(*_, **__):
+        seen.append("connected")
+        raise PeerLost("clinic", "gone")
+
+    monkeypatch.setattr("treaty.runs.party.opened", opened)
+    monkeypatch.setattr("treaty.runs.party.connected", connected)
+    with pytest.raises(PeerLost):
+        train_party(job, "lab")
+    assert seen == ["begun", "connected", "ended"]
 
 
 @pytest.mark.slow

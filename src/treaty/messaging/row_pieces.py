@@ -41,6 +41,25 @@ def take_rows(
         yield rows, party.receive(peer, kind) if first is None or rows.start else first
 
 
+def column_pieces(count: int, n_rows: int) -> list[slice]:
+    """Cut columns of packed bits of all rows for messages; where one alone is too long, its rows go in `row_pieces`."""
+    return pieces(count, max(1, parallel.PIECE_BYTES // max(1, -(-n_rows // 8))))
+
+
+def take_columns(
+    party: Party, peer: str, n_rows: int, bits: int, first: M, columns: Callable[[M], Array], count: int, what: str
+) -> NDArray[np.uint8]:
+    """Return `count` columns of packed bits, uint8 (count, bytes), of which a peer's message `first` has some rows.
+
+    The rest comes in `row_pieces` of `bits` each. Of a single message the result is a view.
+    """
+    parts = [
+        view(columns(message), np.uint8, (count, -(-(of.stop - of.start) // 8)), peer=peer, what=what)
+        for of, message in take_rows(party, peer, n_rows, bits, type(first), first)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
 def put_together(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
     """Return arrays of some rows each as one, along the first axis, and empty the list: what is copied is let go.
 

@@ -96,8 +96,8 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
 
 
 def keep_buckets(party: Party, peer: str, store: Path, held: Held, sent: list[bytes]) -> None:
-    """Keep what a partner has sent, if anything, beside the buckets `held`."""
-    if sent and _digest(sent) not in held:
+    """Keep what a partner has sent beside the buckets `held`."""
+    if _digest(sent) not in held:
         newest = [*held.values(), sent][-MOST_KEPT:]
         write_cached(kept_file(store, party.name, peer), _Kept(newest), FORMAT, party.name)
 

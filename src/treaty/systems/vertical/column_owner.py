@@ -8,16 +8,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty import parallel
 from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces
+from treaty.messaging.row_pieces import column_pieces, row_pieces
 from treaty.models.trees import record_split
-from treaty.parallel import pieces
 from treaty.privacy.commitment import COMMITMENT_BYTES
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import agree_on_terms
@@ -115,8 +113,7 @@ class SplitOwner:
     def divide_table(self, request: NamedSplits) -> Iterator[SplitColumns]:
         """Record each split, and decide all rows of the table, in messages of at most 60 MB."""
         features, left_bins = self.asked(request)
-        at_a_time = max(1, parallel.PIECE_BYTES // max(1, -(-len(self._codes) // 8)))
-        for part in pieces(len(features), at_a_time):
+        for part in column_pieces(len(features), len(self._codes)):
             yield from self._columns(features[part], left_bins[part])
 
     def divide_nodes(

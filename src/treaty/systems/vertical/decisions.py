@@ -17,16 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty import parallel
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces, take_rows
+from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
 from treaty.models.decisions import RowDecisions, margins, renumber, used_records
 from treaty.models.trees import ModelPart
-from treaty.parallel import pieces
 from treaty.systems.system import Seat
 from treaty.systems.vertical.shown_rows import check_unknown, shown_matrix
 from treaty.trees.boosting import Forest
@@ -106,25 +104,11 @@ def ask_all(
 
 def _decisions(party: Party, owner: str, n_records: int, n_rows: int) -> NDArray[np.uint8]:
     """Receive an owner's decisions at all records, packed bits (n_records, n_rows/8)."""
-    found, width = [], -(-n_rows // 8)
-    for records in _parts(n_records, n_rows):
-        count = records.stop - records.start
-        bits = np.empty((count, width), np.uint8)
-        for of, answer in take_rows(party, owner, n_rows, count, Decisions):
-            part = slice(of.start // 8, -(-of.stop // 8))
-            shape = count, part.stop - part.start
-            told = view(answer.left, np.uint8, shape, peer=owner, what="Decisions.left")
-            if shape[1] == width:
-                bits = told
-            else:
-                bits[:, part] = told
-        found.append(bits)
+    found = []
+    for part in column_pieces(n_records, n_rows):
+        first, count = party.receive(owner, Decisions), part.stop - part.start
+        found.append(take_columns(party, owner, n_rows, count, first, lambda m: m.left, count, "Decisions.left"))
     return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-def _parts(n_records: int, n_rows: int) -> list[slice]:
-    """Cut records for messages about all rows, or, where these are too many, about some of one record's rows."""
-    return pieces(n_records, max(1, parallel.PIECE_BYTES // max(1, -(-n_rows // 8))))
 
 
 class RowSets:
@@ -154,7 +138,7 @@ class RowSets:
         matrix = self._matrices[request.rows]
         return (
             Decisions(Array.of(splits.decide(matrix[of], records[part], threads)))
-            for part in _parts(len(records), len(matrix))
+            for part in column_pieces(len(records), len(matrix))
             for of in row_pieces(len(matrix), part.stop - part.start)
         )
 

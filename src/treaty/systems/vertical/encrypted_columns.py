@@ -20,7 +20,7 @@ from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import DTYPES, Array, Arrays, Message, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import bits_of, take_rows
+from treaty.messaging.row_pieces import bits_of, take_columns, take_rows
 from treaty.parallel import pieces
 from treaty.privacy.commitment import commit
 from treaty.systems.pooled.options import BoostingOptions
@@ -339,7 +339,10 @@ class PassiveColumns:
             n_new = answer.new.shape[0] if answer.new.shape else 0
             if n_new > len(told) or not 0 < len(told) <= count - len(records):
                 raise PeerProtocolError(peer, f"expected at most a new column per split - at SplitColumns from {peer}")
-            self._decided.extend(self._new_columns(answer, len(told), n_new))
+            new = take_columns(
+                self._party, peer, self._n_rows, len(told), answer, lambda m: m.new, n_new, "SplitColumns.new"
+            )
+            self._decided.extend(new.copy())  # a view would keep its whole message in memory
             of_splits = view(answer.columns, np.int32, (len(told),), peer=peer, what="SplitColumns.columns")
             if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
                 raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
@@ -349,15 +352,6 @@ class PassiveColumns:
             of_node = rows[first:last]
             left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
         return records, left
-
-    def _new_columns(self, first: SplitColumns, splits: int, n_new: int) -> NDArray[np.uint8]:
-        """Return the columns of bits, (n_new, bytes), in an answer about `splits` splits and in those that follow."""
-        found = np.empty((n_new, -(-self._n_rows // 8)), np.uint8)
-        for of, answer in take_rows(self._party, self.peer, self._n_rows, splits, SplitColumns, first):
-            part = slice(of.start // 8, -(-of.stop // 8))
-            shape = n_new, part.stop - part.start
-            found[:, part] = view(answer.new, np.uint8, shape, peer=self.peer, what="SplitColumns.new")
-        return found
 
     def _records(self, answer: SplitAnswer | SplitColumns, count: int | None) -> Int32:
         what = f"{type(answer).__name__}.records"
