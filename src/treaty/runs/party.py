@@ -195,7 +195,7 @@ def _training_seat(
     name, (own, common) = party.name, job.settings()
     folder, most = job.parties[name].keep_for_audit, job.parties[name].audit_gigabytes
     keeping = Keeping(Path(folder), int(most * 1e9)) if folder else None
-    vouched = [cast.active, name] if keeping else job.system.vouched(cast, name)
+    vouched = [*([cast.active, name] if keeping else []), *job.system.vouched(cast, own, name)]
     return Seat(
         party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
         n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,

@@ -135,7 +135,7 @@ def renumbered(data: LabelledRows, own: list[Any] | None, classes: list[Any] | N
 
 
 def pinned_vouching(job: Job, name: str, members: list[str]) -> Vouching:
-    """Return the pinned certificates of all members of sums, and what a party vouches for its own keys with."""
+    """Return the pinned certificates of these parties, and what a party vouches for its own keys with."""
     own = job.parties[name]
     pinned = {who: load_certificate(str(job.parties[who].certificate)) for who in members}
     for who, certificate in pinned.items():

@@ -334,10 +334,6 @@ class Service:
         """Return the parties that need not even connect: all who have rows."""
         return cast.owners
 
-    def vouched(self, cast: Cast, name: str) -> list[str]:
-        """Return the parties whose certificates a party needs besides its peers': none."""
-        return []
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
@@ -387,7 +383,8 @@ class System:
     may_be_absent : callable
         Likewise, the parties that need not even connect.
     vouched : callable
-        ``vouched(cast, name) -> [name, ...]``: the parties whose certificates a party needs besides its peers'.
+        ``vouched(cast, options, name) -> [name, ...]``: the parties whose certificates a party needs in a training
+        besides its peers'.
     apart : frozenset of str
         Roles that must not be played by an organisation with data; their keys are compared with the others'.
     named_roles : frozenset of str
@@ -436,7 +433,7 @@ class System:
     service: Service | None = None
     may_lose: Callable[[Cast, Any], list[str]] = nobody
     may_be_absent: Callable[[Cast, Any], list[str]] = nobody
-    vouched: Callable[[Cast, str], list[str]] = lambda cast, name: []
+    vouched: Callable[[Cast, Any, str], list[str]] = lambda cast, options, name: []
     apart: frozenset[str] = frozenset()
     named_roles: frozenset[str] = frozenset()
     shows_columns: frozenset[str] = frozenset()

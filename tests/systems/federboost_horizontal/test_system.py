@@ -22,7 +22,7 @@ def test_the_active_party_leads_with_or_without_rows():
     for places in (THREE, {"server": Place(has_rows=False), **THREE}):
         cast = SYSTEM.cast(places, "server", options)
         assert cast.having("leader") == ["server"]
-        assert cast.owners == SYSTEM.vouched(cast, "server") == list(THREE)
+        assert cast.owners == SYSTEM.vouched(cast, options, "server") == list(THREE)
         assert set(SYSTEM.links(cast, options)["server"]) == set(THREE)
 
 

@@ -93,7 +93,7 @@ def test_links_go_both_ways_and_users_meet_other_edge_servers_where_the_model_is
 
 def test_certificates_of_edge_servers_are_for_them_and_the_server():
     cast = laid_out(USERS, 2)
-    vouched = {name: SYSTEM.vouched(cast, name) for name in ("server", "edge1", "user0", "authority")}
+    vouched = {name: SYSTEM.vouched(cast, FedXGB(), name) for name in ("server", "edge1", "user0", "authority")}
     assert vouched == {"server": ["edge0", "edge1"], "edge1": ["edge0", "edge1"], "user0": [], "authority": []}
 
 

@@ -40,7 +40,8 @@ def connected(
     played = job.system if service is None else service
     own = job.settings()[0]
     peers = played.links(cast, own)[name]
-    channel = _channel(job, name, peers, played.vouched(cast, name), shared_terms(job, name, cast, verb))
+    vouched = job.system.vouched(cast, own, name) if verb == "train" else []
+    channel = _channel(job, name, peers, vouched, shared_terms(job, name, cast, verb))
     may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
     try:
         # who is connected waits for messages while others may still wait for connections
@@ -72,8 +73,8 @@ def wait_of(job: Job) -> float:
 def listening(job: Job, name: str) -> GrpcChannel:
     """Return a party's end as in a training, which listens and dials nobody."""
     cast = job.cast()
-    peers = job.system.links(cast, job.settings()[0])[name]
-    return _channel(job, name, peers, job.system.vouched(cast, name), {})
+    own = job.settings()[0]
+    return _channel(job, name, job.system.links(cast, own)[name], job.system.vouched(cast, own, name), {})
 
 
 def _channel(

@@ -54,7 +54,7 @@ SYSTEM = System(
     on_clusters=lambda options: frozenset({"leader", "member"}),
     has_model=frozenset({"leader", "member"}),
     may_lose=may_lose,
-    vouched=lambda cast, name: cast.owners,  # members check also the keys of whom they do not talk to
+    vouched=lambda cast, options, name: cast.owners,  # members check also the keys of whom they do not talk to
     cannot={
         "explain": "contributions need how many rows reached each node, which a federboost-horizontal model leaves "
         "out: participants could tell each other's rows from it"

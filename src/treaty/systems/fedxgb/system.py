@@ -21,7 +21,7 @@ def users(cast: Cast, options: FedXGB) -> list[str]:
     return cast.owners
 
 
-def vouching_edges(cast: Cast, name: str) -> list[str]:
+def vouching_edges(cast: Cast, options: FedXGB, name: str) -> list[str]:
     """Return the edge servers, whose certificates they and the server check: masks between them depend on it."""
     return cast.having("edge") if cast.roles[name] in ("server", "edge") else []
 

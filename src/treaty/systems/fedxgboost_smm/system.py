@@ -13,7 +13,7 @@ from treaty.systems.fedxgboost_smm.roles import active, passive
 from treaty.systems.fedxgboost_smm.told import TOLD
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Place, System
-from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.vertical.cast import cast_by_column, fellow_owners
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
@@ -82,6 +82,7 @@ SYSTEM = System(
     split="columns",
     train={"active": active, "passive": passive, "dealer": dealer},
     cast=cast_roles,
+    vouched=fellow_owners,
     disclosures=disclosures,
     told=TOLD,
     expected=expected,

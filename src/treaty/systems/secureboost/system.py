@@ -12,7 +12,7 @@ from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.roles import active, passive
 from treaty.systems.secureboost.told import TOLD
 from treaty.systems.system import Seat, System
-from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.vertical.cast import cast_by_column, fellow_owners
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
@@ -49,6 +49,7 @@ SYSTEM = System(
     split="columns",
     train={"active": active, "passive": passive},
     cast=cast_by_column,
+    vouched=fellow_owners,
     disclosures=disclosures,
     told=TOLD,
     lossless=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from treaty.errors import ConfigError
 from treaty.systems.options import SystemOptions
@@ -35,3 +36,9 @@ def cast_by_column(
         raise ConfigError(f"expected rows at every party, got none at {', '.join(missing)}: name their tables")
     roles = {name: "active" if name == active else "passive" for name in owners}
     return Cast(active, {name: roles.get(name) or str(places[name].role) for name in places}, owners)
+
+
+def fellow_owners(cast: Cast, options: Any, name: str) -> list[str]:
+    """Return the passive parties of sealed sums, to each of them: their keys pass through the active party's hands."""
+    passive = [owner for owner in cast.owners if owner != cast.active]
+    return passive if options.ciphers.sealed and name in passive and len(passive) > 1 else []

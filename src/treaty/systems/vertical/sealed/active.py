@@ -134,8 +134,8 @@ class SealedPeer(PassiveColumns):
     missing: Flags
     candidates: Candidates
 
-    def introduce(self) -> bytes:
-        """Take which columns have missing values; return the party's key for moving shares."""
+    def introduce(self) -> tuple[bytes, bytes]:
+        """Take which columns have missing values; return the party's key for moving shares, and its signature."""
         told = self._party.receive(self.peer, SealedColumns)
         shape = (len(self.categorical),)
         self.missing = view(told.missing, np.bool_, shape, peer=self.peer, what="SealedColumns.missing").copy()

@@ -3,8 +3,8 @@
 =====================  =============  =======================================================  =========================
 message                from -> to     content                                                  protection
 =====================  =============  =======================================================  =========================
-`SealedColumns`        passive ->     which columns have missing values; a key                 TLS
-`TournamentTerms`          active ->      reg_lambda in units of hess, how long a step takes;      TLS
+`SealedColumns`        passive ->     which columns have missing values; a key                 TLS; signature
+`TournamentTerms`          active ->      reg_lambda in units of hess, how long a step takes;      TLS; signatures
                                       keys of other passive parties
 `SealedSumsRequest`    active ->      as `SumsRequest`, and whose children nodes are; who      lattice map
                                       comes before and after in a level's last comparisons
@@ -53,22 +53,25 @@ _OF_PRODUCTS = 1.5  # bytes of a comparison by those of its products
 _AT_A_TIME = 1 << 14
 """Candidates of a level that are compared at once: some 3 kB each are in memory."""
 
-_Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+_SignedKey = tuple[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)], bytes]
 
 
 class SealedColumns(Message):
-    """Which columns have missing values, bool (features,), and a public key for moving shares. Tells just that."""
+    """Which columns have missing values, bool (features,), and a signed public key for moving shares.
+
+    Tells just that.
+    """
 
     missing: Array
-    key: _Key
+    key: _SignedKey
 
 
 class TournamentTerms(Message):
-    """reg_lambda in units of hess; how many comparisons take as long as a step; other passive parties' public keys."""
+    """reg_lambda in units of hess; how many comparisons take as long as a step; other passive parties' signed keys."""
 
     ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
-    keys: dict[str, _Key]
+    keys: dict[str, _SignedKey]
 
 
 class SealedSumsRequest(SumsRequest):

@@ -10,7 +10,7 @@ from treaty.crypto.sealed.sums import Widths
 from treaty.crypto.sealed.transfers import open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer
 from treaty.crypto.wide import Wide
-from treaty.errors import PeerProtocolError
+from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, view
 from treaty.systems.system import Seat
 from treaty.systems.vertical.encrypted_columns import SplitRequest
@@ -39,16 +39,19 @@ class SealedOwner:
 
     def __init__(self, seat: Seat, server: LatticeSumsServer, offsets: Int32s) -> None:
         party, (self._active,) = seat.party, seat.party.peers
-        self._party, self._key = party, MovingKey(party.name)
+        self._party, self._key = party, MovingKey(party, seat.vouching)
         self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
-        party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.public))
+        party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
         terms = party.receive(self._active, TournamentTerms)
         if set(terms.keys) != set(seat.others) - {party.name}:
             raise PeerProtocolError(
                 self._active,
                 f"expected keys of the job's other passive parties - at TournamentTerms from {self._active}",
             )
-        self._key.meet(terms.keys)
+        try:
+            self._key.meet(terms.keys)
+        except CryptoError as error:
+            raise PeerProtocolError(self._active, f"{error} - at TournamentTerms from {self._active}") from None
         transfers = take_steps(party, {self._active: open_transfers()})[self._active]
         self._end = End(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
