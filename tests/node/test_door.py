@@ -323,6 +323,20 @@ def test_refusals_are_counted_in_the_log_and_do_not_fill_it(made, caplog):
     assert any("asked for nothing" in args[1] for args in said)
 
 
+def test_a_peer_that_is_early_for_a_job_of_the_node_is_refused_without_a_warning(made, caplog):
+    door = made()
+    door.jobs = {JOB}
+    with dialled(door.address, f"TREATY/1 job {JOB}\n".encode()) as connection:  # no process has begun
+        assert is_hung_up(connection)
+    door.open_job(JOB, [])  # it has begun and does not listen yet
+    with dialled(door.address, f"TREATY/1 job {JOB}\n".encode()) as connection:
+        assert is_hung_up(connection)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    with dialled(door.address, f"TREATY/1 job {'cd' * 32}\n".encode()) as connection:
+        assert is_hung_up(connection)
+    assert [record.levelname for record in caplog.records if "hung up" in record.getMessage()] == ["WARNING"]
+
+
 def test_a_port_that_is_taken_is_said_in_plain_words(made, tmp_path):
     door = made()
     with pytest.raises(ConfigError, match=f"cannot listen at {door.address}"):

@@ -5,13 +5,17 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from prometheus_client import generate_latest
+from typer.testing import CliRunner
 
 from node.hostile import JOB
+from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import noise_folder
 from treaty.node.rules.settings import Policy
 from treaty.node.rules.verdicts import verdict_on
 from treaty.node.shown.described import describe
+from treaty.node.shown.metrics import registry
 from treaty.node.state.store import JobRow
 from treaty.privacy.ledger import Entry, Ledger
 
@@ -84,6 +88,20 @@ def test_an_eval_set_that_is_read_otherwise_is_refused(shop):
     job = shop.jobs.standings[shop.proposed({**JOB, "parties": parties})].job
     broken = [each.what for each in verdict_on(settings, ["bank", "lab"], job, "train").findings if not each.fine]
     assert broken == ["eval_tables"]
+
+
+def test_a_check_is_listed_as_one_and_not_as_a_training(shop):
+    shop.proposed()
+    check = shop.proposed(trial=True)
+    shop.store.change(check, state="approved")
+    row = shop.store.change(check, state="finished")
+    assert row.total == 0  # no rounds are planned
+    listed = CliRunner().invoke(app, ["jobs", "--node", str(shop.made["shop"].settings)]).output
+    assert [line.split()[1] for line in listed.splitlines()[1:] if line.strip()] == ["train:", "check"]
+    assert describe(shop.store, shop.settings, row).title.startswith("check only, nothing is trained: a job")
+    shown = generate_latest(registry(shop.store, "shop", lambda row: describe(shop.store, shop.settings, row))).decode()
+    assert 'treaty_jobs{kind="check",state="finished"} 1.0' in shown
+    assert 'treaty_jobs{kind="train",state="finished"} 0.0' in shown
 
 
 def test_a_job_of_another_version_is_shown_and_stops_nothing(shop):

@@ -1,6 +1,8 @@
 """A node that was killed at a bad moment and is started again: what it still knows, and what it removes."""
 
 import fcntl
+import json
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -9,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node.hostile import content, signed
+from node.hostile import JOB, content, signed
 from node.nodes import columns_of, organisations, wait_for
 from node.shop import Talk
 from treaty.crypto.aggregation.round import RoundVoid
@@ -284,3 +286,17 @@ def test_a_job_is_tried_again_where_others_or_the_system_may_be_the_reason(error
     found = worker._failure(error)
     assert found.end == end
     assert str(error) == found.said
+
+
+def test_the_log_of_a_process_that_is_told_to_end_says_so_in_words(monkeypatch, tmp_path, caplog):
+    order = worker.Order(
+        job=decoded_job(json.dumps(JOB).encode()).encoded().decode(), name="bank", verb="train", resume=False,
+        log=str(tmp_path / "log"), lock=str(tmp_path / "lock"), result="", online="",
+    )  # fmt: skip
+    monkeypatch.setattr(worker, "line_of_parent", lambda: msgspec.json.encode(order))
+    monkeypatch.setattr(worker, "_play", lambda *_: sys.exit(143))  # as `ended_by_signals` has SIGTERM do
+    monkeypatch.setattr(worker, "_log_to", lambda file: None)
+    monkeypatch.setattr(worker.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        worker.main()
+    assert caplog.messages == ["bank: ended before it was done: it was told to end"]

@@ -136,7 +136,7 @@ def _propose(store: Store, settings: Settings, content: bytes) -> str:
     proposal, job_id = msgspec.json.decode(content, type=Proposal), id_of(content)
     job, own = proposal.described(), load_own(settings.keys, settings.name)
     signature = sign(own, statement("submit", job_id, settings.name))
-    total = rounds_of(job, proposal.verb)
+    total = rounds_of(job, proposal.kind)
     row = JobRow(job_id, content, signature, settings.name, proposal.kind, total=total)
     event = {"what": "submitted", "by": getpass.getuser(), "name": job.name, "verb": proposal.kind}
     store.add_job(row, event=event)

@@ -184,7 +184,7 @@ class Jobs:
             raise _refused(f"{peer} has proposed {limits.max_daily} jobs to {self.name} within a day")
         if proposal.trial and received["check"] >= limits.max_checks:
             raise _refused(f"{self.name} has checked its tables {limits.max_checks} times for {peer} within a day")
-        row = JobRow(job_id, note.proposal, note.signature, peer, proposal.kind, total=rounds_of(job, proposal.verb))
+        row = JobRow(job_id, note.proposal, note.signature, peer, proposal.kind, total=rounds_of(job, proposal.kind))
         event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.kind}
         if not self.store.add_job(row, event=event):
             return None

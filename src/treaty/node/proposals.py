@@ -26,6 +26,7 @@ from treaty.systems import SYSTEMS
 from treaty.systems.system import Cast
 
 Verb = Literal["train", "predict", "explain", "serve"]
+Kind = Literal[Verb, "check"]
 
 LARGEST = 256 << 10
 """Bytes of a proposal, at most."""
@@ -78,7 +79,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     trial: bool = False
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """What a node's database calls it: the verb, or "check" of a trial."""
         return "check" if self.trial else self.verb
 
@@ -291,12 +292,12 @@ def data_sets(job: Job, party: str, verb: Verb) -> list[str]:
     return list(dict.fromkeys(name for name in named if name is not None))
 
 
-def rounds_of(job: Job, verb: Verb) -> int:
-    """Return how many rounds, or epochs, a training has at most; 0 of a prediction."""
-    return int(job.settings()[1].most_rounds) if verb == "train" else 0
+def rounds_of(job: Job, kind: Kind) -> int:
+    """Return how many rounds, or epochs, a training has at most; 0 of a prediction or a check."""
+    return int(job.settings()[1].most_rounds) if kind == "train" else 0
 
 
-def in_words(job: Job, verb: Verb) -> str:
+def in_words(job: Job, kind: Kind) -> str:
     """Describe a job in one line: what is done, under which system, between whom."""
-    rows = "" if verb == "train" else " of a model"
-    return f"{verb}{rows}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties"
+    of = {"train": "", "check": " only, nothing is trained"}.get(kind, " of a model")
+    return f"{kind}{of}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties"

@@ -72,6 +72,7 @@ class Node:
             held.callback(self.jobs.close)
             sockets = held.enter_context(_sockets(self.folder))
             self.door = Door(settings.listen, sockets, settings.dialled, self._ask_back)
+            self.door.jobs = self.jobs.standings
             held.callback(self.door.close)
             dialled = {peer: self.door.peer_socket(peer) for peer in settings.dialled}
             self.exchange = Exchange(own, self.jobs.trusted, self, self.door.node_socket, dialled, treaty.__version__)
@@ -301,7 +302,8 @@ class Node:
         done, trains = event.end == "done", at.proposal.verb == "train"
         numbers = over(at, done=done, kept=keeps_part(self.folder, job_id, self.name) if trains else done)
         if done:
-            told = {"what": "played", "attempt": attempt, "sent": event.sent, "received": event.received}
+            told: dict[str, Any] = {"what": "played", "attempt": attempt}
+            told |= {"sent": event.sent, "received": event.received} if event.sent or event.received else {}
             told |= {"learned": [f"{who}: {each}" for who, said in event.learned.items() for each in said]}
             told |= {"spent": event.spent} if event.spent else {}
             self.jobs.change(

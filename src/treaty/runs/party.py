@@ -18,6 +18,7 @@ from treaty.cluster.shards import Shards
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.messaging.party import Party
+from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, marked
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
@@ -55,6 +56,7 @@ from treaty.systems.system import (
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
+Noted = Callable[[Transcript], None]
 
 PATIENCE = 60.0  # most seconds that users of a crowd get for an answer, where their connection may not be away longer
 
@@ -261,8 +263,12 @@ def _first_error(attempt: Callable[[], None]) -> ConfigError | DataError | None:
     return None
 
 
-def predict_party(job: Job, name: str, phase: Phase | None = None) -> tuple[Any, NDArray[np.float64] | None]:
+def predict_party(
+    job: Job, name: str, phase: Phase | None = None, noted: Noted | None = None
+) -> tuple[Any, NDArray[np.float64] | None]:
     """Run one party's role of a prediction with its saved part; where rows are split that is the whole model.
+
+    `noted` is called with the transcript of what was sent and received, if anything was.
 
     Returns
     -------
@@ -276,11 +282,11 @@ def predict_party(job: Job, name: str, phase: Phase | None = None) -> tuple[Any,
         part = find_part(job, name)
         rows = read_rows(job, name, to_predict(job, name), part.schema).features
         return None, predict_pooled([part], [rows], cores(job.n_jobs))
-    return _with_rows(job, name, "predict", phase)
+    return _with_rows(job, name, "predict", phase, noted)
 
 
-def explain_party(job: Job, name: str, phase: Phase | None = None) -> dict[str, Any]:
-    """Run one party's role of an explanation with its saved part.
+def explain_party(job: Job, name: str, phase: Phase | None = None, noted: Noted | None = None) -> dict[str, Any]:
+    """Run one party's role of an explanation with its saved part; `noted` as of `predict_party`.
 
     Returns
     -------
@@ -295,7 +301,7 @@ def explain_party(job: Job, name: str, phase: Phase | None = None) -> dict[str, 
         rows = read_rows(job, name, to_predict(job, name), whole.schema).features
         values = explain_pooled([whole], [rows], cores(job.n_jobs))
         return _by_column(dict(zip([*whole.schema.names, "bias"], values.transpose(2, 0, 1), strict=True)))
-    ids, found = _with_rows(job, name, "explain", phase)
+    ids, found = _with_rows(job, name, "explain", phase, noted)
     names = find_part(job, name).schema.names
     if name != job.active:
         columns = dict(zip(names, found.transpose(2, 0, 1), strict=True))
@@ -376,7 +382,7 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
     }
 
 
-def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any, Any]:
+def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
     cast, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
     path = to_predict(job, name)
@@ -401,7 +407,10 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None) -> tuple[Any
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,
             apart=apart(job),
         )  # fmt: skip
-        return rows.ids, programs[cast.roles[name]](seat)
+        found = programs[cast.roles[name]](seat)
+        if noted is not None:
+            noted(party.transcript)
+        return rows.ids, found
 
     try:
         return connected(job, name, cast, verb, role, phase=phase)

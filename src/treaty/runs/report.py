@@ -109,7 +109,7 @@ def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:
         "options": {name: "inf" if value == float("inf") else value for name, value in given(*job.settings()).items()},
         "waited": {peer: round(seconds, 3) for peer, seconds in party.waited.items()},
         "sent": _sent(party.transcript),
-        "received": {pair.sender: total.nbytes for pair, total in party.transcript.by_pair("received").items()},
+        "received": received_by(party.transcript),
         "timeline": timeline_of([party.transcript], "sent", "received"),
     }
 
@@ -167,6 +167,11 @@ def write_service_report(
 def service_report_file(job: Job, name: str) -> Path:
     """Return where a party notes what a prediction for others, or by others, took and told."""
     return Path(job.output) / f"{name}.prediction.report.json"
+
+
+def received_by(transcript: Transcript) -> dict[str, int]:
+    """Return the bytes that a party received, by peer."""
+    return {pair.sender: total.nbytes for pair, total in transcript.by_pair("received").items()}
 
 
 def _sent(transcript: Transcript) -> dict[str, dict[str, Any]]:

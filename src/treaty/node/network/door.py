@@ -17,7 +17,7 @@ import secrets
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,14 @@ class Door:
     """Listens at `listen` (None: no open port), and in `folder` for this machine's own processes.
 
     `addresses` says where peers' doors are, as far as they have one. Runs in a thread of its own from `start` to
-    `close`. Raises ConfigError where the address cannot be listened at.
+    `close`. `jobs` may be set to the ids of the node's open jobs: a peer that dials the process of one before it
+    listens is refused without a warning, since it dials again. Raises ConfigError where the address cannot be
+    listened at.
     """
 
     def __init__(self, listen: str | None, folder: Path, addresses: Mapping[str, str], ask_back: AskBack) -> None:
         self.address: str | None = None
+        self.jobs: Container[str] = ()
         self._listen, self.folder, self._addresses, self._ask_back = listen, folder, addresses, ask_back
         self._loop = asyncio.new_event_loop()
         self._awaited: dict[str, asyncio.Future[_End]] = {}  # by token: the connection that is to come back
@@ -208,7 +211,11 @@ class Door:
             case _:
                 path = None
         if not end.lost and (path is None or not await self._connect(end, path)):
-            self._hang_up(end, host, "it asked for nothing that is here")
+            if line.startswith(b"TREATY/1 job ") and line[13:].decode("ascii", "replace") in self.jobs:
+                logger.debug("%s is early: the process of its job does not listen yet", host)
+                end.transport.abort()
+            else:
+                self._hang_up(end, host, "it asked for nothing that is here")
 
     async def _connect(self, end: _End, path: Path) -> bool:
         """Connect a caller with a socket of this machine; return whether somebody listens there."""

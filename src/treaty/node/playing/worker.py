@@ -23,6 +23,7 @@ from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.sources import write_predictions
 from treaty.errors import CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
+from treaty.messaging.transcript import Transcript
 from treaty.node.playing.online import Requests, id_value
 from treaty.node.proposals import Verb
 from treaty.node.rules.settings import DataSet
@@ -31,9 +32,12 @@ from treaty.runs.job import Job, decoded_job, id_column
 from treaty.runs.online import serve_online
 from treaty.runs.party import explain_party, find_part, predict_party, train_party
 from treaty.runs.processes import line_of_parent
-from treaty.runs.report import FORMAT, Report, report_file
+from treaty.runs.progress import TrainingBar
+from treaty.runs.report import FORMAT, Report, received_by, report_file
 from treaty.signals import ended_by_signals
 from treaty.systems.vertical.online import Asked
+
+logger = logging.getLogger("treaty.node.playing.worker")  # it runs as __main__
 
 OFTEN = 0.2  # seconds, at least, between two events about rounds
 
@@ -111,39 +115,50 @@ def main() -> None:
     _log_to(Path(order.log))
     try:
         with ended_by_signals(), alone(Path(order.lock)):
-            _play(order, job, tell)
+            transcript = _play(order, job, tell)
     except BaseException as error:
-        logging.getLogger("treaty").warning("%s: %s", order.name, error or type(error).__name__)
+        failure = _failure(error)
+        logger.warning("%s: ended before it was done: %s", order.name, failure.said)
         with suppress(BrokenPipeError):  # the node was killed: nobody hears it
-            tell(_failure(error))
+            tell(failure)
             sys.stdout.flush()
         os._exit(1)  # a call of gRPC that was cut off half-way can keep the interpreter from ending
+    success = _success(order, job, transcript)
+    logger.info("%s: done%s", order.name, "".join(_traffic(success)))
     with suppress(BrokenPipeError):
-        tell(_success(order, job))
+        tell(success)
 
 
-def _play(order: Order, job: Job, tell: _Teller) -> None:
+def _play(order: Order, job: Job, tell: _Teller) -> Transcript | None:
+    """Play; return what a prediction or an explanation has sent and received, which no report has."""
     for file, data_set in order.fetch.items():
         if not Path(file).exists():
             tell.phase("running a query", 0, 1)
             data_set.fetch(file)
     if order.verb == "train":
         total = job.settings()[1].most_rounds
-        train_party(job, order.name, lambda done, part: tell.rounds(done, total), resume=order.resume, phase=tell.phase)
-        return
+        log = TrainingBar(order.name, total, shown=False)
+
+        def progress(done: int, part: Any) -> None:
+            log(done, part)
+            tell.rounds(done, total)
+
+        train_party(job, order.name, progress, resume=order.resume, phase=tell.phase)
+        return None
     if order.verb == "serve":
         _serve(order, job, tell)
-        return
-    result = Path(order.result)
+        return None
+    result, noted = Path(order.result), list[Transcript]()
     if order.verb == "explain":
-        found = explain_party(job, order.name, tell.phase)
+        found = explain_party(job, order.name, tell.phase, noted.append)
         if found:
             write_predictions(result, found)
-        return
-    ids, margins = predict_party(job, order.name, tell.phase)
+        return noted[0] if noted else None
+    ids, margins = predict_party(job, order.name, tell.phase, noted.append)
     if margins is not None:
         columns: dict[str, Any] = {} if ids is None else {id_column(job, order.name): ids}
         write_predictions(result, {**columns, **find_part(job, order.name).predictions(margins)})
+    return noted[0] if noted else None
 
 
 def _serve(order: Order, job: Job, tell: _Teller) -> None:
@@ -158,13 +173,22 @@ def _serve(order: Order, job: Job, tell: _Teller) -> None:
     serve_online(job, order.name, ready, tell.phase)
 
 
-def _success(order: Order, job: Job) -> Event:
-    """Say what a training has cost and told, by its report."""
+def _success(order: Order, job: Job, transcript: Transcript | None) -> Event:
+    """Say what a training has cost and told, by its report, and what anything else has sent and received."""
+    if transcript is not None:
+        sent = {pair.receiver: total.nbytes for pair, total in transcript.by_pair("sent").items()}
+        return Event(end="done", sent=sent, received=received_by(transcript))
     if order.verb != "train" or not report_file(job, order.name).exists():
         return Event(end="done")
     report = read_json(report_file(job, order.name), Report, FORMAT, order.name)
     sent = {peer: int(totals["bytes"]) for peer, totals in report.sent.items()}
     return Event(end="done", sent=sent, received=report.received, learned=report.learned, spent=report.spent)
+
+
+def _traffic(event: Event) -> Iterator[str]:
+    """Yield what went to and came from each peer, in words."""
+    for peer in sorted(event.sent.keys() | event.received.keys()):
+        yield f"; {event.sent.get(peer, 0):,} bytes sent to {peer}, {event.received.get(peer, 0):,} received from it"
 
 
 def _failure(error: BaseException) -> Event:

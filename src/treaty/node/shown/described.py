@@ -35,7 +35,7 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | N
         f"{who}: {sentence}" for who, sentences in learned(job, proposal.verb).items() for sentence in sentences
     ]
     return JobView(
-        title=in_words(job, proposal.verb),
+        title=in_words(job, proposal.kind),
         states=states,
         hash=row.id,
         progress=_progress(row),
@@ -51,7 +51,7 @@ def title_of(row: JobRow) -> str:
     """Describe a job in one line, also one that this version of Treaty cannot read."""
     try:
         proposal = msgspec.json.decode(row.proposal, type=Proposal)
-        return in_words(proposal.described(), proposal.verb)
+        return in_words(proposal.described(), proposal.kind)
     except (TreatyError, msgspec.MsgspecError):
         return f"{row.verb}: a job of another version of Treaty"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import treaty
+from treaty.node.proposals import Verb
 from treaty.node.shown.page import JobView
 from treaty.node.state.store import FINAL, TRANSITIONS, JobRow, Store
 
@@ -39,10 +41,11 @@ class _OfStore(Collector):
         info.add_metric([self._name, treaty.__version__], 1)
         yield info
         states = self._store.states()
-        jobs = GaugeMetricFamily("treaty_jobs", "Jobs by state.", labels=["state"])
+        jobs = GaugeMetricFamily("treaty_jobs", "Jobs by kind and state.", labels=["kind", "state"])
         counts = Counter(states.values())
-        for state in TRANSITIONS:
-            jobs.add_metric([state], counts[state])
+        for kind in (*get_args(Verb), "check"):
+            for state in TRANSITIONS:
+                jobs.add_metric([kind, state], counts[kind, state])
         yield jobs
         yield from self._rounds()
         up = GaugeMetricFamily("treaty_peer_up", "Whether a peer's node is connected.", labels=["peer"])
@@ -63,12 +66,12 @@ class _OfStore(Collector):
         yield done
         yield planned
 
-    def _messages(self, states: dict[str, str]) -> Metric:
+    def _messages(self, states: Mapping[str, tuple[str, str]]) -> Metric:
         messages = CounterMetricFamily(
             "treaty_message_bytes", "Bytes of jobs' messages by peer.", labels=["peer", "direction"]
         )
         sums: Counter[tuple[str, str]] = Counter()
-        for id, state in states.items():
+        for id, (_, state) in states.items():
             if id in self._ended:
                 counted = self._ended[id]
             else:

@@ -72,9 +72,9 @@ def app(
 
     def one_job(request: Request) -> Response:
         still = "still" in request.query_params
-        job = store.states().get(request.path_params["id"]) and store.job(request.path_params["id"])
-        if not job:
+        if not store.has(request.path_params["id"]):
             return PlainTextResponse("There is no such job.\n", 404)
+        job = store.job(request.path_params["id"])
         return HTMLResponse(job_page(name, job, describe(job), store.head(), refresh=not still, now=time.time()))
 
     def measured(request: Request) -> Response:

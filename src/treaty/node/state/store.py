@@ -112,9 +112,10 @@ class Store(NodeFile):
         order = " ORDER BY created, rowid" if newest is None else f" ORDER BY changed DESC LIMIT {newest:d}"
         return [JobRow(*row) for row in self._read(_JOB + among + order, tuple(states or ()))]
 
-    def states(self) -> dict[str, str]:
-        """Return the states of all jobs by their ids."""
-        return dict(self._read("SELECT id, state FROM jobs ORDER BY created, rowid"))
+    def states(self) -> dict[str, tuple[str, str]]:
+        """Return verb and state of all jobs by their ids."""
+        rows = self._read("SELECT id, verb, state FROM jobs ORDER BY created, rowid")
+        return {id: (verb, state) for id, verb, state in rows}
 
     def received(self, submitter: str, since: float) -> Counter[str]:
         """Return how many jobs of each verb a party has proposed since a time."""
