@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import stat
 import sys
 import warnings
 from contextlib import contextmanager
@@ -223,6 +224,27 @@ def test_whatever_keeps_ray_from_starting_is_told_as_a_cluster_that_is_not_reach
     with pytest.raises(ConfigError, match=told) as refused, opened(Cluster("ray")):
         pass
     assert refused.value.public == "its cluster is not reached"
+
+
+def test_the_token_of_a_cluster_that_begins_here_is_its_owners_alone(ray, monkeypatch, tmp_path):
+    token, seen = tmp_path / ".ray" / "auth_token", []
+
+    def begun(*_, **__):
+        seen.append((len(token.read_text()), stat.S_IMODE(token.stat().st_mode)))
+        raise PermissionError("enough")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", begun)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="enough"), opened(Cluster("ray")):
+            pass
+    assert seen == [(64, 0o600)] * 2
+    token.unlink()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with pytest.raises(ConfigError, match="not reached"), opened(Cluster("ray")):
+        pass
+    assert not token.exists()
 
 
 def test_parties_that_cannot_use_a_cluster_are_refused(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import os
+import stat
 import sys
 import threading
 import time
@@ -31,6 +33,23 @@ from treaty.node.state.store import JobRow, Store
 from treaty.runs.job import decoded_job
 
 BOTH = ("bank", "shop")
+
+
+def test_the_log_of_a_jobs_process_is_its_owners_alone_from_the_start(tmp_path, monkeypatch):
+    seen = []
+
+    def begun(*_, stderr, **__):
+        seen.append(stat.S_IMODE(os.fstat(stderr.fileno()).st_mode))
+        raise OSError("no process here")
+
+    monkeypatch.setattr(runner.subprocess, "Popen", begun)
+    before = os.umask(0)
+    try:
+        with pytest.raises(OSError, match="no process"):
+            runner.Process(None, tmp_path / "job.log", print)
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
 
 
 class Bank:

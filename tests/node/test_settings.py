@@ -102,6 +102,14 @@ def test_a_data_set_may_have_a_cluster(tmp_path: Path) -> None:
         load(tmp_path, f'{DATA}table = "t.csv"\ncluster = "dask"')
 
 
+def test_a_page_is_for_this_machine_alone_or_for_all_by_consent(tmp_path: Path) -> None:
+    for listen in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
+        load(tmp_path, f'name = "bank"\n[web]\nlisten = "{listen}"')
+    assert load(tmp_path, 'name = "bank"\n[web]\nlisten = "0.0.0.0:1"\nopen = true').web == Web(
+        listen="0.0.0.0:1", open=True
+    )
+
+
 def test_a_data_set_is_found_by_name(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     assert settings.data_set("payments").id == "no"
@@ -139,6 +147,9 @@ POLICY = f'{DATA}table = "t.csv"\n[data.t.policy]\n'
         ('name = "bank"\nmax_running = 0', r"max_running = 0: expected a whole number >= 1"),
         ('name = "bank"\nmax_running = "many"', r"expected a whole number, got text"),
         ('name = "bank"\nweb = 5', r"expected \[web\] to be a table, got 5"),
+        ('name = "bank"\n[web]\nlisten = "0.0.0.0:1"', r"can be reached from other machines, .*say open = true"),
+        ('name = "bank"\n[web]\nlisten = "[::]:1"', r"can be reached from other machines"),
+        ('name = "bank"\n[web]\nlisten = "bank.example.org:1"', r"can be reached from other machines"),
         ('name = "bank"\n[web]', r"\[web\] lacks the field 'listen'"),
         ('name = "bank"\nlisten = "a:1"\n[web]\nlisten = "a:1"', r"expected `listen` and \[web\] listen to differ"),
         ('name = "bank"\n[limits]\njob_hours = 0', r"\[limits\] job_hours = 0: expected a number > 0"),

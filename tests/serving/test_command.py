@@ -21,8 +21,9 @@ from serving.models import GOOD, active_part, whole
 from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
+from treaty.node.network.hosts import is_loopback
 from treaty.serving.keys import add_key
-from treaty.serving.server import is_loopback, listen, split_address
+from treaty.serving.server import listen, split_address
 
 TREATY = [sys.executable, "-m", "treaty"]
 
@@ -83,6 +84,17 @@ def test_a_server_answers_keeps_connections_and_ends_at_a_signal(part):
         assert process.stderr.read() == ""
 
 
+def test_pages_elsewhere_cannot_ask_under_a_name_of_their_own(part):
+    """A page at evil.example whose name is made to lead to this machine (DNS rebinding) asks with its own name."""
+    hosts = {"localhost": 200, "127.0.0.1:1": 200, "[::1]:1": 200, "Scores.bank.example:80": 200}
+    hosts |= {"evil.example": 400, "evil.example:8000": 400, "localhost.evil.example": 400, "": 400}
+    with served(part, "--host", "scores.Bank.example") as (_, port):
+        for host, status in hosts.items():
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=within(20))
+            assert ask(connection, Host=host)[0] == status, host
+            connection.close()
+
+
 def test_keys_and_tls(part, tmp_path):
     key = add_key(tmp_path / "keys", "shop")
     write_identity(tmp_path, "bank")
@@ -121,8 +133,8 @@ def test_what_other_machines_reach_needs_keys_or_consent(part, tmp_path):
 
 def test_addresses():
     assert split_address("[::1]:80") == ("::1", 80)
-    assert all(map(is_loopback, ("127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1")))
-    assert not any(map(is_loopback, ("0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "localhost.example.org:1")))
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org")))
     for wrong in ("8000", ":8000", "a:b", "a:70000"):
         with pytest.raises(ConfigError, match="expected HOST:PORT"):
             split_address(wrong)

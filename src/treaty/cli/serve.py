@@ -18,6 +18,7 @@ from treaty.cli.logs import LogFile, Verbose, logged
 from treaty.cli.node import DEFAULT, NodeFile
 from treaty.data.table import Table
 from treaty.errors import ConfigError
+from treaty.node.network.hosts import LOCAL, is_loopback
 from treaty.node.playing.online import Partners as Asking
 from treaty.node.playing.online import UnknownIds, find_socket
 from treaty.node.proposals import Proposal
@@ -40,6 +41,10 @@ def serve(
         ),
     ] = None,
     listen: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:8000",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name besides localhost by which it is asked for: that of a proxy on this machine, say."),
+    ] = None,
     api_keys: Annotated[Path | None, typer.Option(help="File with the digests of keys that may be used.")] = None,
     new_key: Annotated[
         str | None, typer.Option(metavar="NAME", help="Make a key for NAME, add its digest to --api-keys, and stop.")
@@ -76,15 +81,15 @@ def serve(
         raise ConfigError("expected --api-keys or --no-keys, got both")
     try:
         from treaty.serving.app import make_app
-        from treaty.serving.server import is_loopback, run
         from treaty.serving.server import listen as listen_at
+        from treaty.serving.server import run, split_address
     except ModuleNotFoundError as error:
         raise ConfigError("treaty serve needs FastAPI: pip install 'treaty-learn[web]'") from error
     from treaty.serving.keys import read_keys
     from treaty.serving.models import load_model
     from treaty.serving.service import Limits, Service
 
-    near = is_loopback(listen)
+    near = is_loopback(split_address(listen)[0])
     if api_keys is None and not no_keys and not near:
         raise ConfigError(
             f"{listen} can be reached from other machines: name --api-keys FILE (with --new-key NAME it makes one), or "
@@ -104,13 +109,14 @@ def serve(
         with listen_at(listen) as socket:
 
             def tell() -> None:
-                host, port = socket.getsockname()[:2]
-                at = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+                of, port = socket.getsockname()[:2]
+                at = f"{'http' if certificate is None else 'https'}://{f'[{of}]' if ':' in of else of}:{port}"
                 who = "whoever reaches it" if keys is None else f"{len(keys)} keys"
                 _print(f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}")
                 _print(f"columns and examples: {at}/docs")
 
-            run(make_app(service, keys), socket, certificate=certificate, key=key, ready=tell)
+            hosts = LOCAL.union(name.lower() for name in host or ()) if near else None
+            run(make_app(service, keys, hosts), socket, certificate=certificate, key=key, ready=tell)
 
 
 def _names_job(model: Path) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 from treaty.cluster.shards import PIECE_BYTES, ByRows, Shard, cut_arguments
 from treaty.errors import ClusterLost, ConfigError, TreatyError
+from treaty.files import write_whole
 from treaty.parallel import cores
 from treaty.scratch import forget
 
@@ -127,10 +130,21 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
         return ray, False
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if cluster.address == "ray":
+        _make_token()
         ray.init("local", num_cpus=cores(), object_store_memory=_STORE_BYTES, **quiet)
     else:
         ray.init(cluster.address.removeprefix("ray://"), log_to_driver=False, logging_level=logging.ERROR)
     return ray, True
+
+
+def _make_token() -> None:
+    """Make the token that Ray else makes itself, in a file that others may read."""
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return
+    token = Path.home() / ".ray" / "auth_token"
+    if not token.exists():
+        token.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(token, [secrets.token_hex(32).encode()], replace=False)
 
 
 def _nodes(ray: Any) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from msgspec import json
 
 import treaty
+from treaty.node.network.hosts import asks_for
 from treaty.serving.errors import Refused
 from treaty.serving.keys import Keys
 from treaty.serving.metrics import Metrics
@@ -32,7 +33,7 @@ _USUAL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff
 _PATHS = "POST /predict, GET /model, /docs, /openapi.json, /metrics and /health"
 
 
-def make_app(service: Service, keys: Keys | None = None) -> Application:
+def make_app(service: Service, keys: Keys | None = None, hosts: Collection[str] | None = None) -> Application:
     """Return the ASGI application that serves a model.
 
     Parameters
@@ -41,6 +42,8 @@ def make_app(service: Service, keys: Keys | None = None) -> Application:
         Answers the requests.
     keys : Keys or None
         Who may use it, all but ``/health``; None: whoever reaches it.
+    hosts : collection of str or None
+        The names by which it may be asked for; None: any.
     """
     metrics = Metrics()
     pages = FastAPI(title="Treaty", version=treaty.__version__, docs_url=None, redoc_url=None)
@@ -71,21 +74,26 @@ def make_app(service: Service, keys: Keys | None = None) -> Application:
     for status in (404, 405):
         pages.add_exception_handler(status, in_our_words)
     pages.openapi()["paths"]["/predict"] = {"post": predict_operation(service)}  # FastAPI keeps what it has made
-    return _Front(pages, Predictions(service, metrics), keys)
+    return _Front(pages, Predictions(service, metrics), keys, hosts)
 
 
 class _Front:
-    """Lets in who has a key.
+    """Lets in who has a key and asks for one of the hosts.
 
     Takes requests for predictions by itself: FastAPI's way to a handler costs more than most answers do.
     """
 
-    def __init__(self, pages: FastAPI, predictions: Predictions, keys: Keys | None) -> None:
-        self._pages, self._predictions, self._keys = pages, predictions, keys
+    def __init__(
+        self, pages: FastAPI, predictions: Predictions, keys: Keys | None, hosts: Collection[str] | None
+    ) -> None:
+        self._pages, self._predictions, self._keys, self._hosts = pages, predictions, keys, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._pages(scope, receive, send)
+        elif not asks_for(_header(scope, b"host"), self._hosts):
+            said = "this server is not at the name in the header Host; treaty serve --host NAME lets one in"
+            await _send(send, 400, json.encode({"error": said}))
         elif not self._may_enter(scope):
             said = "expected a key that this server knows: the header Authorization: Bearer KEY"
             await _send(send, 401, json.encode({"error": said}), _ASK_FOR_KEY)

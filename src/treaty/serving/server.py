@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -37,17 +36,6 @@ def listen(address: str) -> socket.socket:
         raise ConfigError(
             f"cannot listen at {address}: {error.strerror or error}; name another with --listen"
         ) from None
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach ``host:port``."""
-    host, _ = split_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -40,7 +40,7 @@ class Process:
 
     def __init__(self, order: Order, errors: Path, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
-        with errors.open("ab") as log:
+        with os.fdopen(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "treaty.node.playing.worker"],
                 stdin=subprocess.PIPE,

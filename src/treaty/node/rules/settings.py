@@ -17,6 +17,7 @@ from treaty.data.sources import ending_of
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import check_names
+from treaty.node.network.hosts import is_loopback
 from treaty.node.proposals import Verb
 from treaty.runs.job import Member
 from treaty.runs.toml_tables import Places, converted
@@ -36,10 +37,13 @@ class Web(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     Attributes
     ----------
     listen : str
-        ``host:port``; of this machine alone where the host is 127.0.0.1.
+        ``host:port``, which only this machine can reach: 127.0.0.1, say.
+    open : bool
+        Consent to another host: whoever reaches it sees the page, which asks nobody who they are.
     """
 
     listen: HostPort
+    open: bool = False
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -326,6 +330,12 @@ def _check(settings: Settings) -> None:
     """Refuse what is of the right type and cannot be meant."""
     check_names([settings.name])
     _check_ports(settings)
+    web = settings.web
+    if web is not None and not web.open and not is_loopback(web.listen.rpartition(":")[0].strip("[]")):
+        raise ConfigError(
+            f"[web] listen = {web.listen!r} can be reached from other machines, and the page asks nobody who they are: "
+            "take 127.0.0.1, or say open = true if whoever reaches it may see jobs, models and peers"
+        )
     if settings.name in settings.peers:
         raise ConfigError(f"[peers.{settings.name}] is this node itself: take it out")
     for name, peer in settings.peers.items():

@@ -7,7 +7,6 @@ given by the command line, where they are signed.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import time
@@ -24,12 +23,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treaty.errors import ConfigError
+from treaty.node.network.hosts import LOCAL, asks_for, is_loopback
 from treaty.node.shown.metrics import registry
 from treaty.node.shown.page import STYLE_HASH, JobView, Shown, job_page, overview
 from treaty.node.state.store import FINAL, TRANSITIONS, JobRow, Store
 
 ENDED = 20  # how many of the jobs that have ended the page shows
-LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _CONNECTIONS = 100
 
 _HEADERS = {
@@ -107,9 +106,7 @@ class _Guard:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        asked = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
-        name = asked if asked.endswith("]") else asked.rpartition(":")[0] or asked
-        if scope["type"] == "http" and self._hosts is not None and name.lower() not in self._hosts:
+        if scope["type"] == "http" and not asks_for(Headers(scope=scope).get("host", ""), self._hosts):
             await PlainTextResponse("This page is not at that name.\n", 400)(scope, receive, with_headers)
         else:
             await self._app(scope, receive, with_headers)
@@ -134,7 +131,7 @@ class Serving:
             raise ConfigError(
                 f"the page cannot listen at {listen}: {error.strerror or error} - at web.listen"
             ) from None
-        application = app(store, name, describe, hosts=LOCAL if _is_local(host) else None)
+        application = app(store, name, describe, hosts=LOCAL if is_loopback(host) else None)
         config = uvicorn.Config(
             application, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
             limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=2,
@@ -150,10 +147,3 @@ class Serving:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
