@@ -45,6 +45,11 @@ def ends() -> tuple[Transfers, Transfers]:
     return play(open_transfers(), open_transfers())
 
 
+def test_transfers_made_ahead_take_31_bits_each() -> None:
+    sent = next(play(open_transfers(), open_transfers())[0].reserve(1))
+    assert sum(array.nbytes for array in sent) * 8 == 31 * (1 << 15)
+
+
 def shared(numbers: list[int], bits: int, words: int = 2) -> tuple[np.ndarray, np.ndarray]:
     masks = [random.randrange(1 << bits) for _ in numbers]
     return from_ints([(x - m) % (1 << bits) for x, m in zip(numbers, masks, strict=True)], words), from_ints(

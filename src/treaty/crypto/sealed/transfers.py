@@ -19,7 +19,7 @@ from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen, random_pairs
 
 _FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
-_FOLD = 2
+_FOLD = 4  # 31 bits travel for each transfer, for as much time as 63 at 2; 8 takes five times as long
 
 Words = NDArray[np.uint64]
 Bits = NDArray[np.uint8]

@@ -44,7 +44,7 @@ KAPPA = 128
 STEP = 64 * bits.WORDS
 """Transfers are made by multiples of this number."""
 
-_PIECE = 1 << 15  # transfers at a time: their columns lie in a core's cache
+_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves at a fold of 4, which lie in a core's cache
 
 Words = NDArray[np.uint64]
 
@@ -125,8 +125,8 @@ class Sender:
                 known = np.bitwise_xor.reduce(nodes[side::2])
                 nodes[2 * gap + side] = corrections[tree, level, side] ^ pads[tree, level] ^ known
                 gap = 2 * gap + choice
-            # slot s has leaf s xor gap; the first, which is not known, counts in no plane
-            seeds += [nodes[slot ^ gap] for slot in range(1, len(nodes))]
+            # slot s has leaf s xor gap; the first, which is not known, counts in no plane, whatever is in its place
+            seeds += [nodes[slot ^ gap] for slot in range(len(nodes))]
         self._streams = Streams(np.stack(seeds))
 
     def extend(self, count: int, message: Words) -> Words:
@@ -141,8 +141,7 @@ class Sender:
         for part in pieces(count, _PIECE):
             at = slice(part.start // 64, part.stop // 64)
             planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
-            leaves = np.zeros((trees, 1 << self._fold, planes.shape[2]), np.uint64)
-            leaves[:, 1:] = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
+            leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
             bits.fold(leaves, planes)
             bits.correct(planes[1:], masks[1:], np.ascontiguousarray(message[:, at]))
             bits.transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // bits.WORDS)

@@ -47,9 +47,9 @@ from treaty.systems.vertical.sealed.candidates import Candidates
 
 MOST_STEP = 1 << 13
 
-TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 9e-9
+TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
 """Seconds of computing: of a step, however little it compares, and for each byte sent."""
-_OF_PRODUCTS = 1.5  # bytes of a comparison by those of its products
+_OF_PRODUCTS = 1.2  # bytes of a comparison by those of its products
 _AT_A_TIME = 1 << 14
 """Candidates of a level that are compared at once: some 3 kB each are in memory."""
 
