@@ -163,6 +163,13 @@ def test_a_party_that_is_none_is_an_error(job, tmp_path):
     assert "expected --as to be one of a, b, c" in str(check(tmp_path, "d").exception)
 
 
+def test_without_as_and_without_a_node_the_parties_are_named(job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["check", "job.toml"])
+    assert isinstance(done.exception, ConfigError)
+    assert "expected --as with the party to check as, one of a, b, c" in str(done.exception)
+
+
 def test_what_a_job_is_expected_to_take_is_said(tmp_path):
     job = write_job(tmp_path, "secureboost")
     said = {finding.what: finding for finding in check_own(job, "b")}

@@ -104,6 +104,21 @@ def test_without_xgboost_and_pandas_the_demo_says_which_row_is_missing(without):
     done = CliRunner().invoke(app, ["demo", "--protocol", "pooled", "--trees", "1"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "XGBoost, not installed: pip install" in done.stdout
+    assert "'treaty-learn[xgboost]'" in done.stdout
+
+
+@pytest.mark.parametrize("protocol", ["pooled", "secureboost", "federboost-horizontal"])
+def test_a_numeric_label_is_regressed(tmp_path, protocol):
+    X, _ = real_table("binary")
+    X.iloc[:300, :6].rename(columns={X.columns[1]: "[bold]"}).to_csv(tmp_path / "t.csv", index=False)
+    file = ["--data", str(tmp_path / "t.csv"), "--label", str(X.columns[0])]
+    done = CliRunner().invoke(app, ["demo", "--protocol", protocol, "--trees", "2", *file], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    heading, *scores = [line for line in done.output.splitlines() if "R2" in line or "Treaty, " in line]
+    assert heading.split() == ["┃", "┃", "R2", "┃", "RMSE", "┃"]
+    assert all(0.2 < float(line.split("│")[2]) < 1.0 for line in scores)
+    assert "AUC" not in done.output
+    assert protocol == "federboost-horizontal" or "[bold]" in done.output  # a column's name, no markup
 
 
 @pytest.mark.slow

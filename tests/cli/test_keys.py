@@ -68,7 +68,11 @@ def test_a_person_types_the_group_that_is_asked_for(bank, monkeypatch):
     fingerprint = fingerprint_of(read_card(CARD))
     groups = fingerprint.removeprefix("SHA256:").split()
     monkeypatch.setattr(commands.secrets, "randbelow", lambda count: count - 12)
-    assert "the card is not trusted" in refused("trust", CARD, typed="nope\n")
+    done = keys("trust", CARD, typed="nope\n")
+    said = f"{done.output}{done.exception}"
+    assert "the card is not trusted" in said
+    assert f"SHA256:{' '.join([*groups[:4], '....', *groups[5:]])}" in said
+    assert groups[4] not in said.replace(" ".join(groups[5:]), "")  # what is asked for is not shown
     assert "the card is not trusted" in refused("trust", CARD, typed=groups[4][1:] + "\n")
     assert keys("trust", CARD, typed="").exit_code == 1
     assert trusted("keys") == {}

@@ -58,7 +58,10 @@ def test_partners_are_asked_with_ids_and_own_columns():
     assert asked == [[str(place) for place in range(3, 9)]]
     answer = client(partners=partners).post("/predict", json={"rows": rows_of(tables["bank"].iloc[:1])})
     assert answer.status_code == 422
-    assert '"ids"' in answer.json()["error"]
+    shape = '{"rows": [{"column": value, ...}, ...], "ids": ["id", ...]}'
+    assert answer.json()["error"] == f'expected a field "ids", got none: a request is {shape}'
+    assert f"-d '{shape}'" in client(partners=partners).get("/docs").text
+    assert '"ids"' not in client(fallback=True).get("/docs").text
 
 
 def test_partners_that_fail_are_said_to_the_caller_and_why_to_the_log(caplog):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treaty.attacks.comparing import Standing
     from treaty.attacks.views import Finding
 
-console = Console()
+console = Console(markup=False)
 
 
 def audit(

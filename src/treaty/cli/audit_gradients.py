@@ -12,7 +12,7 @@ from treaty.parallel import cores as all_cores
 from treaty.runs.progress import steps_bar
 from treaty.systems.vertical.audit.replay import audit as compare
 
-console = Console()
+console = Console(markup=False)
 
 
 def audit_gradients(

@@ -15,7 +15,7 @@ from treaty.node.state.audit import Entry, Head
 from treaty.node.state.store import Store
 
 audit_log = typer.Typer(help="What this node did and why, and whether the log of it is whole.", no_args_is_help=True)
-console = Console()
+console = Console(markup=False)
 
 Node = Annotated[Path, typer.Option("--node", envvar="TREATY_NODE", help="The node's settings.")]
 
@@ -99,4 +99,4 @@ def _word(said: Any) -> str:
 def _print(line: str) -> None:
     """Print a line, in which a peer's words cannot move the cursor or colour the screen."""
     plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
-    console.print(plain, soft_wrap=True, highlight=False, markup=False)
+    console.print(plain, soft_wrap=True, highlight=False)

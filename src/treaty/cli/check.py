@@ -18,7 +18,7 @@ from treaty.runs.local_checks import Finding, check_own, peers_of, probe
 from treaty.runs.meeting.connecting import listening
 from treaty.runs.report import learned_by
 
-console = Console()
+console = Console(markup=False)
 AGAIN = 1.0  # seconds between two attempts to reach a peer
 LINGER = 3.0  # seconds for which one that waited still listens, for those who have just begun
 
@@ -46,6 +46,12 @@ def check(
     Ends with 0 where all is well, 2 where something of this party's own is wrong, 1 where only other parties do not
     answer as they should.
     """
+    if party is None and node == DEFAULT and not node.exists():
+        names = ", ".join(load_job(job).parties)
+        raise ConfigError(
+            f"expected --as with the party to check as, one of {names}; or, of a job for nodes, --node with the node's "
+            "settings"
+        )
     if party is None:
         here, there = check_as_node(job, node, with_peers=with_peers, patience=seconds_of("--wait", wait or "1m"))
         raise typer.Exit(0 if here and there else 1 if here else 2)
@@ -96,4 +102,4 @@ def _reach(job: Job, party: str, deadline: float) -> list[Finding]:
 
 
 def _show(finding: Finding) -> None:
-    console.print(str(finding), soft_wrap=True, highlight=False, markup=False)
+    console.print(str(finding), soft_wrap=True, highlight=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-console = Console()
+console = Console(markup=False)
 
 
 def demo(
@@ -33,7 +33,7 @@ def demo(
         ),
     ] = None,
     data: Annotated[str, typer.Option(help="breast (scikit-learn's, built in), or a CSV or Parquet file.")] = "breast",
-    label: Annotated[str | None, typer.Option(help="Label column of a file.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column of a file: classes, or numbers to regress.")] = None,
     ids: Annotated[
         str | None, typer.Option("--id", help="A file's column, or several with commas, that is no feature: ids.")
     ] = None,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as Grid
 from sklearn.datasets import load_breast_cancer
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
 from treaty.data.labels import check_labels
 from treaty.data.sources import read_table, refuse_strays, with_categories
@@ -26,7 +26,8 @@ ORGANISATIONS = ("north", "south", "east", "west", *(f"hospital{i}" for i in ran
 def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArray[Any]]:
     """Return the columns as an arrow table, and the labels: of "breast", scikit-learn's, or of a file.
 
-    A file's columns `ids`, with commas between, are left out.
+    A file's columns `ids`, with commas between, are left out. Its label is a target, float64, where it has more numbers
+    than `MOST_CLASSES`, or any that is not whole; otherwise labels are classes.
 
     Raises
     ------
@@ -52,6 +53,11 @@ def load_data(data: str, label: str | None, ids: str | None) -> tuple[Any, NDArr
     refuse_strays(columns, data, "the demo", features=columns.column_names, remedy="put a letter before each")
     columns = with_categories(columns)
     y = check_labels(table[label].to_numpy(), data)
+    if y.dtype.kind in "iuf":
+        numbers = y.astype(np.float64)
+        if len(np.unique(numbers)) > MOST_CLASSES or (numbers != np.floor(numbers)).any():
+            return columns, numbers
+        y = numbers.astype(np.int64)
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) < 2 or len(classes) > MOST_CLASSES or counts.min() < 3:
         raise ConfigError(
@@ -106,16 +112,25 @@ def rows_apart(columns: Any, parties: int) -> list[NDArray[np.intp]]:
     return np.array_split(np.argsort(ranks / len(ranks) + chance), parties)
 
 
-def score_grid() -> Grid:
-    """Return the empty table of scores."""
+def is_target(y: NDArray[Any]) -> bool:
+    """Tell whether labels of `load_data` are numbers to predict, not classes."""
+    return bool(y.dtype.kind == "f")
+
+
+def score_grid(y: NDArray[Any]) -> Grid:
+    """Return the empty table of scores of these labels."""
     grid = Grid(title="On the held-back rows", title_justify="left")
-    for heading in ("", "AUC", "log-loss"):
+    for heading in ("", *(("R2", "RMSE") if is_target(y) else ("AUC", "log-loss"))):
         grid.add_column(heading, justify="left" if not heading else "right")
     return grid
 
 
 def add_scores(grid: Grid, title: str, y: NDArray[Any], probabilities: NDArray[np.float64]) -> None:
-    """Add what a model's probabilities (n_rows, n_classes) are worth."""
+    """Add what a model's probabilities (n_rows, n_classes) are worth, or its predictions (n_rows,) of a target."""
+    if is_target(y):
+        error = np.sqrt(np.mean((y - probabilities) ** 2))
+        grid.add_row(title, f"{r2_score(y, probabilities):.4f}", f"{error:.4g}")
+        return
     if probabilities.shape[1] == 2:
         auc = roc_auc_score(y, probabilities[:, 1])
     else:

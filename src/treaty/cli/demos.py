@@ -18,12 +18,20 @@ from rich.table import Table as Grid
 from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.model_selection import train_test_split
 
-from treaty.cli.demo_data import ORGANISATIONS, add_scores, cut_columns, load_data, rows_apart, score_grid
+from treaty.cli.demo_data import (
+    ORGANISATIONS,
+    add_scores,
+    cut_columns,
+    is_target,
+    load_data,
+    rows_apart,
+    score_grid,
+)
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.estimators.align import align
 from treaty.estimators.linear import LogisticRegression
-from treaty.estimators.trees import GBDTClassifier
+from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
 from treaty.linear.batches import fewest_rows
 from treaty.models.linear import label_holder, preparation_of
 from treaty.runs.warm_up import compile_kernels, compile_walks
@@ -48,8 +56,8 @@ class Scenario:
 
     Attributes
     ----------
-    model : GBDTClassifier or LogisticRegression
-    pooled : GBDTClassifier or LogisticRegression
+    model : GBDTClassifier, GBDTRegressor or LogisticRegression
+    pooled : same as `model`
         The same on one table.
     columns : pyarrow.Table
     y : ndarray (n_rows,)
@@ -131,7 +139,7 @@ def run_demo(
     _play(console, scenario, system)
     if report is not None:
         _write_report(report, scenario, system)
-        console.print(f"wrote {report}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"wrote {report}", soft_wrap=True, highlight=False)
 
 
 def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
@@ -153,10 +161,26 @@ def _options(system: System, given: dict[str, Any], parties: int | None) -> Syst
 # ---------------------------------------------------------------- scenarios
 
 
-def _pooled(options: SystemOptions, trees: int) -> GBDTClassifier:
-    """Return the model of one table to compare with: in as many bins as the system's."""
+def _models(options: SystemOptions, y: NDArray[Any], trees: int, played: dict[str, Any]) -> dict[str, Any]:
+    """Return the model of these labels, and that of one table to compare with: in as many bins as the system's."""
+    kind = GBDTRegressor if is_target(y) else GBDTClassifier
     bins = BoostingOptions().checked(options).most_bins
-    return GBDTClassifier(n_estimators=trees, max_bin=bins)
+    return {
+        "model": kind(options, n_estimators=trees, **played), "pooled": kind(n_estimators=trees, max_bin=bins),
+    }  # fmt: skip
+
+
+def _split(y: NDArray[Any], held_back: float = 1 / 3) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the rows to train on and those held back, classes in the same shares."""
+    classes = None if is_target(y) else y
+    train, test = train_test_split(np.arange(len(y)), test_size=held_back, stratify=classes, random_state=0)
+    return train, test
+
+
+def _predicted(model: Any, tables: Any) -> NDArray[np.float64]:
+    """Return probabilities (n_rows, n_classes), or predictions (n_rows,) of a target."""
+    found = model.predict(tables) if isinstance(model, GBDTRegressor) else model.predict_proba(tables)
+    return np.asarray(found, np.float64)
 
 
 def _by_column(
@@ -171,11 +195,11 @@ def _by_column(
     """Organisations with different columns of the same rows, some of which each lacks."""
     cut = cut_columns(console, data[0].column_names, parties, split)
     columns, y = _aligned(console, *data, cut)
-    train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
+    train, test = _split(y)
     rows_of = _tables_of(columns, cut)
     return Scenario(
-        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=_pooled(options, trees),
-        columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
+        **_models(options, y, trees, played), columns=columns, y=y, train=train, test=test,
+        given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
         aligned=list(cut),
     )  # fmt: skip
 
@@ -194,7 +218,7 @@ def _by_row(
     among_users = "user" in system.train
     names = [f"user{k + 1}" for k in range(_USERS_OF_EDGE * parties)] if among_users else ORGANISATIONS[:parties]
     cast = cast_of(system, list(names), None, options)  # refused before anything is printed
-    train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
+    train, test = _split(y)
     if len(train) < len(names):
         raise ConfigError(f"expected a row for each of {len(names)} users, got {len(train)} rows to train on")
     dealt = (
@@ -213,8 +237,8 @@ def _by_row(
             f"  (more of those with small {columns.column_names[0]} at {names[0]}: no two have the same people)"
         )
     return Scenario(
-        model=GBDTClassifier(options, n_estimators=trees, **played), pooled=_pooled(options, trees),
-        columns=columns, y=y, train=train, test=test, given=(own,), rows_of=lambda index: columns.take(index),
+        **_models(options, y, trees, played), columns=columns, y=y, train=train, test=test, given=(own,),
+        rows_of=lambda index: columns.take(index),
         alone={} if among_users else own, aligned=[],
     )  # fmt: skip
 
@@ -230,12 +254,13 @@ def _regression(
     """Organisations with different columns fit one logistic regression."""
     classes = np.unique(data[1])
     if len(classes) != 2:
-        raise ConfigError(f"logistic regression is of two classes, got {len(classes)}; leave --model out")
+        got = "numbers" if is_target(data[1]) else len(classes)
+        raise ConfigError(f"logistic regression is of two classes, got {got}; leave --model out")
     cut = cut_columns(console, data[0].column_names, parties, split)
     columns, y = _aligned(console, *data, cut)
     alone = isinstance(options, Pooled)
     least = 0 if alone else _fewest_rows({party: columns.select(names) for party, names in cut.items()})
-    train, test = train_test_split(np.arange(len(y)), test_size=_held_back(len(y), least), stratify=y, random_state=0)
+    train, test = _split(y, _held_back(len(y), least))
     common: dict[str, Any] = {
         "max_iter": _EPOCHS, "random_state": 0, "batch_size": max(least, min(1000, len(train) // 4))
     }  # fmt: skip
@@ -276,7 +301,8 @@ def _aligned(console: Console, columns: Any, y: NDArray[Any], cut: dict[str, lis
     whole = pa.table({name: found[party][name] for party, names in cut.items() for name in names})
     y = found[lead][_LABEL].to_numpy()
     console.print(
-        f"[bold]private set intersection: {len(y)} rows that all hold, of {sizes}; {seconds:.1f} s[/bold]",
+        f"private set intersection: {len(y)} rows that all hold, of {sizes}; {seconds:.1f} s",
+        style="bold",
         soft_wrap=True,
     )
     return whole, y
@@ -307,7 +333,7 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
     model, train, test = scenario.model, scenario.train, scenario.test
     regression = isinstance(model, LogisticRegression)
     batches = f", batches of {model.batch_size}" if regression else ""
-    console.print(f"[bold]{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}[/bold]")
+    console.print(f"{len(train)} rows to train on, {len(test)} held back; {system.name}{batches}", style="bold")
     if system.split != "none" and model.transport == "memory":
         console.print("all parties are threads of this process; --transport grpc: a process each, connected by TLS")
     if getattr(model.protocol, "allow_exact_sums", False):
@@ -322,7 +348,7 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
         started = time.perf_counter()
         model.fit(*scenario.given)
         fitted = time.perf_counter()
-        ours = model.predict_proba(scenario.rows_of(test))
+        ours = _predicted(model, scenario.rows_of(test))
         predicted = time.perf_counter()
         grid = _scores(scenario, system, ours)
     console.print(grid)
@@ -338,7 +364,7 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
             console.print(f"encryption: {part.encryption}, {part.choice}", soft_wrap=True)
         if getattr(part, "spent", ""):
             console.print(f"noise of {party}: {part.spent}", soft_wrap=True)
-    console.print("\n[bold]What each party learned[/bold]")
+    console.print("\nWhat each party learned", style="bold")
     for party, facts in _learned(scenario).items():
         for fact in facts:
             console.print(f"  {party:<12} {fact}", soft_wrap=True)
@@ -365,12 +391,12 @@ def _learned(scenario: Scenario) -> dict[str, list[str]]:
 
 def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Grid:
     """Return the table of scores: ours, each participant's alone, the pooled table's, and another library's."""
-    grid, y, train, test = score_grid(), scenario.y, scenario.train, scenario.test
+    grid, y, train, test = score_grid(scenario.y), scenario.y, scenario.train, scenario.test
     alone = system.split == "none"
     add_scores(grid, "Treaty, pooled" if alone else f"Treaty, {system.name}, nothing pooled", y[test], ours)
     for name, (table, labels) in scenario.alone.items():
-        if len(np.unique(labels)) == len(scenario.model.classes_):
-            own = scenario.pooled.fit(table, labels).predict_proba(scenario.rows_of(test))
+        if is_target(y) or len(np.unique(labels)) == len(scenario.model.classes_):
+            own = _predicted(scenario.pooled.fit(table, labels), scenario.rows_of(test))
             add_scores(grid, f"Treaty, {name} alone", y[test], own)
         else:
             grid.add_row(f"Treaty, {name} alone: has not all classes", "-", "-")
@@ -387,7 +413,7 @@ def _add_pooled(grid: Grid, scenario: Scenario, system: System, ours: NDArray[np
     """Add the same model on the pooled table, and how near ours is to it where it is meant to be the same."""
     y, train, test, pooled = scenario.y, scenario.train, scenario.test, scenario.pooled
     tables = scenario.rows_of(train)
-    theirs = pooled.fit(tables, y[train]).predict_proba(scenario.rows_of(test))
+    theirs = _predicted(pooled.fit(tables, y[train]), scenario.rows_of(test))
     note = ""
     if isinstance(pooled, LogisticRegression):
         pairs = ((scenario.model.parts_[name].coef, pooled.parts_[name].coef) for name in tables)
@@ -400,22 +426,22 @@ def _add_pooled(grid: Grid, scenario: Scenario, system: System, ours: NDArray[np
 def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
     """Add XGBoost trained on the pooled table with the same settings, or that it is not installed."""
     try:
-        from xgboost import XGBClassifier
+        from xgboost import XGBClassifier, XGBRegressor
     except ImportError:
         grid.add_row("XGBoost, not installed: pip install 'treaty-learn[xgboost]'", "-", "-")
         return
     y, train, test = scenario.y, scenario.train, scenario.test
     table = to_table(scenario.columns)
     matrix = table.matrix()
-    codes = np.unique(y, return_inverse=True)[1]
-    booster = XGBClassifier(
+    codes = y if is_target(y) else np.unique(y, return_inverse=True)[1]
+    booster = (XGBRegressor if is_target(y) else XGBClassifier)(
         n_estimators=scenario.model.n_estimators, max_depth=3, learning_rate=0.3,
         max_bin=scenario.pooled.max_bin, tree_method="hist",
         enable_categorical=True, feature_types=["float" if of is None else "c" for of in table.schema.categories],
     )  # fmt: skip
     booster.fit(matrix[train], codes[train])
-    p = np.asarray(booster.predict_proba(matrix[test]), np.float64)
-    theirs = np.asarray(p / p.sum(axis=1, keepdims=True))
+    p = np.asarray((booster.predict if is_target(y) else booster.predict_proba)(matrix[test]), np.float64)
+    theirs = p if is_target(y) else p / p.sum(axis=1, keepdims=True)
     add_scores(grid, "XGBoost, pooled table (no least leaf size)", y[test], theirs)
 
 

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from treaty.errors import ConfigError
 
-console = Console()
+console = Console(markup=False)
 
 
 def disclosures(
@@ -62,7 +61,7 @@ def disclosures(
         for line in lines:
             lessened = f" (lessened by {line.guard})" if line.guard else ""
             message = f"{line.message.__name__}\n{line.way}"
-            table.add_row(line.form, message, escape(f"{line.tells}{lessened}\n{line.reference}"))
+            table.add_row(line.form, message, f"{line.tells}{lessened}\n{line.reference}")
         console.print(table)
 
 
@@ -71,7 +70,7 @@ def say_learned(learned: Mapping[str, Sequence[str]]) -> None:
     console.print("What each party learns:", soft_wrap=True, highlight=False)
     for who, sentences in learned.items():
         for sentence in sentences:
-            console.print(f"  {who}: {sentence}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"  {who}: {sentence}", soft_wrap=True, highlight=False)
 
 
 def _named(setting: str) -> tuple[str, Any]:

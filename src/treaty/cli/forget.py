@@ -16,7 +16,7 @@ from treaty.node.rules.settings import load_settings
 from treaty.node.state import forgetting
 from treaty.node.state.store import FINAL, JobRow, Store
 
-console = Console()
+console = Console(markup=False)
 
 
 def forget(
@@ -64,4 +64,4 @@ def _ended_before(store: Store, when: float) -> list[JobRow]:
 
 
 def _say(text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text, soft_wrap=True, highlight=False)

@@ -37,7 +37,7 @@ from treaty.runs.report import load_reports, service_report_file
 from treaty.runs.serving import serve_party, service_cast
 
 logger = logging.getLogger(__name__)
-console = Console()
+console = Console(markup=False)
 
 
 def train(
@@ -126,7 +126,7 @@ def _print_reports(job: Job) -> None:
         took = f"{rows}{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
         made = part_file(job.output, name) if report.has_part else "took part"
         if report.columns:
-            console.print(f"{name}: {report.table()}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"{name}: {report.table()}", soft_wrap=True, highlight=False)
         console.print(f"{name}: {made}  ({took})", soft_wrap=True)
     lead = reports[job.active]
     if lead.choice:

@@ -21,7 +21,7 @@ from treaty.node.keys.identity import make_keys, must_compare, own_cards, peers,
 keys = typer.Typer(
     help="Make this organisation's keys, and say whose cards it trusts.", no_args_is_help=True, rich_markup_mode="rich"
 )
-console = Console()
+console = Console(markup=False)
 
 Folder = Annotated[Path, typer.Option(help="The folder of keys.")]
 
@@ -173,19 +173,20 @@ def _compared(card: Card) -> str:
             '--fingerprint "SHA256:..." as the partner says it'
         )
     whole = fingerprint_of(card)
-    console.print(f"card of      {card.name}, valid until {ends(card):%Y-%m-%d}", soft_wrap=True, highlight=False)
-    console.print(f"fingerprint  {whole}", soft_wrap=True, highlight=False)
+    groups = whole.removeprefix("SHA256:").split()
+    number = secrets.randbelow(len(groups))  # who always types the same one may compare no other
+    shown = " ".join("...." if k == number else group for k, group in enumerate(groups))
+    _say("card of", f"{card.name}, valid until {ends(card):%Y-%m-%d}")
+    _say("fingerprint", f"SHA256:{shown}")
     console.print(
         f"Have {card.name} read out what treaty keys show prints there, over another channel than the one that brought "
-        "the file. All groups must be the same.",
+        "the file. All groups must be the same; the one that is not shown here is asked for.",
         soft_wrap=True,
         highlight=False,
     )
-    groups = whole.removeprefix("SHA256:").split()
-    number = secrets.randbelow(len(groups))  # who always types the same one may compare no other
     heard = typer.prompt(f"Group {number + 1} of {len(groups)}, four characters, as you heard it")
     if heard.strip().lower() != groups[number]:
-        raise ConfigError(f"expected {groups[number]!r} as group {number + 1}, got {heard!r}: the card is not trusted")
+        raise ConfigError(f"group {number + 1} of the fingerprint is not {heard!r}: the card is not trusted")
     return whole
 
 
@@ -203,7 +204,7 @@ def _say_new(folder: Path, card: Card) -> None:
 
 
 def _say(what: str, value: str) -> None:
-    console.print(f"{what:<12} {value}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{what:<12} {value}", soft_wrap=True, highlight=False)
 
 
 def _soon(card: Card) -> str:

@@ -22,7 +22,7 @@ from treaty.cli.logs import BY_SIGNAL, Ended, last_line
 from treaty.errors import ConfigError, DataError, TreatyError
 from treaty.signals import ended_by_signals
 
-console = Console()
+console = Console(markup=False)
 
 _OF_NODES = "Nodes"
 _COMMANDS = {

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treaty.node.shown.page import JobView
     from treaty.node.shown.web import Serving
 
-console = Console()
+console = Console(markup=False)
 
 NodeFile = Annotated[Path, typer.Option("--node", envvar="TREATY_NODE", help="The node's settings.")]
 JobPrefix = Annotated[str, typer.Argument(metavar="JOB", help="The first letters of a job's id.")]
@@ -356,4 +356,4 @@ def _log() -> None:
 
 
 def _say(text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text, soft_wrap=True, highlight=False)

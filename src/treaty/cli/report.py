@@ -10,7 +10,7 @@ from rich.console import Console
 
 from treaty.errors import ConfigError
 
-console = Console()
+console = Console(markup=False)
 
 
 def report(
@@ -54,7 +54,7 @@ def report(
     if predictions is not None and labels is not None and label is not None:
         scores = read_scores(predictions, labels, label)
     write_page(path, contents_of_run(folder, reports, viewer, scores, None if pooled is None else _history(pooled)))
-    console.print(f"{viewer}: wrote {path}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{viewer}: wrote {path}", soft_wrap=True, highlight=False)
 
 
 def _history(folder: Path) -> Any:

@@ -29,7 +29,7 @@ from treaty.parallel import cores
 if TYPE_CHECKING:
     from treaty.serving.service import Partners
 
-console = Console()
+console = Console(markup=False)
 
 
 def serve(
@@ -162,7 +162,7 @@ def _make_key(name: str, file: Path | None) -> None:
 
 
 def _print(text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text, soft_wrap=True, highlight=False)
 
 
 def _warn(text: str) -> None:

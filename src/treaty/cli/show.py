@@ -22,7 +22,7 @@ from treaty.models.trees import load_part
 from treaty.runs.report import FORMAT as REPORT
 from treaty.runs.report import Report, column_types, importances_of, losses_of
 
-console = Console()
+console = Console(markup=False)
 
 
 def show(
@@ -118,4 +118,4 @@ def _seconds(of: dict[str, float]) -> str:
 
 
 def _line(what: str, said: str) -> None:
-    console.print(f"{what}: {said}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{what}: {said}", soft_wrap=True, highlight=False)

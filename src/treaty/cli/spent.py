@@ -11,7 +11,7 @@ from rich.console import Console
 from treaty.database import set_aside
 from treaty.privacy.ledger import cost, read_ledger, summary
 
-console = Console()
+console = Console(markup=False)
 
 
 def ledger(

@@ -40,7 +40,7 @@ class Request:
 
 
 class RequestReader:
-    """Reads requests: ``{"rows": [{column: value, ...}, ...]}``, and ``"ids"`` where partners need them."""
+    """Reads requests: of the form `shape`, with ``"ids"`` where partners need them."""
 
     def __init__(self, schema: Schema, *, max_rows: int, with_ids: bool = False) -> None:
         """Raise ConfigError for a name of a column that JSON writes in another way than it is."""
@@ -65,13 +65,15 @@ class RequestReader:
         body = msgspec.defstruct("Body", fields, forbid_unknown_fields=True)
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body)
         self._with_ids = with_ids
+        ids = ', "ids": ["id", ...]' if with_ids else ""
+        self.shape = f'{{"rows": [{{"column": value, ...}}, ...]{ids}}}'
 
     def read(self, content: bytes) -> Request:
         """Return a request's rows; raise `Refused`, 400 for what is no JSON and 422 for what does not fit the model."""
         try:
             body = self._decoder.decode(content)
         except msgspec.ValidationError as error:
-            raise _refused(str(error)) from None
+            raise _refused(str(error), self.shape) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refused(400, f"expected JSON in UTF-8, got something else: {error}") from None
         except RecursionError:
@@ -117,11 +119,11 @@ def _cell(values: tuple[Category, ...] | None) -> UnionType | Any:
     return Union[(*sorted(kinds, key=lambda kind: kind.__name__), None)]
 
 
-def _refused(said: str) -> Refused:
-    """Say in plain words what a decoder has found."""
+def _refused(said: str, shape: str) -> Refused:
+    """Say in plain words what a decoder has found; `shape` is a request's."""
     found = _IN_ROW.match(said)
     if found is None:
-        return _refused_at_top(said)
+        return _refused_at_top(said, shape)
     row, column = int(found["row"]), found["column"]
     if found["list"] == "ids":
         return Refused(422, f"ids: {_plain(found['what'])}", row=row)
@@ -133,10 +135,10 @@ def _refused(said: str) -> Refused:
     return Refused(422, _plain(found["what"]), row=row, column=column)
 
 
-def _refused_at_top(said: str) -> Refused:
+def _refused_at_top(said: str, shape: str) -> Refused:
     found = _AT_TOP.match(said)
     assert found is not None
-    field, shape = _FIELD.match(found["what"]), '{"rows": [{"column": value, ...}, ...]}'
+    field = _FIELD.match(found["what"])
     if field is not None and field["is"] == "missing required":
         return Refused(422, f'expected a field "{field["field"]}", got none: a request is {shape}')
     if field is not None:

@@ -112,7 +112,7 @@ def docs_page(service: Service) -> str:
 <p>Up to {service.limits.rows} rows and {service.limits.body_bytes} bytes a request. Every row has all columns; null is
 a value that is not known. Where keys are asked for, give yours as a header.
 <pre>curl -H 'Authorization: Bearer KEY' -H 'Content-Type: application/json' \\
-  -d '{{"rows": [{{"column": value, ...}}]}}' .../predict</pre>
+  -d '{escape(service.shape, quote=False)}' .../predict</pre>
 <h2>Columns</h2>
 <table><tr><th>name<th>kind<th>categories{rows}</table>
 <h2>More</h2>

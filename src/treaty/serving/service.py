@@ -52,6 +52,8 @@ class Service:
     ----------
     waits : bool
         Whether an answer waits for other parties.
+    shape : str
+        The form of a request, in JSON.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Service:
         self.waits = self._partners is not None
         self._fallback = model.fallback() if fallback and model.needs else None
         self._reader = RequestReader(model.schema, max_rows=self.limits.rows, with_ids=self.waits)
+        self.shape = self._reader.shape
         self._encoder, self._threads = msgspec.json.Encoder(), threads
 
     @property
