@@ -17,6 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treaty
+from treaty.data import csv_streams, opening
+from treaty.data.sources import read_table as source_table
+from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.estimators.align import align
 from treaty.estimators.trees import GBDTClassifier
@@ -168,3 +171,50 @@ def test_who_has_few_common_ids_is_warned_with_the_usual_causes() -> None:
     assert len(told) == 1  # the shop shares 100 of 599
     with pytest.raises(DataError, match=r"got none .*padding zeros"):
         align({"bank": bank, "shop": shop.iloc[:300]})
+
+
+WAYS = {
+    "path": lambda path: str(path),
+    "read_table": treaty.read_table,
+    "open_table": treaty.open_table,
+    "open_table with id": lambda path: treaty.open_table(path, id="key"),
+    "categorical": lambda path: treaty.read_table(path, categorical=["key"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*common to all parties")
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize(
+    ("bank", "shop"),
+    [
+        (["007", "12", "013"], ["7", "0012", "013"]),
+        (["1e3", "12", "013"], ["1000", "12.0", "013"]),
+        (["+7", "-0", "013", ""], [" 7", "0", "013", "-7"]),
+        (["1234567890123456789", "013"], ["1234567890123456788", "013"]),
+    ],
+)
+def test_ids_are_what_the_file_says_however_it_is_read(tmp_path, monkeypatch, way, on_disk, bank, shop) -> None:
+    """Read as numbers 007 was 7, so that a table of `read_table` had other common rows than its path."""
+    monkeypatch.setattr(csv_streams, "PIECE", 16)
+    monkeypatch.setattr(opening, "ON_DISK", 0 if on_disk else 1 << 30)
+    tables = {}
+    for name, ids in {"bank": bank, "shop": shop}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["key,x", *(f"{key},{k}.5" for k, key in enumerate(ids))]))
+        tables[name] = way(tmp_path / f"{name}.csv")
+    for aligned in treaty.align(tables, on="key", drop_id=False).values():
+        assert aligned["key"].to_pylist() == ["013"]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_text_that_is_kept_for_ids_is_numbers_as_a_feature(tmp_path, monkeypatch, on_disk) -> None:
+    monkeypatch.setattr(opening, "ON_DISK", 0 if on_disk else 1 << 30)
+    (tmp_path / "t.csv").write_text("id,month,x\n" + "".join(f"{k},{1 + k % 12:02},{k}e1\n" for k in range(40)))
+    read = treaty.read_table if not on_disk else treaty.open_table
+    table = read(tmp_path / "t.csv", drop=["id"])
+    assert table["month"].to_pylist()[:2] == ["01", "02"]
+    assert table["x"].to_pylist()[:2] == ["0e1", "1e1"]
+    for of in (table, table.take(list(range(40))), table.select(["month", "x"])):
+        made, plain = to_table(of), to_table(source_table(tmp_path / "t.csv", drop=["id"]))
+        assert made.schema == plain.schema
+        assert np.array_equal(made.matrix(), plain.matrix())

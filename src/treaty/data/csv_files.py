@@ -57,11 +57,14 @@ def beginning_of(content: bytes) -> bytes:
 
 
 def parse(
-    content: bytes, kinds: Mapping[str, pa.DataType], names: Sequence[str] | None = None, only: str | None = None
+    content: bytes,
+    kinds: Mapping[str, pa.DataType],
+    names: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
 ) -> Any:
     """Parse lines into an arrow table whose columns are of these types, or of those that their cells have.
 
-    With `names` there is no header; of them `only` one may be meant. Raises what arrow raises, which shows values.
+    With `names` there is no header; `only` some columns may be meant. Raises what arrow raises, which shows values.
     """
     table = pyarrow.csv.read_csv(
         io.BytesIO(content),
@@ -69,9 +72,7 @@ def parse(
             block_size=min(max(len(content) + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK), column_names=names
         ),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            strings_can_be_null=True, column_types=kinds, include_columns=None if only is None else [only]
-        ),
+        convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True, column_types=kinds, include_columns=only),
     )
     table.column_names  # noqa: B018 - names are decoded here, and may not be UTF-8
     return table

@@ -16,11 +16,13 @@ from typing import IO, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 from numpy.typing import NDArray
 
 from treaty.compute import kernel
 from treaty.data.csv_files import CsvProblem, beginning_of, parse, what_is_wrong
+from treaty.data.id_text import stays_text
 from treaty.scratch import unusable
 
 PIECE = 1 << 25
@@ -77,6 +79,27 @@ def write_csv_columns(path: Path, schema: pa.Schema, folder: Path) -> pa.Table:
     return pa.ipc.open_file(pa.py_buffer(content)).read_all()
 
 
+def lossy_as_ids(path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the types of those columns of whole numbers, read by this schema, whose cells are other ids: 007, 1e3."""
+    kinds = {field.name: field.type for field in schema if field.type in (pa.int64(), pa.float64())}
+    lossy: set[str] = set()
+    names: list[str] = []
+    for piece in _pieces(path):
+        read = parse(piece, kinds, names or None, list(kinds) if names else None)
+        # no id has a fraction: most columns of numbers need not be read as text
+        kinds = {name: kind for name, kind in kinds.items() if kind == pa.int64() or _all_whole(read[name])}
+        if not kinds:
+            break
+        cells = parse(piece, dict.fromkeys(kinds, pa.string()), names or None, list(kinds))
+        lossy |= {name for name, ids in zip(kinds, cells.columns, strict=True) if stays_text(ids)}
+        names = names or read.column_names
+    return {name: kind for name, kind in kinds.items() if name in lossy}
+
+
+def _all_whole(values: pa.ChunkedArray) -> bool:
+    return pc.all(pc.equal(pc.floor(values), values)).as_py() is not False  # None of a piece without any
+
+
 def _settled(path: Path, names: list[str], place: int, found: set[pa.DataType]) -> pa.DataType:
     """Return the type of a column in which pieces have these."""
     found = found - {pa.null()} or {pa.null()}
@@ -91,7 +114,7 @@ def _settled(path: Path, names: list[str], place: int, found: set[pa.DataType]) 
 
 def _fits(piece: bytes, names: list[str], place: int, kind: pa.DataType, number: int) -> bool:
     try:
-        parse(piece, {names[place]: kind}, names if number else None, names[place])
+        parse(piece, {names[place]: kind}, names if number else None, [names[place]])
     except pa.ArrowInvalid:
         return False
     return True

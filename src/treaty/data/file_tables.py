@@ -17,6 +17,31 @@ from treaty.data.columns import ColumnProblem, column_from_series
 
 Change = Callable[[Any], Any]
 
+_NUMBERS = b"treaty.numbers"  # in a field's metadata: of which type a column of text is as a feature
+
+
+def as_numbers_in_features(table: Any, name: str, kind: pa.DataType) -> Any:
+    """Return a table one of whose columns, text that keeps what a file says, is numbers to `features_of`."""
+    at = table.schema.get_field_index(name)
+    schema = table.schema.set(at, table.schema.field(at).with_metadata({_NUMBERS: str(kind)}))
+    return table._with(schema) if isinstance(table, FileTable) else table.cast(schema)
+
+
+def features_of(table: Any) -> Any:
+    """Return an arrow table, or one on disk, whose columns of `as_numbers_in_features` are these numbers."""
+    for at, field in enumerate(table.schema):
+        if field.metadata and _NUMBERS in field.metadata:
+            kind = pa.type_for_alias(field.metadata[_NUMBERS].decode())
+
+            def numbers(column: Any, kind: pa.DataType = kind) -> Any:
+                return pc.utf8_trim_whitespace(column).cast(kind)
+
+            if isinstance(table, FileTable):
+                table = table.changed(field.name, kind, numbers)
+            else:
+                table = table.set_column(at, field.name, numbers(table[field.name]))
+    return table
+
 
 class FileTable:
     """Columns of a `pyarrow.dataset.Dataset`, with those methods of `pyarrow.Table` that reading a party's table needs.

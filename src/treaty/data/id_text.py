@@ -34,6 +34,11 @@ def typed_ids(cells: Any) -> Any:
     return days if _all(pc.equal(days.cast(times.type), times)) else cells
 
 
+def stays_text(cells: Any) -> bool:
+    """Whether ids that a CSV file has, of which some are there, are none of the numbers that they look like."""
+    return bool(cells.null_count < len(cells) and typed_ids(cells).type == cells.type)
+
+
 def widths(ids: Any) -> str:
     """Say how many ids of a column, an arrow array, are how long: to compare with partners, without any id."""
     if pa.types.is_dictionary(ids.type):

@@ -240,10 +240,10 @@ def has_values(table: Any, name: str) -> bool:
     return bool(table[name].null_count < table.num_rows)
 
 
-def with_categories(table: Any, *, but: str | None = None) -> Any:
-    """Return a table whose columns of text, all `but` one, are arrow dictionaries of their sorted values."""
+def with_categories(table: Any, *, but: Sequence[str | None] = ()) -> Any:
+    """Return a table whose columns of text, all `but` some, are arrow dictionaries of their sorted values."""
     for field in table.schema:
-        if field.name == but:
+        if field.name in but:
             continue
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
             table = changed(table, field.name, pa.dictionary(pa.int32(), pa.string()), _sorted_categories)

@@ -25,7 +25,7 @@ from treaty.data.columns import (
     column_from_series,
     quoted,
 )
-from treaty.data.file_tables import FileTable
+from treaty.data.file_tables import FileTable, features_of
 from treaty.errors import DataError
 from treaty.scratch import folder_of, forget, new
 
@@ -187,6 +187,8 @@ def match_rows(tables: Mapping[str, Table], y: Sized | None = None) -> int:
 def _open(data: Any, party: str) -> _Source:
     if isinstance(data, Table):
         return _table_source(data)
+    if isinstance(data, FileTable | pa.Table):
+        data = features_of(data)
     if isinstance(data, FileTable):
         return _file_source(data)
     if hasattr(data, "toarray") and hasattr(data, "nnz"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from treaty.data.file_tables import FileTable
+from treaty.data.csv_streams import lossy_as_ids
+from treaty.data.file_tables import FileTable, as_numbers_in_features
 from treaty.data.id_text import typed_ids
 from treaty.data.opening import is_dataset, open_dataset
 from treaty.data.opening import open_table as open_file
@@ -40,6 +42,8 @@ def read_table(
     -------
     pyarrow.Table
         Columns of text as categories, sorted. Estimators take it as it is; ``.to_pandas()`` makes a dataframe of it.
+        A CSV file's whole numbers that are not written as such (007, 1e3) stay the text that the file has, as ids and
+        codes are; where an estimator gets such a column of this table, it takes the numbers.
 
     Raises
     ------
@@ -47,8 +51,7 @@ def read_table(
         The file is missing, malformed or has other columns; or a column has numbers, or dates, and some cells that
         are none (``treaty.data.number_text`` has the rule). The error names their lines.
     """
-    table = read_file(path, columns=columns, drop=drop, text=categorical)
-    return _with_kinds(table, path, "the table", [name for name in categorical if name not in drop], None)
+    return _opened(path, "the table", categorical, columns, drop, in_memory=True, any_ids=True)
 
 
 def open_table(
@@ -96,24 +99,30 @@ def open_table(
     ConfigError
         The folder has not enough room.
     """
-    return _opened(source, "the table", categorical, columns, drop, id, None if folder is None else Path(folder))
+    folder = None if folder is None else Path(folder)
+    return _opened(source, "the table", categorical, columns, drop, id, folder, any_ids=id is None)
 
 
 def _opened(
     source: Any, party: str, categorical: Sequence[str] = (), columns: Sequence[str] | None = None,
-    drop: Sequence[str] = (), ids: str | None = None, folder: Path | None = None,
+    drop: Sequence[str] = (), ids: str | None = None, folder: Path | None = None, *, in_memory: bool = False,
+    any_ids: bool = False,
 ) -> Any:  # fmt: skip
+    read = read_file if in_memory else partial(open_file, folder=folder)
+    lossy: dict[str, pa.DataType] = {}
     if is_dataset(source):
         place = "a pyarrow data set"
         table = open_dataset(source, columns=columns, drop=drop, folder=folder, party=party)
     else:
         place = source
         text = [*categorical, *([] if ids is None else [ids])]
-        table = open_file(source, columns=columns, drop=drop, text=text, folder=folder, party=party)
+        table = read(source, columns=columns, drop=drop, text=text, party=party)
+        if any_ids and is_csv(source) and (lossy := lossy_as_ids(Path(source), table.schema)):
+            table = read(source, columns=columns, drop=drop, text=[*text, *lossy], party=party)
         if ids in table.column_names and is_csv(source):
             typed = typed_ids(table[ids])
             table = changed(table, str(ids), typed.type, lambda _: typed)
-    return _with_kinds(table, place, party, [name for name in categorical if name not in drop], ids)
+    return _with_kinds(table, place, party, [name for name in categorical if name not in drop], ids, lossy)
 
 
 def opened(data: Any, party: str = "the table", ids: str | None = None) -> Any:
@@ -138,15 +147,19 @@ def shown(X: Any) -> Any:
     return X.schema.empty_table() if isinstance(X, FileTable) else X
 
 
-def _with_kinds(table: Any, place: Any, party: str, categorical: Sequence[str], ids: str | None) -> Any:
+def _with_kinds(
+    table: Any, place: Any, party: str, categorical: Sequence[str], ids: str | None, lossy: Mapping[str, pa.DataType]
+) -> Any:
     """Return a file's table with its text as categories; refuse columns of numbers that have text in some cells.
 
-    Its column of ids stays as it is.
+    Its column of ids stays as it is, and the text of those that are `lossy`, which are numbers as features.
     """
     refuse_absent(categorical, "columns", table.column_names, place, party)
     table = as_text(table, categorical)
     refuse_strays(
-        table, place, party, features=[name for name in table.column_names if name not in (*categorical, ids)],
+        table, place, party, features=[name for name in table.column_names if name not in (*categorical, *lossy, ids)],
         remedy="name it in categorical",
     )  # fmt: skip
-    return with_categories(table, but=ids)
+    for name, kind in lossy.items():
+        table = as_numbers_in_features(table, name, kind)
+    return with_categories(table, but=[ids, *lossy])
