@@ -87,10 +87,10 @@ def test_points_that_are_none_are_refused(bad: bytes) -> None:
 
 def test_hash_is_the_one_of_the_paper() -> None:
     rows = words(5000)
-    found = aes.hashed(rows, 7, 2)
+    key = bytes(range(16))
+    found = aes.Hash(key).rows(rows, 7, 2)
 
     def pi(block: bytes) -> bytes:
-        key = hashlib.sha256(b"treaty transfer: fixed key").digest()[:16]
         return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)
 
     for row in (0, 1, 4095, 4096, 4999):
@@ -116,8 +116,9 @@ def test_the_processors_aes_gives_what_openssl_gives(monkeypatch: pytest.MonkeyP
 
     def everything() -> list[np.ndarray]:
         some = (0, 1, 31, 32, 33, 777)
-        hashes = [aes.hashed(rows[:n], 1 << 40, blocks, rows[0]) for n in some for blocks in (1, 3)]
-        hashes += [aes.hashed_bits(rows[:n], 1 << 40, rows[:k], 2) for n in some for k in (1, 16)]
+        own = aes.Hash(b"k" * 16)
+        hashes = [own.rows(rows[:n], 1 << 40, blocks, rows[0]) for n in some for blocks in (1, 3)]
+        hashes += [own.low_bits(rows[:n], 1 << 40, rows[:k], 2) for n in some for k in (1, 16)]
         return [aes.Streams(seeds).next_words(130), aes.permuted(b"k" * 16, rows.reshape(7, 111, 2)), *hashes]
 
     fast = everything()
@@ -128,9 +129,10 @@ def test_the_processors_aes_gives_what_openssl_gives(monkeypatch: pytest.MonkeyP
 
 def test_bits_of_hashes_lie_side_by_side() -> None:
     rows, offsets = words(70), words(5)
-    found = aes.hashed_bits(rows, 9, offsets, 6)
+    own = aes.Hash(b"k" * 16)
+    found = own.low_bits(rows, 9, offsets, 6)
     for number, offset in enumerate(offsets):
-        expected = aes.hashed(rows, 9, offset=offset)[:, 0] & np.uint64(63)
+        expected = own.rows(rows, 9, offset=offset)[:, 0] & np.uint64(63)
         assert np.array_equal(found >> np.uint32(6 * number) & np.uint32(63), expected)
 
 
@@ -218,43 +220,54 @@ def test_message_of_another_length_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Delta, q, packed bits and t of 1024 transfers."""
+def made() -> tuple[tuple[Receiver, Sender], np.ndarray, np.ndarray, np.ndarray]:
+    """Both ends, q, packed bits and t of 1024 transfers."""
     receiver, sender = ends(4)
     message, chosen, t = receiver.extend(2 * STEP)
-    return sender.delta, sender.extend(2 * STEP, message), chosen, t
+    return (receiver, sender), sender.extend(2 * STEP, message), chosen, t
 
 
 def test_random_pairs(made: tuple[np.ndarray, ...]) -> None:
-    delta, q, chosen, t = made
-    pair = np.stack(extension.random_pairs(q, delta, 5, 3))
+    (receiver, sender), q, chosen, t = made
+    pair = np.stack(extension.random_pairs(sender, q, 5, 3))
     choices, number = unpacked(chosen, len(t)), np.arange(len(t))
-    assert np.array_equal(aes.hashed(t, 5, 3), pair[choices.astype(int), number])
+    assert np.array_equal(receiver.hash.rows(t, 5, 3), pair[choices.astype(int), number])
     assert len(np.unique(pair)) == pair.size
     assert abs(np.bitwise_count(pair).mean() - 32) < 0.2
 
 
+def test_each_session_hashes_under_a_key_of_its_own_that_both_ends_have() -> None:
+    """What somebody computes of one session's permutation says nothing of another's, nor does an end choose the key."""
+    rows, (receiver, sender) = words(3), ends(4)
+    assert np.array_equal(receiver.hash.rows(rows, 0), sender.hash.rows(rows, 0))
+    same_offer = Sender(receiver.offer, 4)
+    of_sessions = [end.hash.rows(rows, 0) for end in (sender, same_offer, ends(4)[0], ends(1)[1])]
+    assert len(np.unique(np.stack(of_sessions))) == 4 * 6
+    receiver.prepare(same_offer.points)
+    assert np.array_equal(receiver.hash.rows(rows, 0), same_offer.hash.rows(rows, 0))
+
+
 def test_chosen_bits(made: tuple[np.ndarray, ...]) -> None:
-    delta, q, chosen, t = made
+    delta, (_, q, chosen, t) = made[0][1].delta, made
     wanted = np.random.default_rng(2).integers(0, 1 << 64, len(chosen), dtype=np.uint64)
     moved = extension.chosen(q, delta, chosen ^ wanted)
     assert np.array_equal(moved, t ^ (unpacked(wanted, len(t))[:, None] * delta))
 
 
 def test_chosen_bits_of_a_number_of_transfers_that_fills_no_word(made: tuple[np.ndarray, ...]) -> None:
-    delta, q, chosen, t = made
+    delta, (_, q, chosen, t) = made[0][1].delta, made
     moved = extension.chosen(q[:70], delta, chosen[:2])
     assert np.array_equal(moved, t[:70])
 
 
 def test_messages_of_one_of_many(made: tuple[np.ndarray, ...]) -> None:
-    delta, q, chosen, t = made
+    (receiver, sender), q, chosen, t = made
     for count, width in ((1, 16), (2, 8), (3, 4), (4, 2)):
         used = len(t) // count * count
-        messages = extension.message_bits(extension.joined(q[:used], count), delta, 3, count, width)
+        messages = extension.message_bits(sender, extension.joined(q[:used], count), 3, count, width)
         choices = unpacked(chosen, used).reshape(-1, count) @ (1 << np.arange(count))
         taken = (messages >> (width * choices).astype(np.uint32)) & ((1 << width) - 1)
-        mine = aes.hashed(extension.joined(t[:used], count), 3)[:, 0] & np.uint64((1 << width) - 1)
+        mine = receiver.hash.rows(extension.joined(t[:used], count), 3)[:, 0] & np.uint64((1 << width) - 1)
         assert np.array_equal(mine, taken)
         equal = 2.0**-width  # how often another number's message is the same, by chance: six standard deviations
         for other in range(1, 1 << count):

@@ -24,7 +24,6 @@ import numpy as np
 from treaty.compute import kernel
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words
-from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import random_pairs
 from treaty.crypto.wide import (
@@ -157,7 +156,7 @@ class _Sent:
         self.message = np.empty((n * bits, v * words), np.uint64)
         for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
             rows = slice(part.start * bits, part.stop * bits)
-            pads = random_pairs(drawn.q[rows], drawn.delta, drawn.first + rows.start, blocks)
+            pads = random_pairs(drawn.sender, drawn.q[rows], drawn.first + rows.start, blocks)
             _correlate(*pads, self._y[part], self._last[part], bits, self._pads[rows], self.message[rows])
 
     def share(self, flips: Bits) -> Wide:
@@ -173,7 +172,7 @@ def _received(drawn: Drawn, message: Words, shape: tuple[int, ...], bits: int) -
     out, blocks = np.zeros((n, v, words), np.uint64), -(-v * words // 2)
     for part in pieces(n, max(1, _AT_ONCE // (bits * blocks))):
         rows = slice(part.start * bits, part.stop * bits)
-        pads = hashed(drawn.t[rows], drawn.first + rows.start, blocks)
+        pads = drawn.receiver.hash.rows(drawn.t[rows], drawn.first + rows.start, blocks)
         _add_up(pads, drawn.random[rows], drawn.flips[rows], np.ascontiguousarray(message[rows]), out[part])
     return out
 

@@ -16,7 +16,6 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.sealed.quads import join
 from treaty.crypto.sealed.steps import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Transfers, triples
-from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import joined, message_bits
 from treaty.crypto.wide import Wide, bit, bits_of
@@ -91,10 +90,10 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
     table = np.empty(longest * digits, np.uint32)
     _write_tables(_numbers(x, longest), shares, table)
-    table ^= message_bits(joined(q, _DIGIT), transfers.delta, first, _DIGIT, 2)
+    table ^= message_bits(transfers.sender, joined(q, _DIGIT), first, _DIGIT, 2)
     (came,) = take((yield [table]), (np.uint32, table.shape))
     mine = (came >> (2 * _numbers(y, longest)).astype(np.uint32)).astype(np.uint8)
-    mine = (mine ^ hashed(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
+    mine = (mine ^ transfers.receiver.hash.rows(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
     both: Bits = np.concatenate([mine.reshape(longest, digits)[: len(y)], shares.reshape(longest, digits)[: len(x)]])
     return both & np.uint8(1), both >> np.uint8(1)
 

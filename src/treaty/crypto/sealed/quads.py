@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from treaty.compute import kernel
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sealed.steps import Steps, take
-from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import random_pairs
 
@@ -175,14 +174,14 @@ def _multiply(
         [_side_by_side([shares[frozenset(other)] for other in others]) for others in plan.values()]
     )
     first, length = drawn.first, len(offered)
-    zero, one = (pad[:, 0].astype(np.uint8) for pad in random_pairs(drawn.q, drawn.delta, first))
+    zero, one = (pad[:, 0].astype(np.uint8) for pad in random_pairs(drawn.sender, drawn.q, first))
     message, flips = zero ^ one ^ offered, packed(drawn.flips)
     if turned:
         told, came = take((yield [flips, message]), (np.uint64, flips.shape), (np.uint8, message.shape))
         zero ^= _only(unpacked(told, length), offered)
     else:
         (came,) = take((yield [message]), (np.uint8, message.shape))
-    received = hashed(drawn.t, first)[:, 0].astype(np.uint8) ^ _only(drawn.random, came)
+    received = drawn.receiver.hash.rows(drawn.t, first)[:, 0].astype(np.uint8) ^ _only(drawn.random, came)
     found = np.split(_only(drawn.random ^ drawn.flips, offered) ^ zero ^ received, len(plan))
     for (factor, others), products in zip(plan.items(), found, strict=True):
         for place, other in enumerate(others):

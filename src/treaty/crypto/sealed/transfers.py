@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from treaty.crypto.sealed.quads import Quads
 from treaty.crypto.sealed.steps import Steps, take
-from treaty.crypto.transfer.aes import hashed
 from treaty.crypto.transfer.base import KEY
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen, random_pairs
@@ -32,8 +31,7 @@ class Transfers:
     """The stock; made by `open_transfers`."""
 
     def __init__(self, sender: Sender, receiver: Receiver) -> None:
-        self._sender, self._receiver = sender, receiver
-        self.delta = sender.delta
+        self.sender, self.receiver = sender, receiver
         self._stock: list[_Piece] = []
         self._left = self._used = self._promised = 0
         self._next = _FEW
@@ -50,9 +48,9 @@ class Transfers:
         self._promised += count
         more = -(-max(count - left, self._next) // STEP) * STEP
         self._next = min(2 * self._next, _MANY)
-        message, bits, rows = self._receiver.extend(more)
+        message, bits, rows = self.receiver.extend(more)
         (came,) = take((yield [message]), (np.uint64, message.shape))
-        self._stock.append((self._sender.extend(more, came), rows, unpacked(bits, more)))
+        self._stock.append((self.sender.extend(more, came), rows, unpacked(bits, more)))
         self._left += more
         self._promised -= count
 
@@ -68,7 +66,7 @@ class Transfers:
             wanted -= taken
         self._left, self._used = self._left - count, first + count
         q, t, r = parts[1] if len(parts) == 2 else (np.concatenate(of) for of in zip(*parts, strict=True))
-        return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.delta)
+        return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.sender, self.receiver)
 
     def draw_for(self, choices: Bits) -> Steps[Drawn]:
         """Draw a transfer for each of own choice bits, (n,), and of as many of the other party; a step, or none."""
@@ -83,7 +81,7 @@ class Transfers:
         drawn = yield from self.draw_for(choices)
         flips = packed(drawn.flips)
         (came,) = take((yield [flips]), (np.uint64, flips.shape))
-        return drawn.first, chosen(drawn.q, self.delta, came), drawn.t
+        return drawn.first, chosen(drawn.q, self.sender.delta, came), drawn.t
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class Drawn:
     """Transfers drawn for n choice bits of either party.
 
     `first` is the number of the first; `q`, (n, 2), are the sender's rows, `t`, (n, 2), the receiver's, `random`, (n,),
-    its bits, and `flips`, (n,), where these differ from its choices.
+    its bits, and `flips`, (n,), where these differ from its choices. `sender` and `receiver` are this party's ends.
     """
 
     first: int
@@ -99,12 +97,13 @@ class Drawn:
     t: Words
     random: Bits
     flips: Bits
-    delta: Words
+    sender: Sender
+    receiver: Receiver
 
     def only(self, part: slice) -> Drawn:
         """Return some of them; the part has a start."""
-        first = self.first + part.start
-        return Drawn(first, self.q[part], self.t[part], self.random[part], self.flips[part], self.delta)
+        rows = self.q[part], self.t[part], self.random[part], self.flips[part]
+        return Drawn(self.first + part.start, *rows, self.sender, self.receiver)
 
 
 def _part(piece: _Piece, rows: slice) -> _Piece:
@@ -125,8 +124,8 @@ def open_transfers() -> Steps[Transfers]:
 def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:
     """Return shares of random a (n,), b (2, n) and a and b, made of reserved transfers without a message."""
     drawn = transfers.drawn(count)
-    zero, one = (pad[:, 0] for pad in random_pairs(drawn.q, drawn.delta, drawn.first))
-    own, a = hashed(drawn.t, drawn.first)[:, 0], drawn.random
+    zero, one = (pad[:, 0] for pad in random_pairs(drawn.sender, drawn.q, drawn.first))
+    own, a = drawn.receiver.hash.rows(drawn.t, drawn.first)[:, 0], drawn.random
     b = zero ^ one
     c = (b & (np.uint64(0) - a.astype(np.uint64))) ^ own ^ zero
     return a, _two(b), _two(c)

@@ -1,9 +1,13 @@
 """AES over whole arrays: key streams of many seeds, and a hash that keeps pairs of rows with a secret difference apart.
 
 The hash is TMMO of Guo, Katz, Wang, Yu, "Efficient and Secure Multiparty Computation from Fixed-Key Block Ciphers",
-IEEE S&P 2020: H(x, i) = pi(pi(x) xor i) xor pi(x), where pi is AES-128 under a fixed public key. With pi as a random
+IEEE S&P 2020: H(x, i) = pi(pi(x) xor i) xor pi(x), where pi is AES-128 under a public key. With pi as a random
 permutation it is tweakable circular correlation robust: for a secret Delta the values at x xor Delta cannot be told
 from independent uniform ones by who knows x.
+
+Whoever computes pi of p blocks finds Delta among q hashes under the same key with a probability of about p q / 2^128: a
+guess of z = pi(x) xor i is held against all of them, as H(x, i) xor i = z xor pi(z). So 128 - k bits are left after 2^k
+hashes, and each extension has a key of its own, or what was computed for one would serve against all.
 
 Where the processor has instructions for AES, kernels use them (`rounds`), without the interpreter lock; elsewhere
 OpenSSL encrypts, with the same result.
@@ -11,8 +15,6 @@ OpenSSL encrypts, with the same result.
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,6 @@ from treaty.parallel import share
 
 _PIECE = 1 << 12  # blocks at a time, 64 kB: what lies in a core's own cache
 _SPARE = 15  # bytes that `update_into` wants beyond what it writes
-_FIXED = hashlib.sha256(b"treaty transfer: fixed key").digest()[:16]
 _LEAST = 16  # streams worth a thread of their own
 
 Words = NDArray[np.uint64]
@@ -65,40 +66,46 @@ def permuted(key: bytes, rows: Words) -> Words:
     return out
 
 
-def hashed(rows: Words, first: int, blocks: int = 1, offset: Words | None = None) -> Words:
-    """Hash rows, uint64 (n, 2), each xor the `offset`, (2,), to `blocks` blocks of 128 bits, uint64 (n, 2 * blocks).
+class Hash:
+    """The hash under a key of 16 bytes, which may be public; rows are uint64 (n, 2).
 
     Row k and block j have tweak (first + k, j). `first` is the number of the first row within the work of one Delta, so
     that no tweak comes twice where rows could be equal.
     """
-    out, moved = np.empty((len(rows), blocks, 2), np.uint64), np.zeros(2, np.uint64) if offset is None else offset
-    if HAS_AES:
-        _hash(_fixed_key(), np.ascontiguousarray(rows), moved, first, out)
+
+    def __init__(self, key: bytes) -> None:
+        self._keys = _expanded(np.frombuffer(key, np.uint8)[None]) if HAS_AES else np.empty(0, np.uint64)
+        self._permutation = _permutation(key)
+
+    def rows(self, rows: Words, first: int, blocks: int = 1, offset: Words | None = None) -> Words:
+        """Hash rows, each xor the `offset`, (2,), to `blocks` blocks of 128 bits, uint64 (n, 2 * blocks)."""
+        out, moved = np.empty((len(rows), blocks, 2), np.uint64), np.zeros(2, np.uint64) if offset is None else offset
+        if HAS_AES:
+            _hash(self._keys, np.ascontiguousarray(rows), moved, first, out)
+            return out.reshape(len(rows), 2 * blocks)
+        at_a_time = max(1, _PIECE // blocks)
+        for start in range(0, len(rows), at_a_time):
+            inner = _permute(self._permutation, rows[start : start + at_a_time] ^ moved)
+            tweaks = np.empty((len(inner), blocks, 2), np.uint64)
+            tweaks[..., 0] = np.arange(first + start, first + start + len(inner), dtype=np.uint64)[:, None]
+            tweaks[..., 1] = np.arange(blocks, dtype=np.uint64)
+            out[start : start + at_a_time] = _permute(self._permutation, inner[:, None] ^ tweaks) ^ inner[:, None]
         return out.reshape(len(rows), 2 * blocks)
-    permutation, at_a_time = _permutation(_FIXED), max(1, _PIECE // blocks)
-    for start in range(0, len(rows), at_a_time):
-        inner = _permute(permutation, rows[start : start + at_a_time] ^ moved)
-        tweaks = np.empty((len(inner), blocks, 2), np.uint64)
-        tweaks[..., 0] = np.arange(first + start, first + start + len(inner), dtype=np.uint64)[:, None]
-        tweaks[..., 1] = np.arange(blocks, dtype=np.uint64)
-        out[start : start + at_a_time] = _permute(permutation, inner[:, None] ^ tweaks) ^ inner[:, None]
-    return out.reshape(len(rows), 2 * blocks)
 
+    def low_bits(self, rows: Words, first: int, offsets: Words, width: int) -> NDArray[np.uint32]:
+        """Return the lowest bits of each row's hashes under several offsets, uint32 (n,).
 
-def hashed_bits(rows: Words, first: int, offsets: Words, width: int) -> NDArray[np.uint32]:
-    """Return the lowest bits of each row's hashes under several offsets, uint32 (n,).
-
-    Each hash gives `width` bits; those of the first offset are the lowest. `offsets` are uint64 (k, 2), with k * width
-    at most 32. Rows and tweaks are those of `hashed`.
-    """
-    out = np.zeros(len(rows), np.uint32)
-    if HAS_AES:
-        _hash_bits(_fixed_key(), np.ascontiguousarray(rows), offsets, first, width, out)
+        Each hash gives `width` bits; those of the first offset are the lowest. `offsets` are uint64 (k, 2), with
+        k * width at most 32.
+        """
+        out = np.zeros(len(rows), np.uint32)
+        if HAS_AES:
+            _hash_bits(self._keys, np.ascontiguousarray(rows), offsets, first, width, out)
+            return out
+        for number, offset in enumerate(offsets):
+            low = self.rows(rows, first, offset=offset)[:, 0].astype(np.uint32) & np.uint32((1 << width) - 1)
+            out |= low << np.uint32(width * number)
         return out
-    for number, offset in enumerate(offsets):
-        low = hashed(rows, first, offset=offset)[:, 0].astype(np.uint32) & np.uint32((1 << width) - 1)
-        out |= low << np.uint32(width * number)
-    return out
 
 
 # ---------------------------------------------------------------- by the processor's instructions
@@ -115,11 +122,6 @@ def _expanded(seeds: NDArray[np.uint8]) -> Words:
     keys = np.empty(len(seeds) * KEY_WORDS, np.uint64)
     _expand_all(np.frombuffer(seeds.tobytes(), np.uint64), keys)
     return keys
-
-
-@cache
-def _fixed_key() -> Words:
-    return _expanded(np.frombuffer(_FIXED, np.uint8)[None])
 
 
 @kernel

@@ -17,9 +17,11 @@ step  who                        what
 6     both                       make of their rows what they need: `random_pairs` and so on, below
 ====  =========================  ==============================================================
 
-Rows must be hashed before anything of them is shown (`treaty.crypto.transfer.aes`), no two with the same tweak.
+Rows must be hashed before anything of them is shown, no two with the same tweak, by the `hash` of either end
+(`treaty.crypto.transfer.aes`): its key is a digest of offer and points, so that it is another in each session, and
+neither end chooses it.
 
-Assumptions: those of the base transfers; AES-128 as a pseudorandom generator and, under its fixed key, as a random
+Assumptions: those of the base transfers; AES-128 as a pseudorandom generator and, under the public key, as a random
 permutation; SHA-256 as a pseudorandom generator in the trees of seeds; parties that are honest but curious (nothing
 here checks that a receiver uses the same bits in all columns). Security is computational, 128 bits; nothing fails by
 chance.
@@ -34,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.transfer import base, bits
-from treaty.crypto.transfer.aes import Streams, hashed, hashed_bits
+from treaty.crypto.transfer.aes import Hash, Streams
 from treaty.errors import CryptoError
 from treaty.parallel import pieces
 
@@ -50,7 +52,12 @@ Words = NDArray[np.uint64]
 
 
 class Receiver:
-    """The end with a random bit for each transfer. `offer`, uint8 (32,), goes to the sender first."""
+    """The end with a random bit for each transfer. `offer`, uint8 (32,), goes to the sender first.
+
+    It has its `hash` once the sender's points have come.
+    """
+
+    hash: Hash
 
     def __init__(self, fold: int = 4) -> None:
         assert fold in (1, 2, 4, 8)
@@ -64,6 +71,7 @@ class Receiver:
         Raises CryptoError where one is the identity or no point.
         """
         pads = base.pairs(self._secret, self.offer, points).reshape(-1, self._fold, 2, base.KEY)
+        self.hash = _hash_of(self.offer, points)
         out, seeds = np.empty_like(pads), []
         for tree, pad in enumerate(pads):
             nodes = np.frombuffer(secrets.token_bytes(base.KEY), np.uint8)[None]
@@ -109,6 +117,7 @@ class Sender:
         self._bits = np.unpackbits(drawn, bitorder="little").reshape(-1, fold)
         choices = self._bits[:, ::-1]
         self._pads, self.points = base.choose(offer, choices.reshape(-1).astype(np.bool_))
+        self.hash = _hash_of(offer, self.points)
         self._streams = Streams(np.empty((0, base.KEY), np.uint8))
 
     def prepare(self, corrections: NDArray[np.uint8]) -> None:
@@ -148,6 +157,10 @@ class Sender:
         return rows
 
 
+def _hash_of(offer: NDArray[np.uint8], points: NDArray[np.uint8]) -> Hash:
+    return Hash(hashlib.sha256(b"treaty transfer hash\0" + offer.tobytes() + points.tobytes()).digest()[:16])
+
+
 def _children(nodes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Double a level of seeds, uint8 (n, 16): the children of node k are 2 k and 2 k + 1."""
     doubled = b"".join(hashlib.sha256(b"treaty seed tree\0" + node.tobytes()).digest() for node in nodes)
@@ -163,13 +176,13 @@ def _whole(count: int) -> int:
 # ---------------------------------------------------------------- what is made of rows
 
 
-def random_pairs(q: Words, delta: Words, first: int, blocks: int = 1) -> tuple[Words, Words]:
+def random_pairs(sender: Sender, q: Words, first: int, blocks: int = 1) -> tuple[Words, Words]:
     """Return the sender's two random messages of each transfer, uint64 (n, 2 * blocks) each.
 
-    The receiver has ``hashed(t, first, blocks)``, the second where its bit is 1. `first` is the number of the first row
-    among all that this extension has made.
+    The receiver has ``hash.rows(t, first, blocks)``, the second where its bit is 1. `first` is the number of the first
+    row among all that this extension has made.
     """
-    return hashed(q, first, blocks), hashed(q, first, blocks, delta)
+    return sender.hash.rows(q, first, blocks), sender.hash.rows(q, first, blocks, sender.delta)
 
 
 def chosen(q: Words, delta: Words, flips: Words) -> Words:
@@ -194,12 +207,13 @@ def joined(rows: Words, count: int) -> Words:
     return out
 
 
-def message_bits(q: Words, delta: Words, first: int, count: int, width: int) -> NDArray[np.uint32]:
+def message_bits(sender: Sender, q: Words, first: int, count: int, width: int) -> NDArray[np.uint32]:
     """Return the sender's random messages of transfers of 1 of 2^count: of each transfer all of them, uint32 (n,).
 
     A message has `width` bits, and that of number 0 is the lowest; 2^count * width is at most 32. `q` are `joined`
-    rows, (n, 2). The receiver has the lowest bits of ``hashed(t, first)[:, 0]`` of its joined rows.
+    rows, (n, 2). The receiver has the lowest bits of ``hash.rows(t, first)[:, 0]`` of its joined rows.
     """
     numbers = np.arange(1 << count, dtype=np.uint64)[:, None]
     choices = (numbers >> np.arange(count, dtype=np.uint64)) & np.uint64(1)  # (2^count, count)
-    return hashed_bits(q, first, joined((choices[:, :, None] * delta).reshape(-1, 2), count), width)
+    deltas = joined((choices[:, :, None] * sender.delta).reshape(-1, 2), count)
+    return sender.hash.low_bits(q, first, deltas, width)
