@@ -10,14 +10,15 @@ from typer.testing import CliRunner
 
 from node.hostile import JOB
 from treaty.cli.main import app
-from treaty.errors import ConfigError
+from treaty.errors import BudgetSpent
 from treaty.models.checkpoints import noise_folder
+from treaty.node.proposals import name_of
 from treaty.node.rules.settings import Policy
 from treaty.node.rules.verdicts import verdict_on
 from treaty.node.shown.described import describe
 from treaty.node.shown.metrics import registry
 from treaty.node.state.store import JobRow
-from treaty.privacy.ledger import Entry, Ledger
+from treaty.privacy.ledger import Entry, Ledger, model_job
 
 NOISY = {
     **JOB, "protocol": "federboost-vertical", "federboost-vertical": {"epsilon": 0.25},
@@ -32,17 +33,40 @@ def with_policy(shop, **rules):
     shop.jobs.settings = msgspec.structs.replace(shop.jobs.settings, data={"rows": rows})
 
 
-def test_a_first_attempt_is_refused_where_others_have_spent_and_a_second_one_is_not(shop):
+def test_an_attempt_is_refused_where_others_have_spent_unless_an_earlier_one_has_paid(shop):
     with_policy(shop, most_epsilon_total=1.0)
     at = shop.jobs.standings[shop.proposed(NOISY)]
     shop.jobs.check_budgets(at)  # nothing is spent yet: 0.75 of 1
     ledger = Ledger(noise_folder(shop.jobs.settings.data["rows"].store, "shop"))
-    ledger.spend([Entry("a draw", "another job", "bucket_rr", "a column", 0.75)])
-    with pytest.raises(ConfigError, match=r"epsilon 0\.75 so far"):
-        shop.jobs.check_budgets(at)
+    ledger.spend([Entry("draw 1", "another job", "bucket_rr", "a column", 0.2)])
+    shop.jobs.check_budgets(at)
+    ledger.spend([Entry("draw 2", "another job", "bucket_rr", "a column", 0.05)])
     shop.jobs.change(at, state="approved")
     shop.jobs.change(at, state="running", event={"what": "started", "attempt": 1})
+    ledger.spend([Entry("draw 3", "a third job", "bucket_rr", "a column", 0.05)])
+    with pytest.raises(BudgetSpent, match=r"epsilon 0\.75 for .*epsilon 0\.3 so far"):  # the first attempt paid nothing
+        shop.jobs.check_budgets(at)
+    with_policy(shop, most_epsilon_total=1.06, most_epsilon=0.75)
+    ledger.spend([Entry("draw 4", name_of(at.job, at.row.id), "bucket_rr", "columns", 0.75)])
+    shop.jobs.check_budgets(at)  # its buckets have the same noise again
+
+
+@pytest.mark.parametrize("rule", ["most_epsilon", "most_epsilon_total"])
+def test_an_attempt_that_pays_again_is_refused_where_it_cannot(shop, rule):
+    """By row noise on sums is drawn anew by each attempt."""
+    by_row = {
+        **JOB,
+        "align": None,
+        "protocol": "federboost-horizontal",
+        "federboost-horizontal": {"epsilon_total": 0.6},
+    }
+    at = shop.jobs.standings[shop.proposed(by_row)]
+    with_policy(shop, **{rule: 1.0})
     shop.jobs.check_budgets(at)
+    ledger = Ledger(noise_folder(shop.jobs.settings.data["rows"].store, "shop"))
+    ledger.spend([Entry("a draw", model_job(name_of(at.job, at.row.id), "0123456789"), "any", "sums", 0.6)])
+    with pytest.raises(BudgetSpent, match=r"epsilon 0\.6 (so far|in earlier attempts)"):
+        shop.jobs.check_budgets(at)
 
 
 def test_jobs_that_spend_of_one_budget_do_not_play_at_once(shop):

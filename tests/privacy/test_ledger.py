@@ -21,7 +21,7 @@ from tables import real_table
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.bucket_rr import BucketLedger, Column
-from treaty.privacy.ledger import Entry, Ledger, cost, per_person, read_ledger
+from treaty.privacy.ledger import Entry, EpsilonLimits, Ledger, cost, model_job, per_person, read_ledger
 from treaty.privacy.zcdp import epsilon_of
 
 
@@ -165,6 +165,24 @@ def test_a_delta_lets_more_be_spent(ledger):
     ledger.spend(many, most=5.0, delta=1e-6)
     with pytest.raises(BudgetSpent):
         ledger.spend([entry(k, 0.05) for k in range(500)], most=5.0, delta=1e-6)
+
+
+def test_the_partys_own_limits_hold_whatever_limit_a_job_has(tmp_path):
+    ledger = Ledger(tmp_path, EpsilonLimits(job=2.0, total=3.0))
+
+    def of(job, number):
+        return Entry(f"{job} {number}", model_job(job, f"{number:08x}"), "duchi", "gradients", 1.0)
+
+    ledger.spend([of("one", 1), of("one", 2)], most=9.0, delta=1e-6)
+    with pytest.raises(BudgetSpent, match=r"may pay epsilon 2 in one job \(most_epsilon\), has paid 2 and would pay 3"):
+        ledger.spend([of("one", 3)])  # another model, of another attempt at the same job
+    with pytest.raises(BudgetSpent, match="in one job"):
+        ledger.check([of("one", 3)])
+    ledger.spend([of("one", 1)])  # paid
+    ledger.spend([of("two", 1)])
+    with pytest.raises(BudgetSpent, match=r"may pay epsilon 3 here \(most_epsilon_total\), has paid 3 and would pay 4"):
+        ledger.spend([of("two", 2)], most=9.0)
+    Ledger(tmp_path).spend([of("two", 2)])  # without limits of its own
 
 
 @pytest.mark.parametrize("wrong", [entry(1, -1.0), entry(1, math.nan), sums(-0.1), sums(math.inf), sums(math.nan)])

@@ -15,14 +15,24 @@ from typing import Any
 
 import msgspec
 
-from treaty.errors import ConfigError, TreatyError
+from treaty.errors import BudgetSpent, ConfigError, TreatyError
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, all_approved, stopped_by
 from treaty.node.keys.cards import Card, verify
 from treaty.node.keys.identity import Own, sign, trusted
 from treaty.node.network.exchange import Conversation
 from treaty.node.network.notes import Proposed, View, Wanted
-from treaty.node.proposals import Proposal, cast_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
+from treaty.node.proposals import (
+    Proposal,
+    cast_of,
+    check_same,
+    data_sets,
+    id_of,
+    name_of,
+    read_proposal,
+    rounds_of,
+    statement,
+)
 from treaty.node.rules.policy import Verdict, over_budget
 from treaty.node.rules.settings import Settings
 from treaty.node.rules.verdicts import checked, verdict_on
@@ -324,20 +334,16 @@ class Jobs:
         return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
 
     def check_budgets(self, at: Standing) -> None:
-        """Refuse a first attempt that would spend more than others have left by now.
-
-        A later one releases again what the first one has paid for.
+        """Refuse an attempt that would spend more than other jobs, and earlier attempts, have left by now.
 
         Raises
         ------
-        ConfigError
+        BudgetSpent
         """
-        if any(event["what"] == "started" for event in self.store.events_of(at.row.id)):
-            return
-        for of in self._budgets(at):
-            over = over_budget(at.job, at.proposal.verb, self.name, self.settings.data_set(of))
-            if over:
-                raise ConfigError(f"{of}: {over}")
+        job, verb = at.job, at.proposal.verb
+        for of in data_sets(job, self.name, verb):
+            if over := over_budget(job, verb, self.name, self.settings.data_set(of), name_of(job, at.row.id)):
+                raise BudgetSpent(f"{of}: {over}")
 
     def _budgets(self, at: Standing) -> set[str]:
         """Return a job's data sets whose releases under noise are limited by what all jobs together spend."""

@@ -48,7 +48,7 @@ MOST_CLASSES = 10_000
 _OF_NODES = ("output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
 _OF_MEMBERS = (
     "address", "listen", "certificate", "key", "id", "noisy_labels", "keep_for_audit", "audit_gigabytes",
-    "cluster", "cluster_workers", "record", "record_megabytes",
+    "cluster", "cluster_workers", "record", "record_megabytes", "most_epsilon", "most_epsilon_total",
 )  # fmt: skip
 """Fields that are each node's own business, and no part of a proposal."""
 
@@ -199,6 +199,11 @@ def _texts(value: Any) -> Iterator[str]:
 def id_of(content: bytes) -> str:
     """Return a proposal's hash, by which all nodes call the job: SHA-256, 64 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+def name_of(job: Job, job_id: str) -> str:
+    """Return what a job is called where it is played, and in ledgers: no two jobs have the same."""
+    return f"{job.name[:180]} {job_id[:16]}"
 
 
 def statement(what: str, job: str, who: str) -> bytes:

@@ -284,7 +284,8 @@ class Node:
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
         except (OSError, KeyError, TreatyError) as error:  # KeyError: a card that was there just now
             end = "wrong" if isinstance(error, TreatyError) else "again"
-            self._happened(job_id, attempt, Event(end=end, said=str(error), public="its process could not begin"))
+            public = getattr(error, "public", None) or "its process could not begin"
+            self._happened(job_id, attempt, Event(end=end, said=str(error), public=public))
             return
         event = {"what": "started", "attempt": attempt, "process": at.process.pid}
         self.jobs.change(at, **changes, event=event)

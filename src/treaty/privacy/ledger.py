@@ -25,6 +25,7 @@ Privacy", CSF 2017.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import sqlite3
 from collections.abc import Sequence
@@ -64,9 +65,22 @@ class Entry:
     delta: float = 0.0  # that the job stated its cost with; 0 where it needs none
 
 
+@dataclass(frozen=True, slots=True)
+class EpsilonLimits:
+    """The most epsilon that a party lets a person pay: in one job, all attempts together, and in all; None: any."""
+
+    job: float | None = None
+    total: float | None = None
+
+
 def model_job(job: str, model_id: str) -> str:
     """Return the ledger's name of a training; the job's name is not enough, as all fits of an estimator share it."""
     return f"{job}, model {model_id[:8]}"
+
+
+def job_of(entry: Entry) -> str:
+    """Return the job that an entry is of: its attempts may each have begun another model."""
+    return re.sub(r", model [0-9a-f]{8}$", "", entry.job)
 
 
 def per_person(entries: Sequence[Entry], delta: float | None = None) -> float:
@@ -126,9 +140,11 @@ class Ledger:
     Both are kept in `folder`, readable by the owner alone, one for all jobs about a table (None: in memory, for this
     object). Constructor and methods raise ConfigError when the files cannot be used, and where one is missing, damaged
     or an older copy (`treaty.database`): another ledger would forget what was paid, another key be new noise for free.
+    `limits` are the party's own: they hold for whatever is spent, whatever limit a job has besides.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, limits: EpsilonLimits | None = None) -> None:
+        self._limits = limits or EpsilonLimits()
         self._db = Database(
             folder, FILE, _FORM, {"entries": _TABLE}, ("entries",), what="privacy ledger",
             lost="what people have paid: they may then pay all of it once more",
@@ -165,7 +181,8 @@ class Ledger:
 
         Entries whose draw is in the ledger already cost nothing. Raises BudgetSpent, and then nothing may be released,
         when a person would pay more than `most` (None: no limit) for everything in the ledger, at `delta` as of
-        `per_person`.
+        `per_person`, or more than the party's own limits allow. The ledger is held meanwhile, so that of two jobs that
+        spend at once the second one finds what the first one has paid.
         """
         with self._db.transaction() as db:
             new = self._affordable(db, entries, most, delta)
@@ -195,14 +212,21 @@ class Ledger:
                 wanted[entry.draw] = entry
         known = {draw for draw in wanted if db.execute("SELECT 1 FROM entries WHERE draw = ?", (draw,)).fetchone()}
         new = [entry for draw, entry in wanted.items() if draw not in known]
-        if not new or most is None:
+        if not new:
             return new
-        before = _entries(db)
-        if not per_person(total := [*before, *new], delta) <= most * _ROUNDED:
-            raise BudgetSpent(
-                f"a person may pay epsilon {most:g}, has paid {per_person(before, delta):g} and would pay "
-                f"{per_person(total, delta):g} with {summary(new)} - at {self._where}"
-            )
+        before, jobs = _entries(db), {job_of(entry) for entry in new}
+        of_jobs = [entry for entry in before if job_of(entry) in jobs]
+        own = self._limits
+        for paid, limit, at, where in (
+            (before, most, delta, ""),
+            (before, own.total, None, " here (most_epsilon_total)"),
+            (of_jobs, own.job, None, " in one job (most_epsilon)"),
+        ):
+            if limit is not None and not per_person(total := [*paid, *new], at) <= limit * _ROUNDED:
+                raise BudgetSpent(
+                    f"a person may pay epsilon {limit:g}{where}, has paid {per_person(paid, at):g} and would pay "
+                    f"{per_person(total, at):g} with {summary(new)} - at {self._where}"
+                )
         return new
 
 

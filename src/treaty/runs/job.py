@@ -17,6 +17,7 @@ import msgspec
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
 from treaty.messaging.credit import INBOX_LIMIT
+from treaty.privacy.ledger import EpsilonLimits
 from treaty.runs.toml_tables import in_words
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
@@ -63,6 +64,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
         job on the same table draws them again. None: beside the table.
+    most_epsilon, most_epsilon_total : float or None
+        The most that noise may cost a person of its table: in one job of this name, however often it is begun, and with
+        all that the ledger in `store` has. What would cost more is not released. None: no limit of its own.
     keep_for_audit : str or None
         Folder in which it keeps a record for an audit of gradients, see docs/jobs.md; passive parties need the active
         one to keep one, too. None: it keeps none.
@@ -100,6 +104,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     drop: list[str] = []
     categorical: list[str] = []
     noisy_labels: str | None = None
+    most_epsilon: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    most_epsilon_total: Annotated[float, msgspec.Meta(ge=0)] | None = None
     keep_for_audit: str | None = None
     audit_gigabytes: Annotated[float, msgspec.Meta(gt=0)] = 8.0
     record: str | None = None
@@ -108,6 +114,11 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cluster_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
     role: str | None = None
     edge: str | None = None
+
+    @property
+    def epsilon_limits(self) -> EpsilonLimits:
+        """The most epsilon that releases of its table may cost."""
+        return EpsilonLimits(self.most_epsilon, self.most_epsilon_total)
 
 
 class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

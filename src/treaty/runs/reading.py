@@ -65,7 +65,8 @@ def read_by_column(
         noisy = member.noisy_labels or f"{path}.noisy_labels"
         store = store_of(job, name)
         assert store is not None
-        data, classes = with_noisy_labels(data, rows, job, noisy, own, Ledger(noise_folder(store, name)))
+        ledger = Ledger(noise_folder(store, name), member.epsilon_limits)
+        data, classes = with_noisy_labels(data, rows, job, noisy, own, ledger)
     evals = []
     for number, of_set in enumerate(member.eval_tables):
         with among_owners(party, cast):

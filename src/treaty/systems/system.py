@@ -22,6 +22,7 @@ from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.messaging.certificates import Identity, vouch, vouches
 from treaty.models.checkpoints import Keeper
+from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems.expected import Expected, Shape, not_expected
 from treaty.systems.options import SystemOptions, Term, given, public_terms
 from treaty.systems.recording import Recording
@@ -167,6 +168,8 @@ class Seat:
         Where checkpoints go, and come from.
     store : Path or None
         Folder of what serves later jobs about the same table: hints, noise keys, ledgers. None: nothing is kept.
+    epsilon_limits : EpsilonLimits or None
+        This party's own, which its ledger keeps to besides those of the job's options.
     vouching : Vouching
     audit : Keeping or None
         Where this party keeps a record for an audit of gradients. None: it keeps none.
@@ -210,6 +213,7 @@ class Seat:
     phase: Phase | None = None
     keeper: Keeper | None = None
     store: Path | None = None
+    epsilon_limits: EpsilonLimits | None = None
     vouching: Vouching = Vouching()
     audit: Keeping | None = None
     recording: Recording | None = None
@@ -391,6 +395,10 @@ class System:
         Roles that a job file has to name; the others follow from `active` and who has rows.
     shows_columns : frozenset of str
         Roles without training rows whose tables say which columns and classes there are.
+    pays_once : callable
+        ``pays_once(options) -> bool``: whether a further attempt at a training costs nothing as far as an earlier one
+        got: its releases are the same draws, which the ledger knows, and all others are paid for one by one before
+        they are made. Where not, an attempt has to pay all of it again.
     orders_by_id : bool
         Whether aligned rows are put in the order of their ids, so that every job on them has the same.
     cannot : mapping of str to str
@@ -437,6 +445,7 @@ class System:
     apart: frozenset[str] = frozenset()
     named_roles: frozenset[str] = frozenset()
     shows_columns: frozenset[str] = frozenset()
+    pays_once: Callable[[Any], bool] = lambda options: False
     orders_by_id: bool = False
     cannot: Mapping[str, str] = field(default_factory=dict)
     absences: Callable[[Cast, Any, Any], Mapping[str, Any]] | None = None

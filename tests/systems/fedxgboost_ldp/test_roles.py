@@ -23,7 +23,7 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, load_checkpoint
 from treaty.privacy.label_rr import randomise_labels
-from treaty.privacy.ledger import Ledger, per_person, read_ledger
+from treaty.privacy.ledger import EpsilonLimits, Ledger, per_person, read_ledger
 from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
@@ -520,6 +520,21 @@ def test_other_gradients_get_other_noise_and_pay_again():
         alike = np.mean(other == first)
         p = 0.5 + 0.25 * math.tanh(1.5) / 2
         assert abs(alike - (p * p + (1 - p) ** 2)) < 6.5 * 0.5 / math.sqrt(3_000)  # false alarm: 10^-10
+
+
+def test_a_first_tree_that_attempts_repeat_under_new_models_is_paid_within_the_partys_limits():
+    """An attempt that ended before its first checkpoint has left nothing to go on from: the next draws new noise."""
+    ledger, options = Ledger(None, EpsilonLimits(job=1.0)), FedXGBoostLDP(mechanism="duchi", epsilon=0.4)
+    grad, hess = np.full(50, 2**14), np.full(50, 2**14)
+    released = 0
+    for attempt in range(5):
+        noise = NoisyGradients(ledger, options, Logistic(), 50, weighted=False, model_id=f"{attempt:032x}", job="a job")
+        try:
+            noise.of(grad, hess, None)
+            released += 1
+        except NoMoreTrees:
+            assert "in one job" in noise.stopped
+    assert released == len(ledger.entries()) == 2
 
 
 def test_noise_of_many_rows_is_the_same_on_any_number_of_threads_and_repeats_nowhere():

@@ -9,7 +9,7 @@ import msgspec
 
 from treaty.node.keys.cards import Card
 from treaty.node.keys.identity import Own
-from treaty.node.proposals import Verb, data_sets
+from treaty.node.proposals import Verb, data_sets, name_of
 from treaty.node.rules.settings import Settings
 from treaty.runs.job import Job
 
@@ -80,7 +80,7 @@ def local_job(
     folder = Path(settings.folder)
     return msgspec.structs.replace(
         job,
-        name=f"{job.name[:180]} {job_id[:16]}",
+        name=name_of(job, job_id),
         parties={**parties, name: mine},
         output=str(folder / "models"),
         checkpoints=str(folder / "checkpoints"),

@@ -25,7 +25,7 @@ from treaty.data.table import to_table
 from treaty.errors import TreatyError
 from treaty.models.checkpoints import noise_folder
 from treaty.node.rules.settings import DataSet, Policy
-from treaty.privacy.ledger import FILE, per_person, read_ledger
+from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import Finding
 from treaty.runs.rows import labels_of
@@ -139,13 +139,15 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
     return Verdict(all(finding.fine for finding in findings), data_set.policy.approve, findings)
 
 
-def over_budget(job: Job, verb: str, party: str, data_set: DataSet) -> str:
-    """Return why a job would now spend more than `most_epsilon_total`; "" where it would not.
+def over_budget(job: Job, verb: str, party: str, data_set: DataSet, played_as: str) -> str:
+    """Return why another attempt at a job would spend more than its policy allows; "" where it would not.
 
-    Asked for again just before a job begins: another one may have spent since it was approved.
+    Asked for again just before each attempt: other jobs, and earlier attempts, may have spent since it was approved.
+    `played_as` is what ledgers call the job.
     """
-    found = _epsilon_total(_Case(job, verb, party, data_set, facts_of(data_set, party)))
-    return "" if found is None or found[0] else found[1]
+    case = _Case(job, verb, party, data_set, facts_of(data_set, party), played_as)
+    found = [each for each in (_epsilon(case), _epsilon_total(case)) if each is not None]
+    return next((said for fine, said in found if not fine), "")
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class _Case:
     party: str
     data_set: DataSet
     facts: Facts
+    played_as: str = ""  # of a job that has begun: what ledgers call it
 
     @property
     def policy(self) -> Policy:
@@ -310,7 +313,11 @@ def _epsilon(case: _Case) -> _Found:
     if most is None or not case.trains:
         return None
     paid, why = _cost(case)
-    return paid <= most * _ROUNDED, f"{why}; allowed: epsilon {most:g}"
+    if not paid or not case.played_as:
+        return paid <= most * _ROUNDED, f"{why}; allowed: epsilon {most:g}"
+    own, _ = _spent(case)
+    fine = _in_all(case, own, paid) <= most * _ROUNDED
+    return fine, f"{why}, and epsilon {own:g} in earlier attempts; allowed: epsilon {most:g}"
 
 
 def _epsilon_total(case: _Case) -> _Found:
@@ -318,10 +325,22 @@ def _epsilon_total(case: _Case) -> _Found:
     if most is None or not case.trains:
         return None
     paid, why = _cost(case)
+    own, others = _spent(case)
+    fine = paid == 0.0 or others + _in_all(case, own, paid) <= most * _ROUNDED
+    return fine, f"{why}, and epsilon {own + others:g} so far; allowed: epsilon {most:g} together"
+
+
+def _spent(case: _Case) -> tuple[float, float]:
+    """Return what a person has paid of the data set so far: in earlier attempts at the job, and in other jobs."""
     folder = noise_folder(case.data_set.store, case.party)
-    before = per_person(read_ledger(folder)) if (folder / FILE).exists() else 0.0
-    fine = paid == 0.0 or before + paid <= most * _ROUNDED
-    return fine, f"{why}, and epsilon {before:g} so far; allowed: epsilon {most:g} together"
+    entries = read_ledger(folder) if (folder / FILE).exists() else []
+    own = [entry for entry in entries if job_of(entry) == case.played_as]
+    return per_person(own), per_person([entry for entry in entries if job_of(entry) != case.played_as])
+
+
+def _in_all(case: _Case, own: float, paid: float) -> float:
+    """Return what the job costs with one more attempt, where its earlier ones have cost `own` and one costs `paid`."""
+    return max(own, paid) if case.job.system.pays_once(case.settings[0]) else own + paid
 
 
 def _cost(case: _Case) -> tuple[float, str]:

@@ -196,6 +196,8 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             columns=self.columns if given.columns is None else given.columns,
             drop=list(dict.fromkeys(drop)),
             categorical=list(dict.fromkeys([*self.categorical, *given.categorical])),
+            most_epsilon=self.policy.most_epsilon,
+            most_epsilon_total=self.policy.most_epsilon_total,
         )
 
     def fetch(self, to: str | Path | None = None) -> Path:

@@ -21,7 +21,7 @@ from treaty.data.table import Schema
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.discrete_gaussian import MOST_SIGMA, noise_share
-from treaty.privacy.ledger import DEFAULT_DELTA, Entry, Ledger, cost
+from treaty.privacy.ledger import DEFAULT_DELTA, Entry, EpsilonLimits, Ledger, cost
 from treaty.privacy.zcdp import NoiseBudget, budget, level_coordinates, noise_for, rho_for
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal.quantiles import most_probes
@@ -128,10 +128,11 @@ def plan_noise(
     return SumNoise(opening.sigma, probes.sigma, trees.sigma, honest, spent)
 
 
-def pay(noise: SumNoise, store: Path | None, name: str, job: str) -> str:
+def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: EpsilonLimits | None) -> str:
     """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
 
-    `store` is the ledger's folder, None where none is kept, and for a leader without rows.
+    `store` is the ledger's folder, None where none is kept, and for a leader without rows. Every attempt draws its
+    noise anew, and pays again; BudgetSpent where the participant's own `limits` do not allow it.
     """
     if noise.budget is None:
         return ""
@@ -139,7 +140,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str) -> str:
     said = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
     if store is None:
         return said
-    ledger, delta = Ledger(noise_folder(store, name)), noise.budget.delta
+    ledger, delta = Ledger(noise_folder(store, name), limits), noise.budget.delta
     costs = {"sums of trees": trees.rho}
     if search:
         costs["search for bins"] = math.fsum(each.rho for each in search)

@@ -404,7 +404,7 @@ def _set_up(seat: Seat, message: ModelBegin) -> _ModelSetup:
     members, search = len(seat.cast.owners), not message.bins
     noise = plan_noise(seat.options, seat.common, schema, message.classes, members, search=search)
     store, name = None if seat.data is None else seat.store, seat.party.name
-    paid = pay(noise, store, name, model_job(seat.party.job, message.model_id))
+    paid = pay(noise, store, name, model_job(seat.party.job, message.model_id), seat.epsilon_limits)
     return _ModelSetup(message, schema, noise, paid)
 
 

@@ -356,4 +356,4 @@ def passive(seat: Seat) -> ModelPart:
 
 
 def _open_ledger(seat: Seat) -> BucketLedger:
-    return BucketLedger(None if seat.store is None else noise_folder(seat.store, seat.party.name))
+    return BucketLedger(None if seat.store is None else noise_folder(seat.store, seat.party.name), seat.epsilon_limits)

@@ -26,6 +26,7 @@ SYSTEM = System(
     expected=expected,
     on_clusters=lambda options: frozenset({"active"}),
     has_model=frozenset({"active", "passive"}),
+    pays_once=lambda options: True,
     orders_by_id=True,  # so that buckets of an earlier job on the same rows are the same
     predict={"active": predict_active, "passive": predict_passive},
     online={"active": online_active, "passive": online_passive},

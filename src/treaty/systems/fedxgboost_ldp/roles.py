@@ -127,7 +127,8 @@ def active(seat: Seat) -> ModelPart:
     training = open_training(seat)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
     noise = NoisyGradients(
-        Ledger(None if seat.store is None else noise_folder(seat.store, party.name)), options, forest.objective, n_rows,
+        Ledger(None if seat.store is None else noise_folder(seat.store, party.name), seat.epsilon_limits), options,
+        forest.objective, n_rows,
         weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
         threads=threads,
     )  # fmt: skip

@@ -36,6 +36,7 @@ SYSTEM = System(
     told=TOLD,
     expected=expected,
     has_model=frozenset({"active", "passive"}),
+    pays_once=lambda options: True,
     predict={"active": predict_active, "passive": predict_passive},
     online={"active": online_active, "passive": online_passive},
     explain={"active": explain_active, "passive": explain_passive},

@@ -55,6 +55,7 @@ SYSTEM = System(
     lossless=True,
     on_clusters=lambda options: frozenset({"active", "passive"}),
     has_model=frozenset({"active", "passive"}),
+    pays_once=lambda options: True,
     predict={"active": predict, "passive": follow_prediction},
     online={"active": online_active, "passive": online_passive},
     explain={"active": explain_active, "passive": explain_passive},

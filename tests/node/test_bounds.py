@@ -1,0 +1,161 @@
+"""What an approval bounds, whatever the leading node asks for: epsilon of one job and of all, attempts, rounds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from node.hostile import JOB, content, signed
+from node.nodes import columns_of, organisations
+from node.shop import Talk
+from systems.federboost_horizontal.playing import dealt
+from treaty.errors import BudgetSpent
+from treaty.models.checkpoints import noise_folder
+from treaty.node.keys.identity import load_own, sign
+from treaty.node.network.notes import Proposed, View
+from treaty.node.playing import worker
+from treaty.node.proposals import id_of, statement
+from treaty.node.rules.settings import load_settings
+from treaty.node.service import Node
+from treaty.privacy.ledger import Ledger, per_person
+from treaty.runs.job import decoded_job
+from treaty.runs.party import _training_seat
+from treaty.runs.reading import TrainingTables
+from treaty.runs.threads import play
+from treaty.systems.system import Vouching
+
+BOTH = ("bank", "shop")
+NOISY = {
+    "name": "a job", "active": "bank", "label": "y", "protocol": "federboost-horizontal",
+    "parties": {name: {"table": "rows"} for name in BOTH}, "federboost-horizontal": {"epsilon_total": 1.0},
+    "boosting": {"n_estimators": 3, "max_depth": 2, "max_bin": 8},
+}  # fmt: skip
+
+
+class Led:
+    """The shop's node, without a thread of its own, and the bank's, which says whatever it likes.
+
+    `playing` is called in place of a process, with its order; what it raises is how the attempt ends.
+    """
+
+    def __init__(self, folder, monkeypatch, job=JOB, policy="approve = true"):
+        made = organisations(folder, BOTH, columns_of(BOTH, 60), policy=policy, listening=["shop"])
+        self.own = {name: load_own(one.folder / "keys", name) for name, one in made.items()}
+        self.settings, self.talk, self.orders, self.playing = load_settings(made["shop"].settings), Talk(), [], None
+        proposal, signature = signed(self.own["bank"], content(job))
+        self.job, self.number, self.attempt = id_of(proposal), 0, 0
+        monkeypatch.setattr("treaty.node.service.Process", self._process)
+        self.start()
+        self.node.jobs.proposed("bank", self.talk, Proposed(proposal, signature))
+        self.node.jobs._approve(self.at, "a person")
+
+    def start(self):
+        """Start the node, which has the database and the ledgers of the one before."""
+        self.node = Node(self.settings)
+        self.node.jobs.load(all_states=True)
+        self.node.exchange.is_up = lambda peer: True
+
+    def stop(self):
+        self.node._shut()
+
+    @property
+    def at(self):
+        return self.node.jobs.standings[self.job]
+
+    @property
+    def row(self):
+        return self.node.store.job(self.job)
+
+    def _process(self, order, errors, on_event):
+        self.orders.append(order)
+        try:
+            self.playing(order, on_event)
+        except BaseException as error:
+            on_event(worker._failure(error))
+        return SimpleNamespace(pid=1, end=lambda: None, wait=lambda seconds: None)
+
+    def hear(self, **fields):
+        """Have the node hear what the bank's says of the job."""
+        self.number += 1
+        signature = sign(self.own["bank"], statement("approve", self.job, "bank"))
+        view = View(job=self.job, count=self.number, state="running", signed={"bank": signature}, **fields)
+        self.node.jobs.seen("bank", self.talk, view)
+        for _ in range(2):
+            self.node._look()
+
+    def attempts(self, number):
+        """Have the bank ask for so many attempts; return how many the shop has begun."""
+        before = len(self.orders)
+        for _ in range(number):
+            self.attempt += 1
+            self.hear(asks=self.attempt)
+            self.hear(runs=self.attempt)
+            self.hear(ended=self.attempt)
+        return len(self.orders) - before
+
+
+@pytest.fixture
+def led(tmp_path, monkeypatch):
+    made = []
+
+    def of(*given, **fields):
+        made.append(Led(tmp_path, monkeypatch, *given, **fields))
+        return made[-1]
+
+    yield of
+    for one in made:
+        one.stop()
+
+
+class GoneAway(Exception):
+    """The leader has seen enough of an attempt."""
+
+
+def play_with_a_leader_that_leaves(order, on_event):
+    """Train with a leader that ends each attempt after its first round, and begins the next one anew."""
+    parts, _, classes = dealt("binary", 2, rows=200)
+    job, rows = decoded_job(order.job.encode()), dict(zip(BOTH, parts.values(), strict=True))
+    cast = job.cast()
+
+    def leave(done, part):
+        if done == 1:
+            raise GoneAway
+
+    def role(name):
+        def run(party):
+            tables = TrainingTables(rows[name], classes)
+            seat = _training_seat(party, job, cast, tables, None, leave if name == "bank" else None, None)
+            if name == "bank":  # its own ledger is its own business
+                seat.store = None
+            seat.alone = False
+            return job.system.train[cast.roles[name]](seat)
+
+        return run
+
+    play({name: role(name) for name in BOTH}, job.system.links(cast, None), job=job.name, protocol=job.protocol)
+
+
+@pytest.mark.parametrize("rule", ["most_epsilon", "most_epsilon_total"])
+def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch, rule):
+    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Vouching())
+    shop = led(NOISY, policy=f"approve = true\n{rule} = 1.0")
+    shop.playing = play_with_a_leader_that_leaves
+    begun = shop.attempts(5)
+    paid = per_person(Ledger(noise_folder(shop.settings.data["rows"].store, "shop")).entries())
+    assert 0.9 < paid <= 1.0
+    assert begun == 1
+    assert shop.row.state == "failed"
+    assert shop.row.reason == f"shop: {BudgetSpent.public}"
+    assert "and epsilon 1 " in [event["why"] for event in shop.node.store.events_of(shop.job) if "why" in event][-1]
+
+
+def test_a_budget_holds_within_an_attempt_whatever_was_asked_before_it(led, monkeypatch):
+    """Another job may spend between the question and the release: the ledger itself refuses."""
+    shop = led(NOISY, policy="approve = true\nmost_epsilon_total = 1.0")
+    shop.playing = play_with_a_leader_that_leaves
+    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Vouching())
+    monkeypatch.setattr(shop.node.jobs, "check_budgets", lambda at: None)
+    shop.attempts(5)
+    assert per_person(Ledger(noise_folder(shop.settings.data["rows"].store, "shop")).entries()) <= 1.0
+    assert shop.row.reason == f"shop: {BudgetSpent.public}"
