@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import treaty
 from cli.test_check import write_job
 from treaty.cli.main import app
 from treaty.errors import ConfigError
+from treaty.messaging.transcript import Transcript
+from treaty.runs import report
 from treaty.runs.disclosed import disclosures, of_job, table_of
 from treaty.runs.job import Align
 from treaty.runs.report import learned_by
@@ -147,3 +150,21 @@ def test_a_saved_model_keeps_its_sentences(tmp_path):
     model.save(tmp_path / "trees")
     assert treaty.load(tmp_path / "trees").disclosures_ == model.disclosures_
     assert set(model.disclosures_) == {"bank", "shop"}
+
+
+def test_of_an_alignment_only_what_applies_is_said(tmp_path):
+    job = replace(write_job(tmp_path, "secureboost"), align=Align(on="id"))
+    cast = job.cast()
+
+    def about(log=None, psi=None, *seen):
+        party = SimpleNamespace(name="a", transcript=Transcript("a"))
+        for step in seen:
+            party.transcript.record("sent", "b", step, 0, 10)
+        of = replace(job, align=replace(job.align, log=log))
+        said = str(learned_by(of, cast, None, psi or report._psi_used(of, cast, party)))
+        return [words for words in ("run log", "8,192 ids or more (KKRT)", "by KKRT") if words in said]
+
+    assert about() == ["8,192 ids or more (KKRT)"]  # before the job nobody knows how long the others' lists are
+    assert about("runs") == ["run log", "8,192 ids or more (KKRT)"]
+    assert about(None, None, "ListSummary", "BlindedPoints") == []
+    assert about(None, None, "ListSummary", "OprfOffer") == ["by KKRT"]

@@ -156,6 +156,7 @@ OF_ALIGNMENT: list[dict[str, Any]] = [
     {"others": ["shop"], "on_duplicate": "expand", "result_to": "active"},
     {"others": ["shop"], "psi": "kkrt"},
     {"others": ["shop"], "psi": "ecdh"},
+    {"others": ["shop", "lab"], "log": True},
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from treaty.data.ids import Psi
 from treaty.data.table import Schema
 from treaty.files import Format, read_json, write_json
 from treaty.messaging.party import Party
@@ -21,7 +22,8 @@ from treaty.runs.job import Job
 from treaty.runs.reading import TrainingTables
 from treaty.runs.rows import counted
 from treaty.runs.threads import traffic_of
-from treaty.systems.alignment.roles import disclosures
+from treaty.systems.alignment.oblivious_values import OprfOffer
+from treaty.systems.alignment.roles import ListSummary, disclosures
 from treaty.systems.options import given
 from treaty.systems.system import Cast
 
@@ -71,7 +73,7 @@ def write_report(
 
     `model_id` is the model's, as far as such a role knows it.
     """
-    learned = learned_by(job, cast, part)
+    learned = learned_by(job, cast, part, _psi_used(job, cast, party))
     noted: dict[str, Any] = {
         field: getattr(part, field, "") for field in ("encryption", "choice", "spent", "unsettled")
     }
@@ -88,14 +90,29 @@ def write_report(
     write_json(path, report, FORMAT, party.name)
 
 
-def learned_by(job: Job, cast: Cast, part: Any = None) -> dict[str, list[str]]:
-    """Return what each party, or role, learns in a training, in words; `part` is what is there of the model."""
+def learned_by(job: Job, cast: Cast, part: Any = None, psi: Psi | None = None) -> dict[str, list[str]]:
+    """Return what each party, or role, learns in a training, in words.
+
+    `part` is what is there of the model, `psi` how rows were aligned, None where that is not known.
+    """
     learned = job.system.disclosures(cast, *job.settings(), part)
     if job.align is None:
         return learned
     others = [other for other in cast.owners if other != job.active]
-    before = disclosures(job.active, others, on_duplicate=job.align.on_duplicate, psi=job.align.psi)
+    before = disclosures(
+        job.active, others, on_duplicate=job.align.on_duplicate, psi=psi or job.align.psi,
+        log=job.align.log is not None,
+    )  # fmt: skip
     return {who: before.get(who, []) + learned[who] for who in learned}
+
+
+def _psi_used(job: Job, cast: Cast, party: Party) -> Psi | None:
+    """Return how rows were aligned in this run, as far as a party's messages show it: of others' it sees none."""
+    steps = party.transcript.by_type()
+    if OprfOffer.__name__ in steps:
+        return "kkrt"
+    sees_all = party.name == job.active or len(cast.owners) == 2
+    return "ecdh" if sees_all and ListSummary.__name__ in steps else None
 
 
 def _of_run(job: Job, party: Party, role: str) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class AlignmentOptions:
 
 _DEFAULTS = AlignmentOptions()
 
-_KKRT = {"auto": "by long lists (KKRT): ", "kkrt": "by KKRT: "}
+_KKRT = {"auto": f"if a list has {LONG:,} ids or more (KKRT): ", "kkrt": "by KKRT: "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,11 +431,16 @@ def disclosures(
     result_to: ResultTo = "both",
     on_duplicate: OnDuplicate = "error",
     psi: Psi = "auto",
+    log: bool = False,
 ) -> dict[str, list[str]]:
-    """Say in words what each party learned beyond its own ids, by party; `active` is the active one."""
+    """Say in words what each party learned beyond its own ids, by party.
+
+    `active` is the active one. `psi` is what was used, "auto" where that is not known; `log`: a run log compares ids
+    with those of earlier runs.
+    """
     sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
-    log = "with a run log: about by how many ids a partner's differ from the nearest it aligned with before"
-    learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, log]}
+    runs = ["by the run log: about by how many ids a partner's differ from the nearest it aligned with before"] * log
+    learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, *runs]}
     if psi != "ecdh":
         learned[active].append(
             f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could test any ids against the "
@@ -445,7 +450,7 @@ def disclosures(
         found = (
             f"which of its own ids all parties hold (that {active} shares further ones with others it does not learn)"
         )
-        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), log]
+        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), *runs]
         if psi != "ecdh" and result_to == "both":
             learned[name].append(
                 f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn of {active}'s "
