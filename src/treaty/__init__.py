@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from treaty.systems.logistic.options import SGD, QuasiNewton
     from treaty.systems.pooled.options import Pooled
     from treaty.systems.secureboost.options import SecureBoost
+    from treaty.trees.losses.custom import CustomLoss
 
 __all__ = [
     "SGD",
     "ConfigError",
     "CryptoError",
+    "CustomLoss",
     "DataError",
     "FedXGB",
     "FedXGBoostLDP",
@@ -67,6 +69,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATE = {
+    "CustomLoss": "treaty.trees.losses.custom",
     "align": "treaty.estimators.align",
     "disclosures": "treaty.runs.disclosed",
     "GBDTClassifier": "treaty.estimators.trees",

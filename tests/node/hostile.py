@@ -17,7 +17,7 @@ from unittest import mock
 
 import msgspec
 
-from treaty import systems
+from treaty import named_code, systems
 from treaty.messaging.grpc_wire import grpc
 from treaty.node.keys.cards import read_card
 from treaty.node.keys.identity import Own, load_own, sign
@@ -70,7 +70,7 @@ def without_side_effects() -> Iterator[list[str]]:
             raise ImportError(name)
         return real(name, package)
 
-    with mock.patch.object(systems, "import_module", noted):
+    with mock.patch.object(systems, "import_module", noted), mock.patch.object(named_code, "import_module", noted):
         yield imported
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.models.checkpoints import noise_folder
+from treaty.named_code import trust
 from treaty.node.rules import policy as policies
 from treaty.node.rules.policy import Facts, Finding, Verdict, facts_of, verdict
 from treaty.node.rules.settings import DataSet, Policy
@@ -77,7 +78,17 @@ def test_systems(folder: Path) -> None:
     elsewhere = "treaty.systems.secureboost.system:SYSTEM"
     check(False, f"system '{elsewhere}'; allowed: every system that comes with Treaty", "systems", folder,
           job(elsewhere))  # fmt: skip
+    trust([elsewhere])  # as reading the node's settings does
     assert found("systems", folder, job(elsewhere), systems=[elsewhere]).fine
+
+
+def test_losses(folder: Path) -> None:
+    """No person is needed to refuse a loss that is code; and none of it is run."""
+    proposed = job(task="regression", common={"objective": "os:abort"})
+    check(False, "loss 'os:abort'; allowed: none", "losses", folder, proposed, approve=False)
+    check(False, "loss 'os:abort'; allowed: 'losses:Gamma'", "losses", folder, proposed, losses=["losses:Gamma"])
+    check(True, "loss 'os:abort'; allowed: 'os:abort'", "losses", folder, proposed, losses=["os:abort"])
+    assert "losses" not in [of.what for of in asked(folder, job()).findings]
 
 
 def test_verbs(folder: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_proposal_never_imports_what_it_names(protocol):
     assert imported == []
 
 
+@pytest.mark.parametrize("loss", ["os:abort", "antigravity:x", ":", "\0:x", "a" * 900 + ":x", "a.b.c:D.e"])
+def test_a_proposal_never_imports_the_loss_that_it_names(loss):
+    job = {**JOB, "task": "regression", "boosting": {"objective": loss}}
+    with (
+        without_side_effects() as imported,
+        pytest.raises(ConfigError, match="expected a loss that comes with Treaty, or one that a policy here names"),
+    ):
+        taken(job)
+    assert imported == []
+    read_proposal(content({**job, "boosting": {"objective": "losses:Gamma"}}), ["losses:Gamma"])
+
+
 def test_a_later_field_does_not_hide_an_earlier_one():
     """The proposal is decoded twice; both must see the same protocol."""
     twice = '{"protocol":"antigravity:x",' + msgspec.json.encode({**JOB, "protocol": "secureboost"}).decode()[1:]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,12 @@ def start(
     resume: bool = False,
     dies: tuple[str, int, str] | None = None,
     by: signal.Signals = signal.SIGKILL,
+    more: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Start a party; `dies` are the kind, number and what comes before, see `dying_party`, of a message it dies at."""
     begin = TREATY if dies is None else [sys.executable, str(DYING), *map(str, dies), str(int(by))]
     return subprocess.Popen(
-        [*begin, verb, str(job), "--as", name, *(["--resume"] if resume else [])],
+        [*begin, verb, str(job), "--as", name, *(["--resume"] if resume else []), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

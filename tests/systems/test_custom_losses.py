@@ -22,7 +22,7 @@ KEY = {"insecure_test_key_bits": 512, "allow_insecure": True, "allow_exact_sums"
 OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "max_bin": 16, "base_score": 100.0, "n_jobs": 1}
 
 
-class Squared:
+class Squared(treaty.CustomLoss):
     """Half the squared error, as Treaty has it."""
 
     link = "identity"
@@ -231,7 +231,7 @@ def test_the_class_may_be_named_and_a_saved_model_does_without_it(table, tmp_pat
     assert_same_trees(named, model)
     model.save(tmp_path / "model")
     monkeypatch.delattr(sys.modules[__name__], "Gamma")
-    again = treaty.load(tmp_path / "model")
+    again = treaty.load(tmp_path / "model", trusted=[name])
     np.testing.assert_array_equal(again.predict(tables), model.predict(tables))
     assert again.objective == name
     np.testing.assert_allclose(np.log(model.predict(tables)), np.log(100.0), atol=3.0)
@@ -260,7 +260,7 @@ def test_what_is_beyond_the_bounds_is_clipped_and_counted(table):
         (Negative, "expected no hessian below 0 of .*Negative.gradients, got 160"),
         (Unbounded, "Unbounded.bounds to return two numbers above 0"),
         (Linkless, "to have a link of identity, log, logistic, got 'probit'"),
-        (Bare, "it lacks bounds, gradients, loss"),
+        (Bare, "it is no subclass of treaty.CustomLoss"),
         (
             "nowhere:Loss",
             "cannot make the loss 'nowhere:Loss': No module named 'nowhere'; expected package",

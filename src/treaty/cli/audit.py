@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
+from treaty.cli.logs import Trust
 from treaty.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def audit(
     rows: Annotated[int | None, typer.Option(min=60, help="With --compare: of so many rows, drawn by chance.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the result to this file: SVG, PNG or PDF.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write all findings to this CSV file.")] = None,
+    trust: Trust = None,
 ) -> None:
     """Attack what each party of a training saw, and say what it found beside a guess.
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from treaty.cli.disclosures import say_learned
+from treaty.cli.logs import Trust
 from treaty.cli.node import DEFAULT, NodeFile, check_as_node
 from treaty.errors import ConfigError, TreatyError
 from treaty.runs.job import Job, load_job, seconds_of
@@ -35,6 +36,7 @@ def check(
         bool, typer.Option("--with-peers", help="Have the nodes of all parties check, too; they show nobody anything.")
     ] = False,
     node: NodeFile = DEFAULT,
+    trust: Trust = None,
 ) -> None:
     """Check a party's own tables, labels, folders, disk, key, certificates and clock; then who answers.
 

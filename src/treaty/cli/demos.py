@@ -34,6 +34,7 @@ from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
 from treaty.linear.batches import fewest_rows
 from treaty.models.linear import label_holder, preparation_of
+from treaty.named_code import trust
 from treaty.runs.warm_up import compile_kernels, compile_walks
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.roles import disclosures
@@ -108,6 +109,7 @@ def run_demo(
     if protocol not in SYSTEMS[model] and any(protocol in known for known in SYSTEMS.values()):
         hint = "add --model logistic" if model == "trees" else "leave --model out"
         raise ConfigError(f"expected --protocol to be one of {', '.join(SYSTEMS[model])}, got {protocol!r}: {hint}")
+    trust([protocol])
     system = find_system(protocol or ("secureboost" if model == "trees" else "quasi-newton"), model)
     cipher = next((name for name in ("encryption", "backend") if name in names_of(system.options)), None)
     named = encryption != "auto"

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from treaty.cli.logs import Trust
 from treaty.errors import ConfigError
 
 console = Console(markup=False)
@@ -31,6 +32,7 @@ def disclosures(
     ] = None,
     align: Annotated[bool, typer.Option("--align", help="Of a protocol: rows are aligned first.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a file.")] = False,
+    trust: Trust = None,
 ) -> None:
     """Print what each party would learn in a job, and the messages that it would learn it from.
 

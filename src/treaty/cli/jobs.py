@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from treaty.cli.logs import PRINTED, LogFile, Verbose, log_of_all, logged
+from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, log_of_all, logged
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
 from treaty.parallel import keep_to
@@ -51,6 +51,7 @@ def train(
     ] = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
+    trust: Trust = None,
     cores: Annotated[str | None, typer.Option(hidden=True, help="Keep to these cores of the machine: 0,1.")] = None,
 ) -> None:
     """Train the model a job file describes.
@@ -149,6 +150,7 @@ def predict(
     ] = None,
     verbose: Verbose = False,
     log_file: LogFile = None,
+    trust: Trust = None,
     margins: Annotated[Path | None, typer.Option(hidden=True, help="Write margins as .npy instead.")] = None,
 ) -> None:
     """Predict with a trained model.
@@ -249,6 +251,7 @@ def explain(
     ending: Annotated[str, typer.Option(help="csv, csv.gz, parquet or arrow.")] = "csv",
     verbose: Verbose = False,
     log_file: LogFile = None,
+    trust: Trust = None,
 ) -> None:
     """Say what each column adds to each row's prediction (exact TreeSHAP, on the margin).
 

@@ -17,12 +17,20 @@ import typer
 from rich.console import Console
 
 from treaty.errors import ConfigError, TreatyError
+from treaty.named_code import trust
 from treaty.runs.progress import NOTED
 
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose", help="Say what is done on standard error, in lines with their time (UTC).")
 ]
 LogFile = Annotated[Path | None, typer.Option("--log-file", help="Add the same lines to this file.")]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        callback=lambda names: trust(names or ()), metavar="MODULE:NAME",
+        help="Code of a system or a loss that the file may name; may be given several times.",
+    ),
+]  # fmt: skip
 
 _NEVER = logging.CRITICAL + 1
 _FOLLOWED_EVERY = 0.2  # seconds

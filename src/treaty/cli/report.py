@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from treaty.cli.logs import Trust
 from treaty.errors import ConfigError
 
 console = Console(markup=False)
@@ -34,6 +35,7 @@ def report(
         Path | None,
         typer.Option(help="Folder of a model that save() wrote, trained on one table: its curves stand beside."),
     ] = None,
+    trust: Trust = None,
 ) -> None:
     """Write one HTML file about a finished job, for any browser: it loads nothing and runs no script.
 
@@ -53,12 +55,13 @@ def report(
     scores = None
     if predictions is not None and labels is not None and label is not None:
         scores = read_scores(predictions, labels, label)
-    write_page(path, contents_of_run(folder, reports, viewer, scores, None if pooled is None else _history(pooled)))
+    history = None if pooled is None else _history(pooled, trust)
+    write_page(path, contents_of_run(folder, reports, viewer, scores, history))
     console.print(f"{viewer}: wrote {path}", soft_wrap=True, highlight=False)
 
 
-def _history(folder: Path) -> Any:
+def _history(folder: Path, trusted: list[str] | None) -> Any:
     """Return the losses by eval set and metric of a saved model on one table."""
     from treaty.estimators.trees import load
 
-    return load(folder).evals_result_
+    return load(folder, trusted=trusted or ()).evals_result_

@@ -26,6 +26,7 @@ from treaty.estimators.inputs import (
     warn_unseen,
 )
 from treaty.estimators.saving import SavedEstimator, write_model
+from treaty.named_code import trust
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Recorded, Run
 from treaty.systems import ESTIMATORS, Model, find_system
@@ -120,6 +121,7 @@ class TableEstimator(BaseEstimator):
         """
         chosen = params.get("protocol", self.protocol)
         if isinstance(chosen, str) and any(name.startswith("protocol__") for name in params):
+            trust([chosen])
             params["protocol"] = chosen = find_system(chosen, self._model).options()
         own = self.get_params(deep=False)
         _refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own], chosen)
@@ -129,6 +131,7 @@ class TableEstimator(BaseEstimator):
     def _chosen(self) -> tuple[System, SystemOptions]:
         """Return the system and its own options, as given."""
         given = self.protocol
+        trust([given if isinstance(given, str) else getattr(given, "system", None)])  # an argument; `load` has asked
         if isinstance(given, str):
             system = find_system(given, self._model)
             return system, system.options()
@@ -151,6 +154,7 @@ class TableEstimator(BaseEstimator):
         own = converted(given.get_params(), type(given), type(given).__name__)
         names = set(names_of(self._common)) & set(self._get_param_names())
         params = {name: getattr(self, name) for name in names} | self._fixed | changed
+        trust([plain(params.get("objective"))])
         if isinstance(params.get("eval_metric"), (list, tuple)):
             params["eval_metric"] = ",".join(map(str, params["eval_metric"]))
         state = params.get("random_state")

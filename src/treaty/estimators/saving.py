@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from treaty.errors import ConfigError
 from treaty.files import Format, read_json, write_json
 from treaty.models.linear import LinearPart
 from treaty.models.trees import ModelPart
+from treaty.named_code import is_code, trust
 from treaty.systems import find_system
 from treaty.systems.options import converted
 
@@ -55,9 +56,18 @@ def read_saved(folder: str | Path) -> SavedEstimator:
     return read_json(Path(folder) / "model.json", SavedEstimator, FORMAT)
 
 
-def params_of(saved: SavedEstimator) -> dict[str, Any]:
-    """Return an estimator's parameters, with the system's options as it had them."""
-    name = saved.params["protocol"]
+def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
+    """Return an estimator's parameters, with the system's options as it had them.
+
+    ConfigError for a system or a loss of code that is not among the `trusted` names; nothing is imported then.
+    """
+    name, given = saved.params["protocol"], list(trusted)
+    for code in (name, saved.params.get("objective")):
+        if is_code(code) and code not in given:
+            raise ConfigError(
+                f"the model names code, {code!r}, which is not imported: if you trust it, load(..., trusted=[{code!r}])"
+            )
+    trust(given)
     system = find_system(name, "trees" if saved.kind.startswith("GBDT") else "logistic")
     own = converted(saved.system, system.options, system.options.__name__)
     weights = saved.params.get("class_weight")

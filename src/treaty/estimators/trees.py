@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -267,13 +267,17 @@ class _Relevance(NamedTuple):
 
 
 def load(
-    folder: str | Path,
+    folder: str | Path, *, trusted: Iterable[str] = ()
 ) -> GBDTClassifier | GBDTRegressor | GBDTRanker | LogisticRegression | LinearRegression | PoissonRegressor:
     """Read what `save` wrote.
 
     Parameters
     ----------
     folder : str or Path
+        It may come from a stranger: nothing of it is run.
+    trusted : iterable of str, default ()
+        Names of code, ``package.module:NAME``, that the model may have: of a system or a loss that does not come with
+        Treaty.
 
     Returns
     -------
@@ -283,19 +287,19 @@ def load(
     Raises
     ------
     ConfigError
-        If a file is missing or is not one of a Treaty model.
+        If a file is missing or is not one of a Treaty model, or names code that is not `trusted`.
     """
     saved = read_saved(folder)
     regressions: tuple[type[LogisticRegression | LinearRegression | PoissonRegressor], ...]
     regressions = (LogisticRegression, LinearRegression, PoissonRegressor)
     linear = {kind.__name__: kind for kind in regressions}.get(saved.kind)
     if linear is not None:
-        regression = linear(**params_of(saved))
+        regression = linear(**params_of(saved, trusted))
         regression._restore(saved)
         regression._keep(read_parts(folder, saved, load_linear_part))
         return regression
     kinds = {kind.__name__: kind for kind in (GBDTClassifier, GBDTRegressor, GBDTRanker)}
-    model = kinds.get(saved.kind, GBDTRegressor)(**params_of(saved))
+    model = kinds.get(saved.kind, GBDTRegressor)(**params_of(saved, trusted))
     model._restore(saved)
     model.parts_ = read_parts(folder, saved, load_part)
     forest = forest_of(list(model.parts_.values()))

@@ -176,8 +176,7 @@ class Jobs:
         card = self.trusted().get(peer)
         if card is None or not verify(card, note.signature, statement("submit", job_id, peer)):
             raise _refused(f"expected a proposal signed by {peer}, got another signature")
-        systems = [of for data_set in self.settings.data.values() for of in data_set.policy.systems or ()]
-        proposal = read_proposal(note.proposal, systems)
+        proposal = read_proposal(note.proposal, self.settings.code)
         job = proposal.described()
         cast = cast_of(job, proposal.verb)
         if peer != job.active:

@@ -19,7 +19,7 @@ import msgspec
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_names
 from treaty.messaging.messages import clean
-from treaty.runs.job import Job, Member, check_whole, decoded_job, read_job
+from treaty.runs.job import Job, Member, check_whole, decoded_job, names_of_code, read_job
 from treaty.runs.online import check_online
 from treaty.runs.party import check_explainable, predicting
 from treaty.systems import SYSTEMS
@@ -118,26 +118,26 @@ def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) ->
     proposal = Proposal(
         job=job.encoded().decode(), verb=verb, model=model, submitted=now, nonce=secrets.token_hex(16), trial=trial
     )
-    _check_job(proposal.job, [job.protocol])
+    _check_job(proposal.job, [job.protocol, str(job.common.get("objective"))])
     content = msgspec.json.encode(proposal)
     if len(content) > LARGEST:
         raise ConfigError(f"expected a job of at most {LARGEST} bytes, got {len(content)} - in the job {file}")
     return content
 
 
-def read_proposal(content: bytes, systems: Collection[str] = ()) -> Proposal:
+def read_proposal(content: bytes, code: Collection[str] = ()) -> Proposal:
     """Decode a proposal that somebody sent; nothing of it is looked up or imported.
 
     Parameters
     ----------
-    systems : collection of str
-        Systems that do not come with Treaty, as ``package.module:NAME``, which this node's own settings name.
+    code : collection of str
+        Systems and losses that do not come with Treaty, ``package.module:NAME``, that this node's own settings name.
 
     Raises
     ------
     ConfigError
-        If it is none, or too old, or from the future; or its job is of another system, or has texts or numbers that
-        no job needs.
+        If it is none, or too old, or from the future; or its job is of another system or loss, or has texts or numbers
+        that no job needs.
     """
     if len(content) > LARGEST:
         raise ConfigError(f"expected a proposal of at most {LARGEST} bytes, got {len(content)}")
@@ -154,24 +154,28 @@ def read_proposal(content: bytes, systems: Collection[str] = ()) -> Proposal:
             f"expected a proposal of the last {OPEN_FOR.days} days, got one of {proposal.submitted}; submit it again, "
             "or compare clocks"
         )
-    _check_job(proposal.job, systems)
+    _check_job(proposal.job, code)
     return proposal
 
 
-def _check_job(encoded: str, systems: Collection[str]) -> None:
-    """Refuse a job before it is understood: to look for a system by name is to run its module."""
+def _check_job(encoded: str, code: Collection[str]) -> None:
+    """Refuse a job before it is understood: to look for a system or a loss by its name is to run its module."""
     try:
         raw = msgspec.json.decode(encoded)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"expected a job in the proposal, got {error}") from None
     if not isinstance(raw, dict) or not isinstance(parties := raw.get("parties"), dict):
         raise ConfigError("expected a job with parties in the proposal, got something else")
-    known = {name for named in SYSTEMS.values() for name in named} | set(systems)
+    known = {name for named in SYSTEMS.values() for name in named} | set(code)
     protocol = raw.get("protocol", "secureboost")
     if not isinstance(protocol, str) or protocol not in known:
         raise ConfigError(
             "expected a system that comes with Treaty, or one that a policy here names, got "
             + clean(repr(protocol), 80)
+        )
+    if stray := [name for name in names_of_code(raw).values() if name not in code]:
+        raise ConfigError(
+            f"expected a loss that comes with Treaty, or one that a policy here names, got {clean(repr(stray[0]), 80)}"
         )
     if not 2 <= len(parties) <= MOST_PARTIES:
         raise ConfigError(f"expected from 2 to {MOST_PARTIES} parties, got {len(parties)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Abort, Goodbye, Part
+from treaty.named_code import trust
 from treaty.runs.endings import AllKept, PartKept
 from treaty.runs.job import Align, Job
 from treaty.runs.report import learned_by
@@ -109,6 +110,7 @@ def disclosures(
     ['bank', 'shop']
     """
     named = system if isinstance(system, str) else system.system
+    trust([named])
     record = find_system(named, model)
     own, common = _settings(record, system, options)
     cast = _cast(record, list(parties) if parties else None, own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ import msgspec
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
 from treaty.messaging.credit import INBOX_LIMIT
+from treaty.named_code import check_trusted, is_code, trust
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.runs.toml_tables import in_words
 from treaty.systems import SYSTEMS, find_system
@@ -343,9 +345,22 @@ def _job_of(fields: Any) -> Job:
         raise ConfigError(f"the job {said}" if said.startswith("lacks") else said) from None
 
 
-def decoded_job(data: bytes) -> Job:
-    """Return the job that `Job.encoded` encoded."""
-    return msgspec.convert(_named_tables(msgspec.json.decode(data)), Job)
+def decoded_job(data: bytes, *, trusted: bool = False) -> Job:
+    """Return the job that `Job.encoded` encoded; `trusted`: by the process that has started this one."""
+    raw = msgspec.json.decode(data)
+    if trusted:
+        trust(names_of_code(raw).values())
+    return msgspec.convert(_named_tables(raw), Job)
+
+
+def names_of_code(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of code in a job's fields, by what they name; nothing of the job is looked up for that."""
+    boosting = raw.get("boosting")
+    named = {
+        "the system": raw.get("protocol"),
+        "the loss": boosting.get("objective") if isinstance(boosting, dict) else None,
+    }
+    return {what: str(name) for what, name in named.items() if is_code(name)}
 
 
 def _named_tables(raw: Any) -> Any:
@@ -355,6 +370,8 @@ def _named_tables(raw: Any) -> Any:
     protocol = raw.get("protocol", "secureboost")
     if not isinstance(protocol, str):
         raise ConfigError(f"expected protocol to be a system's name, got {protocol!r}")
+    for what, name in names_of_code(raw).items():
+        check_trusted(name, what)
     system = _between_parties(protocol)
     tables = {"own": system.name, "common": system.common.table}
     others = {"options", "boosting", "regression", *(name for systems in SYSTEMS.values() for name in systems)}

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from treaty.errors import ConfigError
+from treaty.named_code import imported, is_code
 from treaty.systems.options import SystemOptions, names_of
 
 if TYPE_CHECKING:
@@ -63,16 +64,16 @@ _OF_ESTIMATORS = {  # what every estimator has beside these, and where a job fil
 def find_system(name: str, model: Model | None = None) -> System:
     """Return the record of a system: by its name in the table, or as ``package.module:NAME`` of one defined elsewhere.
 
-    `model` says what it trains; None looks through both. ConfigError when there is none of that name.
+    `model` says what it trains; None looks through both. ConfigError when there is none of that name, or it is code
+    that is not trusted (`treaty.named_code`).
     """
     known = {name: where for of, named in SYSTEMS.items() if model in (None, of) for name, where in named.items()}
-    where = known.get(name, name)
-    module, _, attribute = where.partition(":")
-    if not attribute:
+    if name not in known and not is_code(name):
         other = "".join(f", a system of {ESTIMATORS[of]}" for of, named in SYSTEMS.items() if name in named)
         raise ConfigError(f"expected protocol to be one of {', '.join(known)}, got {name!r}{other}")
+    module, _, attribute = known.get(name, "").partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        found = getattr(import_module(module), attribute) if module else imported(name, "the system")
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot import the system {name!r}: {error}") from None
     from treaty.systems.system import System  # which imports much that a look at the table does not need

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from treaty.compute import Floats
 from treaty.errors import ConfigError
+from treaty.named_code import is_code
 from treaty.trees.losses.custom import Custom
 from treaty.trees.losses.fixed_point import Logistic, Softmax, bound_of_weights
 from treaty.trees.losses.numbers import Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
@@ -24,7 +25,7 @@ NAMED = [name for name, kind in LOSSES.items() if kind.takes != "classes" and ki
 
 def loss_class(name: str | None) -> type[Objective]:
     """Return the class of a named objective; None is squared error. ConfigError for an unknown name."""
-    if name is not None and ":" in name:
+    if is_code(name):
         return Custom
     if name is not None and name not in NAMED:
         raise ConfigError(

@@ -17,8 +17,10 @@ from marks import all_but_first_slow
 from runs.job_files import TREATY, finish, one_line, start
 from systems.toy.system import SYSTEM, Toy
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
+from treaty import named_code
 from treaty.messaging.certificates import write_identity
 from treaty.models.trees import load_part
+from treaty.named_code import trust
 from treaty.runs.job import load_job
 from treaty.runs.processes import free_ports
 
@@ -107,12 +109,17 @@ def write_job(folder: Path, tables: dict, y: np.ndarray, *, alone: bool = False)
 
 
 @pytest.mark.slow
-def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split):
+def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split, monkeypatch):
     tables, y = split
     tables = {name: table.select_dtypes("number") for name, table in tables.items()}
     path = write_job(tmp_path, tables, y, alone=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(named_code, "_TRUSTED", set())
+        with pytest.raises(treaty.ConfigError, match=r"the system 'systems.toy.system:SYSTEM' is code"):
+            load_job(path)
+    trust([Toy.system])
     assert load_job(path).system is SYSTEM
-    ended = finish({name: start(path, name) for name in tables}, 60)
+    ended = finish({name: start(path, name, more=["--trust", Toy.system]) for name in tables}, 60)
     assert {name: code for name, (code, _) in ended.items()} == dict.fromkeys(tables, 0), ended
     pooled = treaty.GBDTClassifier(**OPTIONS)
     pooled.fit({name: table if name == "p0" else table.iloc[:, :2] for name, table in tables.items()}, y)
@@ -120,7 +127,7 @@ def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split):
     assert [t.value.tolist() for t in parts["p0"].forest.trees] == [
         t.value.tolist() for t in pooled.parts_["pooled"].forest.trees
     ]
-    subprocess.run([*TREATY, "predict", str(path)], check=True, capture_output=True)
+    subprocess.run([*TREATY, "predict", str(path), "--trust", Toy.system], check=True, capture_output=True)
     predicted = pd.read_csv(tmp_path / "model" / "predictions.csv")
     shown = {name: table if name == "p0" else table.iloc[:, :2] for name, table in tables.items()}
     np.testing.assert_allclose(predicted["probability_1"], pooled.predict_proba(shown)[:, 1], rtol=1e-12)
@@ -130,6 +137,8 @@ def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split):
 def test_a_wrong_option_in_its_table_is_one_line(tmp_path, split):
     path = write_job(tmp_path, *split)
     path.write_text(path.read_text().replace("most_columns", "n_estimators"))
-    done = subprocess.run([*TREATY, "train", str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*TREATY, "train", str(path), "--trust", Toy.system], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "[toy] has no option 'n_estimators'; it belongs in [boosting]" in one_line(done.stderr)

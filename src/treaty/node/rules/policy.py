@@ -24,6 +24,7 @@ from treaty.data.sources import as_text, table_facts
 from treaty.data.table import to_table
 from treaty.errors import TreatyError
 from treaty.models.checkpoints import noise_folder
+from treaty.named_code import is_code
 from treaty.node.rules.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
@@ -32,7 +33,7 @@ from treaty.runs.rows import labels_of
 from treaty.systems import SYSTEMS
 from treaty.systems.vertical.exact_sums import expected_share
 
-_FIRST = ("peers", "systems", "verbs")  # rules that are decided without a look at the table
+_FIRST = ("peers", "systems", "losses", "verbs")  # rules that are decided without a look at the table
 _ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 _WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")  # they make no release under noise
 
@@ -212,6 +213,11 @@ def _systems(case: _Case) -> _Found:
     return protocol in allowed, f"system {protocol!r}; allowed: {quoted(allowed) or 'none'}"
 
 
+def _losses(case: _Case) -> _Found:
+    named, allowed = case.job.common.get("objective"), case.policy.losses
+    return (named in allowed, f"loss {named!r}; allowed: {quoted(allowed) or 'none'}") if is_code(named) else None
+
+
 def _verbs(case: _Case) -> _Found:
     allowed = case.policy.verbs
     return None if allowed is None else (case.verb in allowed, f"to {case.verb}; allowed: {', '.join(allowed)}")
@@ -382,6 +388,7 @@ def _cost_of_gradients(case: _Case) -> tuple[float, str]:
 _RULES: dict[str, Callable[[_Case], _Found]] = {
     "peers": _peers,
     "systems": _systems,
+    "losses": _losses,
     "verbs": _verbs,
     "consents": _consents,
     "labels": _labels,

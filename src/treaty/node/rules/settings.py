@@ -17,6 +17,7 @@ from treaty.data.sources import ending_of
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import check_names
+from treaty.named_code import is_code, trust
 from treaty.node.network.hosts import is_loopback
 from treaty.node.proposals import Verb
 from treaty.runs.job import Member
@@ -87,7 +88,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     peers : list of str
         Who may take part: all other parties of a job must be among them. Nobody, unless named.
     systems : list of str or None
-        Systems by name. None: all that come with Treaty; others must be named.
+        Systems by name. None: all that come with Treaty; others, ``package.module:NAME``, must be named.
+    losses : list of str
+        Losses that do not come with Treaty, ``package.module:CLASS``, which jobs may name. None, unless named.
     verbs : list of {"train", "predict", "explain", "serve"} or None
     sums : list of {"open", "sealed"} or None
         Which sums of bins a training may have.
@@ -116,6 +119,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     peers: list[str] = []
     systems: list[str] | None = None
+    losses: list[str] = []
     verbs: list[Verb] | None = None
     sums: list[Sums] | None = None
     columns: list[str] | None = None
@@ -247,6 +251,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """The peers that this node dials, with their addresses."""
         return {name: peer.address for name, peer in self.peers.items() if peer.address is not None}
 
+    @property
+    def code(self) -> set[str]:
+        """What the policies name of code that does not come with Treaty: systems and losses."""
+        policies = [data_set.policy for data_set in self.data.values()]
+        return {name for policy in policies for name in (*(policy.systems or ()), *policy.losses) if is_code(name)}
+
     def data_set(self, name: str) -> DataSet:
         """Return a data set by its name; ConfigError, which says nothing of the others, where there is none."""
         if name not in self.data:
@@ -269,6 +279,7 @@ def load_settings(path: str | Path) -> Settings:
     try:
         raw = msgspec.toml.decode(path.read_bytes())
         settings = _absolute(_converted(raw), path.resolve().parent)
+        trust(settings.code)
         _check(settings)
     except OSError as error:
         raise ConfigError(f"cannot read the node's settings {path}: {error.strerror}") from None
@@ -392,11 +403,11 @@ def _check_policy(data_set: DataSet, settings: Settings) -> None:
             raise ConfigError(f"{where} peers names {name!r}, which is no peer of this node; {hint}")
     known = [name for systems in SYSTEMS.values() for name in systems if name != "pooled"]
     for name in policy.systems or ():
-        if name not in known and ":" not in name:
+        if name not in known and not is_code(name):
             near = get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"{where} systems names {name!r}, which is no system between parties; {hint}")
-        if ":" in name:
+        if is_code(name):
             find_system(name)
     allowed = set(policy.columns or ())
     stray = sorted(set(data_set.columns or ()) - allowed) if policy.columns is not None else []

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, ClassVar, Literal, Protocol, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from msgspec.structs import replace
 
 from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError
+from treaty.named_code import imported
 from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
 
 Link = Literal["identity", "log", "logistic"]
 
 
-class CustomLoss(Protocol):
-    """What a class named by `objective` has; it is made without arguments, at parties with labels alone.
+class CustomLoss(ABC):
+    """Base of the classes that `objective` may name; they are made without arguments, at parties with labels alone.
 
     Methods are given copies, which they may change.
 
@@ -30,6 +31,7 @@ class CustomLoss(Protocol):
 
     link: Link
 
+    @abstractmethod
     def bounds(self, y: Floats) -> tuple[float, float]:
         """Return the largest absolute gradient and the largest hessian of a row of weight 1, both above 0.
 
@@ -41,6 +43,7 @@ class CustomLoss(Protocol):
             The training labels; where rows are split, those of one participant, and the largest bounds among all count.
         """
 
+    @abstractmethod
     def gradients(self, margins: Floats, y: Floats) -> tuple[Floats, Floats]:
         """Return first and second derivatives of the loss with respect to the margin, float64 (n_rows,) both.
 
@@ -53,6 +56,7 @@ class CustomLoss(Protocol):
             Of some of the rows.
         """
 
+    @abstractmethod
     def loss(self, margins: Floats, y: Floats) -> Floats:
         """Return each row's loss, float64 (n_rows,), whose weighted mean eval sets show.
 
@@ -173,21 +177,22 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
 
 
 def loss_at(name: str) -> CustomLoss:
-    """Return an instance of the class called ``package.module:CLASS``; ConfigError where there is none that fits."""
-    module, _, attribute = name.partition(":")
+    """Return an instance of the class called ``package.module:CLASS``; ConfigError where there is none that fits.
+
+    Nothing is called but subclasses of `CustomLoss`, and nothing imported but trusted names (`treaty.named_code`).
+    """
     try:
-        kind: Any = import_module(module)
-        for part in attribute.split("."):
-            kind = getattr(kind, part)
-        loss: CustomLoss = kind()
+        kind = imported(name, "the loss")
+        if not (isinstance(kind, type) and issubclass(kind, CustomLoss)):
+            raise TypeError("it is no subclass of treaty.CustomLoss")
+        loss = kind()
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"cannot make the loss {name!r}: {error}; expected package.module:CLASS, a class at the top of a module "
             "that every party with labels can import"
         ) from None
-    lacking = [method for method in ("bounds", "gradients", "loss") if not callable(getattr(loss, method, None))]
-    if lacking:
-        raise ConfigError(f"expected {name!r} to have bounds, gradients and loss, it lacks {', '.join(lacking)}")
     if getattr(loss, "link", None) not in get_args(Link):
         raise ConfigError(
             f"expected {name!r} to have a link of {', '.join(get_args(Link))}, got {getattr(loss, 'link', None)!r}"
