@@ -80,6 +80,45 @@ def test_an_index_that_nobody_gave_is_compared_for_its_order_alone():
     treaty.GBDTClassifier(n_estimators=1).fit({name: table.to_numpy() for name, table in X.items()}, shuffled(y))
 
 
+ONE_TABLE = [
+    treaty.GBDTClassifier(n_estimators=1, n_jobs=1),
+    treaty.GBDTClassifier("secureboost", n_estimators=1, parties={"bank": ["mean radius"], "shop": ["mean area"]}),
+    treaty.LogisticRegression(n_jobs=1),
+]
+
+
+@pytest.mark.parametrize("model", ONE_TABLE, ids=["pooled", "parties", "linear"])
+@pytest.mark.parametrize("named", [True, False], ids=["names", "numbers"])
+def test_one_table_and_what_goes_with_it_are_in_one_order(model, named):
+    X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    index = pd.Index([f"patient {k}" for k in range(len(X))] if named else range(len(X)))
+    X, y = X[["mean radius", "mean area"]].set_axis(index), y.set_axis(index)
+    with pytest.raises(treaty.DataError, match=f"indexes of .* and y hold the {ANOTHER_ORDER}|y and .*{ANOTHER_ORDER}"):
+        model.fit(X, shuffled(y))
+    with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
+        model.fit(X, y, sample_weight=shuffled(y + 1.0))
+    with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
+        model.fit(X, y, eval_set=(X, shuffled(y)))
+
+
+def test_groups_and_holders_of_rows_are_in_one_order():
+    X, y = parties()
+    groups = pd.Series(np.arange(len(y)) // 50, y.index)
+    with pytest.raises(treaty.DataError, match=f"X and qid hold the {ANOTHER_ORDER}"):
+        treaty.GBDTRanker(n_estimators=1).fit(X["bank"], y, qid=shuffled(groups))
+    rows = {"north": (X["bank"], y), "south": (X["bank"], shuffled(y))}
+    with pytest.raises(treaty.DataError, match=f"south's X and south's y hold the {ANOTHER_ORDER}"):
+        treaty.GBDTClassifier("federboost-horizontal", n_estimators=1).fit(rows)
+
+
+def test_one_tables_repeated_and_own_labels_are_no_order():
+    X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    model, X = treaty.GBDTClassifier(n_estimators=1, n_jobs=1), X[["mean radius"]]
+    plain = model.fit(X, y).predict_proba(X)
+    for index in (np.arange(len(X)) % 7, [f"r{k}" for k in range(len(X))]):
+        np.testing.assert_array_equal(model.fit(X.set_axis(index), y).predict_proba(X), plain)
+
+
 def test_any_index_is_compared():
     dates = pd.date_range("2026-01-01", periods=6)
     levels = pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]])

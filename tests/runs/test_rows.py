@@ -15,7 +15,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.progress import NOTED
-from treaty.runs.rows import Rows, labelled, open_rows, read_rows, read_to_predict, with_noisy_labels
+from treaty.runs.rows import Rows, labelled, open_rows, read_ahead, read_rows, read_to_predict, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
@@ -262,3 +262,17 @@ def test_padding_zeros_of_ids_are_kept_and_parties_that_lack_them_are_told(tmp_p
     assert len(aligned(plain, numbers, text=True)["bank"].order) == 300
     with pytest.raises(DataError, match="the usual causes are padding zeros"):
         aligned([f"1{id}" for id in padded], numbers, text=True)
+
+
+def test_a_partners_column_that_is_called_like_the_label_is_refused(tmp_path):
+    path = str(tmp_path / "t.csv")
+    pd.DataFrame({"z": np.arange(9.0), "y": np.arange(9) % 2}).to_csv(path, index=False)
+    for own, fine in (({}, False), ({"drop": ["y"]}, True), ({"columns": ["y", "z"]}, True)):
+        parties = {"bank": Member(table=path), "shop": Member(table=path, **own)}
+        job = Job(name="t", active="bank", label="y", parties=parties)
+        assert read_ahead(job, "bank", path).arrow.num_rows == 9
+        if fine:
+            assert read_ahead(job, "shop", path).arrow.num_rows == 9
+            continue
+        with pytest.raises(DataError, match=r"shop: column 'y' is called like the label of bank: drop it"):
+            read_ahead(job, "shop", path)

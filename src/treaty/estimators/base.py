@@ -195,6 +195,7 @@ class TableEstimator(BaseEstimator):
                     "a dict, or say in parties={party: columns} which party has which columns of the one table"
                 )
             X = opened(X)
+            check_row_labels([("X", X), *beside.items()])
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, shown(X), reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)

@@ -139,7 +139,8 @@ class BoostedTrees(TrainedTrees):
             names another; its table may have no column. Horizontal protocols take a mapping of participant to
             ``(X, y)`` or ``(X, y, sample_weight)``: its own rows of the same columns, by name as the first participant
             calls them (a column that another lacks is missing there) or, in arrays at all of them, by position. With
-            the parameter `parties`, one table.
+            the parameter `parties`, one table. Rows go by position: of pandas' objects, labels and weights too, whose
+            indexes have the same labels in another order, or different ones, fit raises DataError.
         y : array-like (n_rows,) or None
             Labels, held by the active party; None under a horizontal protocol.
         sample_weight : array-like (n_rows,) or None

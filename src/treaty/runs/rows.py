@@ -296,6 +296,11 @@ def _feature_names(arrow: Any, job: Job, name: str, path: str) -> list[str]:
     without = [*labels_of(job, name), *([] if job.align is None else [id_column(job, name)])]
     wanted = [column for column in job.parties[name].columns or arrow.column_names if column not in without]
     absent = [column for column in wanted if column not in arrow.column_names]
+    if job.label in wanted and job.parties[name].columns is None:
+        raise DataError(
+            f"{name}: column {job.label!r} is called like the label of {job.active}: drop it (parties.{name}.drop) or, "
+            f"if it is no label, name all columns to use (parties.{name}.columns) - at {path}"
+        )
     if absent:
         raise DataError(
             f"{name}: expected columns {quoted(absent)}, {file_without(absent, arrow.column_names)} - at {path}"
