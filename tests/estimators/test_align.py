@@ -34,6 +34,9 @@ ALL: dict[str, Any] = {
 }
 
 
+TABLE = pd.DataFrame({"id": ["a", "b"], "day": [1, 2]})
+
+
 def test_tables_come_back_as_they_came_in_one_order() -> None:
     aligned = align(ALL)
     assert [type(table) for table in aligned.values()] == [type(table) for table in ALL.values()]
@@ -218,3 +221,26 @@ def test_text_that_is_kept_for_ids_is_numbers_as_a_feature(tmp_path, monkeypatch
         made, plain = to_table(of), to_table(source_table(tmp_path / "t.csv", drop=["id"]))
         assert made.schema == plain.schema
         assert np.array_equal(made.matrix(), plain.matrix())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"on": ["id", "day"]},
+            "on to be one column, or a mapping of party to column; join .* got list",
+        ),
+        ({"tables": [TABLE, TABLE]}, "tables to be a mapping of party to table, got list"),
+        ({"tables": TABLE}, "tables to be a mapping of party to table, got DataFrame"),
+        ({"tables": {1: TABLE, 2: TABLE}}, "names of parties as text, got 1, 2"),
+        ({"active": ["a"]}, "active to be the name of a party, got list"),
+        ({"normalise": None}, 'normalise to be a list of "nfc", "strip", "lower", got NoneType'),
+        ({"n_jobs": "2"}, "n_jobs to be a whole number or None, got str"),
+        ({"log": 5}, "log to be the path of a folder, got int"),
+        ({"max_runs": "5"}, "max_runs to be a whole number, got str"),
+        ({"progress": 5}, "progress to be a function of two numbers, got int"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(given, said):
+    with pytest.raises(treaty.ConfigError, match=f"expected {said}"):
+        treaty.align(**{"tables": {"a": TABLE, "b": TABLE}, **given})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.metrics import brier_score_loss, f1_score, log_loss, mean_absolute_error
 
 import treaty
 from tables import real_table
@@ -53,6 +54,167 @@ def test_other_names_of_a_linear_models_parameters_are_refused_with_ours(theirs,
 def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
     with pytest.raises(treaty.ConfigError, match=f"'{theirs}'; leave it out: .*{why}"):
         treaty.GBDTClassifier(**{theirs: "hist"})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ("monotone_constraints", "leave it out: there are no monotone constraints"),
+        ("monotonic_cst", "leave it out: there are no monotone constraints"),
+        ("interaction_constraints", "leave it out: there are no interaction constraints"),
+        ("feature_weights", "leave it out: .*colsample_bytree"),
+        ("num_parallel_tree", "leave it out: a round has one tree"),
+        ("multi_strategy", "leave it out: a round has one tree"),
+        ("early_stopping_min_delta", "leave it out: .*any improvement counts"),
+        ("xgb_model", r"leave it out: fit\(\.\.\., checkpoint=FOLDER\)"),
+        ("groups", "leave it out: only GBDTRanker.fit takes groups, as qid"),
+        ("colour", "docs/options.md has all that there are$"),
+        ("max_dept", "did you mean 'max_depth'"),
+    ],
+)
+def test_what_other_libraries_have_is_one_sentence(theirs, said):
+    with pytest.raises(treaty.ConfigError, match=f"^GBDTClassifier has no parameter '{theirs}'; {said}") as error:
+        treaty.GBDTClassifier(**{theirs: 1})
+    assert len(str(error.value)) < 160
+
+
+@pytest.mark.parametrize("kind", [treaty.GBDTClassifier, treaty.GBDTRanker, treaty.LogisticRegression])
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ("base_margin", "leave it out: training starts from one base_score"),
+        ("init_score", "leave it out: training starts from one base_score"),
+        ("xgb_model", "leave it out: fit"),
+        ("feature_weights", "leave it out: "),
+        ("sample_weight_eval_set", "leave it out: rows of eval sets all weigh the same"),
+        ("eval_names", "leave it out: eval sets are called eval_0"),
+        ("X_val", "it is called 'eval_set' here"),
+        ("verbos", "did you mean 'verbose'|it belongs|it has X, y"),
+        ("n_jobs", r"it belongs to the estimator: \w+\(n_jobs=\.\.\.\)"),
+        ("colour", "it has X, y, sample_weight"),
+    ],
+)
+def test_keywords_of_fit_that_there_are_not_are_refused_in_words(kind, theirs, said):
+    X, y = real_table("binary")
+    more = {"qid": np.zeros(len(y))} if kind is treaty.GBDTRanker else {}
+    with pytest.raises(treaty.ConfigError, match=rf"^{kind.__name__}\.fit has no parameter '{theirs}'; {said}"):
+        kind().fit(X, y, **more, **{theirs: None})
+
+
+def test_groups_of_other_libraries_are_called_qid():
+    with pytest.raises(treaty.ConfigError, match=r"GBDTRanker\.fit has no parameter 'group'; it is called 'qid' here"):
+        treaty.GBDTRanker().fit(*real_table("binary"), qid=np.zeros(500), group=[500])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("reg:squarederror", {}),
+        ("reg:linear", {}),
+        ("count:poisson", {"objective": "poisson"}),
+        ("reg:tweedie", {"objective": "tweedie"}),
+        ("reg:pseudohubererror", {"objective": "huber"}),
+        ("reg:quantileerror", {"objective": "quantile"}),
+        ("reg:absoluteerror", {"objective": "quantile", "quantile_alpha": 0.5}),
+        ("absolute_error", {"objective": "quantile", "quantile_alpha": 0.5}),
+    ],
+)
+def test_objectives_go_by_xgboosts_names(theirs, ours):
+    X, y = real_table("regression", rows=100)
+    given, own = (treaty.GBDTRegressor(n_estimators=2, n_jobs=1, **o).fit(X, y) for o in ({"objective": theirs}, ours))
+    np.testing.assert_array_equal(given.predict(X), own.predict(X))
+    assert given.objective == theirs
+
+
+@pytest.mark.parametrize(
+    "objective", ["binary:logistic", "reg:logistic", "log_loss", "multi:softprob", "multi:softmax"]
+)
+def test_objectives_of_classes_go_by_xgboosts_names(objective):
+    X, y = real_table("binary", rows=100)
+    given, own = (treaty.GBDTClassifier(n_estimators=2, n_jobs=1, objective=o).fit(X, y) for o in (objective, None))
+    np.testing.assert_array_equal(given.predict_proba(X), own.predict_proba(X))
+    with pytest.raises(treaty.ConfigError, match=f"objective='{objective}' is of classes: take GBDTClassifier"):
+        treaty.GBDTRegressor(objective=objective).fit(X, y)
+
+
+def test_rankings_go_by_xgboosts_names():
+    X, y = real_table("binary", rows=100)
+    for theirs, ours in (("rank:ndcg", "ndcg"), ("rank:pairwise", "pairwise"), ("lambdarank", None)):
+        given, own = (
+            treaty.GBDTRanker(n_estimators=2, n_jobs=1, objective=o).fit(X, y, qid=np.arange(100) // 10)
+            for o in (theirs, ours)
+        )
+        np.testing.assert_array_equal(given.predict(X), own.predict(X))
+
+
+@pytest.mark.parametrize("objective", ["reg:gamma", "gamma", "survival:cox", "binary:hinge", "rank:map"])
+def test_an_objective_that_is_not_there_is_never_imported(tmp_path, monkeypatch, objective):
+    for name in ("reg", "survival", "binary", "rank", "gamma"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(treaty.ConfigError, match=f"one of squared_error, poisson, .* got '{objective}'"):
+        treaty.GBDTRegressor(objective=objective).fit(*real_table("regression", rows=100))
+
+
+def test_an_option_of_one_objective_goes_with_its_other_names():
+    X, y = real_table("regression", rows=100)
+    treaty.GBDTRegressor(n_estimators=1, objective="reg:quantileerror", quantile_alpha=0.9).fit(X, y)
+    with pytest.raises(treaty.ConfigError, match="quantile_alpha goes with objective='quantile', got objective='mae'"):
+        treaty.GBDTRegressor(n_estimators=1, objective="mae", quantile_alpha=0.9).fit(X, y)
+
+
+def test_a_job_file_has_xgboosts_names(tmp_path):
+    path = tmp_path / "job.toml"
+    job = 'name = "n"\nactive = "a"\nlabel = "y"\ntask = "regression"\n[boosting]\nobjective = "reg:squarederror"\n'
+    path.write_text(job + '[parties.a]\ntable = "a.csv"\n[parties.b]\ntable = "b.csv"\n')
+    assert load_job(path).settings()[1].objective == "squared_error"
+
+
+@pytest.mark.parametrize("system", ["pooled", treaty.SecureBoost(allow_exact_sums=True)], ids=["pooled", "secureboost"])
+def test_functions_are_metrics_of_eval_sets(system):
+    X, y = real_table("binary", rows=200)
+    parties = None if system == "pooled" else {"bank": list(X.columns[:5]), "shop": list(X.columns[5:])}
+    model = treaty.GBDTClassifier(
+        system, parties=parties, n_estimators=3, n_jobs=1, eval_metric=[brier_score_loss, "auc"]
+    )
+    model.fit(X, y, eval_set=(X, y))
+    found = model.evals_result_["eval_0"]
+    stages = [brier_score_loss(y == model.classes_[1], p[:, 1]) for p in model.staged_predict_proba(X)]
+    np.testing.assert_allclose(found["brier_score_loss"], stages, rtol=1e-12)
+    assert list(found) == ["brier_score_loss", "auc"]
+
+
+def test_functions_of_several_classes_and_numbers_are_given_what_xgboost_gives(tmp_path):
+    X, y = real_table("multiclass", rows=200)
+    given = {"n_estimators": 2, "n_jobs": 1}
+    model = treaty.GBDTClassifier(eval_metric=log_loss, **given).fit(X, y, eval_set=(X, y))
+    plain = treaty.GBDTClassifier(**given).fit(X, y, eval_set=(X, y))
+    np.testing.assert_allclose(model.evals_result_["eval_0"]["log_loss"], plain.evals_result_["eval_0"]["mlogloss"])
+    model.save(tmp_path / "model")
+    assert treaty.load(tmp_path / "model").eval_metric is None
+    X, y = real_table("regression", rows=200)
+    model = treaty.GBDTRegressor(eval_metric=mean_absolute_error, **given).fit(X, y, eval_set=(X, y))
+    assert model.evals_result_["eval_0"]["mean_absolute_error"][-1] == pytest.approx(
+        np.abs(model.predict(X) - y).mean()
+    )
+
+
+def test_a_function_that_is_no_metric_of_probabilities_is_named():
+    X, y = real_table("binary", rows=100)
+
+    def auc(labels, predicted):
+        return 1.0
+
+    for metric, said in (
+        (f1_score, "eval_metric f1_score, given class numbers and probabilities, raised ValueError: Classification"),
+        (auc, "with a name that is no metric's here, got 'auc'"),
+    ):
+        with pytest.raises(treaty.ConfigError, match=said):
+            treaty.GBDTClassifier(n_estimators=1, eval_metric=metric).fit(X, y, eval_set=(X, y))
+    parties = {"bank": list(X.columns[:5]), "shop": list(X.columns[5:])}
+    apart = treaty.GBDTClassifier("secureboost", parties=parties, transport="grpc", eval_metric=brier_score_loss)
+    with pytest.raises(treaty.ConfigError, match="cannot go to other processes: take transport='memory'"):
+        apart.fit(X, y, eval_set=(X, y))
 
 
 def test_a_job_file_with_another_name_is_told_ours(tmp_path):

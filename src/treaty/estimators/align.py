@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,17 @@ from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive
 from treaty.systems.alignment.shares import tell_shared
+
+_TYPES: dict[str, tuple[Any, str]] = {  # what an argument may be, and how an error says it
+    "tables": (Mapping, "a mapping of party to table"),
+    "on": ((str, Mapping), "one column, or a mapping of party to column; join ids of several columns to one before"),
+    "active": ((str, NoneType), "the name of a party"),
+    "normalise": (Sequence, 'a list of "nfc", "strip", "lower"'),
+    "n_jobs": ((int, np.integer, NoneType), "a whole number or None"),
+    "log": ((str, Path, NoneType), "the path of a folder"),
+    "max_runs": ((int, np.integer), "a whole number"),
+    "progress": ((Callable, NoneType), "a function of two numbers"),
+}
 
 
 def align(
@@ -99,6 +111,12 @@ def align(
     Every party runs in a thread of this process. Between organisations `treaty.systems.alignment.roles` runs over the
     network. What each party learns is in ``docs/alignment.md``.
     """
+    given = locals()
+    for name, (kinds, words) in _TYPES.items():
+        if not isinstance(given[name], kinds):
+            raise ConfigError(f"expected {name} to be {words}, got {type(given[name]).__name__}")
+    if not all(isinstance(party, str) for party in tables):
+        raise ConfigError(f"expected names of parties as text, got {', '.join(map(repr, tables))}")
     if len(tables) < 2:
         raise ConfigError(f"expected the tables of at least two parties, got {len(tables)}")
     active = next(iter(tables)) if active is None else active

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -33,6 +34,7 @@ from treaty.systems import ESTIMATORS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, System, cast_of
+from treaty.trees.metrics import as_text
 
 _SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".txt", ".model", ".part", ".onnx"}
 
@@ -51,16 +53,22 @@ def one_column(y: Any) -> Any:
     return y if y is None or len(shape) == 1 else column_or_1d(y, warn=True)
 
 
-def _refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], protocol: Any) -> None:
-    """Raise ConfigError for parameters that an estimator lacks, naming who has them: `protocol`'s system above all."""
-    kind = estimator.__name__
+def refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], protocol: Any, method: str = "") -> None:
+    """Raise ConfigError for parameters that an estimator, or a method of it, lacks, naming who has them.
+
+    That is `protocol`'s system above all.
+    """
+    kind, params = estimator.__name__, estimator._get_param_names()
+    known = [name for name in signature(getattr(estimator, method)).parameters if name != "self"] if method else params
     for name in misplaced:
         own = _option_class(protocol)
-        if own is not None and name in names_of(own):
+        if name in params:
+            where = f"it belongs to the estimator: {kind}({name}=...)"
+        elif own is not None and name in names_of(own):
             where = f"it belongs to the system: {kind}({own.__name__}({name}=...))"
         else:
-            where = advice(name, estimator._get_param_names(), None)
-        raise ConfigError(f"{kind} has no parameter {name!r}; {where}")
+            where = advice(name, known, None)
+        raise ConfigError(f"{kind}{method and f'.{method}'} has no parameter {name!r}; {where}")
 
 
 def _option_class(protocol: Any) -> type[SystemOptions] | None:
@@ -110,7 +118,7 @@ class TableEstimator(BaseEstimator):
                 f"{', '.join(map(repr, given))}"
             )
         protocol = given[0] if given else params.get("protocol", "pooled")
-        _refuse_misplaced(cls, [name for name in params if name not in cls._get_param_names()], protocol)
+        refuse_misplaced(cls, [name for name in params if name not in cls._get_param_names()], protocol)
         estimator: Self = super().__new__(cls)
         return estimator
 
@@ -124,7 +132,7 @@ class TableEstimator(BaseEstimator):
             trust([chosen])
             params["protocol"] = chosen = find_system(chosen, self._model).options()
         own = self.get_params(deep=False)
-        _refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own], chosen)
+        refuse_misplaced(type(self), [name for name in params if name.partition("__")[0] not in own], chosen)
         super().set_params(**params)
         return self
 
@@ -155,8 +163,8 @@ class TableEstimator(BaseEstimator):
         names = set(names_of(self._common)) & set(self._get_param_names())
         params = {name: getattr(self, name) for name in names} | self._fixed | changed
         trust([plain(params.get("objective"))])
-        if isinstance(params.get("eval_metric"), (list, tuple)):
-            params["eval_metric"] = ",".join(map(str, params["eval_metric"]))
+        if "eval_metric" in params:
+            params["eval_metric"] = as_text(params["eval_metric"], in_processes=self.transport == "grpc")
         state = params.get("random_state")
         if not (state is None or state is np.random or isinstance(state, int | np.integer | np.random.RandomState)):
             raise ConfigError(f"expected random_state to be a whole number, a numpy RandomState or None, got {state!r}")
@@ -354,7 +362,8 @@ class TableEstimator(BaseEstimator):
         Parameters
         ----------
         folder : str or Path
-            Made when missing. `treaty.load` reads it. A RandomState and callbacks are not kept.
+            Made when missing. `treaty.load` reads it. A RandomState, callbacks and functions for `eval_metric` are not
+            kept.
 
         Raises
         ------
@@ -399,6 +408,9 @@ class TableEstimator(BaseEstimator):
         if not isinstance(params.get("random_state"), int | np.integer):
             params.pop("random_state", None)
         params.pop("callbacks", None)
+        metrics = params.get("eval_metric")
+        if any(map(callable, metrics if isinstance(metrics, list | tuple) else [metrics])):
+            params.pop("eval_metric")
         if isinstance(params.get("class_weight"), Mapping):  # as pairs: the names of JSON's fields are text
             params["class_weight"] = [[plain(label), float(of)] for label, of in params["class_weight"].items()]
         return {name: plain(value) for name, value in params.items()}

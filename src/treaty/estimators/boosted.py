@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError, warn_user
-from treaty.estimators.base import Tables, one_column
+from treaty.estimators.base import Tables, one_column, refuse_misplaced
 from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
 from treaty.estimators.files import opened_by_participant, shown
 from treaty.estimators.inputs import are_labelled, check_one_kind, pairs_of, participants, rows_with_weight
@@ -69,7 +69,7 @@ class BoostedTrees(TrainedTrees):
         quantile_alpha: float | None = None,
         base_score: float | None = None,
         fractional_bits: int = 16,
-        eval_metric: str | Sequence[str] | None = None,
+        eval_metric: str | Callable[..., float] | Sequence[Any] | None = None,
         early_stopping_rounds: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         n_jobs: int | None = None,
@@ -128,6 +128,7 @@ class BoostedTrees(TrainedTrees):
         early_stopping_rounds: int | None = None,
         checkpoint: str | Path | None = None,
         verbose: bool | int | None = None,
+        **unknown: Any,
     ) -> Self:
         """Train, playing every party on this machine.
 
@@ -159,6 +160,8 @@ class BoostedTrees(TrainedTrees):
             nothing.
         verbose : bool, int or None
             For this fit, in place of the parameter of the same name.
+        **unknown
+            Refused, with what to do instead.
 
         Returns
         -------
@@ -177,6 +180,7 @@ class BoostedTrees(TrainedTrees):
             Of a regression whose `base_score` is not estimated; under "pooled", of several parties' tables, which it
             puts side by side; and when no tree has a split, with the reason.
         """
+        refuse_misplaced(type(self), unknown, self.protocol, "fit")
         started = time.perf_counter()
         self._forget()
         watch = Watch(self, self.verbose if verbose is None else verbose)

@@ -259,5 +259,5 @@ def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
     in_tuple = isinstance(eval_set, tuple) and bool(eval_set) and all(isinstance(pair, tuple) for pair in eval_set)
     pairs = [] if eval_set is None else list(eval_set) if in_tuple or isinstance(eval_set, list) else [eval_set]
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise ConfigError("expected eval_set=(X, y), or a list of such pairs")
+        raise ConfigError("expected eval_set=(X, y), or a list of such pairs, whose rows all weigh the same")
     return [(X, y) for X, y in pairs]

@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, warn_user
-from treaty.estimators.base import TableEstimator, Tables, one_column
+from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
 from treaty.estimators.class_weights import weights_of_classes
 from treaty.estimators.inputs import pairs_of, rows_with_weight
 from treaty.estimators.watching import Watch
@@ -80,6 +80,7 @@ class LinearModel(TableEstimator):
         sample_weight: ArrayLike | None = None,
         checkpoint: str | Path | None = None,
         eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
+        **unknown: Any,
     ) -> Self:
         """Train, playing every party on this machine.
 
@@ -98,6 +99,8 @@ class LinearModel(TableEstimator):
             Rows whose loss is computed after every epoch, X as above; of a logistic regression of two classes alone,
             without standard errors. Between parties the active one gets the others' part of their margins each time,
             which needs ``show_eval_margins=True`` in the system's options.
+        **unknown
+            Refused, with what to do instead.
 
         Returns
         -------
@@ -115,6 +118,7 @@ class LinearModel(TableEstimator):
         sklearn.exceptions.ConvergenceWarning
             When training ends at `max_iter` before it is done: while the loss still changes by `tol` or more.
         """
+        refuse_misplaced(type(self), unknown, self.protocol, "fit")
         started = time.perf_counter()
         self._forget()
         watch = Watch(self, self.verbose)

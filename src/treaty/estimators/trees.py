@@ -65,8 +65,9 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         With `goss`: the share of all rows drawn from the rest; their gradients count (1 - top_rate) / other_rate times.
     objective : str, class or None, default None
         Loss of a numeric target: "squared_error", which None is too, "poisson", "tweedie", "huber" or "quantile", or a
-        class of the active party's as ``package.module:CLASS``; of a ranking "ndcg" or "pairwise" (docs/objectives.md).
-        Classifiers have the log-loss of their classes.
+        subclass of `CustomLoss`, itself or as ``package.module:CLASS``; of a ranking "ndcg" or "pairwise". XGBoost's
+        names of these mean the same ("reg:squarederror"; docs/objectives.md). Classifiers have the log-loss of their
+        classes, which None is, and "binary:logistic" and "multi:softprob".
     max_delta_step : float or None, default None
         Most that a leaf weight may be, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
         ``objective="poisson"``, else 0.
@@ -88,11 +89,14 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
     max_bin : int or None, default None
         Most bins per feature, 2 to 255. None is 255 on one table, 64 under SecureBoost and FedXGBoost-SMM, else 32; in
         paper mode what the paper has, where it says.
-    eval_metric : str, list of str or None, default None
+    eval_metric : str, function, list of these or None, default None
         Metrics of eval sets, several in one text with commas or as a list: "logloss", "auc", "aucpr", "error" or
         "error@0.3" of two classes, "mlogloss", "merror" or "auc" of more, "rmse", "mae", "mape" or "rmsle" of numbers,
         "ndcg", "ndcg@5", "map" or "map@5" of rankings ("map" of relevance 0 or 1), or the objective's own, which None
-        is; the last one decides early stopping. Only the party with the labels computes them.
+        is; the last one decides early stopping. Only the party with the labels computes them. A function
+        ``metric(y_true, y_pred)`` as of scikit-learn is given what XGBoost gives it: labels, of classes their numbers,
+        and predictions, of two classes the probability of the second, of more a column for each; less is better. It is
+        called in this process alone (not with ``transport="grpc"``), and neither sent nor saved.
     early_stopping_rounds : int or None, default None
         Stop when the last eval set's last metric has not improved for so many rounds.
     random_state : int, RandomState or None, default None

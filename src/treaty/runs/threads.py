@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,10 @@ def play(
         finally:
             channels[name].close()
 
-    threads = [threading.Thread(target=run, args=(name,), name=f"treaty-{name}", daemon=True) for name in roles]
+    threads = [
+        threading.Thread(target=copy_context().run, args=(run, name), name=f"treaty-{name}", daemon=True)
+        for name in roles
+    ]
     for thread in threads:
         thread.start()
     try:

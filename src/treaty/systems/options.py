@@ -28,6 +28,8 @@ TestKeyBits = Annotated[int, msgspec.Meta(ge=128)]
 
 _OF_THE_ACTIVE_PARTY = ("random_state", "eval_metric")
 
+_FEW = 12  # parameters that an estimator's error lists
+
 Options = TypeVar("Options")
 Term = str | int | float | bool | None
 
@@ -149,6 +151,13 @@ _OURS = {
     **dict.fromkeys(("metric", "metrics", "feval", "custom_metric"), "eval_metric"),
     **dict.fromkeys(("is_unbalance", "class_weights"), "class_weight"),
     **dict.fromkeys(("max_epochs", "epochs", "max_iterations"), "max_iter"),
+    **dict.fromkeys(("min_samples_split", "min_weight_fraction_leaf"), "min_child_samples"),
+    **dict.fromkeys(("min_split_gain", "ccp_alpha"), "min_split_loss"),
+    **dict.fromkeys(("group", "groups"), "qid"),
+    "eval_group": "eval_qid",
+    **dict.fromkeys(("weight", "weights"), "sample_weight"),
+    **dict.fromkeys(("evals", "validation_data", "X_val", "y_val", "X_valid", "y_valid"), "eval_set"),
+    "max_cat_threshold": "max_cat_to_onehot",
     "reg_param": "l2",
     "min_sum_hessian_in_leaf": "min_child_weight",
 }
@@ -170,9 +179,39 @@ _NOT_NEEDED = {
     "penalty": "the penalty is on squared weights, and l2 says how much",
     "fit_intercept": "there is always an intercept",
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
-    "warm_start": "fit(..., checkpoint=FOLDER) goes on from what a fit that was interrupted left there",
+    **dict.fromkeys(
+        ("warm_start", "xgb_model", "init_model"),
+        "fit(..., checkpoint=FOLDER) goes on from what a fit that was interrupted left there",
+    ),
+    **dict.fromkeys(
+        ("monotone_constraints", "monotonic_cst", "monotone_constraint", "monotone_constraints_method"),
+        "there are no monotone constraints",
+    ),
+    **dict.fromkeys(("interaction_constraints", "interaction_cst"), "there are no interaction constraints"),
+    "feature_weights": "columns are drawn alike, colsample_bytree of them for each tree",
+    **dict.fromkeys(("num_parallel_tree", "multi_strategy"), "a round has one tree, or one for each of its classes"),
+    **dict.fromkeys(
+        ("early_stopping_min_delta", "min_delta", "tol"), "to early_stopping_rounds any improvement counts"
+    ),
+    **dict.fromkeys(
+        ("base_margin", "init_score", "base_margin_eval_set", "eval_init_score", "init"),
+        "training starts from one base_score for all rows",
+    ),
+    **dict.fromkeys(
+        ("sample_weight_eval_set", "eval_sample_weight", "eval_class_weight"), "rows of eval sets all weigh the same"
+    ),
+    "eval_names": "eval sets are called eval_0, eval_1 and so on, in their order",
+    **dict.fromkeys(("validation_fraction", "early_stopping"), "rows to watch are named by fit(..., eval_set=(X, y))"),
+    **dict.fromkeys(("group", "groups", "qid", "eval_group", "eval_qid"), "only GBDTRanker.fit takes groups, as qid"),
+    **dict.fromkeys(
+        ("feature_name", "feature_names", "feature_types", "categorical_feature", "categorical_features"),
+        "names and categories are those of the dataframe's columns",
+    ),
+    **dict.fromkeys(("bagging_freq", "subsample_freq"), "rows are drawn for each tree: subsample"),
+    **dict.fromkeys(("boosting_type", "sampling_method"), "no tree is dropped, and goss=True draws rows by gradients"),
+    "kwargs": "parameters go by their own names",
 }
-"""Options of XGBoost and scikit-learn without a counterpart, and why."""
+"""Options of XGBoost, LightGBM and scikit-learn without a counterpart, and why."""
 
 
 def check_test_key(options: Any) -> None:
@@ -245,8 +284,10 @@ def advice(name: str, known: Sequence[str], kind: Any) -> str:
         return f"it is called {ours!r} here"
     if name in _NOT_NEEDED and not place_of(name, kind):
         return f"leave it out: {_NOT_NEEDED[name]}"
-    near = get_close_matches(name, known, 1, 0.8)
-    return place_of(name, kind) or (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}")
+    near = get_close_matches(name, known, 1, 0.75)
+    many = kind is None and len(known) > _FEW
+    listed = "docs/options.md has all that there are" if many else f"it has {', '.join(known)}"
+    return place_of(name, kind) or (f"did you mean {near[0]!r}?" if near else listed)
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,9 @@ second class above 0.3, and "ndcg@5" and "map@5", of the five rows that come fir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,21 @@ _OF_NUMBERS = ("rmse", "mae", "mape", "rmsle")
 _OF_GROUPS = ("ndcg", "ndcg@k", "map", "map@k")
 _NAMES = tuple(dict.fromkeys((*_OF_TWO, *_OF_SEVERAL, *_OF_NUMBERS, *_OF_GROUPS)))
 _HIGHER_IS_BETTER = ("auc", "aucpr", "ndcg", "map")
+_BROUGHT: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("brought", default=MappingProxyType({}))
+"""Functions that this fit was handed over, by name; its parties' threads see them, and no other fit."""
+
+
+def as_text(given: Any, *, in_processes: bool) -> str | None:
+    """Return a metric, or several, as one text; functions by their names, which stand for them from now on."""
+    several = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    named = [getattr(of, "__name__", type(of).__name__) if callable(of) else str(of) for of in several]
+    brought = {name: of for name, of in zip(named, several, strict=True) if callable(of)}
+    _BROUGHT.set(brought)
+    if taken := [name for name in brought if _form(name) in _NAMES or name in OWN_METRICS]:
+        raise ConfigError(f"expected a function as eval_metric with a name that is no metric's here, got {taken[0]!r}")
+    if brought and in_processes:
+        raise ConfigError("a function as eval_metric cannot go to other processes: take transport='memory'")
+    return ",".join(named) or None
 
 
 def metric_names(given: str | None) -> list[str]:
@@ -32,7 +49,7 @@ def metric_names(given: str | None) -> list[str]:
 def check_names(names: Sequence[str]) -> None:
     """Raise ConfigError for a name of no metric, whatever the labels are, and for one that is given twice."""
     for name in names:
-        if _form(name) not in _NAMES and name not in OWN_METRICS:
+        if _form(name) not in _NAMES and name not in OWN_METRICS and name not in _BROUGHT.get():
             raise ConfigError(
                 f"expected eval_metric of {', '.join(_NAMES)}, with a share t and a number of rows k, or an "
                 f"objective's own ({', '.join(sorted(OWN_METRICS.difference(_NAMES)))}), got {name!r}"
@@ -50,7 +67,7 @@ def check_metrics(names: Sequence[str], objective: Objective) -> None:
     }
     known = list(dict.fromkeys((objective.metric, *fitting[objective.takes])))
     for name in names:
-        if name != objective.metric and _form(name) not in known:
+        if name != objective.metric and _form(name) not in known and name not in _BROUGHT.get():
             raise ConfigError(f"expected eval_metric of {', '.join(known)} for these labels, got {name!r}")
 
 
@@ -87,6 +104,8 @@ def evaluate(name: str, objective: Objective, margins: Floats, y: Floats, weight
 
     "aucpr" is the average precision, "auc" of several classes the mean of each against the rest, by their share.
     """
+    if name in _BROUGHT.get():
+        return _brought(name, objective, margins, y, weight)
     if name == objective.metric:
         return objective.loss(margins, y, weight)
     base, _, number = name.partition("@")
@@ -120,6 +139,17 @@ def evaluate(name: str, objective: Objective, margins: Floats, y: Floats, weight
         "rmsle": metrics.root_mean_squared_log_error,
     }
     return float(functions[name](y, predicted, **by_weight))
+
+
+def _brought(name: str, objective: Objective, margins: Floats, y: Floats, weight: Floats | None) -> float:
+    """Return what a function says of labels and predictions, as XGBoost hands them over."""
+    predicted = objective.predictions(margins)
+    labels, shown = y[:, 0] if y.ndim == 2 else y, predicted[:, 0] if objective.n_outputs == 1 else predicted
+    try:
+        return float(_BROUGHT.get()[name](labels, shown, **({} if weight is None else {"sample_weight": weight})))
+    except Exception as error:
+        of = "class numbers and probabilities" if objective.takes == "classes" else "labels and predictions"
+        raise ConfigError(f"eval_metric {name}, given {of}, raised {type(error).__name__}: {error}") from error
 
 
 def _form(name: str) -> str:

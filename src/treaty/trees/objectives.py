@@ -21,18 +21,35 @@ LOSSES: dict[str, type[Objective]] = {kind.__struct_config__.tag: kind for kind 
 OWN_METRICS = {kind.metric for kind in LOSSES.values()}
 NAMED = [name for name, kind in LOSSES.items() if kind.takes != "classes" and kind is not Custom]
 """The objectives that can be named; those of classes follow from the labels."""
+ABSOLUTE = ("reg:absoluteerror", "absolute_error", "mae", "l1")
+"""The absolute error, which is the quantile loss of the median."""
+_THEIRS = {
+    **{kind.xgboost_name: name for name, kind in LOSSES.items() if kind is not Custom},
+    **dict.fromkeys(ABSOLUTE, "quantile"),
+    **dict.fromkeys(("reg:linear", "regression", "mse", "l2"), "squared_error"),
+    **dict.fromkeys(("reg:logistic", "log_loss", "binary"), "logistic"),
+    **dict.fromkeys(("multi:softmax", "multiclass"), "softmax"),
+    "lambdarank": "ndcg",
+}
+"""What XGBoost, scikit-learn and LightGBM call losses that there are here."""
+
+
+def loss_name(name: str | None) -> str | None:
+    """Return an objective by our name, where another library has another one for it; all else as it is."""
+    return _THEIRS.get(name or "", name)
 
 
 def loss_class(name: str | None) -> type[Objective]:
     """Return the class of a named objective; None is squared error. ConfigError for an unknown name."""
     if is_code(name):
         return Custom
-    if name is not None and name not in NAMED:
+    own = loss_name(name) or "squared_error"
+    if own not in NAMED and own not in _THEIRS.values():
         raise ConfigError(
-            f"expected objective to be one of {', '.join(NAMED)}, or package.module:CLASS, got {name!r}; for classes "
-            "leave it out"
+            f"expected objective to be one of {', '.join(NAMED)}, what XGBoost calls one of these, or a class of your "
+            f"own (treaty.CustomLoss), got {name!r}; for classes leave it out"
         )
-    return LOSSES[name or "squared_error"]
+    return LOSSES[own]
 
 
 def make_objective(

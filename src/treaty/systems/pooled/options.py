@@ -12,7 +12,7 @@ from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
 from treaty.trees.metrics import check_names, metric_names
-from treaty.trees.objectives import Objective, loss_class
+from treaty.trees.objectives import ABSOLUTE, Objective, loss_class, loss_name
 from treaty.trees.splits import SplitRules
 
 _OF_OBJECTIVES = {  # options of one objective alone: which, and the value that None stands for
@@ -68,7 +68,8 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def checked(self, own: SystemOptions) -> BoostingOptions:
         """Return these options with what the system's mode decides resolved; refuse a contradiction."""
         for name, (objective, _) in _OF_OBJECTIVES.items():
-            if getattr(self, name) is not None and self.objective != objective:
+            fits = loss_name(self.objective) == objective and self.objective not in ABSOLUTE
+            if getattr(self, name) is not None and not fits:
                 raise ConfigError(f"{name} goes with objective={objective!r}, got objective={self.objective!r}")
         loss_class(self.objective)  # refuses an unknown one
         check_names(self.metrics)
@@ -80,7 +81,9 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         fewest = self.min_child_samples or (1 if paper else 20)
         bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
         single = self.max_cat_to_onehot or (MOST_BINS + 1 if own.splits_single_categories else None)
-        return msgspec.structs.replace(self, min_child_samples=fewest, max_bin=bins, max_cat_to_onehot=single)
+        return msgspec.structs.replace(
+            self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins, max_cat_to_onehot=single
+        )
 
     @property
     def loss_class(self) -> type[Objective]:

@@ -62,13 +62,14 @@ def loss_of(
     start: Sequence[float] | None = None,
 ) -> Objective:
     """Choose the loss for labels of so many classes (None: a regression), randomised with `epsilon` if at all."""
-    if n_classes is not None and common.objective is not None:
+    if n_classes is not None and common.objective is not None and common.loss_class.takes != "classes":
         raise ConfigError(
             f"objective={common.objective!r} is of numbers, and the labels are classes: take GBDTRegressor, or "
             'task = "regression" in a job file'
         )
+    named = None if common.loss_class.takes == "classes" else common.objective
     loss = make_objective(
-        common.objective or ("squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax"),
+        named or ("squared_error" if n_classes is None else "logistic" if n_classes == 2 else "softmax"),
         y,
         weight,
         n_classes=n_classes or 0,
@@ -88,6 +89,10 @@ def check_numbers(y: Any, whose: str, n_rows: int, objective: str | type | None)
     if kind.takes == "groups":
         raise ConfigError(
             f'objective={objective!r} ranks rows within groups: take GBDTRanker, or task = "ranking" in a job file'
+        )
+    if kind.takes == "classes":
+        raise ConfigError(
+            f'objective={objective!r} is of classes: take GBDTClassifier, or task = "classification" in a job file'
         )
     kind.check_labels(target, whose)
     return target
