@@ -257,3 +257,28 @@ def test_the_lines_of_the_page_run(tmp_path, monkeypatch):
         )
         assert found["model"].schemas_["shop"].categories[-1] == ("100", "101")
         assert isinstance(found["shop"], FileTable) == (limit == 0)
+
+
+@pytest.mark.parametrize("place", ["memory", "all_large"])
+@pytest.mark.parametrize("labels", [[0, 1], ["no", "yes"], [0.5, 2.5]], ids=["numbers", "text", "target"])
+def test_a_files_column_that_equals_the_labels_is_refused_by_name(tmp_path, request, place, labels):
+    if place == "all_large":
+        request.getfixturevalue(place)
+    rng = np.random.default_rng(0)
+    y = np.array(labels)[rng.integers(0, 2, 60)]
+    near = y.copy()
+    near[-1] = labels[0] if y[-1] == labels[1] else labels[1]
+    columns = {"a": rng.normal(size=60), "near": near, "y": y}
+    path = tmp_path / "t.parquet"
+    write(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
+    trees, linear = treaty.GBDTClassifier(), treaty.LogisticRegression()
+    if labels == [0.5, 2.5]:
+        trees, linear = treaty.GBDTRegressor(), treaty.LinearRegression()
+    for model in (trees, linear):
+        for X in (path, {"bank": path}):
+            with pytest.raises(treaty.DataError, match=r"column 'y' of the file equals .* all 60 rows.*drop=\['y'\]"):
+                model.fit(X, y)
+    trees.fit(treaty.open_table(path, drop=["y"]), y)  # one that differs in a row is taken
+    rows = {name: (path, y) for name in ("north", "south", "east")}
+    with pytest.raises(treaty.DataError, match="north: column 'y'"):
+        treaty.GBDTClassifier("federboost-horizontal").fit(rows)

@@ -156,7 +156,7 @@ def test_to_xgboost_predicts_the_same(task, change, protocol):
         joined = pd.concat({k: v for k, v in tables.items()}, axis=1)
         joined.columns = [f"{party}.{name}" for party, name in joined.columns]
     model = flat(kind, **{"n_estimators": 4, "min_child_samples": 2, "base_score": 0.4, **options}).fit(tables, y)
-    booster = model.to_xgboost()
+    booster = model.to_xgboost(consent=[] if protocol == "pooled" else ["p1", "p2"])
     assert isinstance(booster, xgboost.Booster)
     got = booster.predict(xgboost.DMatrix(joined, enable_categorical=True))
     want = model.predict(tables) if task == "regression" else model.predict_proba(tables)
@@ -497,7 +497,7 @@ def test_contributions_of_a_federated_model_are_xgboosts_of_the_joined_one(task)
     found = federated.predict_contributions(tables)
     assert list(found.values) == list(tables)
     joined = found.joined()
-    booster = federated.to_xgboost()
+    booster = federated.to_xgboost(consent=["p1", "p2"])
     rows = xgboost.DMatrix(pd.concat(list(tables.values()), axis=1).to_numpy(), feature_names=booster.feature_names)
     np.testing.assert_allclose(joined, booster.predict(rows, pred_contribs=True), atol=1e-4)
     pooled = estimator(n_estimators=4, max_bin=64).fit(tables, y)
@@ -525,8 +525,9 @@ def test_importances_name_foreign_columns_only_with_their_owners_consent():
 def test_an_unwilling_party_is_not_exported():
     X, y = real_table("binary")
     model = flat(treaty.GBDTClassifier, **FAST_KEY, n_estimators=4).fit(cut(X, 3), y)
-    with pytest.raises(treaty.ConfigError, match="p2"):
-        model.to_xgboost(consent=["p1"])
+    for agreed, lacking in (((), "p1, p2"), (["p1"], "p2"), (None, "p1, p2")):
+        with pytest.raises(treaty.ConfigError, match=rf"of {lacking}, whose .* consent=\['p1', 'p2'\]"):
+            model.to_xgboost(consent=agreed)
     booster = model.to_xgboost(consent=["p1", "p2"])
     assert len(booster.get_dump()) == 4
 

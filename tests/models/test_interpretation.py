@@ -20,6 +20,7 @@ from treaty.models.interpretation import (
 )
 from treaty.models.trees import load_part, predict_pooled
 
+OTHERS = ["party1", "party2"]
 KINDS = {"gain": "total_gain", "cover": "total_cover", "count": "weight"}
 ONLY_FIRST = {"edges": (5,), "max_depth": 1, "n_estimators": 1, "categorical": []}
 
@@ -46,7 +47,7 @@ def _turned(part, table):
 def test_importances_equal_those_of_xgboost_on_the_joined_model(model, kind):
     pytest.importorskip("xgboost")
     parts, _ = model
-    theirs = joined_booster(parts).get_score(importance_type=KINDS[kind])
+    theirs = joined_booster(parts, OTHERS).get_score(importance_type=KINDS[kind])
     ours = _flat(importances(parts, "party0", kind, consent=None))
     assert set(ours) == {f"{part.party}.{name}" for part in parts for name in part.schema.names}
     assert {name: value for name, value in ours.items() if value > 0} == pytest.approx(theirs, rel=1e-5)
@@ -119,18 +120,18 @@ def test_importances_refuse_parts_that_lost_splits(model):
     with pytest.raises(DataError, match="splits of party1, got 3"):
         importances(parts, "party0")
     with pytest.raises(DataError, match="splits of party1, got 3"):
-        joined_booster(parts)
+        joined_booster(parts, OTHERS)
 
 
 @pytest.mark.parametrize("consent", [["party0", "party2"], ["party2"], []], ids=["two", "one", "none"])
 def test_joined_model_needs_the_consent_of_every_owner_of_splits(model, consent):
-    with pytest.raises(ConfigError, match=r"party1 to consent.* thresholds and categories"):
+    with pytest.raises(ConfigError, match=r"part of party1.* thresholds and categories.*'party1', 'party2'"):
         joined_booster(model[0], consent)
 
 
 def test_joined_model_needs_the_part_of_every_owner_of_splits(model):
-    with pytest.raises(ConfigError, match="party2 to consent"):
-        joined_booster(model[0][:2])
+    with pytest.raises(ConfigError, match="consent and part of party2, whose"):
+        joined_booster(model[0][:2], OTHERS)
 
 
 def test_joined_model_refuses_a_consent_of_nobody(model):
@@ -153,7 +154,7 @@ def test_joined_model_of_files_in_any_order_predicts_like_the_parts(model, tmp_p
     parts, tables = model
     for part in parts:
         part.save(tmp_path / part.party)
-    booster = joined_booster([load_part(tmp_path / f"party{k}") for k in (2, 0, 1)])
+    booster = joined_booster([load_part(tmp_path / f"party{k}") for k in (2, 0, 1)], OTHERS)
     assert booster.feature_names == [f"{part.party}.{name}" for part in parts for name in part.schema.names]
     matrix = xgboost.DMatrix(
         np.hstack([table.matrix() for table in tables]),
@@ -187,5 +188,5 @@ def test_contributions_join_to_the_layout_of_xgboost(objective):
     values = {part.party: rows_first(every[:, :, a:b]) for part, a, b in zip(parts, edges, edges[1:], strict=False)}
     joined = Contributions(values, every[:, 0, -1]).joined()
     np.testing.assert_array_equal(joined, rows_first(every))
-    theirs = contributions_of_xgboost(joined_booster(parts), tables)
+    theirs = contributions_of_xgboost(joined_booster(parts, OTHERS), tables)
     np.testing.assert_allclose(joined, theirs if objective == "softmax" else theirs[:, 0], rtol=0, atol=1e-5)

@@ -207,7 +207,7 @@ def test_trees_without_cover_are_averaged_by_rows():
 def test_contributions_equal_those_of_xgboost(case):
     pytest.importorskip("xgboost")
     parts, tables = vertical_model(**case)
-    theirs = contributions_of_xgboost(joined_booster(parts), tables)
+    theirs = contributions_of_xgboost(joined_booster(parts, [part.party for part in parts]), tables)
     # XGBoost adds in float32, and loses some digits where it takes features off a path again
     size = np.abs(theirs).max()
     np.testing.assert_allclose(explain_pooled(parts, tables).transpose(1, 0, 2), theirs, rtol=0, atol=1e-5 * (1 + size))
@@ -224,5 +224,5 @@ def test_contributions_at_a_leaf_without_cover_equal_those_of_xgboost():
         node = int(np.flatnonzero((tree.left >= 0) & ((tree.left == node) | (tree.left + 1 == node)))[0])
         cover[node] -= cover[leaf]
     cover[leaf] = 0.0
-    theirs = contributions_of_xgboost(joined_booster(parts), tables)
+    theirs = contributions_of_xgboost(joined_booster(parts, [part.party for part in parts]), tables)
     np.testing.assert_allclose(explain_pooled(parts, tables).transpose(1, 0, 2), theirs, rtol=0, atol=1e-6)

@@ -19,7 +19,14 @@ from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.base import Tables, one_column, refuse_misplaced
 from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
 from treaty.estimators.files import opened_by_participant, shown
-from treaty.estimators.inputs import are_labelled, check_one_kind, pairs_of, participants, rows_with_weight
+from treaty.estimators.inputs import (
+    are_labelled,
+    check_one_kind,
+    pairs_of,
+    participants,
+    refuse_labels,
+    rows_with_weight,
+)
 from treaty.estimators.trained_trees import TrainedTrees
 from treaty.estimators.watching import Watch
 from treaty.models.trees import ModelPart, forest_of
@@ -236,6 +243,7 @@ class BoostedTrees(TrainedTrees):
         n_rows = next(iter(tables.values())).n_rows
         classes, target = self._target(self._column(y), active, n_rows)
         match_rows(tables, target)
+        refuse_labels(X, tables, one_column(self._beside(y)["y"]))
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=n_rows, party=active)
         weight = self._class_weights(settings, target, weight)
         tables, target, weight = rows_with_weight(tables, target, weight)
@@ -248,8 +256,11 @@ class BoostedTrees(TrainedTrees):
         system, own, common = settings
         if self.parties is not None:
             self._by_party(X, system, reset=True)  # refused
+        given = X
         X = opened_by_participant(X)
         rows = participants(X, system.name)
+        for name, of in rows.items():
+            refuse_labels(given[name][0], {name: of.table}, of.y)
         if y is not None or sample_weight is not None:
             raise ConfigError(
                 f"protocol {system.name!r} takes labels and weights with each participant's rows: expected y=None and "

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import narwhals as nw
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from treaty.data.file_tables import FileTable
 from treaty.data.labels import check_labels, check_weights
+from treaty.data.opening import is_dataset
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
@@ -33,6 +35,38 @@ def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
     if active not in tables:  # labels, but no features of its own
         tables[active] = Table(Schema((), ()), [], next(iter(tables.values())).n_rows)
     return {name: tables[name] for name in X}
+
+
+def refuse_labels(X: Any, tables: Mapping[str, Table], y: Any) -> None:
+    """Raise DataError where a column that was read from a file equals the labels in every row: it was to be left out.
+
+    `X` is what was given for `tables`. Of a dataframe or an array the caller has chosen the columns.
+    """
+    named = X if isinstance(X, Mapping) and not hasattr(X, "nnz") else dict.fromkeys(tables, X)
+    for party, table in tables.items():
+        if not (isinstance(named[party], str | Path | FileTable) or is_dataset(named[party])):
+            continue
+        labels = check_labels(y, party, table.n_rows)
+        for name, column, values in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
+            if _equal(column, values, labels):
+                raise DataError(
+                    f"{party}: column {name!r} of the file equals the labels in all {table.n_rows} rows, so a model "
+                    f"would learn nothing else. Leave it out: treaty.open_table(path, drop=[{name!r}])"
+                )
+
+
+def _equal(column: NDArray[Any], values: Sequence[Any] | None, labels: NDArray[Any]) -> bool:
+    """Tell whether a column, with the `values` of its codes if it is categorical, equals labels; first by few rows."""
+    for rows in (slice(0, 1000), slice(None)):
+        found, wanted = column[rows], labels[rows]
+        if values is not None:
+            known = np.array([*values, None], object)
+            same = not np.isnan(found).any() and bool(np.all(known[found.astype(np.intp)] == wanted))
+        else:
+            same = wanted.dtype.kind in "biuf" and np.array_equal(found, wanted.astype(found.dtype))
+        if not same:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

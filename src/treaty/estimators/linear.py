@@ -19,7 +19,7 @@ from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
 from treaty.estimators.class_weights import weights_of_classes
-from treaty.estimators.inputs import pairs_of, rows_with_weight
+from treaty.estimators.inputs import pairs_of, refuse_labels, rows_with_weight
 from treaty.estimators.watching import Watch
 from treaty.linear.calibration import Calibration
 from treaty.linear.losses import warn_beyond_taylor
@@ -127,6 +127,7 @@ class LinearModel(TableEstimator):
         active = self._active(tables)
         classes, target = self._labels(y, active, next(iter(tables.values())).n_rows)
         match_rows(tables, target)
+        refuse_labels(X, tables, one_column(y))
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         weight = self._class_weights(settings[0], target, weight)
         tables, target, weight = rows_with_weight(tables, target, weight)

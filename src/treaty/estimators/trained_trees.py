@@ -278,13 +278,14 @@ class TrainedTrees(TableEstimator):
         gains = self.importances(consent=None, normalised=True)
         return self._in_place(np.array([gain for name in self.parts_ for gain in gains[name].values()]))
 
-    def to_xgboost(self, consent: Iterable[str] | None = None) -> Any:
+    def to_xgboost(self, consent: Iterable[str] = ()) -> Any:
         """Return an `xgboost.Booster` that predicts the same, over the columns of willing parties side by side.
 
         Parameters
         ----------
-        consent : iterable of str or None, default None
-            Parties that agree to be joined, the active one being always among them; None for all.
+        consent : iterable of str, default ()
+            Parties that agree to be joined: all, besides the active one, whose splits are in use. A model of one table
+            needs none.
 
         Returns
         -------

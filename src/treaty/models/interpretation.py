@@ -139,10 +139,10 @@ def willing(parties: Iterable[str], consent: Iterable[str] | None) -> set[str]:
     return given
 
 
-def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = None) -> Any:
-    """Join the parts of consenting parties (None: all here), in any order, into one XGBoost model.
+def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> Any:
+    """Join the parts of the active party and of those that consent, in any order, into one XGBoost model.
 
-    The active party always consents. The `xgboost.Booster` is over the columns of the consenting parties side by side,
+    The `xgboost.Booster` is over the columns of the consenting parties side by side,
     in the order of the training parties, the party's name in front (``"bank.age"``) where the model has several.
     Raises ConfigError if a party owns splits that the trees use but does not consent or its part is not here, for a
     consenting name that is no party, or if XGBoost is not installed; DataError if the parts are not those of one
@@ -152,23 +152,26 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] | None = N
     if len(forests) != 1 or len({part.model_id for part in parts}) != 1 or len({p.party for p in parts}) != len(parts):
         raise DataError(f"expected the parts of one model, got {', '.join(part.party for part in parts)}")
     (forest,) = forests
-    agreed = willing(forest.sources, consent)
+    agreed = willing(forest.sources, consent or ())
     here = {part.party: part for part in parts if part.party in agreed or part.forest is not None}
+    used = {party: _amounts(forest, source, "count")[0] for source, party in enumerate(forest.sources)}
+    lacking = [party for party in forest.sources if party not in here and len(used[party])]
+    if lacking:
+        named = [party for party in forest.sources if party in lacking or party in agreed]
+        raise ConfigError(
+            f"expected consent and part of {', '.join(lacking)}, whose splits the trees use, got no consent or part: "
+            "joining reveals their columns' names, thresholds and categories. Once they have agreed, pass "
+            f"consent={named} - at the joined XGBoost model"
+        )
     splits, sizes, names = [], [], []
     categories: list[Sequence[Any] | None] = []
-    for source, party in enumerate(forest.sources):
-        records, _ = _amounts(forest, source, "count")
+    for party in forest.sources:
         if party not in here:
-            if len(records):
-                raise ConfigError(
-                    f"expected {party} to consent, as the trees use {len(records)} of its splits, got no consent or no "
-                    "part; joining reveals its columns' names, thresholds and categories - at the joined XGBoost model"
-                )
             splits.append(SplitTable())
             sizes.append(0)
             continue
         part = here[party]
-        _columns_of(part, records)
+        _columns_of(part, used[party])
         splits.append(part.splits)
         sizes.append(len(part.schema.names))
         names += [f"{party}.{name}" if len(forest.sources) > 1 else name for name in part.schema.names]

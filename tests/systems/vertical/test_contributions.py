@@ -76,7 +76,7 @@ def test_own_values_of_all_parties_equal_those_of_xgboost_on_the_joined_model():
     parts, tables = vertical_model(objective="softmax", n_classes=3)
     played = explain(parts, tables)
     own = [played.results["party0"].own, played.results["party1"], played.results["party2"]]
-    theirs = contributions_of_xgboost(joined_booster(parts), tables)[:, :, :-1]
+    theirs = contributions_of_xgboost(joined_booster(parts, [part.party for part in parts]), tables)[:, :, :-1]
     np.testing.assert_allclose(np.concatenate(own, axis=2).transpose(1, 0, 2), theirs, rtol=0, atol=1e-5)
 
 
