@@ -16,7 +16,7 @@ from treaty.runs.job import Job
 from treaty.systems.system import Cast
 
 JOB = "a" * 64
-COLUMNS = ("state", "attempt", "kept", "done")
+COLUMNS = ("state", "attempt", "kept", "done", "tries", "answered")
 NAMES = ["bank", "shop", "post"]
 ROUNDS = 4
 
@@ -109,7 +109,7 @@ class World:
         numbers = over(at, done=done, kept=name in self.kept)
         self.kept.discard(name)
         if not done:
-            at.not_before = self.now + (pause_after(at, self.rounds) or 60.0)
+            at.not_before = self.now + pause_after(at)
         self.change(name, {**numbers, "state": "waiting"})
 
     def restart(self, name: str) -> None:
@@ -207,3 +207,29 @@ def test_no_two_nodes_play_different_attempts_to_the_end(taken):
         running = {at.runs for at in world.nodes.values() if at.process is not None}
         lead = world.nodes[world.active]
         assert all(number <= lead.row.attempt for number in running)
+
+
+def seen_by(name, state, **views):
+    """Return what a node decides whose own part is in its place after attempt 2, given what others say of theirs."""
+    world = begun(NAMES)
+    at = world.nodes[name]
+    at.row, at.ended = replace(at.row, state="waiting", attempt=2, kept=2), 2
+    at.views = {party: View(job=JOB, state=state, **said) for party, said in views.items()}
+    return decide(at, set(NAMES), place=True, now=1.0)
+
+
+def test_a_job_is_finished_once_every_party_has_its_part_and_not_before():
+    kept = {"ended": 2, "kept": 2}
+    assert seen_by("bank", "waiting", shop=kept, post=kept) == "finished"
+    for lacking in ({"ended": 2}, {"ended": 2, "kept": 1}):
+        assert seen_by("bank", "waiting", shop=kept, post=lacking) == "ask"
+        assert seen_by("bank", "waiting", shop=lacking, post=kept) == "ask"
+    for unknown in ({}, {"post": {"runs": 2}}):  # it may still put its part in its place
+        assert seen_by("bank", "waiting", shop=kept, **unknown) == ""
+
+
+def test_a_follower_has_finished_when_the_leader_says_so_and_no_other():
+    kept = {"ended": 2, "kept": 2}
+    assert seen_by("shop", "finished", bank=kept) == "finished"
+    assert seen_by("shop", "waiting", bank=kept, post=kept) == ""
+    assert seen_by("shop", "finished", post=kept) == ""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from contextlib import suppress
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from node.hostile import JOB, content, signed
 from node.nodes import columns_of, organisations
 from node.shop import Talk
 from systems.federboost_horizontal.playing import dealt
-from treaty.errors import BudgetSpent
+from treaty.errors import BudgetSpent, PeerLost
 from treaty.models.checkpoints import noise_folder
-from treaty.node.keys.identity import load_own, sign
+from treaty.node.attempts import MOST_TRIES
+from treaty.node.keys.identity import load_own, revoke, sign
 from treaty.node.network.notes import Proposed, View
 from treaty.node.playing import worker
+from treaty.node.playing.worker import Event
 from treaty.node.proposals import id_of, statement
 from treaty.node.rules.settings import load_settings
 from treaty.node.service import Node
@@ -159,3 +165,82 @@ def test_a_budget_holds_within_an_attempt_whatever_was_asked_before_it(led, monk
     shop.attempts(5)
     assert per_person(Ledger(noise_folder(shop.settings.data["rows"].store, "shop")).entries()) <= 1.0
     assert shop.row.reason == f"shop: {BudgetSpent.public}"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_follower_that_is_asked_for_hundreds_of_attempts_takes_part_in_eight(led, restarted):
+    shop = led()
+    shop.playing = lambda order, on_event: on_event(Event(end="again", said="x"))
+    begun = shop.attempts(3)
+    if restarted:  # its process counts nothing that its database does not
+        shop.stop()
+        shop.start()
+    begun += shop.attempts(500 if not restarted else 20)
+    assert begun == MOST_TRIES
+    assert (shop.row.state, shop.row.reason) == ("failed", "shop: no progress in 8 attempts")
+
+
+def test_attempts_that_get_further_are_not_counted_against_a_job(led):
+    shop, done = led({**JOB, "boosting": {"n_estimators": 200}}), iter(range(1, 100))
+    shop.playing = lambda order, on_event: on_event(Event(end="again", said="x", done=next(done)))
+    assert shop.attempts(30) == 30
+    assert shop.row.state == "waiting"
+    assert shop.row.rounds == 30
+
+
+@pytest.mark.parametrize(("rounds", "most"), [(40, 50), (4, 12)])
+def test_attempts_begun_anew_take_no_more_rounds_than_a_job_has_and_a_few(led, monkeypatch, rounds, most):
+    """Else each new attempt would have a passive party answer as many trees as the whole job has."""
+    shop, answered = led({**JOB, "boosting": {"n_estimators": rounds}}), []
+
+    def train(job, name, progress, **options):
+        for done in range(rounds):
+            progress(done, None)
+            answered.append(done)  # the tree that begins
+        raise PeerLost("bank", "bank has gone")
+
+    monkeypatch.setattr(worker, "train_party", train)
+    shop.playing = lambda order, on_event: run_worker(order, on_event, monkeypatch)
+    shop.attempts(20)
+    assert rounds < len(answered) <= most
+    assert shop.row.state == "failed"
+    assert shop.row.reason.startswith(f"shop: its attempts have taken {most} rounds, of the {rounds} that the job has")
+
+
+def run_worker(order, on_event, monkeypatch):
+    """Run what a node's process runs, in this one; hand on what it writes."""
+
+    class Ended(Exception):
+        pass
+
+    def end(code):
+        raise Ended
+
+    out = io.TextIOWrapper(io.BytesIO())
+    with monkeypatch.context() as patched, suppress(Ended):
+        patched.setattr(worker, "line_of_parent", lambda: msgspec.json.encode(order))
+        patched.setattr(worker, "_log_to", lambda file: None)
+        patched.setattr(worker.gc, "freeze", lambda: None)
+        patched.setattr(worker.os, "_exit", end)
+        patched.setattr(sys, "stdout", out)
+        worker.main()
+    for line in out.buffer.getvalue().splitlines():
+        on_event(msgspec.json.decode(line, type=Event))
+
+
+def test_a_process_ends_when_a_partners_card_is_revoked(led):
+    shop, ended = led(), []
+    shop.playing = lambda order, on_event: None
+    shop.attempt += 1
+    shop.hear(asks=1)
+    shop.hear(runs=1)
+    shop.at.process = SimpleNamespace(pid=1, end=lambda: ended.append(1), wait=lambda seconds: None)
+    shop.node._look()
+    assert ended == []
+    revoke(shop.settings.keys, "bank")
+    shop.node.jobs._cards = -1e9, {}  # they are read once a second
+    shop.node._look()
+    assert ended == [1]
+    assert shop.at.ending
+    shop.node._look()
+    assert ended == [1]

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from node.hostile import JOB, content, mutated, without_side_effects
 from treaty.errors import ConfigError
 from treaty.node import proposals
-from treaty.node.proposals import LARGEST, cast_of, id_of, in_words, proposed, read_proposal, rounds_of, statement
+from treaty.node.proposals import (
+    LARGEST,
+    cast_of,
+    check_same,
+    id_of,
+    in_words,
+    proposed,
+    read_proposal,
+    rounds_of,
+    statement,
+)
 
 PATHS = ["/etc/passwd", "../../keys/bank", "..", "rows/../rows", "C:\\rows", "~/rows", "file:rows"]
 CONTROLS = ["\0", "\n", "\x1b[2J", "\x1b]0;title\x07", "\r", "\u202e", "\u200b", "\x9b31m"]
@@ -251,3 +261,26 @@ def test_whatever_job_is_in_a_proposal_is_one_or_a_config_error(seed):
         return
     assert imported == []
     assert job.protocol in proposals.SYSTEMS["trees"] or job.protocol in proposals.SYSTEMS["linear"]
+
+
+PREDICTING = {**JOB, "parties": {name: {"predict_table": "rows"} for name in JOB["parties"]}}
+
+
+@pytest.mark.parametrize(
+    ("differs", "changes"),
+    [
+        ("protocol", {"protocol": "fedxgboost-ldp", "fedxgboost-ldp": {"epsilon": 1.0}}),
+        ("active", {"active": "shop"}),
+        ("own", {"secureboost": {"allow_exact_sums": True}}),
+        ("common", {"boosting": {**JOB["boosting"], "max_depth": 2}}),
+        ("task", {"task": "regression"}),
+        ("classes", {"classes": 3}),
+        ("parties", {"parties": {**PREDICTING["parties"], "lab": {"predict_table": "rows"}}}),
+        ("parties", {"parties": dict(reversed(PREDICTING["parties"].items()))}),
+    ],
+)
+def test_a_prediction_is_made_under_the_options_of_its_training(differs, changes):
+    training = taken()
+    check_same(taken(PREDICTING, verb="predict", model="a" * 64), training)
+    with pytest.raises(ConfigError, match=f"the training whose model is named, got other .*{differs}"):
+        check_same(taken({**PREDICTING, **changes}, verb="predict", model="a" * 64), training)

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -221,6 +222,30 @@ def test_the_sockets_of_an_attempt_go_with_it(bank):
     node._happened(bank.job, 1, Event(end="again", said="x"))
     assert not folder.exists()
     assert node.door.open_job(bank.job, ["shop"])["shop"].exists()  # another attempt
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_a_job_fails_after_eight_attempts_that_brought_nothing_and_not_after_others(bank, monkeypatch, further):
+    begun = []
+
+    def process(order, errors, on_event):
+        begun.append(order)
+        done = 1 if further and len(begun) == 5 else 0
+        on_event(Event(end="again", said="it was killed", public="it was cut off", done=done))
+        return SimpleNamespace(pid=1, end=lambda: None)
+
+    monkeypatch.setattr("treaty.node.service.Process", process)
+    bank.killed(state="queued")
+    bank.started().exchange.is_up = lambda peer: True
+    while bank.job in bank.node.jobs.standings and len(begun) < 30:
+        at = bank.node.jobs.standings[bank.job]
+        at.not_before = 0.0
+        bank.looked()
+        bank.heard(ready=at.asks)
+    assert len(begun) == (12 if further else 8)  # the fifth begins a new count
+    row = bank.node.store.job(bank.job)
+    assert row.state == "failed"
+    assert row.reason == "bank: no progress in 8 attempts; the last one: it was cut off"
 
 
 # new keys

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -93,3 +94,13 @@ def test_users_and_edge_servers_show_rounds_and_the_search_for_bins(tmp_path, ca
         asked = [done for done, _ in phases[name]["searching for bins"]]
         assert asked == sorted(set(asked)) != [], name
         assert f"{name}: 2 of 2 rounds" in caplog.text
+
+
+@pytest.mark.parametrize("whole_table", [True, False])
+def test_all_parties_of_a_regression_show_epochs(tmp_path, whole_table):
+    """A node counts them: so a passive party bounds how many epochs a job may have, over all its attempts."""
+    job = write_job(tmp_path, "quasi-newton")
+    if whole_table:
+        job = msgspec.structs.replace(job, common={"max_iter": 2, "tol": 0.0})
+    rounds, _ = heard_in(job)
+    assert (rounds["a"], rounds["b"]) == ([0, 1, 2], [0, 1, 2])

@@ -23,7 +23,7 @@ from treaty.systems.system import Cast
 ASKED_FOR = 30.0
 """Seconds that others have to say that they are ready."""
 MOST_TRIES = 8
-"""Attempts in a row that bring no round further, after which a job has failed."""
+"""Attempts in a row that bring no further round, after which a job has failed at each node that took part in them."""
 LONGEST_PAUSE = 60.0
 """Seconds, at most, between two attempts."""
 
@@ -52,8 +52,6 @@ class Standing:
     approver: str = ""  # who has approved it here, before the policy's verdict was there
     asked_at: float = 0.0
     not_before: float = 0.0
-    tries: int = 0
-    furthest: int = 0
 
     @property
     def kept(self) -> int:
@@ -167,7 +165,8 @@ def follow_up(at: Standing, decision: Decision, now: float) -> dict[str, Any]:
             return {"state": "queued"}
         case "run":
             at.runs, at.asks, at.ready, at.ending = at.row.attempt, 0, 0, False
-            return {"state": "running", "reason": ""}
+            counts = {"tries": at.row.tries + 1, "answered": at.row.answered + 1}
+            return {"state": "running", "reason": "", **counts}
     return {}
 
 
@@ -211,14 +210,29 @@ def _views(at: Standing, parties: list[str]) -> list[View]:
     return [at.views.get(party) or View(job=at.row.id, state="proposed") for party in parties]
 
 
-def pause_after(at: Standing, rounds: int) -> float | None:
-    """Note that an attempt ended early after `rounds`; return the seconds to wait, None where it is time to give up."""
-    if rounds > at.furthest:
-        at.furthest, at.tries = rounds, 0
-    at.tries += 1
-    if at.tries >= MOST_TRIES and not at.lasts:
-        return None
-    return min(LONGEST_PAUSE, 0.5 * 2.0 ** min(at.tries, 10)) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+def counted(at: Standing, done: int, answered: int) -> dict[str, int]:
+    """Return what changes in the database with the rounds that an attempt has done, and this party has answered."""
+    changes = {"answered": answered} if answered > at.row.answered else {}
+    return changes | ({"rounds": done, "tries": 1} if done > at.row.rounds else {})
+
+
+def most_answered(total: int) -> int:
+    """Return how many rounds a party takes part in, over all attempts at a job of so many: some have to be repeated."""
+    return total + max(MOST_TRIES, total // 4)
+
+
+def worn_out(at: Standing) -> str:
+    """Return why this node takes part in no further attempt, whoever asks for it; "" where it does."""
+    row, most = at.row, most_answered(at.row.total)
+    if row.tries >= MOST_TRIES and not at.lasts:
+        return f"no progress in {row.tries} attempts"
+    repeated = row.total > 0 and row.answered >= most
+    return f"its attempts have taken {most} rounds, of the {row.total} that the job has" if repeated else ""
+
+
+def pause_after(at: Standing) -> float:
+    """Return the seconds to wait after an attempt that ended early."""
+    return min(LONGEST_PAUSE, 0.5 * 2.0 ** min(at.row.tries, 10)) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
 
 def stopped_by(at: Standing) -> tuple[str, str] | None:

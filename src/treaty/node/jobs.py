@@ -139,7 +139,7 @@ class Jobs:
             if row.state == "running":  # what its process said last was not heard
                 kept = row.attempt if keeps_part(Path(self.settings.folder), row.id, self.name) else 0
             row = self.store.change(row.id, state="waiting", kept=kept, reason="its node was restarted", event=event)
-        at = Standing(self.name, row, proposal, job, cast, ended=row.attempt, furthest=row.rounds)
+        at = Standing(self.name, row, proposal, job, cast, ended=row.attempt)
         for encoded in self.store.views(row.id).values():
             with suppress(msgspec.MsgspecError):
                 self._approvals(at, msgspec.msgpack.decode(encoded, type=View).signed)

@@ -21,7 +21,7 @@ import treaty
 from treaty.errors import ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.messaging.messages import clean
-from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
+from treaty.node.attempts import Standing, counted, decide, follow_up, most_answered, over, pause_after, worn_out
 from treaty.node.jobs import Jobs
 from treaty.node.keys.cards import near_their_end
 from treaty.node.keys.identity import load_own
@@ -257,6 +257,9 @@ class Node:
             at.ending = True  # a card was revoked, or has ended: nothing more is told
             at.process.end()
         decision = decide(at, up, place=place, now=now)
+        if decision in ("ask", "be ready") and (why := worn_out(at)):
+            self.jobs.end(at.row.id, "failed", f"{self.name}: {why}")
+            return
         match decision:
             case "ask" | "give up asking" | "be ready" | "not ready":
                 self.jobs.change(at, **follow_up(at, decision, now))
@@ -273,6 +276,7 @@ class Node:
     def _begin(self, at: Standing, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
         job_id, attempt = at.row.id, at.runs
+        self.jobs.change(at, **changes)  # it counts before anything can be told in it
         try:
             self.jobs.check_budgets(at)
             sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
@@ -280,6 +284,7 @@ class Node:
                 at.job, job_id, at.proposal.verb, at.proposal.model, self.jobs.own, self.jobs.trusted(), self.settings,
                 {**sockets, self.name: f"unix:{self.door.job_socket(job_id)}"}, self.door.folder, CONNECT_WAIT,
             )  # fmt: skip
+            order = msgspec.structs.replace(order, answered=at.row.answered, most_answered=most_answered(at.row.total))
             errors = log_of(self.folder, job_id)
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
         except (OSError, KeyError, TreatyError) as error:  # KeyError: a card that was there just now
@@ -288,7 +293,7 @@ class Node:
             self._happened(job_id, attempt, Event(end=end, said=str(error), public=public))
             return
         event = {"what": "started", "attempt": attempt, "process": at.process.pid}
-        self.jobs.change(at, **changes, event=event)
+        self.jobs.change(at, event=event)
 
     def _happened(self, job_id: str, attempt: int, event: Event) -> None:
         """Take in what a process has said."""
@@ -296,12 +301,14 @@ class Node:
         if at is None or at.runs != attempt:
             return
         if not event.end:
-            if not event.phase and event.done > at.row.rounds:
-                self._note_rounds(at, event)
+            self._note_rounds(at, event)
             return
         self.door.close_job(job_id)
         done, trains = event.end == "done", at.proposal.verb == "train"
         numbers = over(at, done=done, kept=keeps_part(self.folder, job_id, self.name) if trains else done)
+        lead, helps = at.views.get(at.active), self.name not in at.cast.owners
+        said = min(lead.rounds, at.row.total) if lead is not None and helps else 0  # a helper's process reports none
+        numbers |= counted(at, max(event.done, said), event.answered)
         if done:
             told: dict[str, Any] = {"what": "played", "attempt": attempt}
             told |= {"sent": event.sent, "received": event.received} if event.sent or event.received else {}
@@ -316,22 +323,19 @@ class Node:
             self._again(at, event, numbers)
 
     def _note_rounds(self, at: Standing, event: Event) -> None:
-        now = time.monotonic()
-        if now - self._noted.get(at.row.id, 0.0) >= TOLD_EVERY or event.done >= event.total:
+        now, changes = time.monotonic(), {} if event.phase else counted(at, event.done, event.answered)
+        if changes and (now - self._noted.get(at.row.id, 0.0) >= TOLD_EVERY or event.done >= event.total):
             self._noted[at.row.id] = now
-            self.jobs.change(at, rounds=event.done, total=event.total)
+            self.jobs.change(at, **changes)
 
     def _again(self, at: Standing, event: Event, numbers: dict[str, int]) -> None:
         """Wait for another attempt, or give the job up where attempts bring nothing."""
-        pause = pause_after(at, at.row.rounds)
-        if pause is None and at.leads:
-            why = event.public or "its process ended; the details are in its log"
-            reason = f"{self.name}: no progress in several attempts; the last one: {why}"
-            self.jobs.end(at.row.id, "failed", reason, said=event.said)
-            return
-        at.not_before = time.monotonic() + (pause or 0.0)
         stopped = {"what": "stopped", "attempt": at.ended, "why": event.said}
         self.jobs.change(at, **numbers, state="waiting", reason=event.said, event=stopped)
+        at.not_before = time.monotonic() + pause_after(at)
+        if at.leads and not at.kept and (why := worn_out(at)):
+            last = event.public or "its process ended; the details are in its log"
+            self.jobs.end(at.row.id, "failed", f"{self.name}: {why}; the last one: {last}", said=event.said)
 
     def _over(self, at: Standing) -> None:
         """End the process of a job that has ended, and remove what was kept for its attempts alone."""

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.sources import write_predictions
-from treaty.errors import CryptoError, LocalProtocolError, PeerError, TreatyError
+from treaty.errors import ConfigError, CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
 from treaty.messaging.transcript import Transcript
 from treaty.node.playing.online import Requests, id_value
@@ -61,6 +62,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         Socket at which a service's process can be asked.
     fetch : dict of str to DataSet
         Files that are to hold the rows of queries.
+    answered, most_answered : int
+        Rounds of a training in which this party has taken part, over all attempts, and the most of them.
     """
 
     job: str
@@ -72,6 +75,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     result: str
     online: str
     fetch: dict[str, DataSet] = {}
+    answered: int = 0
+    most_answered: int = 1 << 40
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -82,6 +87,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     phase : str
         What is being done before the first round; "" for rounds.
     done, total : int
+    answered : int
+        Rounds in which this party has taken part, over all attempts.
     end : str
         "": it goes on. "done"; "again": somebody else, or the network, or the system failed, and another attempt may
         do; "wrong": this party's own options, tables or ledgers will not do.
@@ -98,6 +105,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     phase: str = ""
     done: int = 0
     total: int = 0
+    answered: int = 0
     end: str = ""
     said: str = ""
     public: str = ""
@@ -110,14 +118,14 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 def main() -> None:
     """Play what standard input says; the exit code is 0 when that went well."""
     order = msgspec.json.decode(line_of_parent(), type=Order)
-    job, tell = decoded_job(order.job.encode(), trusted=True), _Teller()
+    job, tell = decoded_job(order.job.encode(), trusted=True), _Teller(order.answered)
     gc.freeze()
     _log_to(Path(order.log))
     try:
         with ended_by_signals(), alone(Path(order.lock)):
             transcript = _play(order, job, tell)
     except BaseException as error:
-        failure = _failure(error)
+        failure = replace(_failure(error), done=tell.so_far.done, answered=tell.so_far.answered)
         logger.warning("%s: ended before it was done: %s", order.name, failure.said)
         with suppress(BrokenPipeError):  # the node was killed: nobody hears it
             tell(failure)
@@ -142,6 +150,9 @@ def _play(order: Order, job: Job, tell: _Teller) -> Transcript | None:
         def progress(done: int, part: Any) -> None:
             log(done, part)
             tell.rounds(done, total)
+            if done < total and tell.so_far.answered >= order.most_answered:
+                said = f"its attempts have taken {order.most_answered} rounds, of the {total} that the job has"
+                raise ConfigError(f"{order.name}: {said}; submit the job again", public=said)
 
         train_party(job, order.name, progress, resume=order.resume, phase=tell.phase)
         return None
@@ -206,11 +217,13 @@ def _failure(error: BaseException) -> Event:
 
 
 class _Teller:
-    """Writes events, of rounds and steps only now and then."""
+    """Writes events, of rounds and steps only now and then; `so_far` has all rounds, after `answered` earlier ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, answered: int = 0) -> None:
         self._lock = threading.Lock()
         self._last = 0.0
+        self._answered, self._first = answered, -1  # finished rounds that the attempt began with
+        self.so_far = Event(answered=answered)
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -218,7 +231,10 @@ class _Teller:
             sys.stdout.buffer.flush()
 
     def rounds(self, done: int, total: int) -> None:
-        self._now_and_then(Event(done=done, total=total), last=done >= total)
+        self._first = done if self._first < 0 else self._first
+        answered = max(self.so_far.answered, self._answered + done - self._first)  # a model for each class begins at 0
+        self.so_far = Event(done=done, total=total, answered=answered)
+        self._now_and_then(self.so_far, last=done >= total)
 
     def phase(self, title: str, done: int, total: int) -> None:
         self._now_and_then(Event(phase=re.sub(r" at unix:\S+", "", title), done=done, total=total), last=done >= total)

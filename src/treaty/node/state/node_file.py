@@ -18,14 +18,15 @@ from treaty.errors import ConfigError
 from treaty.node.state import audit
 
 FILE = "node.db"
-VERSION = 2
+VERSION = 3
 
 _WAIT = 30.0  # seconds for other processes to release the database, which takes milliseconds
 _TABLES = (
     """CREATE TABLE jobs (id TEXT PRIMARY KEY, proposal BLOB NOT NULL, signature BLOB NOT NULL,
     submitter TEXT NOT NULL, verb TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
     attempt INTEGER NOT NULL, rounds INTEGER NOT NULL, total INTEGER NOT NULL, kept INTEGER NOT NULL,
-    done INTEGER NOT NULL, created REAL NOT NULL, changed REAL NOT NULL)""",
+    done INTEGER NOT NULL, tries INTEGER NOT NULL, answered INTEGER NOT NULL, created REAL NOT NULL,
+    changed REAL NOT NULL)""",
     """CREATE TABLE views (job TEXT NOT NULL REFERENCES jobs (id), party TEXT NOT NULL, view BLOB NOT NULL,
     PRIMARY KEY (job, party))""",
     """CREATE TABLE commands (seq INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL,

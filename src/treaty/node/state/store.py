@@ -38,7 +38,9 @@ class JobRow:
     """A job as this node has it; times are seconds since 1970, and are set by the store where they are 0.
 
     `attempt` is the last attempt, `kept` the last one that left this party's part in its place, and `done` the last one
-    that ended well here; 0: none.
+    that ended well here; 0: none. `tries` counts the attempts begun here since one last got further than all before,
+    that one included; `answered` the rounds in which this party has taken part, over all attempts, and one more for
+    each attempt: the round in which it ended.
     """
 
     id: str
@@ -53,6 +55,8 @@ class JobRow:
     total: int = 0
     kept: int = 0
     done: int = 0
+    tries: int = 0
+    answered: int = 0
     created: float = 0.0
     changed: float = 0.0
 
@@ -149,6 +153,8 @@ class Store(NodeFile):
         total: int | None = None,
         kept: int | None = None,
         done: int | None = None,
+        tries: int | None = None,
+        answered: int | None = None,
         event: Mapping[str, Any] | None = None,
     ) -> JobRow:
         """Change what is given of a job, append `event` with the job's id to the audit log, and return the job.
@@ -158,7 +164,7 @@ class Store(NodeFile):
         """
         given = {
             "state": state, "reason": reason, "attempt": attempt, "rounds": rounds, "total": total, "kept": kept,
-            "done": done,
+            "done": done, "tries": tries, "answered": answered,
         }  # fmt: skip
         to: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         with self._transaction() as db:

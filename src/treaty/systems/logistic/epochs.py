@@ -120,7 +120,7 @@ def end_epoch(
     return end
 
 
-def receive_end(party: Party, active: str, schedule: Schedule) -> EpochEnd:
+def receive_end(party: Party, active: str, schedule: Schedule, progress: Progress | None) -> EpochEnd:
     """Receive how training goes on, and update the schedule's rate.
 
     Raises PeerProtocolError for more epochs than `max_iter`, or a higher rate than before: both would give others more
@@ -136,4 +136,6 @@ def receive_end(party: Party, active: str, schedule: Schedule) -> EpochEnd:
             active, f"expected a learning rate of at most {rate}, got {end.learning_rate} - at EpochEnd from {active}"
         )
     schedule.learning_rate = end.learning_rate
+    if progress is not None:
+        progress(party.round, None)
     return end

@@ -123,7 +123,7 @@ def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, lis
             slice_.products(step, None if s is None else np.zeros_like(step))
             slice_.step(Decision(np.ones(1), keep=False))
         if own.labels is None:
-            end = receive_end(party, setting.active, schedule)
+            end = receive_end(party, setting.active, schedule, seat.progress)
         else:
             end = end_epoch(party, schedule, party.receive(lead, EpochLoss).loss, seat.progress)
         slice_.end_epoch(back=end.back)
@@ -245,7 +245,7 @@ def coordinate(party: Party, setting: Setting, threads: int) -> None:
             for name, part in zip(opener.order, np.split(before - whole.weights, ends[:-1]), strict=True):
                 party.send(name, StepPart(Array.of(np.ascontiguousarray(part))))
         party.send(setting.active, EpochLoss(float(np.mean(losses))))
-        end = receive_end(party, setting.active, schedule)
+        end = receive_end(party, setting.active, schedule, None)
         if end.finished:
             return
         whole.end_epoch(back=end.back)

@@ -170,7 +170,7 @@ def _train_slice(
             decider.resume(resumed)
             evals.resume(resumed)
         if seat.progress is not None:
-            seat.progress(len(schedule.losses), {"train": schedule.losses, **evals.found.losses})
+            seat.progress(party.round, {"train": schedule.losses, **evals.found.losses})
         while True:
             party.round += 1
             epoch_loss = 0
@@ -193,7 +193,7 @@ def _train_slice(
             summed = sums.loss(epoch_loss)
             evals.look(slice_.weights, seeds)
             if summed is None:
-                end = receive_end(party, setting.active, schedule)
+                end = receive_end(party, setting.active, schedule, seat.progress)
             else:
                 mean = summed / (1 << (setting.fractional_bits + 2)) / batches.size
                 end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, seat.progress, evals.found)
@@ -258,7 +258,7 @@ def coordinator(seat: Seat) -> None:
             decide_for(party, setting.owners, decider, decider.expected[makes_pair])
         if opener is not None:
             opener.loss()
-        end = receive_end(party, setting.active, schedule)
+        end = receive_end(party, setting.active, schedule, seat.progress)
         if end.finished:
             return
         decider.end_epoch(end.learning_rate, back=end.back)

@@ -270,7 +270,7 @@ def _minimise(
         slice_.step(decider.decide(slice_.products(along, v), paired=v is not None))
         mean = loss.mean(hidden.own_loss(weights, grad))
         if mean is None:
-            end = receive_end(party, setting.active, schedule)
+            end = receive_end(party, setting.active, schedule, seat.progress)
         else:
             end = end_epoch(party, schedule, mean, seat.progress)
         slice_.end_epoch(back=end.back)
@@ -362,7 +362,7 @@ def _coordinate_one(party: Party, setting: Setting, opener: Opener | None) -> No
         if opener is not None:
             opener.open()
         decide_for(party, setting.owners, decider, decider.expected[solver.memory > 0 and iteration > 1])
-        end: EpochEnd = receive_end(party, setting.active, schedule)
+        end: EpochEnd = receive_end(party, setting.active, schedule, None)
         if end.finished:
             return
         decider.end_epoch(end.learning_rate, back=end.back)
