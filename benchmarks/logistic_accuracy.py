@@ -185,7 +185,9 @@ def between_parties(data: Data, count: int) -> list[dict[str, object]]:
                 zip(pooled, cuts[: 1 if name == ALONE else count], strict=False)
             ):
                 apart = flat(LogisticRegression, method, random_state=seed, **common, **form).fit(*given)
-                gaps = [np.abs(apart.coef_[party] - alone.coef_[party]).max() for party in tables]
+                gaps = [
+                    np.abs(apart.standardized_coef_[party] - alone.standardized_coef_[party]).max() for party in tables
+                ]
                 furthest, same = max(furthest, *gaps), same and apart.n_iter_ == alone.n_iter_
                 margins = apart.decision_function(tables)
                 found.append([

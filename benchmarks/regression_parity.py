@@ -43,9 +43,9 @@ def compare(name: str, model: Any, X: np.ndarray, y: np.ndarray, parties: int, t
     """Fit on tables cut by column, and compare with a fitted model of statsmodels."""
     cuts = np.array_split(np.arange(X.shape[1]), parties)
     model.fit({f"p{k}": X[:, of] for k, of in enumerate(cuts)}, y)
-    coef = {of: np.ravel(weights) for of, weights in model.coef_.items()}
-    coef["p0"] = np.append(coef["p0"], np.ravel(model.intercept_))
-    weights, errors = side_by_side(coef), side_by_side(model.standard_errors_)
+    coef = {of: np.ravel(weights) for of, weights in model.standardized_coef_.items()}
+    coef["p0"] = np.append(coef["p0"], np.ravel(model.standardized_intercept_))
+    weights, errors = side_by_side(coef), side_by_side(model.standardized_errors_)
     off = max(float(np.abs(weights / theirs.params - 1).max()), float(np.abs(errors / theirs.bse - 1).max()))
     return {
         "regression": name,

@@ -14,13 +14,13 @@ train = {name: table.slice(0, 1600) for name, table in tables.items()}
 test = {name: table.slice(1600) for name, table in tables.items()}
 
 # %% Scorecard
-# all rows in one batch: the same weights in every run
-scorecard = treaty.LogisticRegression(treaty.QuasiNewton(coordinator=False), max_iter=100, batch_size=1600)
+scorecard = treaty.LogisticRegression(treaty.QuasiNewton(coordinator=False), reference="first")
 scorecard.fit(train, defaulted[:1600])
 probability = scorecard.predict_proba(test)[:, 1]
 print(f"scorecard: AUC {roc_auc_score(defaulted[1600:], probability):.2f}")
-for column, weight in zip(train["bank"].column_names, scorecard.parts_["bank"].coef, strict=False):
-    print(f"  {column:14} {weight:+.2f}")
+bank = scorecard.parts_["bank"]
+for column, weight in zip(bank.column_names(), bank.coef, strict=True):
+    print(f"  {column:20} {weight:+.2f}")
 
 # %% Trees
 trees = treaty.GBDTClassifier(treaty.SecureBoost(sums="sealed"), n_estimators=12, max_depth=3)

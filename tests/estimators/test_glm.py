@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from sklearn.base import clone
 from sklearn.linear_model import LinearRegression as TheirRegression
 from sklearn.linear_model import PoissonRegressor as TheirPoisson
@@ -46,7 +47,8 @@ def scaled(X: pd.DataFrame) -> np.ndarray:
 @pytest.mark.parametrize(
     ("given", "most"),
     [
-        ({}, 30),
+        ({"batch_size": 1000}, 30),
+        ({}, 100),
         ({"family": "poisson"}, 100),
         ({"standard_errors": True}, 100),
         ({"family": "linear", "max_iter": 7}, 7),
@@ -61,8 +63,8 @@ def test_it_finds_what_scikit_learn_finds():
     X, y = real_table("regression")
     ours = treaty.LinearRegression().fit(X, y)
     theirs = TheirRegression().fit(scaled(X), y)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5)
-    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-7)
+    np.testing.assert_allclose(ours.standardized_coef_, theirs.coef_, rtol=1e-5)
+    np.testing.assert_allclose(ours.standardized_intercept_, theirs.intercept_, rtol=1e-7)
     np.testing.assert_allclose(ours.predict(X), theirs.predict(scaled(X)), rtol=1e-6)
     assert ours.score(X, y) == pytest.approx(theirs.score(scaled(X), y), rel=1e-6)
 
@@ -81,18 +83,18 @@ def test_counts_have_scikit_learns_weights_and_fishers_errors(tmp_path):
     model = treaty.PoissonRegressor(standard_errors=True).fit(X.iloc[:, :4], y)
     A = np.column_stack([scaled(X.iloc[:, :4]), np.ones(len(y))])
     theirs = TheirPoisson(alpha=0.0, tol=1e-12, solver="newton-cholesky").fit(A[:, :-1], y)
-    np.testing.assert_allclose(model.coef_, theirs.coef_, atol=1e-6)
-    np.testing.assert_allclose(model.intercept_, theirs.intercept_, rtol=1e-6)
+    np.testing.assert_allclose(model.standardized_coef_, theirs.coef_, atol=1e-6)
+    np.testing.assert_allclose(model.standardized_intercept_, theirs.intercept_, rtol=1e-6)
     np.testing.assert_allclose(model.predict(X.iloc[:, :4]), theirs.predict(A[:, :-1]), rtol=1e-6)
     assert model.score(X.iloc[:, :4], y) == pytest.approx(theirs.score(A[:, :-1], y), rel=1e-6)
     information = A.T @ (A * theirs.predict(A[:, :-1])[:, None])
-    np.testing.assert_allclose(model.standard_errors_, np.sqrt(np.diag(np.linalg.inv(information))), rtol=1e-5)
+    np.testing.assert_allclose(model.standardized_errors_, np.sqrt(np.diag(np.linalg.inv(information))), rtol=1e-5)
     model.save(tmp_path)
     assert type(treaty.load(tmp_path)) is treaty.PoissonRegressor
     np.testing.assert_array_equal(treaty.load(tmp_path).predict(X.iloc[:, :4]), model.predict(X.iloc[:, :4]))
     penalised = treaty.PoissonRegressor(l2=0.3).fit(X.iloc[:, :4], y)
     theirs = TheirPoisson(alpha=0.3 * y.mean(), tol=1e-12, solver="newton-cholesky").fit(A[:, :-1], y)
-    np.testing.assert_allclose(penalised.coef_, theirs.coef_, atol=1e-6)
+    np.testing.assert_allclose(penalised.standardized_coef_, theirs.coef_, atol=1e-6)
     with pytest.raises(treaty.DataError, match="expected counts, 0 or more and not all 0, got 240 negative ones"):
         treaty.PoissonRegressor().fit(X, -y - 1)
 
@@ -127,13 +129,21 @@ def test_standard_errors_on_one_table_are_those_of_the_textbook(family):
         model = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), standard_errors=True)
     model.fit(X, y)
     weights, errors = closed_form(scaled(X), y, family)
+    np.testing.assert_allclose(np.append(model.standardized_coef_, model.standardized_intercept_), weights, rtol=1e-4)
+    np.testing.assert_allclose(model.standardized_errors_, errors, rtol=1e-4)
+    weights, errors = closed_form(X.to_numpy(float), y, family)
     np.testing.assert_allclose(np.append(model.coef_, model.intercept_), weights, rtol=1e-4)
     np.testing.assert_allclose(model.standard_errors_, errors, rtol=1e-4)
+    reach = model.confidence_intervals_ - weights[:, np.newaxis]
+    np.testing.assert_allclose(
+        reach[:, 1] / errors, stats.t.ppf(0.975, len(y) - 4) if family == "linear" else 1.95996, rtol=1e-3
+    )
+    np.testing.assert_allclose(reach[:, 0], -reach[:, 1], rtol=1e-2)
     assert model.p_values_.shape == (4,)
     assert ((model.p_values_ < 0.05) == (np.abs(weights) > 1.97 * errors)).all()
     apart = clone(model).fit(cut(X, 2), y)
-    np.testing.assert_allclose(whole(apart.standard_errors_), errors, rtol=1e-4)
-    np.testing.assert_allclose(whole(apart.p_values_), model.p_values_, rtol=1e-6)
+    np.testing.assert_allclose(whole(apart.standard_errors_)[:-1], errors[:-1], rtol=1e-4)
+    np.testing.assert_allclose(whole(apart.p_values_)[:-1], model.p_values_[:-1], rtol=1e-6)
 
 
 def far_from_the_mean() -> tuple[pd.DataFrame, np.ndarray]:
@@ -146,13 +156,8 @@ def far_from_the_mean() -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def in_units(model: treaty.LinearRegression) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights in units of the columns as they came, the intercept's last, and standard errors without it."""
-    (part,) = model.parts_.values()
-    weights = np.append(model.coef_per_unit_, model.intercept_per_unit_)
-    errors = (
-        model.standard_errors_[:-1] / part.preparation.scale if model.get_params()["standard_errors"] else np.zeros(0)
-    )
-    return weights, errors
+    """Return weights in units of the columns as they came, the intercept's last, and their standard errors."""
+    return np.append(model.coef_, model.intercept_), getattr(model, "standard_errors_", np.zeros(0))
 
 
 @pytest.mark.parametrize("family", ["linear", "logistic", "poisson"])
@@ -176,7 +181,7 @@ def test_rare_and_far_values_count_as_they_are(family):
     else:
         expected, of_errors = closed_form(A, target, family)
     np.testing.assert_allclose(weights, expected, rtol=1e-4)
-    np.testing.assert_allclose(errors, of_errors[:-1], rtol=1e-4)
+    np.testing.assert_allclose(errors, of_errors, rtol=1e-4)
 
 
 def test_rare_and_far_values_count_as_they_are_with_weights():
@@ -197,10 +202,9 @@ def test_rare_and_far_values_count_as_they_are_between_parties(encryption):
     model = treaty.LinearRegression(system, standard_errors=True, parties={"p0": ["age"], "p1": ["rare", "income"]})
     model.fit(X, y)
     weights, errors = closed_form(X.to_numpy(float), y, "linear")
-    np.testing.assert_allclose(model.coef_per_unit_["p1"], weights[1:3], rtol=1e-4)
-    np.testing.assert_allclose(model.intercept_per_unit_, weights[-1], rtol=1e-4)
-    of_units = model.standard_errors_["p1"] / model.parts_["p1"].preparation.scale
-    np.testing.assert_allclose(of_units, errors[1:3], rtol=1e-4)
+    np.testing.assert_allclose(model.coef_["p1"], weights[1:3], rtol=1e-4)
+    np.testing.assert_allclose(model.intercept_, weights[-1], rtol=1e-4)
+    np.testing.assert_allclose(model.standard_errors_["p1"], errors[1:3], rtol=1e-4)
 
 
 def test_fit_between_threads_gives_the_pooled_model(tmp_path):
@@ -234,14 +238,76 @@ def test_fit_between_processes_gives_the_pooled_model():
     np.testing.assert_allclose(model.predict(tables), alone.predict(tables), rtol=1e-5)
 
 
+def of_towns(rows: int = 400) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return columns far from 0, one of categories, and a number that follows from them."""
+    rng = np.random.default_rng(4)
+    X = pd.DataFrame(
+        {"age": rng.normal(50, 10, rows), "income": np.exp(rng.normal(10, 1, rows)).round()}, dtype=np.float32
+    )
+    X["town"] = pd.Categorical(rng.choice(["a", "b", "c"], rows))
+    y = 2.0 + 0.3 * X["age"] + 1e-4 * X["income"] + 3.0 * (X["town"] == "b") + rng.normal(size=rows)
+    return X, y.to_numpy(float)
+
+
+def test_categories_are_set_against_the_first_between_parties_as_on_one_table():
+    X, y = of_towns()
+    dummies = np.column_stack([X["town"] == "b", X["town"] == "c"])
+    weights, errors = closed_form(np.column_stack([X["age"], X["income"], dummies]).astype(float), y, "linear")
+    given = {"standard_errors": True, "reference": "first"}
+    model = treaty.LinearRegression(**given).fit(X, y)
+    table = model.summary()
+    assert list(table["column"]) == ["age", "income", "town=b", "town=c", "intercept"]
+    np.testing.assert_allclose(table["coef"], weights, rtol=1e-4)
+    np.testing.assert_allclose(table["standard_error"], errors, rtol=1e-4)
+    apart = treaty.LinearRegression(
+        treaty.QuasiNewton(coordinator=False), **given, parties={"p": ["age"], "q": ["income", "town"]}
+    )
+    apart.fit(X, y)
+    of_all = apart.summary()
+    assert list(of_all["party"]) == ["p", "p", "q", "q", "q"]
+    kept = [0, 2, 3, 4]
+    np.testing.assert_allclose(of_all["coef"][kept], weights[:4], rtol=1e-4)
+    np.testing.assert_allclose(of_all["standard_error"][kept], errors[:4], rtol=1e-4)
+    assert apart.intercept_ == pytest.approx(weights[-1], rel=1e-4)
+    # where the others' columns are at their means: a regression on columns less these
+    centred = np.column_stack([X["age"], X["income"] - X["income"].mean(), dummies - dummies.mean(axis=0)]).astype(
+        float
+    )
+    weights, errors = closed_form(centred, y, "linear")
+    assert of_all["coef"][1] == pytest.approx(weights[-1], rel=1e-4)
+    assert of_all["standard_error"][1] == pytest.approx(errors[-1], rel=1e-4)
+    np.testing.assert_allclose(apart.predict(X), model.predict(X), rtol=1e-6)
+    narrow = of_all["upper"] - of_all["lower"] > (other := apart.summary(alpha=0.1))["upper"] - other["lower"]
+    assert narrow.all()
+
+
+def test_rows_with_missing_values_are_counted_and_refused_or_left_out_by_name():
+    X, y = of_towns()
+    X.loc[[3, 8], "age"] = np.nan
+    X.loc[8, "town"] = np.nan
+    with pytest.raises(treaty.DataError, match="2 of 400 rows have missing values, 2 in column 'age': leave these"):
+        treaty.LinearRegression(standard_errors=True).fit(X, y)
+    split, full = {"p": ["income"], "q": ["age", "town"]}, X.notna().all(axis=1).to_numpy()
+    for given in ({}, {"protocol": treaty.QuasiNewton(coordinator=False), "parties": split}):
+        if given:
+            with pytest.raises(treaty.DataError, match=r"^q: 2 of 400 rows have missing values"):
+                treaty.LinearRegression(**given, missing="raise").fit(X, y)
+        model = treaty.LinearRegression(**given, standard_errors=True, missing="drop").fit(X, y)
+        assert model.n_dropped_ == 2
+        alone = treaty.LinearRegression(standard_errors=True).fit(X[full], y[full])
+        np.testing.assert_allclose(model.predict(X[full]), alone.predict(X[full]), rtol=1e-6)
+    treaty.LinearRegression().fit(X, y)
+
+
 def test_missing_values_and_categories_are_predicted():
     X, y = real_table("regression")
     X = with_gaps(with_categories(X))
-    model = treaty.LinearRegression(standard_errors=True).fit(X, y)
+    model = treaty.LinearRegression(standard_errors=True, missing="median").fit(X, y)
     assert np.isfinite(model.predict(X)).all()
     (part,) = model.parts_.values()
     table = part.table()
-    assert list(table) == ["column", "weight", "standard_error", "p_value"]
+    found = ["column", "coef", "standard_error", "t", "p_value", "lower", "upper", "standardized_coef"]
+    assert list(table) == list(model.summary().columns) == found
     assert table["column"][-1] == "intercept"
     assert {len(values) for values in table.values()} == {len(model.coef_) + 1}
 

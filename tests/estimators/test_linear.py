@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.model_selection import GridSearchCV
@@ -67,9 +68,70 @@ def test_it_finds_what_scikit_learn_finds():
     ).fit(X, y)
     scaled = StandardScaler().fit_transform(X.astype(np.float32).astype(float))
     theirs = TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000).fit(scaled, y)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
-    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=2e-4)
+    np.testing.assert_allclose(ours.standardized_coef_, theirs.coef_, atol=2e-4)
+    np.testing.assert_allclose(ours.standardized_intercept_, theirs.intercept_, atol=2e-4)
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(scaled), atol=1e-4)
+
+
+def small(rows: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Return columns, labels that follow from them but for noise, and the columns of two parties."""
+    rng = np.random.default_rng(61)
+    X = rng.normal(size=(rows, 10))
+    y = (X @ rng.normal(size=10) * 0.4 + rng.logistic(size=rows) > 0).astype(int)
+    return X, y, {"p": X[:, :5], "q": X[:, 5:]}
+
+
+def test_a_small_table_is_trained_to_the_optimum_by_default_and_nothing_is_warned_of():
+    X, y, parts = small(800)
+    exact = treaty.LogisticRegression(treaty.Pooled(loss="logistic")).fit(X, y)
+    theirs = TheirRegression(C=np.inf, solver="newton-cholesky", tol=1e-10).fit(X.astype(np.float32).astype(float), y)
+    np.testing.assert_allclose(exact.coef_, theirs.coef_, rtol=1e-4)
+    np.testing.assert_allclose(exact.intercept_, theirs.intercept_, rtol=1e-4)
+    pooled = treaty.LogisticRegression().fit(X, y)
+    A = np.column_stack([X.astype(np.float32), np.ones(800)]) / 2.0
+    (part,) = pooled.parts_.values()
+    found = np.append(part.per_unit(part.coef), part.at_zero())
+    np.testing.assert_allclose(found, np.linalg.lstsq(A, 2.0 * y - 1.0, rcond=None)[0], rtol=1e-4, atol=1e-6)
+    apart = treaty.LogisticRegression(treaty.QuasiNewton(coordinator=False)).fit(parts, y)
+    np.testing.assert_allclose(apart.predict_proba(parts), pooled.predict_proba(X), atol=1e-6)
+    assert "over all rows" in " ".join(apart.disclosures_["q"])
+
+
+def test_a_small_table_with_weights_and_an_eval_set_is_trained_to_one_optimum():
+    X, y, parts = small(500)
+    weight = np.random.default_rng(3).integers(0, 4, 500) * 1.0
+    given = {"eval_set": (parts, y), "sample_weight": weight}
+    system = treaty.QuasiNewton(coordinator=False, show_weights=True, show_eval_margins=True)
+    apart = treaty.LogisticRegression(system).fit(parts, y, **given)
+    pooled = treaty.LogisticRegression(parties={"p": range(5), "q": range(5, 10)})
+    pooled.fit(X, y, weight, eval_set=(X, y))
+    np.testing.assert_allclose(apart.predict_proba(parts), pooled.predict_proba(X), atol=1e-6)
+    found, expected = (model.evals_result_["eval_0"]["taylor"] for model in (apart, pooled))
+    assert found[-1] == pytest.approx(expected[-1], abs=1e-8)
+    early = treaty.LogisticRegression(system, early_stopping_rounds=2).fit(parts, y, **given)
+    assert early.n_iter_ <= early.best_iteration_ + 3
+
+
+def test_a_larger_table_and_the_published_algorithm_are_trained_by_batches():
+    assert RegressionOptions().on(10_000).batch_size is None
+    assert RegressionOptions().on(10_001).rows_of_batch(10_001) == 1000
+    X, y, _ = small(600)
+    named = treaty.LogisticRegression(treaty.Pooled(solver="quasi-newton"), random_state=0, max_iter=3, tol=0.0)
+    assert named.fit(X, y).parts_["pooled"].batch_size == 600
+    batches = treaty.LogisticRegression(batch_size=1000, random_state=0, max_iter=3, tol=0.0).fit(X, y)
+    np.testing.assert_array_equal(batches.coef_, named.coef_)
+
+
+@pytest.mark.slow
+def test_training_that_goes_on_at_the_optimum_keeps_the_model():
+    """Pairs of differences near the rounding were kept: a coefficient was infinite, and a partner blamed."""
+    X, y = load_breast_cancer(return_X_y=True)
+    parts = {"p": X[:, :6], "q": X[:, 6:12]}
+    given = {"l2": 0.1, "max_iter": 400, "tol": 0.0, "batch_size": 1000}
+    with pytest.warns(UserWarning, match="have a margin beyond 4"):
+        pooled = treaty.LogisticRegression(**given).fit(X[:, :12], y)
+    apart = treaty.LogisticRegression(treaty.QuasiNewton(coordinator=False), **given).fit(parts, y)
+    np.testing.assert_allclose(apart.decision_function(parts), pooled.decision_function(X[:, :12]), atol=1e-6)
 
 
 @pytest.mark.parametrize("solver", [None, "sgd"])
@@ -93,7 +155,7 @@ def test_log_odds_are_calibrated_margins_of_the_prepared_columns():
     columns = treaty.data.table.to_table(X).columns
     prepared = part.preparation.matrix(columns, len(X))
     made = model.calibration_
-    log_odds = made.slope * (prepared @ model.coef_[0] + model.intercept_[0]) + made.offset
+    log_odds = made.slope * (prepared @ model.standardized_coef_[0] + model.standardized_intercept_[0]) + made.offset
     np.testing.assert_allclose(model.decision_function(X), log_odds, rtol=1e-12, atol=1e-12)
     assert len(part.column_names()) == model.coef_.shape[1] > X.shape[1]
     p = model.predict_proba(X)
@@ -108,8 +170,8 @@ def test_weights_per_unit_give_the_log_odds_of_columns_as_they_came(calibrate):
     X = X.iloc[:, :8].assign(same=3.0)
     for given in (X, cut(X, 2)):
         model = treaty.LogisticRegression(random_state=0, calibrate=calibrate).fit(given, y)
-        units = model.coef_per_unit_ if given is X else np.concatenate(list(model.coef_per_unit_.values()))[None]
-        found = X.to_numpy() @ units[0] + model.intercept_per_unit_
+        units = model.coef_ if given is X else np.concatenate(list(model.coef_.values()))[None]
+        found = X.to_numpy() @ units[0] + model.intercept_
         np.testing.assert_allclose(found, model.decision_function(given), atol=1e-5)
         assert units[0, -1] == 0.0
 
@@ -127,7 +189,7 @@ def test_weight_per_unit_of_a_category_is_what_being_of_it_adds():
     assert len(found) > 1
     (first, base), *others = found.items()
     for k, log_odds in others:
-        added = model.coef_per_unit_[0, k] - model.coef_per_unit_[0, first]
+        added = model.coef_[0, k] - model.coef_[0, first]
         assert log_odds - base == pytest.approx(added, abs=1e-5)
 
 
@@ -137,7 +199,7 @@ def test_probabilities_of_the_taylor_loss_are_unbiased():
     X, y = X.iloc[keep, :8], y[keep]
     plain = treaty.LogisticRegression(random_state=0, calibrate=False).fit(X, y)
     model = treaty.LogisticRegression(random_state=0).fit(X, y)
-    np.testing.assert_array_equal(plain.coef_, model.coef_)
+    np.testing.assert_array_equal(plain.standardized_coef_, model.standardized_coef_)
     assert plain.calibration_ is None
     assert abs(plain.predict_proba(X)[:, 1].mean() - y.mean()) > 0.03
     assert abs(model.predict_proba(X)[:, 1].mean() - y.mean()) < 0.005
@@ -170,7 +232,7 @@ def test_an_active_party_may_bring_labels_alone():
     tables = {"lab": X, "clinic": None}
     model = treaty.LogisticRegression(active="clinic", random_state=0).fit(tables, y)
     assert model.coef_["clinic"].shape == (0,)
-    assert model.intercept_[0] == model.parts_["clinic"].intercept != 0.0
+    assert model.standardized_intercept_[0] == model.parts_["clinic"].intercept != 0.0
     np.testing.assert_allclose(
         model.predict_proba({"lab": X}), treaty.LogisticRegression(random_state=0).fit(X, y).predict_proba(X)
     )
@@ -411,16 +473,18 @@ def test_more_classes_are_scikit_learns_one_against_the_rest(tmp_path):
     model = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), l2=0.01, tol=1e-6).fit(X, names)
     scaled = StandardScaler().fit_transform(X.astype(np.float32).astype(float))
     theirs = OneVsRestClassifier(TheirRegression(C=1 / (0.01 * len(y)), tol=1e-10, max_iter=1000)).fit(scaled, names)
-    np.testing.assert_allclose(model.coef_, [one.coef_[0] for one in theirs.estimators_], atol=1e-4)
-    np.testing.assert_allclose(model.intercept_, [one.intercept_[0] for one in theirs.estimators_], atol=1e-4)
+    np.testing.assert_allclose(model.standardized_coef_, [one.coef_[0] for one in theirs.estimators_], atol=1e-4)
+    np.testing.assert_allclose(
+        model.standardized_intercept_, [one.intercept_[0] for one in theirs.estimators_], atol=1e-4
+    )
     np.testing.assert_allclose(model.predict_proba(X), theirs.predict_proba(scaled), atol=1e-4)
     np.testing.assert_array_equal(model.predict(X), theirs.predict(scaled))
-    assert model.coef_.shape == (3, 4)
-    assert model.coef_per_unit_.shape == (3, 4)
+    assert model.coef_.shape == model.standardized_coef_.shape == (3, 4)
+    assert list(model.summary()["class"]) == [name for name in ("red", "rose", "white") for _ in range(5)]
     apart = treaty.LogisticRegression(treaty.Pooled(loss="logistic"), l2=0.01, tol=1e-6).fit(cut(X, 2), names)
     np.testing.assert_allclose(apart.predict_proba(cut(X, 2)), model.predict_proba(X), atol=1e-9)
     np.testing.assert_allclose(np.hstack(list(apart.coef_.values())), model.coef_, atol=1e-9)
-    np.testing.assert_allclose(apart.intercept_per_unit_, model.intercept_per_unit_, rtol=1e-6)
+    np.testing.assert_allclose(apart.intercept_, model.intercept_, rtol=1e-6)
     apart.save(tmp_path)
     again = treaty.load(tmp_path)
     np.testing.assert_array_equal(again.predict_proba(cut(X, 2)), apart.predict_proba(cut(X, 2)))

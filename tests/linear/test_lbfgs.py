@@ -216,3 +216,13 @@ def test_penalty_goes_into_gradients_and_pairs_but_not_to_the_intercept():
     g, v, factor = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]), np.array([0.5, 0.5, 0.0])
     with_penalty = plain.products(g + factor * plain.weights, v + factor * plain.candidate())
     np.testing.assert_allclose(penalised.products(g, v), with_penalty, rtol=1e-15)
+
+
+@pytest.mark.parametrize("small", [0.0, 2.0**-60])
+def test_a_pair_near_the_rounding_of_inner_products_is_dropped(small):
+    """Of parties' sums, which are multiples of 2^-64: what is left of a pair at the optimum is rounding."""
+    coordinator = Coordinator(memory=3, learning_rate=0.1)
+    products = [2.0**-58, 2.0**-60, 0.0, small, 0.0, 1e-9]  # s s, s v, s g, v v, v g, g g
+    decision = coordinator.decide(np.array(products))
+    assert not decision.keep
+    assert np.isfinite(coordinator.decide(np.array([1e-9])).coefficients).all()

@@ -130,7 +130,7 @@ def test_a_linear_system_shows_own_weights_alone(tmp_path, system):
     assert [name for name in held["p1"].columns if name in tmp_path.joinpath("out.html").read_text()] == []
     assert "weight times value" in found["shap"]
     shown = contents_of(model, None, None, None, ["p1"], None).importances
-    np.testing.assert_array_equal(list(shown["p1"].values()), model.coef_["p1"])
+    np.testing.assert_array_equal(list(shown["p1"].values()), model.standardized_coef_["p1"])
 
 
 @pytest.mark.parametrize("model", [treaty.GBDTClassifier(**TREES), treaty.LogisticRegression(max_iter=5)])

@@ -170,7 +170,9 @@ def learned(name: str, case: Case) -> dict[str, list[str]]:
     part = (
         None
         if case.part is None
-        else SimpleNamespace(**{"encryption": "", "spent": "", "exact_sums": {}, "forest": None, **case.part})
+        else SimpleNamespace(
+            **{"encryption": "", "spent": "", "exact_sums": {}, "forest": None, "batch_size": 1000, **case.part}
+        )
     )
     return system.disclosures(case.cast, own, checked, part)
 

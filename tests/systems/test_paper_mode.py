@@ -75,7 +75,7 @@ def test_a_regression_in_paper_mode_has_the_papers_cipher_with_secure_keys(kind)
     options = kind(**PAPER)
     assert (options.cipher(32), options.key_bits, options.has_coordinator) == ("paillier", None, True)
     assert kind(**PAPER, encryption="ou").cipher(32) == "ou"
-    common = RegressionOptions()
+    common = RegressionOptions().checked(options)
     assert (common.batch_size, common.period, common.tol) == (1000, 4, 1e-5)
 
 

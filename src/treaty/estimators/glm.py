@@ -66,7 +66,7 @@ class LinearRegression(_Regression):
     l2 : float
         Penalty of l2 / 2 times the sum of squared weights beside half the mean squared residual, the target being
         in units of its standard deviation.
-    fractional_bits, n_jobs, active, transport, parties, verbose
+    fractional_bits, n_jobs, active, transport, parties, verbose, missing, reference
         As for `LogisticRegression`.
 
     Attributes
@@ -74,16 +74,14 @@ class LinearRegression(_Regression):
     parts_ : dict of str to LinearPart
         Each party's part of the model.
     coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
-        Weights of the prepared columns, in the target's units, by party where `fit` was given a mapping.
+        What a unit of each column as it came, or being of a category, adds to the prediction, by party where `fit` was
+        given a mapping.
     intercept_ : float
-        Held by the active party.
-    coef_per_unit_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
-        What a unit of each column as it came, or being of a category, adds to the prediction; its standard error is as
-        many times that of the weight.
-    intercept_per_unit_ : float
         Prediction for a row that is 0 in all columns as they came.
-    standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
-        With `standard_errors`: of the weights, and at the active party of the intercept, which comes last.
+    standardized_coef_, standardized_intercept_ : as the two before
+        Weights of the prepared columns, in the target's units, and the intercept, which the active party holds.
+    standard_errors_, p_values_, confidence_intervals_, standardized_errors_, n_dropped_
+        As of `LogisticRegression`.
     n_iter_ : int
         Steps.
     loss_history_ : list of float
@@ -109,7 +107,7 @@ class PoissonRegressor(_Regression):
         "paillier"; there may be a coordinator, who has no key.
     standard_errors : bool
         Whether weights get standard errors and p-values, those of Fisher's information.
-    max_iter, learning_rate, tol, fractional_bits, n_jobs, active, transport, parties, verbose
+    max_iter, learning_rate, tol, fractional_bits, n_jobs, active, transport, parties, verbose, missing, reference
         As for `LinearRegression`.
     l2 : float
         Penalty of l2 / 2 times the sum of squared weights beside half the mean deviance, counts being in units of their
@@ -117,16 +115,13 @@ class PoissonRegressor(_Regression):
 
     Attributes
     ----------
-    parts_, standard_errors_, p_values_, n_iter_, evals_result_, communication_, timeline_, timings_,
-    disclosures_
+    parts_, standard_errors_, p_values_, confidence_intervals_, standardized_coef_, standardized_intercept_,
+    standardized_errors_, n_dropped_, n_iter_, evals_result_, communication_, timeline_, timings_, disclosures_
         As of `LinearRegression`.
     coef_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
-        Weights of the prepared columns, of the logarithm of the rate, by party where `fit` was given a mapping.
+        What a unit of each column as it came adds to the logarithm of the rate, by party where `fit` was given a
+        mapping.
     intercept_ : float
-        Held by the active party.
-    coef_per_unit_ : float64 (n_columns,), or dict of str to float64 (n_columns,)
-        What a unit of each column as it came adds to the logarithm of the rate.
-    intercept_per_unit_ : float
         Logarithm of the rate of a row that is 0 in all columns as they came.
     loss_history_ : list of float
         Of every step, half the mean deviance of counts in units of their mean, before the step.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import narwhals as nw
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted
 
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
@@ -40,9 +43,9 @@ class LinearModel(TableEstimator):
 
     calibration_: Any
     coef_: Any
-    coef_per_unit_: Any
     intercept_: Any
-    intercept_per_unit_: Any
+    standardized_coef_: Any
+    standardized_intercept_: Any
 
     def __init__(
         self,
@@ -59,6 +62,8 @@ class LinearModel(TableEstimator):
         transport: Literal["memory", "grpc"] = "memory",
         parties: Mapping[str, Iterable[Any]] | None = None,
         verbose: bool | int = False,
+        missing: Literal["median", "raise", "drop"] | None = None,
+        reference: Literal["first"] | None = None,
     ) -> None:
         self.protocol = protocol
         self.standard_errors = standard_errors
@@ -72,6 +77,8 @@ class LinearModel(TableEstimator):
         self.transport = transport
         self.parties = parties
         self.verbose = verbose
+        self.missing = missing
+        self.reference = reference
 
     def fit(
         self,
@@ -131,6 +138,11 @@ class LinearModel(TableEstimator):
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
         weight = self._class_weights(settings[0], target, weight)
         tables, target, weight = rows_with_weight(tables, target, weight)
+        if self.missing == "drop":
+            whole = ~np.logical_or.reduce([np.isnan(of) for table in tables.values() for of in table.columns])
+            tables, target = {name: table.rows(whole) for name, table in tables.items()}, target[whole]
+            weight = None if weight is None else weight[whole]
+            self.n_dropped_ = int(np.count_nonzero(~whole))
         changed: dict[str, Any] = self._penalty(len(target) if weight is None else float(weight.sum()))
         changed |= {"family": "multiclass"} if len(classes or ()) > 2 else {}
         if changed:
@@ -189,24 +201,59 @@ class LinearModel(TableEstimator):
     def _keep(self, parts: dict[str, LinearPart]) -> None:
         """Set the fitted attributes that follow from the parts."""
         holder = label_holder(parts.values())
-        self.parts_ = parts
-        alone = parts.get(ALONE)
-        self.coef_ = {name: part.coef for name, part in parts.items()} if alone is None else alone.coef
-        self.intercept_ = holder.intercept
-        made = holder.calibration or Calibration(1.0, 0.0)
-        units = {name: made.slope * part.per_unit() for name, part in parts.items()}
-        self.coef_per_unit_ = units if alone is None else units[ALONE]
+        self.parts_, made = parts, holder.calibration
+
+        def by_party(of: Mapping[str, Any]) -> Any:
+            return of if ALONE not in parts else of[ALONE]
+
+        tables = {name: part.table(made) for name, part in parts.items()}
+        self.coef_ = by_party({name: of["coef"][: len(parts[name].coef)] for name, of in tables.items()})
+        self.standardized_coef_ = by_party({name: part.coef for name, part in parts.items()})
         zero = sum((part.at_zero() for part in parts.values()), 0.0)
-        self.intercept_per_unit_ = made.slope * zero + made.offset
+        self.intercept_ = zero if made is None else made.slope * zero + made.offset
+        self.standardized_intercept_ = holder.intercept
         if holder.errors is not None:
-            errors = {name: part.errors for name, part in parts.items()}
-            p_values = {name: part.p_values() for name, part in parts.items()}
-            self.standard_errors_ = errors if alone is None else alone.errors
-            self.p_values_ = p_values if alone is None else p_values[ALONE]
+            self.standard_errors_ = by_party({name: of["standard_error"] for name, of in tables.items()})
+            self.p_values_ = by_party({name: of["p_value"] for name, of in tables.items()})
+            self.confidence_intervals_ = by_party(
+                {name: np.column_stack([of["lower"], of["upper"]]) for name, of in tables.items()}
+            )
+            self.standardized_errors_ = by_party({name: part.errors for name, part in parts.items()})
         self.loss_history_ = holder.losses
         losses = {"train": holder.losses, **holder.eval_losses}
         self.evals_result_ = {name: {holder.loss: of} for name, of in losses.items()}
         self.n_iter_ = len(holder.losses)
+
+    def summary(self, alpha: float = 0.05) -> Any:
+        """Return the weights as a table: a row for each column, and for the intercept, of each class and party.
+
+        Between parties it puts together what each knows of its own columns; the intercept is then, with its error,
+        where the active party's columns are 0 and all others at their means.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of 1 - `alpha` confidence.
+
+        Returns
+        -------
+        dataframe
+            Of pandas where it is installed, else a `pyarrow.Table`: "party" and "class", where there are several,
+            "column", "coef", with standard errors "standard_error", "t" (of least squares) or "z", "p_value", "lower"
+            and "upper", and "standardized_coef".
+        """
+        check_is_fitted(self)
+        holder, found = label_holder(self.parts_.values()), dict[str, list[Any]]()
+        models = {name: part.of_classes or [part] for name, part in self.parts_.items()}
+        for name, of_party in models.items():
+            for number, (part, own) in enumerate(zip(of_party, models[holder.party], strict=True)):
+                rows = part.table(own.calibration, alpha)
+                n = len(rows["coef"])
+                beside: dict[str, Any] = {"party": [name] * n} if len(models) > 1 else {}
+                beside |= {"class": [(holder.classes or [])[number]] * n} if len(of_party) > 1 else {}
+                for column, values in (beside | rows).items():
+                    found.setdefault(column, []).extend(values)
+        return nw.from_dict(found, backend="pandas" if find_spec("pandas") else "pyarrow").to_native()
 
     def _margins(self, X: Tables) -> NDArray[np.float64]:
         """Return the rows' margins (n_rows,)."""
@@ -220,12 +267,13 @@ class LinearModel(TableEstimator):
 
 
 class LogisticRegression(ClassifierMixin, LinearModel):
-    """Logistic regression, by stochastic quasi-Newton steps or gradient descent.
+    """Logistic regression, by quasi-Newton steps or gradient descent: on a small table to the optimum, else stochastic.
 
     More than two classes are each set against the rest, on the whole table at every step.
 
     Columns are prepared inside the party that owns them: missing values become the median, categories a column each,
     all are centred and divided by their standard deviation, or by a tenth of their farthest value where that is more.
+    `coef_` and what follows from it are in units of the columns as they came, all the same.
 
     Parameters
     ----------
@@ -235,11 +283,13 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     standard_errors : bool, default False
         Whether weights get standard errors and p-values, those of the least squares that the Taylor loss is (Fisher's,
         with `Pooled(loss="logistic")`), each party its own, by products of its columns with others'. Training is then
-        on the whole table, without batches; see docs/logistic.md.
+        on the whole table, without batches; see docs/logistic.md. Rows with missing values are refused, see `missing`.
     max_iter : int or None, default None
         Most epochs: None is 30, or 100 where every step takes the whole table.
-    batch_size : int, default 1000
-        Rows in a mini-batch; all of the table where it has fewer. Other than a logistic regression of two
+    batch_size : int or None, default None
+        Rows in a mini-batch; all of the table where it has fewer. None: a table of at most 10,000 rows is taken whole
+        at every step, to the optimum, another in batches of 1000, as it is wherever the published algorithm is named
+        (``Pooled(solver=...)``, ``mode="paper"``, `hessian_batch_size`). Other than a logistic regression of two
         classes, and whatever has standard errors, takes the whole table at every step.
     learning_rate : float or None, default None
         Factor on every step: None is 0.05 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
@@ -283,6 +333,13 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         standardised here.
     class_weight : dict of label to float, "balanced" or None, default None
         Weights of classes, as in scikit-learn; on one table alone, as other parties would get them with the rows.
+    missing : {"median", "raise", "drop"} or None, default None
+        What becomes of rows with missing values: the median stands for a missing number (and no category for a missing
+        one), they are counted and refused, or `fit` leaves them out, of all parties' tables. None is "raise" with
+        standard errors, else "median".
+    reference : {"first"} or None, default None
+        Whether weights of categories are against the first one (the lowest, by text or number), which has no column:
+        one category fewer of each column, and weights that are determined. A missing value counts as the reference.
 
     Attributes
     ----------
@@ -290,22 +347,26 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     parts_ : dict of str to LinearPart
         Each party's part of the model.
     coef_ : float64 (1, n_columns), or dict of str to float64 (n_columns,)
-        Weights of the prepared columns, by party where `fit` was given a mapping (of more than two classes a row for
-        each, here and in what follows); a category has a column of its own,
-        see `LinearPart.column_names`.
+        What a unit of each column as it came, or being of a category, adds to the log-odds; 0 for a constant column. By
+        party where `fit` was given a mapping (of more than two classes a row for each, here and in what follows); a
+        category has a column of its own, see `LinearPart.column_names`.
     intercept_ : float64 (1,)
-        Held by the active party.
+        Log-odds of a row that is 0 in all columns as they came: with `coef_` it gives the log-odds of rows without
+        missing values.
+    standardized_coef_, standardized_intercept_ : as the two before
+        Weights of the prepared columns, in margins, and the intercept, which the active party holds.
     calibration_ : Calibration or None
-        `slope` and `offset`: log-odds are slope times the margin, the sum of columns times weights and the intercept,
-        plus offset. None: margins are log-odds.
-    coef_per_unit_ : float64 (1, n_columns), or dict of str to float64 (n_columns,)
-        What a unit of each column as it came, or being of a category, adds to the log-odds, in the order of `coef_`;
-        0 for a constant column.
-    intercept_per_unit_ : float64 (1,)
-        Log-odds of a row that is 0 in all columns as they came: with `coef_per_unit_` it gives the log-odds of rows
-        without missing values.
+        `slope` and `offset`: log-odds are slope times the margin, the sum of prepared columns times weights and the
+        intercept, plus offset. None: margins are log-odds.
     standard_errors_, p_values_ : float64 (n_columns + 1,), or dict of such by party
-        With `standard_errors`: of the weights, and at the active party of the intercept, which comes last.
+        With `standard_errors`: of `coef_`, and at the active party of the intercept, which comes last: on one table
+        `intercept_`, between parties that of `summary`. The calibration is taken as known.
+    confidence_intervals_ : float64 (n_columns + 1, 2), or dict of such by party
+        Limits of 95 % confidence; for others see `summary`.
+    standardized_errors_ : float64 (n_columns + 1,), or dict of such by party
+        Standard errors of `standardized_coef_` and `standardized_intercept_`.
+    n_dropped_ : int
+        With ``missing="drop"``: rows left out.
     n_iter_ : int
         Epochs.
     loss_history_ : list of float
@@ -338,7 +399,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         *,
         standard_errors: bool = False,
         max_iter: int | None = None,
-        batch_size: int = 1000,
+        batch_size: int | None = None,
         learning_rate: float | None = None,
         tol: float = 1e-5,
         l2: float = 0.0,
@@ -356,11 +417,13 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         verbose: bool | int = False,
         C: float | None = None,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+        missing: Literal["median", "raise", "drop"] | None = None,
+        reference: Literal["first"] | None = None,
     ) -> None:
         super().__init__(
             protocol, standard_errors=standard_errors, max_iter=max_iter, learning_rate=learning_rate, tol=tol, l2=l2,
             fractional_bits=fractional_bits, n_jobs=n_jobs, active=active, transport=transport, parties=parties,
-            verbose=verbose,
+            verbose=verbose, missing=missing, reference=reference,
         )  # fmt: skip
         self.batch_size = batch_size
         self.memory = memory
@@ -410,25 +473,23 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self.calibration_ = holder.calibration
         if self.early_stopping_rounds is not None and holder.eval_losses:  # set after training, it has none
             self.best_iteration_ = int(np.argmin(list(holder.eval_losses.values())[-1]))
-        self.coef_ = self.coef_ if isinstance(self.coef_, dict) else self.coef_[None, :]
-        self.intercept_ = np.array([holder.intercept])
-        units = self.coef_per_unit_
-        self.coef_per_unit_ = units if isinstance(units, dict) else units[None, :]
-        self.intercept_per_unit_ = np.array([self.intercept_per_unit_])
+        for name in ("coef_", "standardized_coef_"):
+            of = getattr(self, name)
+            setattr(self, name, of if isinstance(of, dict) else of[None, :])
+        self.intercept_ = np.array([self.intercept_])
+        self.standardized_intercept_ = np.array([holder.intercept])
 
     def _keep_classes(self, parts: dict[str, LinearPart], holder: LinearPart) -> None:
         """Set the attributes of models of each class against the rest."""
         self.calibration_ = [model.calibration for model in holder.of_classes]
         made = [calibration or Calibration(1.0, 0.0) for calibration in self.calibration_]
-        coef = {name: np.array([model.coef for model in part.of_classes]) for name, part in parts.items()}
-        units = {
-            name: np.array([by.slope * model.per_unit() for by, model in zip(made, part.of_classes, strict=True)])
-            for name, part in parts.items()
-        }
+        plain = {name: np.array([model.coef for model in part.of_classes]) for name, part in parts.items()}
+        slopes = np.array([of.slope for of in made])[:, np.newaxis]
+        coef = {name: slopes * [of.per_unit(of.coef) for of in part.of_classes] for name, part in parts.items()}
         zeros = np.array([[model.at_zero() for model in part.of_classes] for part in parts.values()]).sum(axis=0)
-        self.coef_, self.coef_per_unit_ = (coef, units) if ALONE not in parts else (coef[ALONE], units[ALONE])
-        self.intercept_ = np.array([model.intercept for model in holder.of_classes])
-        self.intercept_per_unit_ = np.array([by.log_odds(zero) for by, zero in zip(made, zeros, strict=True)])
+        self.standardized_coef_, self.coef_ = (plain, coef) if ALONE not in parts else (plain[ALONE], coef[ALONE])
+        self.standardized_intercept_ = np.array([model.intercept for model in holder.of_classes])
+        self.intercept_ = np.array([by.log_odds(zero) for by, zero in zip(made, zeros, strict=True)])
 
     def decision_function(self, X: Tables) -> NDArray[np.float64]:
         """Return log-odds of the second class, calibrated where the model is; above 0 it is the one predicted.

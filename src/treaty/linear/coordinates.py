@@ -49,6 +49,11 @@ def determined(columns: Floats, hessian: Floats) -> tuple[Floats, Flags, int]:
     return local, np.any(spanned, axis=1) & ~moves, spanned.shape[1]
 
 
+def with_sums(known: Flags, sums: Floats) -> Flags:
+    """Say which weights are known, and then which weighted sums of them (n_sums, n_columns)."""
+    return np.append(known, ~np.any((sums != 0.0) & ~known, axis=1))
+
+
 def random_rotation(size: int) -> Floats:
     """Return a uniformly random orthogonal matrix (size, size), from the system's generator."""
     drawn = np.frombuffer(secrets.token_bytes(8 * size * size), np.uint64) >> np.uint64(11)

@@ -39,6 +39,8 @@ from treaty.compute import Floats
 from treaty.errors import DataError
 
 LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: a pair with less is left out
+LEAST_AGREED = 1e-2  # as `subspace_step` takes it where no function is quadratic: less is told apart by its bend alone
+LEAST_PRODUCT = 2.0**-52  # of s and v, with themselves and each other: parties' sums are multiples of 2^-64
 LONGEST_STEP = 10.0  # times the median of the steps before
 STEPS_REMEMBERED = 20
 
@@ -171,12 +173,13 @@ class Slice:
 class Coordinator:
     """Decides steps from summed inner products; `memory` as in the slices.
 
-    With `whole_table` pairs are of one function alone, not of batches: see `subspace_step`.
+    With `whole_table` pairs are of one function alone, not of batches, see `subspace_step`; `quadratic` if that is so.
     """
 
-    def __init__(self, *, memory: int, learning_rate: float, whole_table: bool = False) -> None:
+    def __init__(self, *, memory: int, learning_rate: float, whole_table: bool = False, quadratic: bool = True) -> None:
         self._learning_rate = learning_rate
         self._whole_table = whole_table
+        self._least = LEAST_CURVATURE if quadratic else LEAST_AGREED
         self._memory = memory
         self._pairs = 0
         self._norms: deque[float] = deque(maxlen=STEPS_REMEMBERED)
@@ -204,11 +207,12 @@ class Coordinator:
         keep = False
         if paired:
             s, v = m, 2 * m + 1
-            keep = bool(gram[s, v] >= LEAST_CURVATURE * gram[s, s] > 0.0)
+            curved = gram[s, v] >= LEAST_CURVATURE * gram[s, s]
+            keep = bool(curved and min(gram[s, s], gram[s, v], gram[v, v]) >= LEAST_PRODUCT)
             kept = np.delete(np.arange(size), (s, v))
             gram = gram[np.ix_(kept, kept)]
         rate = self._learning_rate
-        coefficients = subspace_step(gram, rate) if self._whole_table else rate * two_loops(gram)
+        coefficients = subspace_step(gram, rate, self._least) if self._whole_table else rate * two_loops(gram)
         norm = math.sqrt(max(float(coefficients @ gram @ coefficients), 0.0))
         longest = LONGEST_STEP * float(np.median(self._norms)) if self._norms else 0.0
         if 0.0 < longest < norm:
@@ -256,12 +260,13 @@ def two_loops(gram: Floats) -> Floats:
     return coefficients
 
 
-def subspace_step(gram: Floats, learning_rate: float) -> Floats:
+def subspace_step(gram: Floats, learning_rate: float, least: float) -> Floats:
     """Return the coefficients (2 m + 1,) of a step to the optimum along s_1 ... s_m, and of descent across these.
 
     Along the steps so far, of which v_i = F s_i is known, a quadratic function's optimum is at -S a with
     S^T V a = S^T g. What is left of the gradient there, g - V a, gives a new direction. So all directions that matter
     are found one by one, as by conjugate gradients, and none is searched along. `gram` is as for `two_loops`.
+    Directions whose curvature, of unit curvature along each s, is below `least` are left out.
     """
     m = len(gram) // 2
     coefficients = np.zeros(len(gram))
@@ -270,7 +275,7 @@ def subspace_step(gram: Floats, learning_rate: float) -> Floats:
         scale = 1.0 / np.sqrt(np.diag(gram[:m, m : 2 * m]))
         curvatures = gram[:m, m : 2 * m] * np.outer(scale, scale)
         values, vectors = np.linalg.eigh((curvatures + curvatures.T) / 2.0)
-        known = values > LEAST_CURVATURE
+        known = values > least
         a = scale * ((vectors[:, known] / values[known]) @ (vectors[:, known].T @ (scale * gram[:m, -1])))
         # no further than the newest pair's curvature allows
         coefficients[-1] = min(learning_rate, gram[m - 1, 2 * m - 1] / gram[2 * m - 1, 2 * m - 1])

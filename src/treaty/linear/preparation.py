@@ -5,6 +5,7 @@ and 0 elsewhere; a missing or unknown category is 0 in all of them. Every column
 its standard deviation, or by a tenth of its farthest value where that is more: no value of the training rows is then
 above 10, and none has to be cut off, whether it is of a rare category or of a long tail. A column that is constant
 becomes 0, so that its weight stays 0. All numbers are those of the training rows, which the owner keeps to itself.
+Against a reference, the first category has no column, so that the weights of the others are determined.
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ class Preparation:
     median: Floats  # (n_features,) replaces missing values; 0 for categorical features
     mean: Floats  # (n_columns,) of the columns, in the features' order
     scale: Floats  # (n_columns,) standard deviation, more where values are far from the mean; 0 for a constant column
+    first: int = 0  # number of the first category that has a column: 1 where the one before it is the reference
 
     @property
     def n_columns(self) -> int:
         """Columns that enter the model."""
-        return sum(1 if n is None else n for n in self.n_categories)
+        return sum(1 if n is None else max(0, n - self.first) for n in self.n_categories)
+
+    @property
+    def at_zero(self) -> Floats:
+        """Prepared values (n_columns,) of a row that is 0 in all columns as they came, but for constant columns."""
+        return -np.divide(self.mean, self.scale, out=np.zeros_like(self.mean), where=self.scale > 0.0)
 
     def matrix(self, features: Sequence[NDArray[np.float32]], n_rows: int) -> Floats:
         """Return the prepared columns (n_rows, n_columns), in multiples of 2^-24.
@@ -42,7 +49,7 @@ class Preparation:
         training's, the more the closer columns are to being linearly dependent. `features` (n_rows,) are as in a
         `Table`: NaN is missing, categories are codes, a code beyond them an unknown one.
         """
-        columns = _spread(features, self.n_categories, self.median, n_rows)
+        columns = _spread(features, self.n_categories, self.median, n_rows, self.first)
         columns -= self.mean
         columns *= np.divide(1.0, self.scale, out=np.zeros_like(self.scale), where=self.scale > 0.0)
         return np.rint(columns * 2.0**COLUMN_FRACTION) * 2.0**-COLUMN_FRACTION
@@ -52,7 +59,7 @@ class Preparation:
         return [
             name if values is None else f"{name}={value}"
             for name, values in zip(features, categories, strict=True)
-            for value in ((None,) if values is None else values)
+            for value in ((None,) if values is None else values[self.first :])
         ]
 
 
@@ -62,6 +69,7 @@ def prepare(
     n_rows: int,
     largest: float = LARGEST,
     weight: Floats | None = None,
+    first: int = 0,
 ) -> Preparation:
     """Learn from the training rows how to prepare columns; `n_categories` has None for numeric features.
 
@@ -75,7 +83,7 @@ def prepare(
         if n is None and len(present):
             of_present = None if weight is None else weight[~np.isnan(values)]
             median[feature] = _median(present.astype(np.float64), of_present)
-    columns = _spread(features, known, median, n_rows)
+    columns = _spread(features, known, median, n_rows, first)
     if weight is None:
         # a standard deviation of exactly 0 of a constant: numbers of 24 bits add up exactly
         mean, scale = columns.mean(axis=0), columns.std(axis=0)
@@ -88,7 +96,7 @@ def prepare(
         counted = columns if weight is None else columns[weight > 0.0]
         farthest = np.maximum(counted.max(axis=0) - mean, mean - counted.min(axis=0))
         scale = np.where(scale > 0.0, np.maximum(scale, farthest / largest), 0.0)
-    return Preparation(known, median, mean, scale)
+    return Preparation(known, median, mean, scale, first)
 
 
 def _median(values: Floats, weight: Floats | None) -> float:
@@ -103,13 +111,13 @@ def _median(values: Floats, weight: Floats | None) -> float:
 
 
 def _spread(
-    features: Sequence[NDArray[np.float32]], n_categories: Sequence[int | None], median: Floats, n_rows: int
+    features: Sequence[NDArray[np.float32]], n_categories: Sequence[int | None], median: Floats, n_rows: int, first: int
 ) -> Floats:
-    """Return columns without missing values, a categorical feature as one per category (n_rows, n_columns)."""
+    """Return columns without missing values, a categorical feature as one per category from `first` on."""
     columns: list[Floats] = []
     for values, n, middle in zip(features, n_categories, median, strict=True):
         if n is None:
             columns.append(np.where(np.isnan(values), middle, values.astype(np.float64)))
         else:
-            columns.extend((values == code).astype(np.float64) for code in range(n))
+            columns.extend((values == code).astype(np.float64) for code in range(first, n))
     return np.stack(columns, axis=1) if columns else np.empty((n_rows, 0))

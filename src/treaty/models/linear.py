@@ -6,6 +6,7 @@ labels, has the intercept, the classes and the calibration as well. A row's marg
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,8 @@ class LinearPart(msgspec.Struct, kw_only=True):
     parts of models of each class against the rest, without weights of its own; "linear", whose margins are predictions;
     or "poisson", whose margins are their logarithms. The last two have no classes. `errors` are the standard errors of
     `coef`, at the active party also of the intercept, which comes last, and `degrees` their degrees of freedom, where
-    they were asked for. `kept` is as in a part of trees.
+    they were asked for; `error_at_zero` is that of `at_zero` there. `batch_size` is None where every step was on the
+    whole table. `kept` is as in a part of trees.
     """
 
     model_id: str
@@ -56,9 +58,11 @@ class LinearPart(msgspec.Struct, kw_only=True):
     of_classes: list[LinearPart] = []
     errors: NDArray[np.float64] | None = None
     degrees: int | None = None
+    error_at_zero: float = math.nan
     losses: list[float] = []
     eval_losses: dict[str, list[float]] = {}
     settled: bool = True
+    batch_size: int | None = None
     encryption: str = ""
     alone: dict[str, int] = {}
     kept: dict[str, Mark] = {}
@@ -87,7 +91,7 @@ class LinearPart(msgspec.Struct, kw_only=True):
         if self.settled:
             return ""
         change = f", which changed by {abs(self.losses[-1] - self.losses[-2]):.2g}" if len(self.losses) > 1 else ""
-        whole_table = self.family != "logistic" or self.errors is not None
+        whole_table = self.batch_size is None
         batches = "" if whole_table else ", or take smaller batches: an epoch of few batches has few steps"
         return (
             f"training ended after max_iter={len(self.losses)} {'steps' if whole_table else 'epochs'} without a steady "
@@ -132,28 +136,31 @@ class LinearPart(msgspec.Struct, kw_only=True):
         classifies = self.family in ("logistic", "multiclass")
         return beyond_taylor(margins) if classifies and self.loss == "taylor" else None
 
-    def p_values(self) -> NDArray[np.float64] | None:
-        """Return two-sided p-values of the hypotheses that a weight is 0, as `errors`; None without these.
+    def table(self, calibration: Calibration | None = None, alpha: float = 0.05) -> dict[str, NDArray[Any]]:
+        """Return the weights per unit of the columns as they came, as columns of a file.
 
-        Those of a linear regression follow Student's t, others the normal distribution.
+        They are of margins, or with a calibration of log-odds. With standard errors there are these, too, two-sided
+        p-values of the hypotheses that a weight is 0, and limits of 1 - `alpha` confidence; those of a linear
+        regression follow Student's t, others the normal distribution. The intercept is `at_zero`.
         """
-        from scipy.special import ndtr, stdtr  # type: ignore[import-untyped]  # not at every process's start: 0.15 s
+        from scipy.special import ndtr, ndtri, stdtr, stdtrit  # type: ignore[import-untyped]  # at every start: 0.15 s
 
-        if self.errors is None or self.degrees is None:
-            return None
-        weights = self.coef if self.intercept is None else np.append(self.coef, self.intercept)
-        ratios = np.abs(weights) / self.errors  # NaN for a constant column
-        p: NDArray[np.float64] = 2.0 * (stdtr(self.degrees, -ratios) if self.family == "linear" else ndtr(-ratios))
-        return p
-
-    def table(self) -> dict[str, NDArray[Any]]:
-        """Return the weights as columns of a file: of what, how large, and, if there are some, errors and p-values."""
-        named, weights = self.column_names(), self.coef
+        made, plain = calibration or Calibration(1.0, 0.0), self.coef
+        named, weights = self.column_names(), made.slope * self.per_unit(plain)
         if self.intercept is not None:
-            named, weights = [*named, "intercept"], np.append(weights, self.intercept)
-        columns: dict[str, NDArray[Any]] = {"column": np.array(named, dtype=object), "weight": weights}
-        p = self.p_values()
-        return columns if p is None or self.errors is None else columns | {"standard_error": self.errors, "p_value": p}
+            named, plain = [*named, "intercept"], np.append(plain, self.intercept)
+            weights = np.append(weights, made.slope * self.at_zero() + made.offset)
+        columns = {"column": np.array(named, dtype=object), "coef": weights}
+        if self.errors is not None and self.degrees is not None:
+            errors = self.per_unit(self.errors[: len(self.coef)], of_constant=np.nan)
+            errors = abs(made.slope) * np.append(errors, [self.error_at_zero] if self.is_active else [])
+            students = self.family == "linear"
+            ratios = weights / errors  # NaN of a constant column
+            p = 2.0 * (stdtr(self.degrees, -np.abs(ratios)) if students else ndtr(-np.abs(ratios)))
+            reach = errors * (stdtrit(self.degrees, 1.0 - alpha / 2.0) if students else ndtri(1.0 - alpha / 2.0))
+            columns |= {"standard_error": errors, "t" if students else "z": ratios, "p_value": p}
+            columns |= {"lower": weights - reach, "upper": weights + reach}
+        return columns | {"standardized_coef": plain}
 
     def margins(self, table: Table) -> NDArray[np.float64]:
         """Return what this part adds to rows' margins (n_rows,), or (n_rows, n_classes) of more than two classes."""
@@ -165,17 +172,17 @@ class LinearPart(msgspec.Struct, kw_only=True):
             own += weight * column
         return own
 
-    def per_unit(self) -> NDArray[np.float64]:
-        """Return what a unit of each column as it came adds to a margin, float64 (n_columns,); 0 for a constant one.
-
-        As long as no value is missing.
-        """
+    def per_unit(self, of_prepared: NDArray[np.float64], of_constant: float = 0.0) -> NDArray[np.float64]:
+        """Return what is of prepared columns, their weights or errors (n_columns,), per unit of each as it came."""
         scale = self.preparation.scale
-        return np.divide(self.coef, scale, out=np.zeros_like(self.coef), where=scale > 0.0)
+        return np.divide(of_prepared, scale, out=np.full_like(of_prepared, of_constant), where=scale > 0.0)
 
     def at_zero(self) -> float:
-        """Return what this part adds to the margin of a row that is 0 in all of its columns, as they came."""
-        return (self.intercept or 0.0) - float(self.per_unit() @ self.preparation.mean)
+        """Return what this part adds to the margin of a row that is 0 in all of its columns, as they came.
+
+        At the active party that is the intercept where others' columns are at their means.
+        """
+        return (self.intercept or 0.0) + float(self.coef @ self.preparation.at_zero)
 
     def column_names(self) -> list[str]:
         """Name what `coef` has a weight for: a column, or "column=category"."""
@@ -196,10 +203,10 @@ def one_against_rest(parts: Sequence[LinearPart], classes: list[Category] | None
     )  # fmt: skip
 
 
-def preparation_of(table: Table, weight: NDArray[np.float64] | None = None) -> Preparation:
-    """Learn from a party's training table how to prepare its columns."""
+def preparation_of(table: Table, weight: NDArray[np.float64] | None = None, *, reference: bool = False) -> Preparation:
+    """Learn from a party's training table how to prepare its columns; `reference`: first categories have none."""
     n_categories = [None if values is None else len(values) for values in table.schema.categories]
-    return prepare(table.columns, n_categories, table.n_rows, weight=weight)
+    return prepare(table.columns, n_categories, table.n_rows, weight=weight, first=int(reference))
 
 
 def load_linear_part(path: str | os.PathLike[str], party: str | None = None) -> LinearPart:

@@ -322,7 +322,7 @@ def test_a_job_of_numbers_writes_each_party_its_standard_errors(tmp_path):
         found = pd.read_csv(tmp_path / "model" / f"{name}.weights.csv")
         assert list(found["column"]) == [*tables[name].columns, *(["intercept"] if name == "p0" else [])]
         np.testing.assert_allclose(found["standard_error"], alone.standard_errors_[name], rtol=1e-5)
-        np.testing.assert_allclose(found["weight"][: len(tables[name].columns)], alone.coef_[name], rtol=1e-4)
+        np.testing.assert_allclose(found["coef"][: len(tables[name].columns)], alone.coef_[name], rtol=1e-4)
         np.testing.assert_allclose(found["p_value"], alone.p_values_[name], rtol=1e-2, atol=1e-12)
     run_all(load_job(path), "predict", arguments={"p0": ["--output", str(tmp_path / "out.csv")]})
     predicted = pd.read_csv(tmp_path / "out.csv").set_index("id")["prediction"]

@@ -161,7 +161,7 @@ def test_columns_that_repeat_and_constant_ones_have_errors_of_pseudoinverse_and_
     part = played.results["p1"]
     assert part.coef[0] == pytest.approx(part.coef[1], rel=1e-6)
     assert np.isnan(part.errors).tolist() == [False, False, True, False]
-    assert np.isnan(part.p_values()).tolist() == [False, False, True, False]
+    assert np.isnan(part.table()["p_value"]).tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("form", all_but_first_slow("lattice", "lattice-two"))

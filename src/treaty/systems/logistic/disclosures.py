@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from treaty.models.linear import LinearPart
-from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
+from treaty.systems.logistic.options import BATCH, SMALL_TABLE, FederatedRegression, RegressionOptions
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.system import Cast
 
@@ -13,6 +15,9 @@ _FEW_COLUMNS = (
     "they determine the weight of a party with one column up to its sign, and the weights of a party with few columns "
     "up to a rotation"
 )
+
+
+_OPEN_BATCHES = f" (the whole table where it has at most {SMALL_TABLE} rows, else {BATCH} rows)"
 
 
 def disclosures(
@@ -23,6 +28,8 @@ def disclosures(
     `part` is any part of the model, which knows the cipher and how many rows stand alone; None before training.
     """
     active, coordinator = cast.active, cast.holder("coordinator")
+    if part is not None:
+        common = msgspec.structs.replace(common, batch_size=part.batch_size or common.batch_size)
     passives = [name for name in cast.owners if name != active]
     everybody = "how many rows and prepared columns every party has, and how many epochs there were"
     if options.mode == "paper":
@@ -49,7 +56,7 @@ def _of_safe_mode(
     theirs = f"{passives[0]}'s part" if single else "the sum of the passive parties' parts"
     pairs = poisson and common.standard_errors  # sums of rates times two columns are shown to their owner
     labels = "labels" if common.classifies else "targets"
-    gradients, about, where = _of_gradients(labels, common)
+    gradients, about, where = _of_gradients(labels, common, known=part is not None)
     sizes = f"{everybody}; of every party with data, how many rows stand alone{where}"
     others = "the other's" if single else "all others'"
     coefficients = (
@@ -112,17 +119,21 @@ def _of_safe_mode(
     return learned
 
 
-def _of_gradients(labels: str, common: RegressionOptions) -> tuple[str, str, str]:
-    """Say which gradients a party with data has, what a passive party learns from its own, and where rows are alone."""
-    if common.whole_table:
+def _of_gradients(labels: str, common: RegressionOptions, *, known: bool) -> tuple[str, str, str]:
+    """Say which gradients a party with data has, what a passive party learns from its own, and where rows are alone.
+
+    Not `known` before training is how many rows there are, and so whether an open `batch_size` makes batches.
+    """
+    if common.whole_table and (known or not common.has_batches):
         return (
             "of every epoch the gradient of its own weights, over all rows",
             f"linear equations about the residuals, of which at most one for each of its columns is about {labels}",
             "",
         )
     return (
-        "of every batch the gradient of its own weights, and in quasi-Newton training of every "
-        f"{common.period}th the Hessian's product with its own last steps; the rows of a batch never change",
+        f"of every batch{_OPEN_BATCHES if common.whole_table else ''} the gradient of its own weights, and in "
+        f"quasi-Newton training of every {common.period}th the Hessian's product with its own last "
+        "steps; the rows of a batch never change",
         "linear equations about the residuals of the batch, of which at most one for each of its columns and batch is "
         "about labels",
         " in their batch",

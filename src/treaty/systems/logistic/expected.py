@@ -1,4 +1,4 @@
-"""What a logistic regression by batches is expected to take; messages are those of `roles` and of each cipher."""
+"""What a logistic regression of two classes is expected to take; messages are those of `roles` and of each cipher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treaty.crypto.vectors.lattice_vectors import vectors_parameters
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
 from treaty.systems.logistic.lattice import WEIGHT_BOUND
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
-from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS
+from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.system import Cast
 from treaty.systems.vertical.cipher_choice import MODULAR
 
@@ -29,18 +29,21 @@ def expected(cast: Cast, options: FederatedRegression, common: RegressionOptions
     """
     if options.mode == "paper":
         raise not_expected("the published form")
-    if common.whole_table:
-        raise not_expected("a regression on the whole table")
-    found, active = Expected(), cast.active
-    batch = min(common.batch_size, shape.rows)
+    if not common.has_batches:
+        raise not_expected("this regression")
+    found, active, common = Expected(), cast.active, common.on(shape.rows)
+    batch = common.rows_of_batch(shape.rows)
     batches = shape.rows // batch
-    steps = common.most_rounds * batches
-    pairs = max(0, steps // common.period - 1) if options.keeps_pairs else 0
-    rows = steps * batch + pairs * (common.hessian_batch_size or batch)
-    products = steps + pairs * max(1, (common.hessian_batch_size or batch) // batch)
     columns = {name: shape.columns[name] + (name == active) for name in cast.owners}
+    solver = solver_of(common, type(options), len(cast.owners))
+    steps = solver.max_iter * batches
+    if common.whole_table and options.keeps_pairs:  # one in each direction, or not many more
+        steps = min(steps, sum(columns.values()) + 2)
+    pairs = max(0, steps // solver.period - 1) if options.keeps_pairs and not common.whole_table else 0
+    rows = steps * batch + pairs * (solver.hessian_batch_size or batch)
+    products = steps + pairs * max(1, (solver.hessian_batch_size or batch) // batch)
     found.agree(permutations(cast.roles, 2))
-    _steps(found, cast, steps, common.memory if options.keeps_pairs else 0, common.period)
+    _steps(found, cast, steps, solver.memory, solver.period)
     cipher = options.cipher(common.fractional_bits, common.family)
     bits = common.fractional_bits + MARGIN_BITS + 2  # of a vector's entries
     if cipher == "lattice":

@@ -22,6 +22,12 @@ from treaty.systems.options import (
 LATTICE_FRACTION = 40
 """Most `fractional_bits` under the lattice map."""
 
+BATCH = 1000
+"""Rows of a mini-batch where `batch_size` leaves them open, as in Yang et al."""
+
+SMALL_TABLE = 10 * BATCH
+"""Most rows that every step takes all of where `batch_size` is open: an epoch of few batches has too few steps."""
+
 
 class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that logistic regression has in every system.
@@ -39,7 +45,7 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     family: Literal["logistic", "multiclass", "linear", "poisson"] = "logistic"
     standard_errors: bool = False
     max_iter: AtLeastOne | None = None
-    batch_size: AtLeastOne = 1000
+    batch_size: AtLeastOne | None = None
     learning_rate: Positive | None = None
     tol: NotNegative = 1e-5
     l2: NotNegative = 0.0
@@ -50,6 +56,8 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     calibrate: bool = True
     early_stopping_rounds: AtLeastOne | None = None
     random_state: Seed | None = None
+    missing: Literal["median", "raise", "drop"] | None = None
+    reference: Literal["first"] | None = None
 
     table: ClassVar[str] = "regression"
     """Where a job file has them."""
@@ -64,8 +72,18 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def whole_table(self) -> bool:
-        """Whether every step is on all rows: training ends at the optimum, which standard errors are about."""
-        return self.family != "logistic" or self.standard_errors
+        """Whether every step is on all rows, so that training ends at the optimum; of options that `on` has settled."""
+        return self.batch_size is None or not self.has_batches
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether steps may be on batches: standard errors are about an optimum, and only two classes have others."""
+        return self.family == "logistic" and not self.standard_errors
+
+    def on(self, n_rows: int) -> RegressionOptions:
+        """Return these options with an open `batch_size` settled for a table of so many rows."""
+        open_ = self.batch_size is None and n_rows > SMALL_TABLE
+        return msgspec.structs.replace(self, batch_size=BATCH) if open_ else self
 
     @property
     def classifies(self) -> bool:
@@ -74,10 +92,10 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     def check_eval_sets(self, own: SystemOptions) -> None:
         """Refuse eval sets where no epoch has a loss of them, or where not every party shows its part of margins."""
-        if self.whole_table:
+        if not self.has_batches:
             raise ConfigError(
-                "eval sets are of a logistic regression of two classes by mini-batches: other regressions, and those "
-                "with standard errors, go to the optimum of the whole table; leave eval sets out"
+                "eval sets are of a logistic regression of two classes: other regressions, and those with standard "
+                "errors, go to the optimum of the whole table; leave eval sets out"
             )
         if own.mode == "paper":
             raise ConfigError("mode='paper' has no eval sets, as the paper has none: leave them out")
@@ -90,14 +108,14 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     def rows_of_batch(self, n_rows: int) -> int:
         """Return how many rows a step is on, in a table of so many."""
-        return n_rows if self.whole_table else min(self.batch_size, n_rows)
+        return min(self.batch_size or n_rows, n_rows) if self.has_batches else n_rows
 
     def checked(self, own: SystemOptions) -> RegressionOptions:
         """Return these options; refuse a contradiction. A system's own `check` looks at what depends on it."""
-        size = self.hessian_batch_size
-        if size is not None and size > self.batch_size and size % self.batch_size:
+        size, batch_size = self.hessian_batch_size, self.batch_size or BATCH
+        if size is not None and size > batch_size and size % batch_size:
             raise ConfigError(
-                f"expected hessian_batch_size of at most batch_size={self.batch_size} or a multiple of it, got {size}"
+                f"expected hessian_batch_size of at most batch_size={batch_size} or a multiple of it, got {size}"
             )
         if self.standard_errors and self.family == "multiclass":
             raise ConfigError(
@@ -108,7 +126,8 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise ConfigError(
                 f"expected l2=0 with standard_errors, which are those of weights without a penalty, got {self.l2}"
             )
-        return self
+        by_name = own.mode == "paper" or getattr(own, "solver", None) is not None or size is not None
+        return msgspec.structs.replace(self, batch_size=batch_size) if by_name else self
 
 
 @dataclass(kw_only=True, repr=False)
@@ -160,7 +179,7 @@ class FederatedRegression(SystemOptions):
         if len(named) > 1:
             raise ConfigError("expected key_bits or insecure_test_key_bits, got both")
         check_test_key(self)
-        if self.mode == "paper" and common.whole_table:
+        if self.mode == "paper" and not common.has_batches:
             raise ConfigError(
                 "mode='paper' is the published logistic regression by mini-batches: it has no standard errors, and no "
                 "other regression; leave it out"

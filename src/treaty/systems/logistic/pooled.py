@@ -9,6 +9,7 @@ labels -1 and +1; the active party's matrix is its prepared columns, then a colu
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,8 +26,9 @@ from treaty.linear.newton import minimise, standard_errors
 from treaty.linear.preparation import Preparation
 from treaty.linear.targets import target_of
 from treaty.linear.training import Optimiser, settled, train
-from treaty.models.linear import LinearPart, one_against_rest, preparation_of
+from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.options import SGD, QuasiNewton
+from treaty.systems.logistic.setup import prepared as learned
 from treaty.systems.logistic.setup import solver_of
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, Seat
@@ -42,7 +44,9 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     if seat.eval_sets:
         common.check_eval_sets(seat.options)
     weight = data.weight if ALONE in tables else None  # parties prepare their columns by themselves, without weights
-    prepared = {name: preparation_of(table, weight) for name, table in tables.items()}
+    prepared = {
+        name: learned(table, common, "the table" if name == ALONE else name, weight) for name, table in tables.items()
+    }
     columns = [made.matrix(tables[name].columns, data.table.n_rows) for name, made in prepared.items()]
     X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
     if common.standard_errors and data.weight is not None:
@@ -65,21 +69,23 @@ def _fitted(
     tables: Mapping[str, Table], prepared: Mapping[str, Preparation], X: Floats, y: Floats, seat: Seat, model_id: str
 ) -> dict[str, LinearPart]:
     """Train on labels of 0 and 1, or numbers; return every party's part."""
-    data, options, common, active = seat.rows, seat.options, seat.common, seat.cast.active
+    data, options, active = seat.rows, seat.options, seat.cast.active
+    common, batch_size = seat.common.on(data.table.n_rows), None
     family = "logistic" if common.family == "multiclass" else common.family
     target = target_of(y, family, active, data.weight)
     loss = LOGISTIC if options.loss == "logistic" else target.loss
     progress = seat.progress or (lambda done, losses: None)
     progress(0, {})
+    watched = {rows.name: _prepared(rows, tables, prepared) for rows in seat.eval_sets}
     if common.whole_table:
         fitted = minimise(
-            X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.most_rounds, weight=data.weight
-        )
-        progress(len(fitted.losses), {"train": fitted.losses})
+            X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.most_rounds, weight=data.weight,
+            watched=watched, patience=common.early_stopping_rounds,
+        )  # fmt: skip
+        progress(len(fitted.losses), {"train": fitted.losses, **fitted.eval_losses})
     else:
-        watched = {rows.name: _prepared(rows, tables, prepared) for rows in seat.eval_sets}
         solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
-        seed, batch_size = batch_seed(common.random_state), common.rows_of_batch(data.table.n_rows)
+        seed, batch_size = batch_seed(common.random_state), common.rows_of_batch(len(y))
         fitted = train(
             X,
             target.labels,
@@ -96,7 +102,9 @@ def _fitted(
     weights, errors, degrees = target.unit * fitted.weights, None, None
     weights[-1] += target.shift
     if common.standard_errors:
-        errors, degrees = standard_errors(X, target.labels, fitted.weights, loss, target.variance)
+        zeros = [made.at_zero if name == active else np.zeros(made.n_columns) for name, made in prepared.items()]
+        at_zero = np.concatenate([*zeros, [1.0]])[np.newaxis]
+        errors, degrees = standard_errors(X, target.labels, fitted.weights, loss, target.variance, at_zero)
         errors = target.unit * errors
     ends = np.cumsum([made.n_columns for made in prepared.values()])
     parts = {}
@@ -108,7 +116,8 @@ def _fitted(
         )  # fmt: skip
     holder = parts[active]
     holder.coef, holder.intercept = holder.coef[:-1], float(holder.coef[-1])
-    holder.losses, holder.eval_losses = fitted.losses, fitted.eval_losses
+    holder.error_at_zero = math.nan if errors is None else float(errors[-1])
+    holder.losses, holder.eval_losses, holder.batch_size = fitted.losses, fitted.eval_losses, batch_size
     tol = common.tol**2 if common.whole_table else common.tol
     holder.settled = tol == 0.0 or fitted.ended or settled(fitted.losses, tol)
     if common.calibrate and loss is TAYLOR:

@@ -74,9 +74,9 @@ class Checkpoints:
         if party.name == setting.active:
             common = set(own).intersection(*(party.receive(peer, KeptEpochs).epochs for peer in party.peers))
             after = max(common, default=0)
-            if after >= self._seat.common.most_rounds:
+            if after >= setting.solver.max_iter:
                 raise ConfigError(
-                    f"{party.name}: cannot resume with max_iter={self._seat.common.most_rounds}: {after} epochs are "
+                    f"{party.name}: cannot resume with max_iter={setting.solver.max_iter}: {after} epochs are "
                     "trained already; give a larger max_iter, or run the job without --resume",
                     public=f"it cannot resume: its max_iter is not above the {after} epochs trained already",
                 )

@@ -43,7 +43,7 @@ from treaty.linear.calibration import fit_calibration
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import EpochState, settled
 from treaty.messaging.agreement import agree
-from treaty.models.linear import LinearPart, preparation_of
+from treaty.models.linear import LinearPart
 from treaty.systems.logistic import paper
 from treaty.systems.logistic.batches import agree_on_batches, rows_digest_of, tell_lone_rows
 from treaty.systems.logistic.coordinated import Opener
@@ -53,7 +53,7 @@ from treaty.systems.logistic.lattice import blocks_of
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.resuming import Checkpoints
 from treaty.systems.logistic.row_weights import check_shown, tell_weights
-from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, terms
+from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
 from treaty.systems.logistic.steps import Decider, decide_for, open_products
 from treaty.systems.system import Seat
 
@@ -73,7 +73,8 @@ def active(seat: Seat) -> LinearPart:
     data, table, name = seat.rows, seat.rows.table, seat.party.name
     if seat.eval_sets:
         seat.common.check_eval_sets(seat.options)
-    if seat.common.whole_table:
+    whole = seat.common.on(table.n_rows).whole_table
+    if whole:
         Checkpoints(seat)  # it would be deleted in the end: one of an interrupted training by batches is refused
     if seat.common.family != "logistic":
         return whole_table.train(seat)
@@ -82,10 +83,10 @@ def active(seat: Seat) -> LinearPart:
         n_classes = len(np.unique(data.y))
     if n_classes != 2:
         raise DataError(f"{name}: expected labels of two classes, got {n_classes} in {table.n_rows} rows")
-    if seat.common.whole_table:
-        return whole_table.train(seat)
     if data.weight is not None:
         check_shown(seat, data.y, data.weight)
+    if whole:
+        return whole_table.train(seat)
     return _train(seat, np.where(data.y > 0.5, 1, -1).astype(np.int64))
 
 
@@ -93,13 +94,14 @@ def passive(seat: Seat) -> LinearPart:
     """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
     if seat.eval_sets:
         seat.common.check_eval_sets(seat.options)
-    return whole_table.train(seat) if seat.common.whole_table else _train(seat, None)
+    whole = seat.common.on(seat.rows.table.n_rows).whole_table
+    return whole_table.train(seat) if whole else _train(seat, None)
 
 
 def _train(seat: Seat, labels: Integers | None) -> LinearPart:
     """Prepare own columns, train their weights in either mode, and make them a part of the model."""
     party, table = seat.party, seat.rows.table
-    preparation = preparation_of(table)
+    preparation = prepared(table, seat.common, party.name)
     matrix = preparation.matrix(table.columns, table.n_rows)
     names = preparation.names(table.schema.names, table.schema.categories)
     if labels is not None:
@@ -128,6 +130,7 @@ def _train(seat: Seat, labels: Integers | None) -> LinearPart:
         coef=weights,
         encryption=setting.cipher,
         alone=alone,
+        batch_size=setting.batch_size,
     )
     if labels is not None:
         part.coef, part.intercept = weights[:-1], float(weights[-1])

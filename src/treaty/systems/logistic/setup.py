@@ -26,14 +26,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from treaty.compute import Floats, Integers
 from treaty.crypto import parameters
 from treaty.crypto.aggregation.key_agreement import agree_with
+from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.linear.batches import check_batch_size, check_hessian_batch_size, curvature_rows
 from treaty.linear.lbfgs import Coordinator, Slice
-from treaty.linear.preparation import COLUMN_FRACTION
+from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Schedule
 from treaty.messaging.agreement import Term
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
+from treaty.models.linear import preparation_of
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
 from treaty.systems.sizes import ColumnSize, RowSize
 from treaty.systems.system import Seat
@@ -99,6 +101,23 @@ def fixed_columns(matrix: Floats) -> Integers:
     return np.rint(matrix * 2.0**COLUMN_FRACTION).astype(np.int64)
 
 
+def prepared(table: Table, common: RegressionOptions, name: str, weight: Floats | None = None) -> Preparation:
+    """Learn how to prepare a party's columns; DataError for rows with missing values where these are refused."""
+    refused = "raise" if common.standard_errors and common.missing is None else common.missing
+    gaps = [np.isnan(values) for values in table.columns] if refused in ("raise", "drop") else []
+    rows = int(np.count_nonzero(np.logical_or.reduce(gaps))) if gaps else 0
+    if rows:
+        counts = [int(np.count_nonzero(gap)) for gap in gaps]
+        most = int(np.argmax(counts))
+        raise DataError(
+            f"{name}: {rows} of {table.n_rows} rows have missing values, {counts[most]} in column "
+            f"{table.schema.names[most]!r}: leave these rows out (fit does with missing='drop', parties of a job do "
+            "before they align), fill them in, or have the median stand for them with missing='median'",
+            public="it has rows with missing values, which the job refuses",
+        )
+    return preparation_of(table, weight, reference=common.reference is not None)
+
+
 def diverged(found: str) -> DataError:
     """Return the error for numbers that outgrow their bounds; peers are not told which."""
     return DataError(
@@ -118,9 +137,11 @@ class Solver:
     max_iter: int
     hessian_batch_size: int | None
 
-    def coordinator(self, *, whole_table: bool = False) -> Coordinator:
+    def coordinator(self, *, whole_table: bool = False, quadratic: bool = True) -> Coordinator:
         """Make the coordinator, which decides steps from summed inner products."""
-        return Coordinator(memory=self.memory, learning_rate=self.learning_rate, whole_table=whole_table)
+        return Coordinator(
+            memory=self.memory, learning_rate=self.learning_rate, whole_table=whole_table, quadratic=quadratic
+        )
 
     def schedule(self) -> Schedule:
         """Make the schedule, which decides after each epoch how training goes on."""
@@ -178,6 +199,11 @@ class Setting:
     def curvature(self) -> float:
         """Second derivative of a quadratic loss: with residuals d, encrypted vectors add up to d / curvature."""
         return 0.25 if self.family in ("logistic", "multiclass") else 1.0
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the loss is a quadratic function."""
+        return self.family != "poisson"
 
     @property
     def passives(self) -> list[str]:
@@ -254,9 +280,10 @@ def begin(seat: Seat, shape: tuple[int, int] | None, resumed: str | None) -> Set
     `resumed` is the id of the model whose training the active party goes on with, None to begin anew.
     Raises DataError when row counts differ, ConfigError when batches are too small to hide labels (safe mode).
     """
-    party, cast, options, common = seat.party, seat.cast, seat.options, seat.common
+    party, cast, options = seat.party, seat.cast, seat.options
     lead, leads = cast.active, party.name == cast.active
     sizes = _tell_sizes(seat, shape, resumed) if leads and shape is not None else _receive_sizes(seat, shape)
+    common = seat.common.on(sizes.n_rows)
     cipher = options.cipher(common.fractional_bits, common.family)
     default = parameters.PAILLIER_DEFAULT_KEY_BITS if cipher == "paillier" else parameters.OU_DEFAULT_KEY_BITS
     setting = Setting(

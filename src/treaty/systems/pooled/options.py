@@ -188,7 +188,7 @@ class Pooled(SystemOptions):
                 raise ConfigError(
                     f"Pooled({named[0]}=...) is about LogisticRegression; boosted trees have no {named[0]}"
                 )
-        elif common.whole_table and common.family != "multiclass" and self.solver is not None:
+        elif not common.has_batches and common.family != "multiclass" and self.solver is not None:
             raise ConfigError(
                 f"Pooled(solver={self.solver!r}) is about training by batches; a regression of numbers, and one with "
                 "standard errors, is solved on the whole table: leave solver out"

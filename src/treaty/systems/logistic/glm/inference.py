@@ -31,7 +31,7 @@ import numpy as np
 
 from treaty.compute import Floats
 from treaty.errors import CryptoError, DataError, PeerProtocolError
-from treaty.linear.coordinates import TOO_FEW_ROWS, determined, random_rotation
+from treaty.linear.coordinates import TOO_FEW_ROWS, determined, random_rotation, with_sums
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener
@@ -98,11 +98,13 @@ def standard_errors(
     X: Floats,
     weights: Floats,
     variance_of: Callable[[int], float] | None,
+    sums: Floats,
 ) -> Inference:
     """Return standard errors of the own weights, in the unit of training, as the active or a passive party.
 
     `X` are the own columns (n_rows, n_columns), `weights` the optimum's; `variance_of` gives, at the active party, the
-    variance for the residuals' degrees of freedom. DataError where there are no more rows than independent columns, or
+    variance for the residuals' degrees of freedom. After the weights' errors come those of `sums`, (n_sums, n_columns).
+    DataError where there are no more rows than independent columns, or
     columns of different parties depend on each other linearly.
     """
     n_rows, n_columns = X.shape
@@ -131,6 +133,7 @@ def standard_errors(
         variance = variance_of(degrees)
         for peer in setting.passives:
             party.send(peer, ErrorVariance(variance))
+    turned, known = np.vstack([turned, sums @ turned]), with_sums(known, sums)
     squares = np.einsum("ij,jk,ik->i", turned, block, turned) * variance / n_rows
     return Inference(np.where(known, np.sqrt(np.maximum(squares, 0.0)), np.nan), degrees)
 

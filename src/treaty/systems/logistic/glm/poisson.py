@@ -42,7 +42,10 @@ from treaty.systems.logistic.setup import Setting, diverged
 from treaty.systems.vertical.encrypted_columns import pack
 
 VALUE_BITS = 60
-"""Bits of signed factors, and of columns times factors."""
+"""Bits of signed factors."""
+
+WEIGHT_BITS = 44
+"""Bits of signed columns times factors, to which most of the work is proportional."""
 
 FRACTION_BITS = 32
 
@@ -99,10 +102,12 @@ class RateProducts:
         if weights is None:
             self._open(asked)
             return np.zeros(0)
-        fraction = min(FRACTION_BITS, VALUE_BITS - 2 - math.ceil(math.log2(max(1.0, np.abs(weights).max(initial=0.0)))))
-        own, fields = _fixed(weights, fraction), self._fields(self._hider.plaintext_bits)
+        fraction = min(
+            FRACTION_BITS, WEIGHT_BITS - 2 - math.ceil(math.log2(max(1.0, np.abs(weights).max(initial=0.0))))
+        )
+        own, fields = _fixed(weights, fraction, WEIGHT_BITS), self._fields(self._hider.plaintext_bits)
         masks, half = fields.masks(own.shape[1]), 1 << (fields.bits - 1)
-        products = self._hider.weigh(hidden, own, VALUE_BITS)
+        products = self._hider.weigh(hidden, own, WEIGHT_BITS)
         covered = self._hider.cover(products, [half + mask for mask in masks], fields)
         party.send(peer, MaskedRates(Array.of(covered)))
         if vector is not None:
@@ -118,7 +123,7 @@ class RateProducts:
     def _exchange(self, vector: Floats | None, n_theirs: int) -> Words:
         """Send the own vector, encrypted, if there is one; return the other's (n_theirs, words), piece for piece."""
         layout = Fields.of(VALUE_BITS, self._key.public.plaintext_bits, most=1)
-        column = None if vector is None else _fixed(vector, FRACTION_BITS)[:, np.newaxis]
+        column = None if vector is None else _fixed(vector, FRACTION_BITS, VALUE_BITS)[:, np.newaxis]
         words, theirs = self._key.public.modulus.words, self._hider.modulus.words
         hidden = np.empty((n_theirs, theirs), np.uint64)
         sent = [] if column is None else row_pieces(len(column), 64 * words)
@@ -140,7 +145,7 @@ class RateProducts:
         self._party.send(self.peer, OpenedRates(Array.of(to_words(numbers, -(-fields.width // 64)))))
 
     def _fields(self, plaintext_bits: int) -> Fields:
-        bits = product_bits(self._setting.n_rows, VALUE_BITS, VALUE_BITS)
+        bits = product_bits(self._setting.n_rows, WEIGHT_BITS, VALUE_BITS)
         return Fields.of(bits, plaintext_bits, masks=1)
 
 
@@ -221,7 +226,7 @@ def check_pairs(setting: Setting) -> None:
             )
 
 
-def _fixed(values: Floats, fraction: int) -> Integers:
-    if not np.all(np.abs(values) < 2.0 ** (VALUE_BITS - 1 - fraction)):
+def _fixed(values: Floats, fraction: int, bits: int) -> Integers:
+    if not np.all(np.abs(values) < 2.0 ** (bits - 1 - fraction)):
         raise diverged("a rate is too large")
     return np.rint(values * 2.0**fraction).astype(np.int64)

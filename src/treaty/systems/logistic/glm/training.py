@@ -46,15 +46,16 @@ from treaty.linear.training import settled
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.models.linear import LinearPart, one_against_rest, preparation_of
+from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.batches import tell_lone_rows
 from treaty.systems.logistic.coordinated import Opener
-from treaty.systems.logistic.epochs import EpochEnd, end_epoch, receive_end
+from treaty.systems.logistic.epochs import EpochEnd, EvalSets, end_epoch, receive_end
 from treaty.systems.logistic.glm.inference import invert_for, open_for_inference, standard_errors
 from treaty.systems.logistic.glm.poisson import RateGradients, RateProducts, check_pairs
 from treaty.systems.logistic.lattice import blocks_of_rows
 from treaty.systems.logistic.prediction import collect_margins, give_margins
-from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, terms
+from treaty.systems.logistic.row_weights import tell_weights
+from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
 from treaty.systems.logistic.steps import Decider, Products, decide_for, open_products
 from treaty.systems.system import Seat
 
@@ -82,7 +83,7 @@ def train(seat: Seat) -> LinearPart:
     """
     party, data, table = seat.party, seat.rows, seat.rows.table
     is_active = party.name == seat.cast.active
-    if data.weight is not None:
+    if data.weight is not None and not seat.common.has_batches:
         raise ConfigError("a regression on the whole table between parties has no weights of rows: leave them out")
     if seat.common.family == "poisson" and len(seat.cast.owners) > 2:
         raise ConfigError(
@@ -92,18 +93,21 @@ def train(seat: Seat) -> LinearPart:
     targets: list[Target | None] = [None] * _n_targets(seat)
     if is_active:
         targets = list(_targets(seat))
-    preparation = preparation_of(table)
+    preparation = prepared(table, seat.common, party.name)
     matrix = preparation.matrix(table.columns, table.n_rows)
     names = preparation.names(table.schema.names, table.schema.categories)
     if is_active:
         matrix, names = np.hstack([matrix, np.ones((table.n_rows, 1))]), [*names, "intercept"]
-    own = OwnData(fixed_columns(matrix), None, names)
+    own = OwnData(fixed_columns(matrix), None, names, None if data.weight is None else data.weight / data.weight.mean())
     agree(party, terms(seat))
     setting = begin(seat, own.columns.shape, None)
+    all_rows = np.arange(setting.n_rows)[np.newaxis]
+    own = tell_weights(party, setting, own, all_rows)
     if setting.family == "poisson" and seat.common.standard_errors:
         check_pairs(setting)
     X = own.columns.astype(np.float64) * 2.0**-COLUMN_FRACTION
-    alone = tell_lone_rows(party, setting, _shown(seat, own, X), np.arange(setting.n_rows)[np.newaxis])
+    alone = tell_lone_rows(party, setting, _shown(seat, own, X), all_rows)
+    evals = EvalSets.of(seat, setting, preparation)
     parts = []
     with _products(seat, setting, own) as products:
         for number, target in enumerate(targets):
@@ -111,7 +115,7 @@ def train(seat: Seat) -> LinearPart:
                 model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
                 coef=np.zeros(0), encryption=setting.cipher, family=_family_of_one(setting.family), alone=alone,
             )  # fmt: skip
-            _fit(seat, setting, X, target, products, part)
+            _fit(seat, setting, X, target, products, part, own.weight, evals)
             if target is not None and part.family == "logistic":
                 part.classes = seat.classes if len(targets) == 1 else None
             if part.family == "logistic" and seat.common.calibrate:
@@ -149,8 +153,9 @@ def _targets(seat: Seat) -> list[Target]:
 
 
 def _fit(
-    seat: Seat, setting: Setting, X: Floats, target: Target | None, products: Products | RateProducts, part: LinearPart
-) -> None:
+    seat: Seat, setting: Setting, X: Floats, target: Target | None, products: Products | RateProducts, part: LinearPart,
+    weight: Floats | None, evals: EvalSets,
+) -> None:  # fmt: skip
     """Train one model, and put its weights, and standard errors if they are asked for, into the own part of it."""
     party = seat.party
     party.round = 0
@@ -159,23 +164,25 @@ def _fit(
     if isinstance(products, RateProducts):
         hidden = RateGradients(products, setting, X, target)
     else:
-        hidden = QuadraticGradients(setting, X, target, products)
+        hidden = QuadraticGradients(setting, X, target, products, weight)
     l2 = np.full(X.shape[1], setting.solver.l2)
     if target is not None:
         l2[-1] = 0.0
     local = uncorrelated(hidden.block() + np.diag(l2))
-    weights, losses = _minimise(seat, setting, hidden, local, l2, target, seeds)
+    weights, losses = _minimise(seat, setting, hidden, local, l2, target, seeds, evals)
     if isinstance(hidden, RateGradients):
         hidden.check(weights)
     unit = _tell_unit(party, setting, target)
     if seat.common.standard_errors:
-        found = standard_errors(party, setting, hidden, X, weights, _variance(setting, target, losses))
-        part.errors, part.degrees = unit * found.errors, found.degrees
+        at_zero = np.zeros((0, X.shape[1])) if target is None else np.append(part.preparation.at_zero, 1.0)[np.newaxis]
+        found = standard_errors(party, setting, hidden, X, weights, _variance(setting, target, losses), at_zero)
+        part.errors, part.degrees = unit * found.errors[: X.shape[1]], found.degrees
+        part.error_at_zero = unit * float(found.errors[-1]) if target is not None else math.nan
     part.coef = unit * weights
     if target is not None:
         part.coef, part.intercept = part.coef[:-1], float(part.coef[-1]) + target.shift
-        part.losses, part.loss = losses, target.loss.name
-        part.settled = setting.solver.tol == 0.0 or settled(losses, setting.solver.tol)
+        part.losses, part.loss, part.eval_losses = losses, target.loss.name, evals.found.losses
+        part.settled = setting.solver.tol == 0.0 or evals.found.over or settled(losses, setting.solver.tol)
 
 
 def _calibrate(seat: Seat, setting: Setting, part: LinearPart, positive: Flags) -> None:
@@ -183,7 +190,7 @@ def _calibrate(seat: Seat, setting: Setting, part: LinearPart, positive: Flags) 
     margins = part.margins(seat.rows.table)
     if seat.party.name == setting.active:
         margins = collect_margins(seat.party, setting.passives, margins)
-        part.calibration = fit_calibration(margins, positive.astype(np.float64))
+        part.calibration = fit_calibration(margins, positive.astype(np.float64), seat.rows.weight)
     else:
         give_margins(seat.party, setting.active, setting.passives, margins)
 
@@ -204,19 +211,22 @@ def _products(seat: Seat, setting: Setting, own: OwnData) -> Iterator[Products |
 class QuadraticGradients:
     """A party's end under a quadratic loss: its slice of the gradient is made of the sum of all parties' margins."""
 
-    def __init__(self, setting: Setting, X: Floats, target: Target | None, sums: Products) -> None:
+    def __init__(
+        self, setting: Setting, X: Floats, target: Target | None, sums: Products, weight: Floats | None
+    ) -> None:
         self._setting, self._X, self._sums, self._rows = setting, X, sums, np.arange(len(X))
-        self._pull = None if target is None else setting.fixed(target.hidden)
+        self._weight = np.ones(len(X)) if weight is None else weight
+        self._pull = None if target is None else setting.fixed(self._weight * target.hidden)
         self._start: Floats | None = None
 
     def block(self) -> Floats:
         """Return the own block of the mean Hessian."""
-        block: Floats = self._setting.curvature / len(self._X) * (self._X.T @ self._X)
+        block: Floats = self._setting.curvature / len(self._X) * (self._X.T @ (self._weight[:, np.newaxis] * self._X))
         return block
 
     def gradient(self, weights: Floats) -> Floats:
         """Return the own slice of the gradient at all parties' weights; the first is at 0."""
-        u = self._setting.fixed(self._X @ weights)
+        u = self._setting.fixed(self._weight * (self._X @ weights))
         products = self._sums.times(self._rows, u if self._pull is None else u - self._pull, counted=False)
         found = self._setting.mean_over(len(self._X), products)
         self._start = found if self._start is None else self._start
@@ -249,6 +259,7 @@ def _minimise(
     l2: Floats,
     target: Target | None,
     seeds: dict[str, bytes],
+    evals: EvalSets,
 ) -> tuple[Floats, list[float]]:
     """Take steps until the loss is steady; return own weights, in the target's unit, and the losses."""
     party, solver = seat.party, setting.solver
@@ -258,7 +269,7 @@ def _minimise(
     schedule, loss = solver.schedule(), _Loss(party, setting, seeds, target)
     before = np.zeros(0)
     if seat.progress is not None:
-        seat.progress(0, {})
+        seat.progress(0, dict(evals.found.losses))
     while True:
         party.round += 1
         weights = local @ slice_.weights
@@ -269,14 +280,17 @@ def _minimise(
         before = along
         slice_.step(decider.decide(slice_.products(along, v), paired=v is not None))
         mean = loss.mean(hidden.own_loss(weights, grad))
+        after = local @ slice_.weights
+        evals.look(after, seeds)
         if mean is None:
             end = receive_end(party, setting.active, schedule, seat.progress)
         else:
-            end = end_epoch(party, schedule, mean, seat.progress)
+            end = end_epoch(party, schedule, mean, seat.progress, evals.found)
+        evals.keep(end, after)
         slice_.end_epoch(back=end.back)
         decider.end_epoch(end)
         if end.finished:
-            return local @ slice_.weights, schedule.losses
+            return evals.chosen(local @ slice_.weights), schedule.losses
 
 
 def _variance(setting: Setting, target: Target | None, losses: list[float]) -> Callable[[int], float] | None:
@@ -354,7 +368,7 @@ def coordinate(seat: Seat, setting: Setting) -> None:
 def _coordinate_one(party: Party, setting: Setting, opener: Opener | None) -> None:
     """Decide the steps of one model."""
     solver = setting.solver
-    decider, schedule = solver.coordinator(whole_table=True), solver.schedule()
+    decider, schedule = solver.coordinator(whole_table=True, quadratic=setting.quadratic), solver.schedule()
     iteration = 0
     while True:
         party.round += 1
