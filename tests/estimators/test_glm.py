@@ -238,6 +238,26 @@ def test_fit_between_processes_gives_the_pooled_model():
     np.testing.assert_allclose(model.predict(tables), alone.predict(tables), rtol=1e-5)
 
 
+def test_counts_between_parties_take_few_steps_and_show_each(capsys, caplog):
+    """Old pairs of a loss that is no quadratic led steps astray: 27 were taken. A step encrypts every row."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(400, 8))
+    X[:, 4:] = 0.7 * X[:, 4:] + 0.5 * X[:, :4]
+    y = rng.poisson(np.exp(X @ rng.normal(size=8) * 0.3 - 0.5)).astype(float)
+    tables = {"p0": X[:, :4], "p1": X[:, 4:]}
+    system = treaty.QuasiNewton(coordinator=False, insecure_test_key_bits=1024, allow_insecure=True)
+    with caplog.at_level("INFO", "treaty.runs.progress"):
+        model = treaty.PoissonRegressor(system, standard_errors=True, verbose=1).fit(tables, y)
+    alone = treaty.PoissonRegressor(standard_errors=True).fit(tables, y)
+    assert model.n_iter_ <= 24
+    np.testing.assert_allclose(model.predict(tables), alone.predict(tables), rtol=1e-4)
+    np.testing.assert_allclose(whole(model.standard_errors_), whole(alone.standard_errors_), rtol=1e-4)
+    assert [line.partition("]")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"[{k}" for k in range(model.n_iter_)
+    ]
+    assert "multiplying for standard errors, 4 of 4" in caplog.text
+
+
 def of_towns(rows: int = 400) -> tuple[pd.DataFrame, np.ndarray]:
     """Return columns far from 0, one of categories, and a number that follows from them."""
     rng = np.random.default_rng(4)

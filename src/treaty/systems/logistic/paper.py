@@ -223,7 +223,7 @@ def coordinate(party: Party, setting: Setting, threads: int) -> None:
     key = make_key(setting)
     for name in setting.owners:
         party.send(name, SharedKey(pack(key.public.to_payload())))
-    schedule, decider = setting.solver.schedule(), setting.solver.coordinator()
+    schedule, decider = setting.solver.schedule(), setting.decider()
     opener = _GradientOpener(party, setting, key, threads)
     ends = np.cumsum([setting.n_columns[name] for name in opener.order])
     whole = setting.solver.slice(int(ends[-1]), intercept=True)

@@ -243,7 +243,7 @@ def coordinator(seat: Seat) -> None:
         return
     solver = setting.solver
     opener = None if setting.cipher == "lattice" else Opener(party, setting, seat.threads)
-    decider, schedule = solver.coordinator(), solver.schedule()
+    decider, schedule = setting.decider(), solver.schedule()
     iteration = 0
     if resumed is not None:
         assert resumed.coordinator is not None

@@ -137,12 +137,6 @@ class Solver:
     max_iter: int
     hessian_batch_size: int | None
 
-    def coordinator(self, *, whole_table: bool = False, quadratic: bool = True) -> Coordinator:
-        """Make the coordinator, which decides steps from summed inner products."""
-        return Coordinator(
-            memory=self.memory, learning_rate=self.learning_rate, whole_table=whole_table, quadratic=quadratic
-        )
-
     def schedule(self) -> Schedule:
         """Make the schedule, which decides after each epoch how training goes on."""
         return Schedule(self.learning_rate, self.tol, self.max_iter)
@@ -200,10 +194,12 @@ class Setting:
         """Second derivative of a quadratic loss: with residuals d, encrypted vectors add up to d / curvature."""
         return 0.25 if self.family in ("logistic", "multiclass") else 1.0
 
-    @property
-    def quadratic(self) -> bool:
-        """Whether the loss is a quadratic function."""
-        return self.family != "poisson"
+    def decider(self) -> Coordinator:
+        """Make the coordinator, which decides steps from summed inner products."""
+        of, quadratic = self.solver, self.family != "poisson"
+        return Coordinator(
+            memory=of.memory, learning_rate=of.learning_rate, whole_table=self.whole, quadratic=quadratic
+        )
 
     @property
     def passives(self) -> list[str]:

@@ -83,7 +83,7 @@ class Decider:
         self._coordinator: Coordinator | None = None
         self._masks = masks
         if self._lead == party.name:
-            self._coordinator = setting.solver.coordinator(whole_table=setting.whole, quadratic=setting.quadratic)
+            self._coordinator = setting.decider()
         elif self._lead == setting.active:  # the party that gets the sum adds no masks
             among = {peer: seed for peer, seed in seeds.items() if peer != setting.active}
             self._masks = CancellingMasks(party.job, f"{party.protocol} passive parties", party.name, among)

@@ -99,6 +99,7 @@ def standard_errors(
     weights: Floats,
     variance_of: Callable[[int], float] | None,
     sums: Floats,
+    steps: Callable[[int, int], None] | None = None,
 ) -> Inference:
     """Return standard errors of the own weights, in the unit of training, as the active or a passive party.
 
@@ -111,7 +112,7 @@ def standard_errors(
     local, known, rank = determined(X, hidden.final_block(weights))
     turned = np.zeros((n_columns, n_columns))
     turned[:, : local.shape[1]] = local @ random_rotation(local.shape[1])
-    cross = _cross_products(party, setting, hidden, X, turned)
+    cross = _cross_products(party, setting, hidden, X, turned, steps)
     lead = setting.coordinator or setting.active
     if lead == party.name:
         blocks = _inverse(setting, {party.name: (cross, rank), **_collect(party, setting, setting.passives)})
@@ -138,18 +139,23 @@ def standard_errors(
     return Inference(np.where(known, np.sqrt(np.maximum(squares, 0.0)), np.nan), degrees)
 
 
-def _cross_products(party: Party, setting: Setting, hidden: Hidden, X: Floats, turned: Floats) -> dict[str, Floats]:
+def _cross_products(
+    party: Party, setting: Setting, hidden: Hidden, X: Floats, turned: Floats, steps: Callable[[int, int], None] | None
+) -> dict[str, Floats]:
     """Return the own C_kj, (n_columns, n_columns of j), for each passive party j but this one."""
     # entries are at most the root of n / curvature in size: scaled down where that exceeds what a margin may be
     halvings = max(0, math.ceil(math.log2(len(X) / setting.curvature) / 2) - MARGIN_BITS + 1)
     Z = X @ turned * 2.0**-halvings
-    cross = {}
+    cross, done, total = {}, 0, sum(setting.n_columns[owner] for owner in setting.passives)
     for owner in setting.passives:
         found = []
         for column in range(setting.n_columns[owner]):
             products = hidden.times(owner, Z[:, column] if owner == party.name else None)
             if products is not None:
                 found.append(turned.T @ products * 2.0**halvings)
+            done += 1
+            if steps is not None:
+                steps(done, total)
         if owner != party.name:
             cross[owner] = np.array(found).reshape(-1, X.shape[1]).T
     return cross

@@ -175,7 +175,8 @@ def _fit(
     unit = _tell_unit(party, setting, target)
     if seat.common.standard_errors:
         at_zero = np.zeros((0, X.shape[1])) if target is None else np.append(part.preparation.at_zero, 1.0)[np.newaxis]
-        found = standard_errors(party, setting, hidden, X, weights, _variance(setting, target, losses), at_zero)
+        steps, variance = seat.steps("multiplying for standard errors"), _variance(setting, target, losses)
+        found = standard_errors(party, setting, hidden, X, weights, variance, at_zero, steps)
         part.errors, part.degrees = unit * found.errors[: X.shape[1]], found.degrees
         part.error_at_zero = unit * float(found.errors[-1]) if target is not None else math.nan
     part.coef = unit * weights
@@ -368,7 +369,7 @@ def coordinate(seat: Seat, setting: Setting) -> None:
 def _coordinate_one(party: Party, setting: Setting, opener: Opener | None) -> None:
     """Decide the steps of one model."""
     solver = setting.solver
-    decider, schedule = solver.coordinator(whole_table=True, quadratic=setting.quadratic), solver.schedule()
+    decider, schedule = setting.decider(), solver.schedule()
     iteration = 0
     while True:
         party.round += 1
