@@ -39,7 +39,7 @@ JOBS: dict[str, list[Played]] = {
         Played(EXACT, 3),
         Played({"encryption": "lattice", "reveal": "node", **EXACT}),
         Played({"sums": "sealed", **ONE_TREE}, 3),
-        Played({"sums": "sealed", "reveal": "node", **ONE_TREE}),
+        Played({"sums": "sealed", "reveal": "column", **ONE_TREE}),
         Played({**OU, "he_inference": True, **EXACT}, 3),
         Played({**PAPER, "encryption": "ou", "insecure_test_key_bits": 512}),
     ],

@@ -21,8 +21,10 @@ from systems.secureboost.test_privacy import arrays, received
 from systems.vertical.lossless import unusual_tables
 from systems.vertical.playing import OPTIONS, play_training, seat_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
+from treaty import parallel
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.payload import SumsBounds
+from treaty.crypto.sealed import sides
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
@@ -109,14 +111,52 @@ def test_sealed_sums_give_the_pooled_trees_under_every_growth_option(options):
     assert_lossless(*sealed_both("binary", tables, y, weight, **options), tables)
 
 
-@pytest.mark.parametrize("system", [SecureBoost(sums="sealed", reveal="node"), slow(FedXGBoostSMM(reveal="argmax"))])
-def test_rows_of_nodes_and_matrix_products_go_the_same_way(system):
+@pytest.mark.parametrize(
+    ("system", "answer"),
+    [
+        (SEALED, "SplitSides"),
+        (SecureBoost(sums="sealed", reveal="column"), "SplitColumns"),
+        slow(SecureBoost(sums="sealed", reveal="node"), "SplitSides"),
+        slow(FedXGBoostSMM(reveal="argmax"), "SplitSides"),
+    ],
+)
+def test_whole_columns_and_matrix_products_go_the_same_way(system, answer):
     X, y = real_table("binary")
     tables = cut(with_gaps(X), 3)
     federated, pooled = sealed_both("binary", tables, y, system=system)
     assert_lossless(federated, pooled, tables)
-    answer = "SplitAnswer" if getattr(system, "sums", None) else "SplitColumns"
-    assert answer in federated.communication_["p1 -> p0"]["by_type"]
+    sent = federated.communication_["p1 -> p0"]["by_type"], federated.communication_["p0 -> p1"]["by_type"]
+    assert {"SplitAnswer", "SplitColumns", "SplitSides"} & set(sent[0]) == {answer}
+    assert "NamedRows" not in sent[1]
+    assert ("SideChoices" in sent[1]) == (answer == "SplitSides")
+
+
+def test_deep_trees_with_more_nodes_than_pads_are_made_of_at_once_in_pieces_of_rows(monkeypatch):
+    monkeypatch.setattr(sides, "_AT_ONCE", 2)
+    monkeypatch.setattr(parallel, "PIECE_BYTES", 48)
+    X, y = real_table("binary")
+    tables = {"p0": X.iloc[:, :1], "p1": X.iloc[:, 1:]}
+    options = {"max_depth": 7, "min_child_samples": 1, "min_child_weight": 1e-3, "n_estimators": 2}
+    assert_lossless(*sealed_both("binary", tables, y, **options), tables)
+
+
+def test_a_passive_party_receives_uniform_choices_and_answers_alike_for_every_node():
+    """Of the rows of nodes it sees nothing: sides that it gives are of all rows, and bits that choose are masked."""
+    tables, y = tables_and_labels(parties=2)
+    tables = {"p0": tables["p1"], "p1": tables["p0"]}  # the better columns, so that p1 splits below the root
+    played = play_training(tables, y, **{**SMALL_JOB, "n_estimators": 8, "max_depth": 3})
+    assert not {entry.step for entry in played.transcripts["p1"].entries} & {"NamedRows", "SplitRequest"}
+    entries = {name: played.transcripts[name].entries for name in ("p0", "p1")}
+    came = [entry.message(level.SideChoices) for entry in entries["p1"] if entry.step == "SideChoices"]
+    content = [np.frombuffer(message.message.data, np.uint8) for message in came]
+    assert uniform(np.concatenate(content)) > 1e-6
+    flips = [
+        np.unpackbits(np.frombuffer(message.flips.data, np.uint8), bitorder="little")[: len(y)] for message in came
+    ]
+    ones, of = int(np.sum(flips)), sum(map(len, flips))
+    assert abs(ones - of / 2) < 5 * np.sqrt(of / 4)
+    answers = [entry.message(level.SplitSides).left.shape for entry in entries["p0"] if entry.step == "SplitSides"]
+    assert {width for _, width in answers} == {-(-len(y) // 8)}
 
 
 def small_job(data: Any) -> tuple[str, dict, np.ndarray, np.ndarray | None, dict]:
@@ -325,13 +365,15 @@ def test_sealed_sums_need_no_consent_to_exact_ones(monkeypatch):
 # ---------------------------------------------------------------- what the active party receives
 
 TO_PASSIVE_SEALED = (
-    LinkProbe, level.SealedStep, level.TournamentTerms, level.SealedSumsRequest, level.WonCandidates
+    LinkProbe, level.SealedStep, level.TournamentTerms, level.SealedSumsRequest, level.WonCandidates, level.SideChoices
 )  # fmt: skip
 KINDS = {
     **LATTICE_TO_ACTIVE,
     **{
         kind.__name__: kind
-        for kind in (LinkEcho, level.SealedStep, level.SealedColumns, level.MovedShares, level.OwnerShares)
+        for kind in (
+            LinkEcho, level.SealedStep, level.SealedColumns, level.MovedShares, level.OwnerShares, level.SplitSides
+        )
     },
 }  # fmt: skip
 SMALL_JOB = {
@@ -365,7 +407,7 @@ def test_the_active_party_receives_as_much_whatever_the_passive_table_holds(monk
         came = received_by_active(other_table(tables, seed), y, max_depth=1)
         forms.append([(step, array.dtype.str, array.shape) for step, array in came])
     assert forms[0] == forms[1]
-    assert not any(step == "SplitColumns" for step, _, _ in forms[0])
+    assert not any(step == "SplitSides" for step, _, _ in forms[0])
 
 
 def test_what_the_active_party_receives_and_opens_is_uniform_whatever_the_table(monkeypatch):
@@ -501,12 +543,15 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
         ("p1", "SealedStep", lambda m: replace(m, payload=[]), "expected"),
         ("p1", "SealedStep", lambda m: replace(m, payload=[Array.of(np.zeros(3))]), "expected"),
         ("p1", "SealedColumns", lambda m: replace(m, missing=Array.of(np.zeros(99, np.bool_))), "Columns.missing"),
-        ("p1", "SplitColumns", lambda m: replace(m, new=filled(m.new, 255)), "enough rows and weight in each child"),
+        ("p1", "SplitSides", lambda m: replace(m, left=filled(m.left, 255)), "enough rows and weight in each child"),
+        ("p1", "SplitSides", lambda m: replace(m, left=Array.of(np.zeros((1, 3), np.uint8))), "SplitSides.left"),
+        ("p0", "SideChoices", lambda m: replace(m, flips=Array.of(np.zeros(99, np.uint64))), "SideChoices.flips"),
+        ("p0", "SideChoices", lambda m: replace(m, message=Array.of(np.zeros((9, 8), np.uint64))), "of an extension"),
         ("p0", "WonCandidates", lambda m: replace(m, numbers=filled(m.numbers, 1 << 60)), "candidates' numbers"),
         ("p0", "WonCandidates", lambda m: replace(m, nodes=filled(m.nodes, 99)), "ascending nodes"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=filled(m.parents, 5)), "nodes of the last level"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, before="nobody"), "parties of the job"),
-        ("p0", "TournamentTerms", lambda m: replace(m, keys={"nobody": bytes(32)}), "keys of the job's other passive"),
+        ("p0", "TournamentTerms", lambda m: replace(m, keys={"nobody": (bytes(32), b"")}), "keys of the job's other"),
     ],
 )  # fmt: skip
 def test_garbage_ends_the_job_with_one_clear_error(faulty, kind, change, message):

@@ -83,6 +83,25 @@ class Transfers:
         (came,) = take((yield [flips]), (np.uint64, flips.shape))
         return drawn.first, chosen(drawn.q, self.sender.delta, came), drawn.t
 
+    def choose_alone(self, choices: Bits) -> tuple[Words, Words, Words]:
+        """Make transfers in one direction, as the receiver of own choice bits, (n,), beside the stock.
+
+        Return the message and the choices under a mask, both for the sender's `accept_alone`, and own rows, (n, 2).
+        """
+        count = len(choices)
+        message, random, rows = self.receiver.extend(-(-count // STEP) * STEP)
+        return message, packed(choices ^ unpacked(random, count)), rows[:count]
+
+    def accept_alone(self, message: Words, flips: Words, count: int) -> Words:
+        """Return the sender's rows of what the receiver's `choose_alone` has made, under its choices, (count, 2)."""
+        rows = self.sender.extend(-(-count // STEP) * STEP, message)[:count]
+        return chosen(rows, self.sender.delta, flips)
+
+    def numbers(self, count: int) -> int:
+        """Return the first of `count` tweaks that no transfer of either end has, nor will have."""
+        first, self._used = self._used, self._used + count
+        return first
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:

@@ -39,7 +39,7 @@ class FedXGBoostSMM(SystemOptions):
         was sent under a mask, 8 bytes each; "ou" encrypts every row afresh for every node.
     reveal : {"column", "node", "argmax"} or None, default None
         "column" (None) and "node" as for `SecureBoost`. With "argmax", in safe mode on the lattice map, the active
-        party learns no sums, only which splits are best; passive parties say of all rows which go left. It is
+        party learns no sums, only which splits are best; sides of nodes' rows are transferred. It is
         ``SecureBoost(sums="sealed")``, and needs what that needs.
     key_bits : {2048, 3072} or None, default None
         With ``backend="ou"``: size of the modulus; None is 3072.

@@ -41,7 +41,7 @@ def disclosures(
             learned[name].append(
                 f"nothing of nodes below a split with a child whose class shares differ from the table's by more than "
                 f"{options.purity_guard:g}, but that there is such a child"
-                + ("" if columns else "; at a split of its own, which rows are in it")
+                + ("; at a split of its own, which rows are in it" if ciphers.names_rows(cipher) else "")
             )
         if common.goss and not ciphers.hides_nodes(cipher):
             learned[name].append(

@@ -44,8 +44,10 @@ class SecureBoost(SystemOptions):
         (docs/sealed.md). "open": the sums of every bin of every node. None is "sealed" where the other options allow
         it, but "open" in paper mode, and with `allow_exact_sums`.
     reveal : {"column", "node"} or None, default None
-        How a passive party's split is applied under the lattice map: with "column" (None) the party says of all rows
-        which go left, and learns nothing of the node; with "node" it is told the node's rows and decides only these.
+        How a passive party's split is applied under the lattice map: with "column" the party says of all rows which go
+        left, and learns nothing of the node; with "node" it decides the node's rows alone. Under open sums it is told
+        these rows then, and None is "column"; under sealed sums they are transferred, so that it does not learn which
+        they are, and None is "node" (docs/sealed.md).
     key_bits : {2048, 3072} or None, default None
         Size of the modulus; None is 3072, of the paper's Paillier 512. Given without `encryption`, it chooses "ou" in
         safe mode; under "lattice" only `he_inference` has such a key.

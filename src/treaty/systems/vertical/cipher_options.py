@@ -44,7 +44,16 @@ class CipherOptions:
 
     def reveals_columns(self, cipher: str) -> bool:
         """Whether passive parties decide all rows at a split, under this cipher."""
-        return self.hides_nodes(cipher) and self.reveal != "node"
+        return self.hides_nodes(cipher) and (self.reveal == "column" if self.sealed else self.reveal != "node")
+
+    @property
+    def transfers_sides(self) -> bool:
+        """Whether sides of a node's own rows are transferred, which who decides them does not learn."""
+        return self.sealed and self.reveal != "column"
+
+    def names_rows(self, cipher: str) -> bool:
+        """Whether passive parties are told the rows of the nodes that they split, under this cipher."""
+        return not self.reveals_columns(cipher) and not self.transfers_sides
 
 
 def unaudited(options: CipherOptions) -> str:

@@ -163,22 +163,25 @@ class SplitOwner:
         ]
         return Array.of(np.array(records, np.int32))
 
+    def sides(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_], of: slice) -> NDArray[np.uint8]:
+        """Return which of some rows go left at splits, packed bits uint8 (k, bytes)."""
+        decided = np.empty((len(features), -(-(of.stop - of.start) // 8)), np.uint8)
+        for bits, feature, going in zip(decided, features, left_bins, strict=True):
+            bits[:] = np.packbits(going[self._codes[of, feature]])
+        return decided
+
     def _columns(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_]) -> Iterator[SplitColumns]:
         """Decide all rows of the table, once for each distinct split."""
         numbers, new = [], []
-        for feature, going in zip(features, left_bins, strict=True):
-            going = going[: self._bins.n_bins[feature] + 1]
-            key = int(feature), going.tobytes()
+        for number, (feature, going) in enumerate(zip(features, left_bins, strict=True)):
+            key = int(feature), going[: self._bins.n_bins[feature] + 1].tobytes()
             if key not in self._told:
                 self._told[key] = len(self._told)
-                new.append((feature, going))
+                new.append(number)
             numbers.append(self._told[key])
         records, columns = self.record(features, left_bins), Array.of(np.array(numbers, np.int32))
         for of in row_pieces(len(self._codes), len(features)):
-            decided = np.empty((len(new), -(-(of.stop - of.start) // 8)), np.uint8)
-            for bits, (feature, going) in zip(decided, new, strict=True):
-                bits[:] = np.packbits(going[self._codes[of, feature]])
-            yield SplitColumns(records, columns, Array.of(decided))
+            yield SplitColumns(records, columns, Array.of(self.sides(features[new], left_bins[new], of)))
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:

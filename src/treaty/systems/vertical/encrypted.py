@@ -43,6 +43,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,6 @@ from treaty.systems.vertical.column_owner import (
 from treaty.systems.vertical.encrypted_columns import (
     EncryptedGradients,
     PassiveColumns,
-    SplitAnswer,
     SplitRequest,
     Sums,
     SumsPiece,
@@ -115,6 +115,8 @@ logger = logging.getLogger(__name__)
 
 MakeClient = Callable[[SumsBounds, Mapping[str, NDArray[np.int32]]], SumsClient]
 """Makes the active party's end of a cipher from bounds and the first slots of every peer's features."""
+Divide = Callable[[SplitRequest], Iterator[Message]]
+"""Records splits; returns the messages that say which rows go left."""
 MakeServer = Callable[[Payload, NDArray[np.uint8], NDArray[np.int32]], SumsServer]
 """Makes a passive party's end from the set-up, its codes and its features' first slots."""
 
@@ -302,17 +304,18 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
 
     add_rows, add_sums, answer_sums = _answering(server, limits, active, table.n_rows, kept)
 
-    def answer_split(request: SplitRequest) -> Iterator[Message]:
-        limits.split(request)
-        kept(request)
-        answers: Iterator[Message] = owner.divide_table(request) if by_column else divide_nodes(request)
-        for answer in answers:
-            kept(answer)
-            yield answer
-
-    def divide_nodes(request: SplitRequest) -> Iterator[SplitAnswer]:
+    def divide(request: SplitRequest) -> Iterator[Message]:
+        if by_column:
+            return owner.divide_table(request)
         named = take_nodes(party, active, request.features.shape[0], table.n_rows, kept)
         return owner.divide_nodes(request, named, limits.node_sizes)
+
+    def answer_split(request: SplitRequest, divide: Divide = divide) -> Iterator[Message]:
+        limits.split(request)
+        kept(request)
+        for answer in divide(request):
+            kept(answer)
+            yield answer
 
     def end_tree(end: TreeEnd) -> None:
         if record is not None:
@@ -334,7 +337,9 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         if not isinstance(server, LatticeSumsServer) or not options.sealed:
             handlers |= {SumsRequest: answer_sums, SplitRequest: answer_split}
             return follower.follow(Order(encrypted_table(SumsRequest, SplitRequest), "between trees"), handlers)
-        handlers |= _under_seal(seat, server, bins.offsets, start_tree, answer_sums, answer_split)
+        sealed = SealedOwner(seat, server, bins.offsets, owner)
+        answer = answer_split if by_column else partial(answer_split, divide=sealed.divide)
+        handlers |= _under_seal(seat, server, sealed, start_tree, answer_sums, answer)
         states = encrypted_table(SealedSumsRequest, WonCandidates)
         return follower.follow(Order(states, "between trees"), handlers)
 
@@ -372,14 +377,13 @@ def _answering(
 def _under_seal(
     seat: Seat,
     server: LatticeSumsServer,
-    offsets: NDArray[np.int32],
+    sealed: SealedOwner,
     start_tree: Callable[[TreeStart], None],
     answer_sums: Callable[[SumsRequest], Sums],
     answer_split: Callable[[SplitRequest], Iterator[Message]],
 ) -> dict[type[Message], Callable[[Any], Answer]]:
     """Return what a passive party does under sealed sums, made of what it does under open ones."""
     party, (active,) = seat.party, seat.party.peers
-    sealed = SealedOwner(seat, server, offsets)
 
     def start(message: TreeStart) -> None:
         start_tree(message)

@@ -146,6 +146,13 @@ class SplitColumns(Message):
     new: Array
 
 
+class Recorded(Protocol):
+    """A message with record numbers."""
+
+    @property
+    def records(self) -> Array: ...  # noqa: D102
+
+
 class Notes(Protocol):
     """What notes all that is sent, for an audit (`audit.record.ActiveRecord`)."""
 
@@ -347,18 +354,23 @@ class PassiveColumns:
             if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
                 raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
             records, numbers = np.append(records, told), np.append(numbers, of_splits)
-        left = np.empty(len(rows), np.bool_)
-        for number, (first, last) in zip(numbers, pairwise(starts), strict=True):
-            of_node = rows[first:last]
-            left[first:last] = (self._decided[number][of_node >> 3] >> (7 - (of_node & 7))) & 1
-        return records, left
+        return records, bits_at([self._decided[number] for number in numbers], rows, starts)
 
-    def _records(self, answer: SplitAnswer | SplitColumns, count: int | None) -> Int32:
+    def _records(self, answer: Recorded, count: int | None) -> Int32:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (count,), peer=self.peer, what=what)
         if np.any(records < 0):
             raise PeerProtocolError(self.peer, f"expected record numbers from 0 - at {what} from {self.peer}")
         return records
+
+
+def bits_at(columns: Sequence[NDArray[np.uint8]], rows: Int32, starts: Int64) -> Bools:
+    """Return the bits of each node's rows in its column of packed bits; node k has rows[starts[k] : starts[k + 1]]."""
+    found = np.empty(len(rows), np.bool_)
+    for column, (first, last) in zip(columns, pairwise(starts), strict=True):
+        of_node = rows[first:last]
+        found[first:last] = (column[of_node >> 3] >> (7 - (of_node & 7))) & 1
+    return found
 
 
 def sums_bounds(n_rows: int, objective: Objective, common: BoostingOptions) -> SumsBounds:

@@ -19,6 +19,7 @@ def learned_from_sums(
     once, None where labels are as they are.
     """
     blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
+    named = options.names_rows(cipher)
     whose = "all" if columns else "the node's"
     of_columns = "of every column of the others (by number, not name): how many bins it has"
     if options.sealed:
@@ -57,9 +58,9 @@ def learned_from_sums(
     )
     for name in cast.having("passive"):
         learned[name] = [
-            "nothing of which rows are in a node, nor of labels, but by how its columns and bins were chosen"
-            if columns
-            else rows + kept_from,
+            rows + kept_from
+            if named
+            else "nothing of which rows are in a node, nor of labels, but by how its columns and bins were chosen",
             "which of its own columns and bins were chosen, at how many nodes",
             f"the number of trees and levels{', how many nodes were asked about' if blind else ''}"
             f"{', which two of them have the same parent' if options.sealed else ''}, and each tree's "

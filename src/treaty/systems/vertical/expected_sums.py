@@ -27,7 +27,7 @@ from treaty.systems.vertical.cipher_choice import (
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.links import PROBE_BYTES, Link
 from treaty.systems.vertical.named_rows import node_type
-from treaty.systems.vertical.sealed.level import comparisons_of_a_step
+from treaty.systems.vertical.sealed.level import CHOICE_BITS, comparisons_of_a_step
 
 NEAR = Link(step=0.5e-3, byte=1e-9)
 """A link as it is taken to be before any is measured."""
@@ -59,6 +59,8 @@ def expected_of_sums(cast: Cast, options: CipherOptions, common: Any, shape: Sha
         won = trees.count * trees.splits * features / max(1, columns)
         if options.reveals_columns(cipher):
             asked, answered = 40.0 * won, min(won, slots - features) * n / 8
+        elif options.transfers_sides:
+            asked, answered = trees.count * (trees.depth - 1) * CHOICE_BITS * n / 8, won * n / 8
         else:
             named = node_type(max(trees.nodes)).itemsize * n
             asked, answered = trees.count * trees.depth * float(named), trees.count * trees.depth * n / 8

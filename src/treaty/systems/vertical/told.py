@@ -34,6 +34,8 @@ from treaty.systems.vertical.sealed.level import (
     SealedColumns,
     SealedStep,
     SealedSumsRequest,
+    SideChoices,
+    SplitSides,
     TournamentTerms,
     WonCandidates,
 )
@@ -107,9 +109,8 @@ NAMED = When("named nodes", lambda options, common: _maybe(options, not options.
 BY_COLUMN = When(
     "whole columns answered", lambda options, common: _maybe(options, options.ciphers.reveals_columns(options.cipher))
 )
-BY_NODE = When(
-    "nodes answered", lambda options, common: _maybe(options, not options.ciphers.reveals_columns(options.cipher))
-)
+BY_NODE = When("nodes answered", lambda options, common: _maybe(options, options.ciphers.names_rows(options.cipher)))
+TRANSFERRED = When("sides transferred", lambda options, common: options.ciphers.transfers_sides)
 PROBED = When(
     'encryption="auto", or sealed sums', lambda options, common: options.cipher == "auto" or options.ciphers.sealed
 )
@@ -193,6 +194,19 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Line
             reference=_WHO,
         ),
         lines(replace(NODES_OF_SPLITS, guard=guards), SPLIT_ANSWER, when=BY_NODE, reference=_WHO),
+        lines(
+            Told(SideChoices, ACTIVE, PASSIVE, "bits under masks, and what transfers are made of", "masked"),
+            Told(
+                SplitSides,
+                PASSIVE,
+                ACTIVE,
+                "which of a node's own rows go left at a split of the sender; cuts of a column are nested",
+                "exact",
+                guard="min_child_samples, most_recoverable",
+            ),
+            when=TRANSFERRED,
+            reference="docs/sealed.md, What splits tell",
+        ),
         TREE_END,
         CHECKPOINTS,
         DECISIONS,

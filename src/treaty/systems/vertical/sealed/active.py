@@ -23,24 +23,28 @@ from numpy.typing import NDArray
 from treaty.compute import Flags, Int32s, Integers
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sealed.best import NUMBER, OWNER, Entry, Known, entry_of, fitted, winner_of
+from treaty.crypto.sealed.sides import Paths
 from treaty.crypto.sealed.sums import Widths
-from treaty.crypto.sealed.transfers import open_transfers
+from treaty.crypto.sealed.transfers import Bits, open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.wide import Wide, add
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, pack
+from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at, pack
 from treaty.systems.vertical.links import Link
-from treaty.systems.vertical.named_rows import send_nodes
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
+    CHOICE_BITS,
     End,
     LevelResult,
     MovedShares,
     OwnerShares,
     SealedColumns,
     SealedSumsRequest,
+    SideChoices,
+    SplitSides,
     TournamentTerms,
     WonCandidates,
     comparisons_of_a_step,
@@ -101,13 +105,15 @@ class SealedGradients(EncryptedGradients):
     """Queries to all passive parties, whose answers open to shares of sums.
 
     `order` is that of the level's nodes, `chain` are the passive parties with columns in the tree; `own_place` is how
-    many of these come before the active party's columns.
+    many of these come before the active party's columns. `turns` has, of each level below the root, uint8 (n_rows,)
+    whether rows are in the sibling of a node asked about.
     """
 
     client: LatticeSumsClient
     order: Order
     chain: Sequence[str]
     own_place: int
+    turns: list[Bits]
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         """Return the question for a piece of the level's nodes."""
@@ -130,6 +136,7 @@ class SealedPeer(PassiveColumns):
     Which rows go left is fetched when a level's splits are found, and kept until the grower asks for it.
     """
 
+    gradients: SealedGradients
     end: End
     missing: Flags
     candidates: Candidates
@@ -151,18 +158,34 @@ class SealedPeer(PassiveColumns):
         super().start_tree(grad, hess, rows, columns)
         self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns)
         self.slots: Wide | None = None
+        self._paths = Paths(self.end.transfers, self._n_rows)
 
     def ask_won(
         self, nodes: Int32s, places: Int32s, numbers: NDArray[np.uint64], rows: Int32s, starts: Integers
     ) -> None:
-        """Tell the party which nodes it won, by shares of its numbers, and those nodes' rows unless it decides all.
+        """Tell the party which nodes it won, by shares of its numbers, and choose sides unless it decides all rows.
 
         Nodes are named by their places, ascending: in the tree's order they would tell which siblings are left ones.
         """
         self._asked, self._order = (rows, starts), np.argsort(nodes)
         self._party.send(self.peer, WonCandidates(Array.of(places), Array.of(numbers)))
-        if not self.by_column:
-            send_nodes(self._party, self.peer, rows, starts, self._n_rows)
+        for turns in () if self.by_column else self.gradients.turns[self._paths.levels :]:
+            for of in row_pieces(self._n_rows, CHOICE_BITS):
+                message, flips = self._paths.choose(turns[of], of)
+                self._party.send(self.peer, SideChoices(Array.of(message), Array.of(flips)))
+            self._paths.levels += 1
+
+    def _left_of_nodes(self) -> tuple[Int32s, Flags]:
+        """Take the sides of the nodes' rows."""
+        (rows, starts), columns, records = self._asked, [], np.empty(0, np.int32)
+        pads = self._paths.own_pads(self._paths.next_level())
+        for part in column_pieces(len(starts) - 1, self._n_rows):
+            first, count = self._party.receive(self.peer, SplitSides), part.stop - part.start
+            records = self._records(first, len(starts) - 1)
+            columns += list(take_columns(
+                self._party, self.peer, self._n_rows, count, first, lambda m: m.left, count, "SplitSides.left"
+            ))  # fmt: skip
+        return records, bits_at(columns, rows, starts) ^ pads[rows].astype(np.bool_)
 
     def fetch_left(self) -> Flags:
         """Return which rows of the nodes won go left, bool (n_rows,)."""
@@ -216,7 +239,7 @@ class SealedFinder(SumsFinder):
         self._peers = {k: source for k, source in self._sources.items() if isinstance(source, SealedPeer)}
         self._chain = [k for k, peer in self._peers.items() if len(peer.candidates)]
         if self._peers:
-            self.gradients.chain = [self._peers[k].peer for k in self._chain]
+            self.gradients.chain, self.gradients.turns = [self._peers[k].peer for k in self._chain], []
             self.gradients.own_place = sum(k < self._own_source for k in self._chain)
 
     @property
@@ -232,6 +255,9 @@ class SealedFinder(SumsFinder):
         if for_others is not None:
             self._order, in_order = Order.of(for_others, self._order)
             self.gradients.order = self._order
+            if level.depth:
+                of_siblings, _ = self._rows.rows(self._order.nodes[len(self._order.parents) :], sampled=False)
+                self.gradients.turns.append(np.bincount(of_siblings, minlength=self._n_rows).astype(np.uint8))
             self.gradients.ask(in_order, self._rows)
         found = Splits.none(len(level.nodes), self._own_source)
         if own is not None:

@@ -14,10 +14,13 @@ message                from -> to     content                                   
                                       next passive party knows, too
 `OwnerShares`          passive ->     its shares of whose split is best                        told to the active party
 `WonCandidates`             active ->      nodes that the receiver won; shares of its candidate     told to the receiver
+`SideChoices`          active ->      which child of its parent each row is in                 oblivious transfer
+`SplitSides`           passive ->     which rows go left at each node won                      pads; its own rows' told
 =====================  =============  =======================================================  =========================
 
-then `SplitAnswer` or `SplitColumns`, as under open sums. Nodes of a level are in an order that both ends share: those
-asked about, then the sibling of each. Which of two siblings is the left one is not told.
+With ``reveal="column"`` `SplitColumns` takes the place of the last two, as under open sums. Nodes of a level are in an
+order that both ends share: those asked about, then the sibling of each. Which of two siblings is the left one is not
+told.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates
 
 MOST_STEP = 1 << 13
+CHOICE_BITS = 32
+"""Bits of a row in `SideChoices`."""
 
 TO_MAKE_A_STEP, TO_MAKE_A_BYTE = 0.25e-3, 11e-9
 """Seconds of computing: of a step, however little it compares, and for each byte sent."""
@@ -110,12 +115,34 @@ class OwnerShares(Message):
 class WonCandidates(Message):
     """Nodes whose best split is the receiver's, int32 (k,) ascending; the active party's shares of its number.
 
-    `numbers` is uint64 (k,). As after `SplitRequest`, the nodes' rows follow in `NamedRows`, unless whole columns are
-    answered. Tells the receiver its split at these nodes.
+    `numbers` is uint64 (k,). `SideChoices` follow, unless whole columns are answered. Tells the receiver its split at
+    these nodes.
     """
 
     nodes: Array
     numbers: Array
+
+
+class SideChoices(Message):
+    """Transfers of a bit of each of some rows, for every level that had none so far. Tells nothing (`sealed.sides`).
+
+    The bit says whether the row is in the node asked about or in its sibling: `message`, uint64 (31, words), extends
+    the transfers, and `flips`, uint64 (words,), are the bits under a mask.
+    """
+
+    message: Array
+    flips: Array
+
+
+class SplitSides(Message):
+    """Record numbers int32 (k,), and packed bits uint8 (nodes, bytes): rows' sides at the nodes won, under pads.
+
+    Tells which of a node's own rows go left. Of many nodes there are several, each about the next of them; where one
+    has too many rows, about its next rows.
+    """
+
+    records: Array
+    left: Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from treaty.compute import Int32s
 from treaty.crypto.sealed.best import NUMBER, OWNER, Known, fitted, winner_of
+from treaty.crypto.sealed.sides import Paths
 from treaty.crypto.sealed.sums import Widths
 from treaty.crypto.sealed.transfers import open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer
 from treaty.crypto.wide import Wide
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, view
+from treaty.messaging.row_pieces import column_pieces, row_pieces, take_rows
 from treaty.systems.system import Seat
+from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import SplitRequest
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
+    CHOICE_BITS,
     End,
     LevelResult,
     MovedShares,
     OwnerShares,
     SealedColumns,
     SealedSumsRequest,
+    SideChoices,
+    SplitSides,
     TournamentTerms,
     WonCandidates,
     find_best,
@@ -34,11 +42,12 @@ from treaty.systems.vertical.sealed.moving import MovingKey
 class SealedOwner:
     """Finds the best splits of own columns together with the active party, and learns those that won.
 
-    Made after the hint is sent. `offsets` has the first slot of each own feature.
+    Made after the hint is sent. `offsets` has the first slot of each own feature; `owner` decides rows.
     """
 
-    def __init__(self, seat: Seat, server: LatticeSumsServer, offsets: Int32s) -> None:
+    def __init__(self, seat: Seat, server: LatticeSumsServer, offsets: Int32s, owner: SplitOwner) -> None:
         party, (self._active,) = seat.party, seat.party.peers
+        self._owner, self._n_rows = owner, seat.rows.table.n_rows
         self._party, self._key = party, MovingKey(party, seat.vouching)
         self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
         party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
@@ -62,6 +71,7 @@ class SealedOwner:
         self._parts: list[Wide] = []
         self._parents: list[Int32s] = []
         self._numbers = np.zeros(0, np.uint64)
+        self._paths, self._paths_of_nodes = Paths(self._end.transfers, self._n_rows), np.zeros((1, 0), np.uint8)
 
     def find(self, request: SealedSumsRequest, shares: Wide) -> None:
         """Take own shares of the nodes of a request; after a level's last one, find its best splits."""
@@ -81,6 +91,10 @@ class SealedOwner:
     def _find_level(self, request: SealedSumsRequest) -> None:
         parts, parents = np.concatenate(self._parts), np.concatenate(self._parents)
         self._parts, self._parents = [], []
+        if self._before is not None:  # those asked about, then their siblings
+            above = self._paths_of_nodes[parents]
+            below = [np.pad(above, ((0, 0), (0, 1)), constant_values=turn) for turn in (0, 1)]
+            self._paths_of_nodes = np.concatenate(below)
         nodes = len(parts) if self._before is None else 2 * len(parts)
         alone = not request.before  # its own best is the first so far
         known = Known.nothing(nodes, int(alone), int(alone and request.own_after))
@@ -107,8 +121,27 @@ class SealedOwner:
         shares = view(message.numbers, np.uint64, (len(nodes),), peer=active, what=f"{what}.numbers")
         if not len(nodes) or nodes[0] < 0 or nodes[-1] >= len(self._numbers) or np.any(np.diff(nodes) <= 0):
             raise PeerProtocolError(active, f"expected ascending nodes of the level - at {what}.nodes from {active}")
+        self._won = nodes.copy()
         numbers = shares + self._numbers[nodes]
         if np.any(numbers >= len(self._candidates)):
             raise PeerProtocolError(active, f"expected shares of candidates' numbers - at {what}.numbers from {active}")
         columns, left_bins = self._candidates.splits(numbers.astype(np.int32))
         return SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
+
+    def divide(self, request: SplitRequest) -> Iterator[SplitSides]:
+        """Record the splits that `won` has returned, and offer the sides of all rows: the other end reads its own."""
+        party, active, paths, n_rows = self._party, self._active, self._paths, self._n_rows
+        while paths.levels < self._paths_of_nodes.shape[1]:
+            for of, choices in take_rows(party, active, n_rows, CHOICE_BITS, SideChoices):
+                message = view(choices.message, np.uint64, (None, None), peer=active, what="SideChoices.message")
+                words = (-(-(of.stop - of.start) // 64),)
+                flips = view(choices.flips, np.uint64, words, peer=active, what="SideChoices.flips")
+                paths.accept(message, flips, of)
+            paths.levels += 1
+        features, left_bins = self._owner.asked(request)
+        records, first = self._owner.record(features, left_bins), paths.next_level()
+        for part in column_pieces(len(features), n_rows):
+            nodes = self._paths_of_nodes[self._won[part]]
+            for of in row_pieces(n_rows, part.stop - part.start):
+                sides = self._owner.sides(features[part], left_bins[part], of)
+                yield SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
