@@ -106,6 +106,10 @@ def test_a_small_table_with_weights_and_an_eval_set_is_trained_to_one_optimum():
     pooled = treaty.LogisticRegression(parties={"p": range(5), "q": range(5, 10)})
     pooled.fit(X, y, weight, eval_set=(X, y))
     np.testing.assert_allclose(apart.predict_proba(parts), pooled.predict_proba(X), atol=1e-6)
+    root, ones = np.sqrt(weight), np.ones((500, 1))
+    best = np.linalg.lstsq(root[:, None] * np.hstack([X, ones]) / 2.0, root * (2.0 * y - 1.0), rcond=None)[0]
+    found = np.concatenate([part.per_unit(part.coef) for part in apart.parts_.values()])
+    np.testing.assert_allclose(found, best[:-1], rtol=1e-4, atol=1e-5)
     found, expected = (model.evals_result_["eval_0"]["taylor"] for model in (apart, pooled))
     assert found[-1] == pytest.approx(expected[-1], abs=1e-8)
     early = treaty.LogisticRegression(system, early_stopping_rounds=2).fit(parts, y, **given)
