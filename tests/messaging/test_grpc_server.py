@@ -209,6 +209,20 @@ def test_other_release_is_refused(clinic, dial, deliver):
         deliver(dial("lab"), [b"abc"], version=99)
 
 
+def test_a_connection_that_was_led_to_another_job_is_refused(clinic, dial, grpc_end, connect, deliver):
+    """A door knows a connection's job by a line in clear, which somebody on the way may change."""
+    other = Introduction(VERSION, "lab", bytes(16), "another job")
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "got one for another: its first line was changed on the way"):
+        list(dial("lab").unary_stream(WATCH)(encode(other), timeout=5))
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "expected a connection for this job"):
+        dial("lab").unary_unary(POST)(encode(Parcel(Announcement(other, 0, 3), memoryview(b"abc"))), timeout=5)
+    deliver(dial("lab"), [b"abc"])  # nothing of it is held against lab
+    ends = [grpc_end(*names, job="churn 1") for names in (("shop", ["lab"]), ("lab", ["shop"]))]
+    assert connect(ends) == {"shop": None, "lab": None}
+    ends = [grpc_end("shop", ["lab"], job="churn 1"), grpc_end("lab", ["shop"], job="risk 2")]
+    assert "first line was changed on the way" in str(connect(ends)["lab"])
+
+
 def test_restarted_sender_is_refused(clinic, dial, deliver):
     deliver(dial("lab"), [b"abc"])
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "already talked to another process of lab"):

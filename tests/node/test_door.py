@@ -152,6 +152,18 @@ def test_a_caller_that_is_slow_to_say_what_it_wants_is_hung_up_on(made, short):
         assert is_hung_up(silent, 1.0)
 
 
+def test_a_connection_through_which_nothing_goes_is_closed(made, held, monkeypatch):
+    monkeypatch.setattr(doors, "IDLE", 0.5)
+    door = made()
+    silent, talking = (held(dialled(door.address, NODE)) for _ in range(2))
+    ended = time.monotonic() + 1.6
+    while time.monotonic() < ended:
+        talking.sendall(b"x")
+        assert talking.recv(1) == b"x"
+        time.sleep(0.05)
+    assert is_hung_up(silent, 1.0)
+
+
 def test_callers_that_say_nothing_keep_nobody_out(made, held):
     """The flood is from the same address as the honest caller, which is the worst case."""
     door = made()

@@ -174,6 +174,19 @@ def test_a_peer_that_never_says_hello_is_hung_up_on(bank, monkeypatch):
     assert talk.error is None or talk.error.code() is grpc.StatusCode.CANCELLED
 
 
+def test_a_peer_that_says_nothing_more_is_hung_up_on(bank, monkeypatch):
+    silent, beating = begun(bank), begun(bank, "lab")
+    monkeypatch.setattr(exchanges, "SILENCE", 1.0)
+    ended = threading.Event()
+    threading.Thread(target=lambda: [beating.say(Beat()) for _ in iter(lambda: ended.wait(0.2), True)]).start()
+    try:
+        silent.wait_over(5.0)
+        wait_until(lambda: not bank.exchange.is_up("shop"))
+        assert bank.exchange.is_up("lab")
+    finally:
+        ended.set()
+
+
 @pytest.mark.parametrize("speaks", [True, False])
 def test_a_revoked_peer_is_hung_up_on_within_seconds_also_where_it_only_listens(bank, speaks):
     talk, other = begun(bank), begun(bank, "lab")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
+from contextlib import ExitStack
 from dataclasses import replace
 
 import httpx2
@@ -13,9 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from html_pages import Parsed
+from node.hostile import is_hung_up
 from node.made_up import TITLES, describe, made_up
+from pace import within
 from treaty.errors import ConfigError
-from treaty.node.shown import web
+from treaty.node.shown import impatience, web
 from treaty.node.shown.page import STYLE, JobView, Progress
 from treaty.node.state.store import JobRow, Store
 from treaty.report.html import tag
@@ -224,6 +228,32 @@ def test_it_is_served_at_an_address_that_nobody_has(served, store):
     taken = served.removeprefix("http://")
     with pytest.raises(ConfigError, match=f"cannot listen at {taken}: Address already in use"):
         web.Serving(store, "clinic", describe, taken)
+
+
+def flooded(connection, request):
+    while True:
+        connection.sendall(request)
+
+
+def test_connections_without_progress_are_closed(monkeypatch, store):
+    """One says nothing, one begins a request and another does not read what it asked for again and again."""
+    monkeypatch.setattr(impatience, "IDLE", 0.3)
+    serving, host = web.Serving(store, "clinic", describe, "127.0.0.1:0"), b"Host: localhost\r\n"
+    try:
+        with ExitStack() as held:
+            silent, begun, deaf = (
+                held.enter_context(socket.create_connection(("127.0.0.1", serving.port))) for _ in range(3)
+            )
+            begun.sendall(b"GET / HTTP/1.1\r\n" + host)
+            deaf.settimeout(within(20))
+            with pytest.raises(ConnectionError):  # until nothing more is taken from it, and it is closed
+                flooded(deaf, b"GET / HTTP/1.1\r\n" + host + b"\r\n")
+            assert is_hung_up(silent, within(5))
+            assert is_hung_up(begun, within(5))
+        for _ in range(3):
+            assert httpx2.get(f"http://127.0.0.1:{serving.port}/health").status_code == 200
+    finally:
+        serving.stop()
 
 
 @pytest.mark.parametrize(("listen", "refused"), [("[::1]:0", True), ("localhost:0", True), ("0.0.0.0:0", False)])

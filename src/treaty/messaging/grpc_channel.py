@@ -59,9 +59,9 @@ class GrpcChannel:
     both sides: a frame before it is allocated, a message in parts once the role listens, when its first part has come
     and others up to the share may have. A peer is pinged after `keepalive_time` seconds of silence and has
     `keepalive_timeout` to answer; a broken connection is dialled again for `reconnect` seconds before the peer counts
-    as lost. `terms` are what all must agree on, in words, which `connect` compares. Raises ConfigError when a
-    certificate or key does not fit its name, the address cannot be listened at, or `inbox_limit` is too little for so
-    many peers.
+    as lost. `terms` are what all must agree on, in words, which `connect` compares; `job`, the same at all, is said by
+    whoever dials, where doors of nodes lead connections to jobs. Raises ConfigError when a certificate or key does not
+    fit its name, the address cannot be listened at, or `inbox_limit` is too little for so many peers.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class GrpcChannel:
         keepalive_timeout: float = 8.0,
         reconnect: float = 60.0,
         terms: Mapping[str, str] | None = None,
+        job: str = "",
     ) -> None:
         if not peers or name in peers:
             raise ConfigError(f"expected one or more peers other than {name}, got {', '.join(peers) or 'none'}")
@@ -89,9 +90,17 @@ class GrpcChannel:
         self._pings = Pings(keepalive_time, keepalive_timeout, 1.1 * reconnect)
         self._inbox = Inbox(name)
         self._credit = Credit(name, inbox_limit, peers)
-        self._terms = dict(terms or {})
+        self._terms, self._job = dict(terms or {}), job
         self._server = Server(
-            name, address, self._identity, self._pinned, self._inbox, self._credit, keepalive_time, self._terms
+            name,
+            address,
+            self._identity,
+            self._pinned,
+            self._inbox,
+            self._credit,
+            keepalive_time,
+            self._terms,
+            job,
         )
         self._links: dict[str, Link] = {}
 
@@ -242,7 +251,7 @@ class GrpcChannel:
 
     def _dial(self, peer: str, address: str) -> Link:
         return Link(
-            Introduction(VERSION, self._name, self._server.incarnation),
+            Introduction(VERSION, self._name, self._server.incarnation, self._job),
             peer,
             address,
             self._identity,

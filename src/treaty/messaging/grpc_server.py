@@ -51,8 +51,8 @@ class Server:
 
     Arrivals and offences of peers go to the inbox. `credit` says how much each may have unread here; whoever reads
     gives it back. A caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16 random bytes,
-    `callers` the peers that have dialled us, who are told our `terms`. Raises ConfigError when the address cannot be
-    listened at.
+    `callers` the peers that have dialled us, who are told our `terms`. Who dials for another `job` is refused. Raises
+    ConfigError when the address cannot be listened at.
 
     A peer has one watch, the newest, and `CALLS` calls at a time, so that it leaves room for others.
     """
@@ -67,10 +67,11 @@ class Server:
         credit: Credit,
         keepalive_time: float,
         terms: Mapping[str, str] | None = None,
+        job: str = "",
     ) -> None:
         self.incarnation = secrets.token_bytes(16)
         self.callers: set[str] = set()
-        self._name = name
+        self._name, self._job = name, job
         self._terms = dict(terms or {})
         self._inbox = inbox
         self._credit = credit
@@ -228,6 +229,11 @@ class Server:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"expected transport version {VERSION}, got {introduction.version}; "
                 "install the same release everywhere",
+            )
+        if introduction.job != self._job:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "expected a connection for this job, got one for another: its first line was changed on the way",
             )
         sender = self._senders[owner]
         with self._lock:

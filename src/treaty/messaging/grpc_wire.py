@@ -30,7 +30,7 @@ SERVICE = "treaty.Mail"
 WATCH = f"/{SERVICE}/Watch"
 DELIVER = f"/{SERVICE}/Deliver"
 POST = f"/{SERVICE}/Post"
-VERSION = 4
+VERSION = 5
 FRAME_BYTES = 60_000_000
 """Most bytes of a message's content in one frame: after a break of the connection no more is sent again."""
 CHUNK = 1 << 18
@@ -55,15 +55,17 @@ Terms = Annotated[
 
 
 class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The caller: transport version (both ends must have the same), party name, and incarnation.
+    """The caller: transport version (both ends must have the same), party name, incarnation, and job.
 
     The connection must have the certificate pinned for the name. The incarnation, drawn when the sender's channel was
-    made, tells a lost connection from a restarted process.
+    made, tells a lost connection from a restarted process. Doors of nodes know a connection by a line in clear before
+    TLS: what it was to say is said again here, so that nobody on the way can lead it to another job of the two parties.
     """
 
     version: int
     sender: Annotated[str, msgspec.Meta(max_length=200)]
     incarnation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    job: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

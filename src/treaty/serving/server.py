@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from treaty.errors import ConfigError
+from treaty.node.shown.impatience import Impatient
 
 _KEPT = 75  # seconds for which a connection may be silent between requests
 _CONNECTIONS = 1000
@@ -59,7 +60,7 @@ def run(
     `ready` is called when it listens. Raises ConfigError where certificate and key cannot be used.
     """
     config = uvicorn.Config(
-        app, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
+        app, http=Impatient, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
         ssl_certfile=certificate, ssl_keyfile=key, limit_concurrency=_CONNECTIONS, timeout_keep_alive=_KEPT,
         timeout_graceful_shutdown=30,
     )  # fmt: skip

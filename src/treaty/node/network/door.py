@@ -40,6 +40,9 @@ MOST_YOUNG = 200
 """Connections that may still turn out to be strangers'; beyond, the oldest of the address with most of them goes."""
 YOUTH = PATIENCE + HANDSHAKE_TIMEOUT + 1.0
 """Seconds after which a connection is no stranger's: whoever shows no pinned certificate is hung up on by then."""
+IDLE = 120.0
+"""Seconds after which a connection through which nothing has gone is closed, twice as many at most; gRPC's two ends ask
+each other every ten whether they are there."""
 MOST_BACKS = 16
 """Peers' wishes to be dialled back that are being met, of each; further ones are not."""
 _HELD = 1 << 20  # bytes under way in each direction before the sender is made to wait
@@ -128,6 +131,7 @@ class Door:
                 raise ConfigError(f"the node cannot listen at {self._listen}: {error.strerror or error}") from None
             self._servers.append(server)
             self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
+        self._spawn(self._close_idle())
         for peer in self._addresses:
             self._servers.append(await self._loop.create_unix_server(self._local(peer, ""), self.peer_socket(peer)))
 
@@ -187,6 +191,15 @@ class Door:
         if now - self._said >= 1.0:
             logger.warning("hung up on %s: %s; %d refused since this was said last", host, why, self._refused)
             self._said, self._refused = now, 0
+
+    async def _close_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE)
+            idle = [end for end in self._ends if end.is_idle]
+            for end in self._ends:
+                end.stirred = False
+            for end in idle:
+                end.transport.abort()
 
     def _left(self, end: _End, host: str) -> None:
         self._young.pop(end, None)
@@ -283,7 +296,8 @@ class Door:
 class _End(asyncio.Protocol):
     """One end of a connection that is passed on: what comes in goes out at the `other` end.
 
-    Until there is one, nothing but a first line is read. It is among `ends` for as long as it is open.
+    Until there is one, nothing but a first line is read. It is among `ends` for as long as it is open, and has
+    `stirred` where something came.
     """
 
     transport: asyncio.Transport
@@ -295,7 +309,7 @@ class _End(asyncio.Protocol):
         self._other: _End | None = None
         self._held = bytearray()
         self._line: asyncio.Future[bytes] | None = None
-        self.lost = False
+        self.lost, self.stirred = False, True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -323,7 +337,13 @@ class _End(asyncio.Protocol):
             self._held.clear()
         self.transport.resume_reading()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether neither end of the connection has `stirred`."""
+        return not self.stirred and (self._other is None or not self._other.stirred)
+
     def data_received(self, data: bytes) -> None:
+        self.stirred = True
         if self._other is not None:
             self._other.transport.write(data)
             return

@@ -46,6 +46,8 @@ MOST_CONVERSATIONS = 4
 """Conversations of a peer at once, those that have not begun with Hello too; the oldest ends."""
 HELLO_TIMEOUT = 10.0
 """Seconds in which a peer must have said Hello."""
+SILENCE = 60.0
+"""Seconds in which it must then say something again: whoever has nothing to say beats every five."""
 MOST_UNSENT = 1000
 """Notes for a peer that does not read them; then the conversation ends."""
 _NOTE = 4 << 10
@@ -77,11 +79,12 @@ class Desk(Protocol):
 class Conversation:
     """One end: notes to be sent, and views of jobs that have changed since they were.
 
-    `peer` is whose certificate the other end has shown, `incarnation` that of its process, once it has said hello.
+    `peer` is whose certificate the other end has shown, `incarnation` that of its process, once it has said hello;
+    `heard` is when its last note came.
     """
 
     def __init__(self, peer: str, certificate: bytes) -> None:
-        self.peer, self.certificate, self.began = peer, certificate, time.monotonic()
+        self.peer, self.certificate, self.heard = peer, certificate, time.monotonic()
         self.incarnation = b""
         self.call: Any = None  # what to cancel
         self._changed = threading.Condition()
@@ -239,7 +242,8 @@ class Exchange:
         """End conversations with peers that are not trusted any more, or say nothing."""
         while not self._closing.wait(1.0):
             for talk in self._all():
-                silent = not talk.incarnation and time.monotonic() - talk.began > HELLO_TIMEOUT
+                patience = SILENCE if talk.incarnation else HELLO_TIMEOUT
+                silent = time.monotonic() - talk.heard > patience
                 if silent or not self._trusts(talk):
                     logger.warning("hung up on %s: %s", talk.peer, "it says nothing" if silent else _STRANGER)
                     talk.break_off()
@@ -359,6 +363,7 @@ class Exchange:
         allowance, decoder = _Allowance(NOTES_A_SECOND, 1.0), decoder_of(Note)
         for data in notes:
             note: Note = decoder.decode(data)
+            talk.heard = time.monotonic()
             time.sleep(allowance.take(max(_COSTS.get(type(note), 1.0), len(data) / _NOTE)))
             if not self._trusts(talk):
                 return _STRANGER

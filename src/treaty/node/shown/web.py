@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treaty.errors import ConfigError
 from treaty.node.network.hosts import LOCAL, asks_for, is_loopback
+from treaty.node.shown.impatience import Impatient
 from treaty.node.shown.metrics import registry
 from treaty.node.shown.page import STYLE_HASH, JobView, Shown, job_page, overview
 from treaty.node.state.store import FINAL, TRANSITIONS, JobRow, Store
@@ -133,8 +134,8 @@ class Serving:
             ) from None
         application = app(store, name, describe, hosts=LOCAL if is_loopback(host) else None)
         config = uvicorn.Config(
-            application, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
-            limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=2,
+            application, http=Impatient, ws="none", lifespan="off", access_log=False, log_config=None,
+            server_header=False, limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=2,
         )  # fmt: skip
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(config)

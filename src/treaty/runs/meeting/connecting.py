@@ -95,4 +95,5 @@ def _channel(
     return GrpcChannel(
         name, me.listen or me.address, key=identity.key, certificate=identity.certificate, peers=pinned,
         reconnect=job.reconnect, inbox_limit=job.inbox_limit << 20, terms=terms,
+        job=job.name if me.address.startswith("unix:") else "",  # of a node, whose jobs' names have their ids in them
     )  # fmt: skip
