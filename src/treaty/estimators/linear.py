@@ -215,9 +215,8 @@ class LinearModel(TableEstimator):
         if holder.errors is not None:
             self.standard_errors_ = by_party({name: of["standard_error"] for name, of in tables.items()})
             self.p_values_ = by_party({name: of["p_value"] for name, of in tables.items()})
-            self.confidence_intervals_ = by_party(
-                {name: np.column_stack([of["lower"], of["upper"]]) for name, of in tables.items()}
-            )
+            limits = {name: np.column_stack([of["lower"], of["upper"]]) for name, of in tables.items()}
+            self.confidence_intervals_ = by_party(limits)
             self.standardized_errors_ = by_party({name: part.errors for name, part in parts.items()})
         self.loss_history_ = holder.losses
         losses = {"train": holder.losses, **holder.eval_losses}

@@ -44,9 +44,8 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     if seat.eval_sets:
         common.check_eval_sets(seat.options)
     weight = data.weight if ALONE in tables else None  # parties prepare their columns by themselves, without weights
-    prepared = {
-        name: learned(table, common, "the table" if name == ALONE else name, weight) for name, table in tables.items()
-    }
+    called = {name: "the table" if name == ALONE else name for name in tables}
+    prepared = {name: learned(table, common, called[name], weight) for name, table in tables.items()}
     columns = [made.matrix(tables[name].columns, data.table.n_rows) for name, made in prepared.items()]
     X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
     if common.standard_errors and data.weight is not None:

@@ -103,16 +103,14 @@ def fixed_columns(matrix: Floats) -> Integers:
 
 def prepared(table: Table, common: RegressionOptions, name: str, weight: Floats | None = None) -> Preparation:
     """Learn how to prepare a party's columns; DataError for rows with missing values where these are refused."""
-    refused = "raise" if common.standard_errors and common.missing is None else common.missing
-    gaps = [np.isnan(values) for values in table.columns] if refused in ("raise", "drop") else []
-    rows = int(np.count_nonzero(np.logical_or.reduce(gaps))) if gaps else 0
+    refused = common.missing != "median" and bool(common.missing or common.standard_errors)
+    gaps = np.vstack([np.zeros((0, table.n_rows), bool), *(np.isnan(values) for values in table.columns if refused)])
+    rows, counts = int(gaps.any(axis=0).sum()), gaps.sum(axis=1)
     if rows:
-        counts = [int(np.count_nonzero(gap)) for gap in gaps]
-        most = int(np.argmax(counts))
         raise DataError(
-            f"{name}: {rows} of {table.n_rows} rows have missing values, {counts[most]} in column "
-            f"{table.schema.names[most]!r}: leave these rows out (fit does with missing='drop', parties of a job do "
-            "before they align), fill them in, or have the median stand for them with missing='median'",
+            f"{name}: {rows} of {table.n_rows} rows have missing values, {counts.max()} in column "
+            f"{table.schema.names[counts.argmax()]!r}: leave these rows out (fit does with missing='drop', parties of a "
+            "job do before they align), fill them in, or have the median stand for them with missing='median'",
             public="it has rows with missing values, which the job refuses",
         )
     return preparation_of(table, weight, reference=common.reference is not None)
