@@ -109,8 +109,8 @@ def prepared(table: Table, common: RegressionOptions, name: str, weight: Floats 
     if rows:
         raise DataError(
             f"{name}: {rows} of {table.n_rows} rows have missing values, {counts.max()} in column "
-            f"{table.schema.names[counts.argmax()]!r}: leave these rows out (fit does with missing='drop', parties of a "
-            "job do before they align), fill them in, or have the median stand for them with missing='median'",
+            f"{table.schema.names[counts.argmax()]!r}: leave these rows out (fit does with missing='drop', parties of "
+            "a job do before they align), fill them in, or have the median stand for them with missing='median'",
             public="it has rows with missing values, which the job refuses",
         )
     return preparation_of(table, weight, reference=common.reference is not None)
