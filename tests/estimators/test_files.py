@@ -17,7 +17,9 @@ from large_tables import all_large, random_table, write  # noqa: F401
 from tables import assert_same_trees
 from treaty.data.file_tables import FileTable
 from treaty.data.opening import open_table
+from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
+from treaty.models import trees
 from treaty.scratch import folder_of
 from treaty.trees.columns import ColumnSource
 
@@ -282,3 +284,21 @@ def test_a_files_column_that_equals_the_labels_is_refused_by_name(tmp_path, requ
     rows = {name: (path, y) for name in ("north", "south", "east")}
     with pytest.raises(treaty.DataError, match="north: column 'y'"):
         treaty.GBDTClassifier("federboost-horizontal").fit(rows)
+
+
+@pytest.mark.parametrize("place", ["memory", "all_large"])
+def test_a_prediction_copies_a_few_rows_at_a_time_and_is_the_same(tmp_path, monkeypatch, request, place):
+    if place == "all_large":
+        request.getfixturevalue(place)
+    X = named(tmp_path, TABLE, "t", "parquet")
+    model = treaty.GBDTClassifier(**OPTIONS).fit(X, Y)
+    expected, sizes, copied = model.predict_proba(X), [], Table.matrix
+
+    def noted(table: Table, rows: slice | None = None) -> np.ndarray:
+        sizes.append(len(copied(table, rows)))
+        return copied(table, rows)
+
+    monkeypatch.setattr(trees, "ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(Table, "matrix", noted)
+    np.testing.assert_array_equal(model.predict_proba(X), expected)
+    assert sizes == [64] * 6 + [16]

@@ -66,15 +66,22 @@ class Table:
     columns: list[NDArray[np.float32]]
     n_rows: int  # also where there is no column
 
-    def matrix(self) -> NDArray[np.float32]:
-        """Return the columns copied into one array, float32 (n_rows, n_features) in C order, on disk if they are."""
-        shape = self.n_rows, len(self.columns)
-        rows = np.empty(shape, np.float32) if self.folder is None else new(shape, np.float32, self.folder)
-        for start in range(0, self.n_rows, _ROWS_AT_ONCE):
-            block = slice(start, start + _ROWS_AT_ONCE)
+    def matrix(self, rows: slice | None = None) -> NDArray[np.float32]:
+        """Return the columns copied into one array, float32 (n_rows, n_features) in C order, on disk if they are.
+
+        Of some `rows` in memory.
+        """
+        first, last, _ = (rows or slice(None)).indices(self.n_rows)
+        shape, folder = (last - first, len(self.columns)), self.folder
+        copied = np.empty(shape, np.float32) if folder is None or rows else new(shape, np.float32, folder)
+        for start in range(first, last, _ROWS_AT_ONCE):
+            block = slice(start, min(start + _ROWS_AT_ONCE, last))
             for feature, column in enumerate(self.columns):
-                rows[block, feature] = column[block]
-        return rows
+                copied[block.start - first : block.stop - first, feature] = column[block]
+        if rows and folder is not None:
+            for column in {id(column.base): column for column in self.columns}.values():
+                forget(column)
+        return copied
 
     def rows(self, chosen: NDArray[np.bool_]) -> "Table":
         """Return the table of some rows, bool (n_rows,), on disk if this one is."""

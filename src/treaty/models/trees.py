@@ -24,10 +24,12 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.privacy.remembered_rows import RandomisedRows
 from treaty.trees.boosting import Forest
-from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
+from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 3)
+ROWS_AT_ONCE = 1 << 16
+"""Rows of which a prediction copies the columns at a time."""
 
 
 class ModelPart(msgspec.Struct, kw_only=True):
@@ -222,9 +224,13 @@ def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     """Return margins (n_rows, n_outputs) with all parts and tables at hand, in the order of the forest's sources."""
     forest = forest_of(parts)
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
-    matrix = tables[0].matrix() if len(tables) == 1 else np.concatenate([t.matrix() for t in tables], axis=1)
-    margins = np.full((len(matrix), forest.objective.n_outputs), forest.objective.base_margins)
-    margins_from_values(forest.trees, splits, matrix, margins, threads)
+    margins = np.full((tables[0].n_rows, forest.objective.n_outputs), forest.objective.base_margins)
+    walk = Walk(forest.trees, splits)
+    for first in range(0, len(margins), ROWS_AT_ONCE):  # so that no copy of whole tables is made
+        rows = slice(first, first + ROWS_AT_ONCE)
+        pieces = [table.matrix(rows) for table in tables]
+        matrix = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+        walk.add_to(margins[rows], matrix, threads)
     return margins
 
 
