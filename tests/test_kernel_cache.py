@@ -16,6 +16,7 @@ import pytest
 from numba.core.errors import NumbaWarning
 
 from treaty import kernel_cache
+from treaty.cli.logs import log_of_all
 
 
 def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(tmp_path, monkeypatch):
@@ -70,6 +71,29 @@ def installed(tmp_path, monkeypatch):
         return found
 
     return install
+
+
+def test_that_it_compiles_is_said_once_before_it_does(installed, monkeypatch, caplog, capsys):
+    monkeypatch.setattr(kernel_cache.KernelCache, "told", False)
+    monkeypatch.setattr(kernel_cache.KernelCache, "printed", True)  # as estimators with verbose=True set it
+    caplog.set_level("INFO", "treaty")
+    first = installed("first", 1, "@kernel\ndef more(x):\n    return x + AMOUNT\n")
+    assert not caplog.messages
+    assert first(3) == 2
+    assert sys.modules["treaty_halves.halves"].more(3) == 4
+    assert caplog.messages == [kernel_cache.COMPILING]
+    assert capsys.readouterr().out == f"{kernel_cache.COMPILING}\n"
+    monkeypatch.setattr(kernel_cache.KernelCache, "told", False)
+    assert installed("second", 1, "@kernel\ndef more(x):\n    return x + AMOUNT\n")(3) == 2  # loaded
+    assert len(caplog.messages) == 1
+
+
+def test_a_command_that_runs_all_parties_prints_that_it_compiles(installed, monkeypatch, capsys):
+    monkeypatch.setattr(kernel_cache.KernelCache, "told", False)
+    with log_of_all(False, None) as log:
+        assert installed("first", 1)(3) == 2
+    assert log == []
+    assert capsys.readouterr().out == f"{kernel_cache.COMPILING}\n"
 
 
 def _hits(found):

@@ -20,9 +20,13 @@ cells that a party has to correct in its own file. Other parties are told an err
 files, and such cells, stay at home.
 """
 
+import logging
 import sys
 import warnings
 from pathlib import Path
+
+NOTED = logging.INFO + 5
+"""The level of what a command prints even without ``-v``: what it found in tables, before the work begins."""
 
 _PACKAGE = str(Path(__file__).parent)
 

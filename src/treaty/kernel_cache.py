@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,11 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.misc.appdirs import AppDirs
 
+from treaty.errors import NOTED
+
+logger = logging.getLogger(__name__)
+
+COMPILING = "compiling for this processor, which takes up to 25 seconds of its time, once"
 _IMPORTS = re.compile(rb"^from (treaty\w*[.\w]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
 _NAMES = re.compile(rb"\w+")
 _UNUSED = 90 * 24 * 3600  # seconds after which kernels that nobody loads are deleted
@@ -133,6 +139,8 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     """
 
     _impl_class = _Place
+    told: ClassVar[bool] = False  # that this process compiles
+    printed: ClassVar[bool] = False  # whether it is to be printed, where no command shows the log
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
@@ -149,6 +157,11 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
                 if found is not None:
                     self._end_turn()
         if found is None:
+            if not KernelCache.told:
+                KernelCache.told = True
+                logger.log(NOTED, COMPILING)
+                if KernelCache.printed:
+                    print(COMPILING, flush=True)
             # all that numba can compile: a third of a second, which processes are spared that only load
             target_context.refresh()
         return found

@@ -16,9 +16,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from treaty.errors import ConfigError, TreatyError
+from treaty.errors import NOTED, ConfigError, TreatyError
 from treaty.named_code import trust
-from treaty.runs.progress import NOTED
 
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose", help="Say what is done on standard error, in lines with their time (UTC).")
@@ -164,7 +163,11 @@ def log_of_all(verbose: bool, file: Path | None, to_go_on: Callable[[], str] = l
 
     The command's own last line comes last; `to_go_on` as of `logged`.
     """
+    noted, package = _Noted(NOTED), logging.getLogger("treaty")
+    package.setLevel(logging.INFO)
+    package.addHandler(noted)
     with ExitStack() as held:
+        held.callback(package.removeHandler, noted)
         if verbose and file is None:
             file = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="treaty-"))) / "log"
         kept = None if file is None else _opened(file)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 import treaty
 from treaty.cli.disclosures import say_learned
-from treaty.errors import ConfigError
+from treaty.errors import NOTED, ConfigError
 from treaty.node.jobs import trained
 from treaty.node.network.notes import View
 from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
@@ -28,7 +28,6 @@ from treaty.node.rules.settings import Settings, load_settings
 from treaty.node.state.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
 from treaty.runs.local_checks import Finding
-from treaty.runs.progress import NOTED
 
 if TYPE_CHECKING:
     from treaty.node.service import Node

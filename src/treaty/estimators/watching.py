@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from treaty.errors import ConfigError
+from treaty.kernel_cache import KernelCache
 from treaty.models.trees import ModelPart
 from treaty.trees.growth import NoMoreTrees
 
@@ -33,6 +34,7 @@ class Watch:
         if self._callbacks and model.transport == "grpc":
             raise ConfigError("callbacks are called in this process: they need transport='memory'")
         self._every, self._shown, self._begun = int(verbose), 0, False
+        KernelCache.printed = self._every > 0
         self._tell("before_training")
 
     def __call__(self, done: int, part: Any) -> None:

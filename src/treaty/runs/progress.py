@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # commands show bars before they import what trains
 
 logger = logging.getLogger(__name__)
 
-NOTED = logging.INFO + 5
-"""The level of what a command prints even without ``-v``: what it found in tables, before the work begins."""
-
 LINES_APART = 10.0  # seconds, at least, between two lines of the log about the steps of one phase
 
 

@@ -35,13 +35,12 @@ from treaty.data.sources import (
     refuse_strays,
 )
 from treaty.data.table import Schema, Table, check_names, to_table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column, store_of
-from treaty.runs.progress import NOTED
 from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
 from treaty.systems.alignment.shares import tell_shared
 from treaty.systems.options import SystemOptions
