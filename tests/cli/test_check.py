@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -176,11 +177,35 @@ def test_what_a_job_is_expected_to_take_is_said(tmp_path):
     assert said["expected"].said == "180 rows and 3 columns here; taken for each other party: 10 columns"
     assert "within a factor of 3" in said["expected time"].said
     assert said["expected bytes"].said.count(" MB") == 3
-    assert "more" not in said["expected bytes"].said
+    assert "from" not in said["expected bytes"].said  # others' columns change nothing of what goes to and from here
     assert said["expected memory"].said.startswith("about 0.")
     assert "kept for later jobs in" in said["expected store"].said
     lead = {finding.what: finding.said for finding in check_own(job, "a")}
-    assert "more here for each 10 columns more at each other party" in lead["expected bytes"]
+    ranged = re.search(
+        r"([\d,.]+) MB in all; from ([\d,.]+) (.)B, where .* 3 columns of 16 bins, to ([\d,.]+) MB for 30 ",
+        lead["expected bytes"],
+    )
+    assert ranged is not None
+
+
+def test_what_others_say_of_their_columns_is_what_a_job_is_expected_to_take(tmp_path):
+    job = write_job(tmp_path, "secureboost")
+    taken = {finding.what: finding for finding in check_own(job, "a")}
+    told = {}
+    for name in ("b", "c"):
+        public = next(finding.public for finding in check_own(job, name) if finding.what == "expected")
+        assert re.search(r"for about 3 columns in \d+0? bins$", public)  # not of how many rows
+        told[name] = expectations.told_sizes(public)
+    said = {finding.what: finding for finding in check_own(job, "a", told)}
+    assert f"as c says, about 3 columns in {told['c'][1]} bins there" in said["expected"].said
+    assert "taken for" not in said["expected"].said
+    assert "from" not in said["expected bytes"].said
+
+    def in_all(found):
+        return float(re.search(r"([\d,.]+) MB in all", found["expected bytes"].said)[1].replace(",", ""))
+
+    assert in_all(said) < in_all(taken) / 2  # 10 columns were taken
+    assert expectations.told_sizes("could take part") is None
 
 
 def test_a_party_without_a_table_is_told_for_what_sizes(tmp_path):

@@ -194,8 +194,11 @@ def test_a_job_is_checked_at_all_nodes_before_it_is_submitted(made, tmp_path):
     assert "shop: could take part; a person must approve it; expects about " in said
     assert "400 rows" in said
     (shop,) = [line for line in said.splitlines() if "shop: could take part" in line]
-    told = re.search(r"expects about (.*) seconds, (.*) [kM]B sent and received, (.*) GB of memory$", shop)
+    told = re.search(
+        r"about (.*) seconds, (.*) [kM]B sent and received, (.*) GB of memory, for about 3 columns in \d\d+ bins$", shop
+    )
     assert told is not None
+    assert "as shop says, about 3 columns in" in said.partition("shop: could take part")[2]
     assert all(re.fullmatch(r"0?\.?[1-9][0,]*(\.0)?", number) for number in told.groups())  # one digit each
     assert not nodes["shop"].treaty("models")
     (nodes["shop"].folder / "rows.csv").write_text("id,shop_0\n1,one\n1,2\n")

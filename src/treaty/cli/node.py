@@ -26,8 +26,9 @@ from treaty.node.network.notes import View
 from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.rules.settings import Settings, load_settings
 from treaty.node.state.store import FINAL, JobRow, Store
+from treaty.runs.expectations import told_sizes
 from treaty.runs.job import Job
-from treaty.runs.local_checks import Finding
+from treaty.runs.local_checks import EXPECTED, Finding
 
 if TYPE_CHECKING:
     from treaty.node.service import Node
@@ -162,7 +163,11 @@ def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) 
         if not (with_peers and own and up):
             return own, up
         _check_active(job, settings, node)
-        return own, _tried(store, _propose(store, settings, content), patience)
+        passed, told = _tried(store, _propose(store, settings, content), patience)
+    if told:
+        again = checked(load_own(settings.keys, settings.name), cards, settings, job, "train", told)
+        _print_findings(finding for finding in again if finding.what.startswith(EXPECTED))
+    return own, passed
 
 
 def _print_peers(store: Store, settings: Settings, job: Job) -> bool:
@@ -178,21 +183,24 @@ def _print_peers(store: Store, settings: Settings, job: Job) -> bool:
     return fine
 
 
-def _tried(store: Store, job_id: str, patience: float) -> bool:
-    """Wait for the end of a trial, and say what each party's node found."""
+def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, tuple[int, int]]]:
+    """Wait for the end of a trial, and say what each party's node found; return also the sizes that nodes told."""
     deadline = time.monotonic() + patience
     while (row := store.job(job_id)).state not in FINAL and time.monotonic() < deadline:
         time.sleep(0.2)
     if row.state not in FINAL:
         store.command(job_id, "cancel", b"{}")
+    told = {}
     for party, encoded in store.views(job_id).items():
         view = msgspec.msgpack.decode(encoded, type=View)
         if party != row.submitter:
+            if (size := told_sizes(view.reason)) is not None:
+                told[party] = size
             fine = view.state in ("approved", "finished")
             _print_findings([Finding(party, fine, view.reason or ("could take part" if fine else view.state))])
     if row.state != "finished":
         _say(f"  WRONG  {row.reason or f'not all nodes have answered in {patience:g} s'}")
-    return row.state == "finished"
+    return row.state == "finished", told
 
 
 def jobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from treaty.systems.vertical.cipher_choice import in_words, rounded
 
 ROWS, COLUMNS = 10_000, 10
 """Taken for what a party cannot know alone: rows, where it has no table, and columns of each other party."""
+LEAST, MOST = (3, 16), (30, 256)
+"""Columns, and bins of each at most, between which each other party's are taken to be for a range of bytes."""
 START = 5.0
 """Seconds in which processes start, load what is compiled, and write what there is in the end."""
 PROCESS = 370e6
@@ -31,6 +34,17 @@ CELL = 26.0
 MEGABIT = 1e6 / 8
 LINK = 100 * MEGABIT
 """Bytes a second of the network for which a time is told."""
+
+
+Sizes = Mapping[str, tuple[int, int]]
+"""Of parties that told them, columns as they are trained on, and bins of all of them."""
+_TOLD = re.compile(r"about (\d{1,6}) columns in (\d{1,8}) bins")
+
+
+def told_sizes(said: str) -> tuple[int, int] | None:
+    """Return the size of another party's table by what it said (`Expectation.in_public`); None where it said none."""
+    found = _TOLD.search(said)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +58,31 @@ class Expectation:
     in_all: float
     memory: float
     kept: float
-    more: float = 0.0
+    own: tuple[int, int] | None = None
+    span: tuple[float, float] | None = None
 
     @property
     def in_public(self) -> str:
-        """What others are told, to one digit: more of them would tell how many rows and columns there are."""
+        """What others are told, to one digit: more of them would tell how many rows there are. Of bins, two."""
         seconds, nbytes, memory = (float(f"{of:.0e}") for of in (self.seconds, self.sent + self.received, self.memory))
-        return f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
+        said = f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
+        columns, slots = self.own or (0, 0)
+        size = (
+            f", for about {float(f'{columns:.0e}'):.0f} columns in {float(f'{slots:.1e}'):.0f} bins" if columns else ""
+        )
+        return said + size
 
     @property
     def bytes_in_words(self) -> str:
         """What is sent."""
-        more = f"; {_mb(self.more)} more here for each {COLUMNS} columns more at each other party" if self.more else ""
-        return f"{_mb(self.sent)} sent and {_mb(self.received)} received here, {_mb(self.in_all)} in all{more}"
+        said = f"{_mb(self.sent)} sent and {_mb(self.received)} received here, {_mb(self.in_all)} in all"
+        if self.span is None:
+            return said
+        least, most = map(_mb, self.span)
+        return (
+            f"{said}; from {least}, where each other party has {LEAST[0]} columns of {LEAST[1]} bins, to {most} for "
+            f"{MOST[0]} columns of as many bins as there may be"
+        )
 
     @property
     def time_in_words(self) -> str:
@@ -68,19 +94,23 @@ class Expectation:
         )
 
 
-def expect(job: Job, cast: Cast, name: str, table: Table | None) -> Expectation:
+def expect(job: Job, cast: Cast, name: str, table: Table | None, told: Sizes | None = None) -> Expectation:
     """Return what a training is expected to take at a party with this training table (None: it has none).
+
+    `told` are sizes of other parties' tables; those of the rest are taken to be usual ones.
 
     Raises ConfigError, or CryptoError, where there is no formula, or the job is too large for its cipher.
     """
+    told = told or {}
     own, common = job.settings()
-    shape, taken = _shape(job, cast, name, table, common)
+    shape, taken = _shape(job, cast, name, table, common, told)
     found = _expected(job, cast, own, common, shape)
     sent, received = _traffic(found, name)
-    more = 0.0
+    span: tuple[float, float] | None = None
     if not job.by_row and table is not None:
-        wider = _expected(job, cast, own, common, _wider(shape, name))
-        more = sum(_traffic(wider, name)) - sent - received
+        ends = [_expected(job, cast, own, common, _sized(shape, name, told, size, common)) for size in (LEAST, MOST)]
+        here = [sum(_traffic(end, name)) for end in ends]
+        span = (sum(ends[0].sent.values()), sum(ends[1].sent.values())) if here[1] > 1.01 * here[0] else None
     values = 0 if table is None else table.n_rows * (2 + (len(table.schema.names) if table.folder is None else 0))
     return Expectation(
         taken,
@@ -90,7 +120,8 @@ def expect(job: Job, cast: Cast, name: str, table: Table | None) -> Expectation:
         sum(found.sent.values()),
         PROCESS + CELL * values + found.memory.get(name, 0.0),
         found.kept.get(name, 0.0),
-        more if more > 0.01 * (sent + received) else 0.0,
+        None if job.by_row or table is None or name not in shape.slots else (shape.columns[name], shape.slots[name]),
+        span,
     )
 
 
@@ -141,13 +172,13 @@ def _expected(job: Job, cast: Cast, own: Any, common: Any, shape: Shape) -> Expe
     return found
 
 
-def _shape(job: Job, cast: Cast, name: str, table: Table | None, common: Any) -> tuple[Shape, str]:
+def _shape(job: Job, cast: Cast, name: str, table: Table | None, common: Any, told: Sizes) -> tuple[Shape, str]:
     """Return the sizes of a job's tables as far as a party knows them, and in words what it takes for the rest."""
     rows, columns, slots = (ROWS, COLUMNS, _slots(COLUMNS, common)) if table is None else _sizes(table, common)
     threads = job.n_jobs or len(os.sched_getaffinity(0))
     alike = job.by_row or table is None
     others = (columns, slots) if alike else (COLUMNS, _slots(COLUMNS, common))
-    sizes = {owner: (columns, slots) if owner == name else others for owner in cast.owners}
+    sizes = {owner: (columns, slots) if owner == name else told.get(owner, others) for owner in cast.owners}
     shape = Shape(
         rows=rows,
         columns={owner: size[0] for owner, size in sizes.items()},
@@ -160,8 +191,11 @@ def _shape(job: Job, cast: Cast, name: str, table: Table | None, common: Any) ->
     if job.by_row:
         return shape, f"{rows:,} rows and {columns} columns here; taken for each other party: as many rows"
     common_rows = ", all of its rows in common" if job.align is not None else ""
-    here = f"{rows:,} rows and {columns} columns here"
-    return shape, f"{here}; taken for each other party: {COLUMNS} columns{common_rows}"
+    said = [f"{rows:,} rows and {columns} columns here"]
+    said += [f"as {owner} says, about {of[0]} columns in {of[1]} bins there" for owner, of in told.items()]
+    if not told.keys() >= sizes.keys() - {name}:
+        said.append(f"taken for each {'further' if told else 'other'} party: {COLUMNS} columns")
+    return shape, "; ".join(said) + common_rows
 
 
 def _sizes(table: Table, common: Any) -> tuple[int, int, int]:
@@ -173,17 +207,15 @@ def _sizes(table: Table, common: Any) -> tuple[int, int, int]:
     return table.n_rows, prepared, prepared
 
 
-def _slots(columns: int, common: Any) -> int:
-    return columns * (common.most_bins + 1) if isinstance(common, BoostingOptions) else columns
+def _slots(columns: int, common: Any, bins: int = 256) -> int:
+    return columns * (min(bins, common.most_bins) + 1) if isinstance(common, BoostingOptions) else columns
 
 
-def _wider(shape: Shape, name: str) -> Shape:
-    """Return the sizes with as many columns more as were taken for each other party."""
-
-    def doubled(of: Mapping[str, int]) -> dict[str, int]:
-        return {owner: size if owner == name else 2 * size for owner, size in of.items()}
-
-    return replace(shape, columns=doubled(shape.columns), slots=doubled(shape.slots))
+def _sized(shape: Shape, name: str, told: Sizes, size: tuple[int, int], common: Any) -> Shape:
+    """Return the sizes with so many columns, of so many bins, at each other party that has told none."""
+    unknown = [owner for owner in shape.columns if owner != name and owner not in told]
+    columns, slots = dict.fromkeys(unknown, size[0]), dict.fromkeys(unknown, _slots(size[0], common, size[1]))
+    return replace(shape, columns={**shape.columns, **columns}, slots={**shape.slots, **slots})
 
 
 def _traffic(found: Expected, name: str) -> tuple[float, float]:

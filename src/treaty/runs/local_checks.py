@@ -21,7 +21,7 @@ from treaty.messaging.certificates import check_certificate, fingerprint, load_c
 from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.runs.checks import check_training
 from treaty.runs.endings import check_writable, output_folders
-from treaty.runs.expectations import check_memory, check_store, expect
+from treaty.runs.expectations import Sizes, check_memory, check_store, expect
 from treaty.runs.job import Job, store_of
 from treaty.runs.rows import describe, read_alone
 from treaty.systems.system import Cast
@@ -51,8 +51,8 @@ class Finding:
         return f"{'ok' if self.fine else 'WRONG':<6} {self.what}: {self.said}"
 
 
-def check_own(job: Job, name: str) -> list[Finding]:
-    """Return what a party's own files, folders, key and clock are found to be."""
+def check_own(job: Job, name: str, told: Sizes | None = None) -> list[Finding]:
+    """Return what a party's own files, folders, key and clock are found to be; `told` are sizes of others' tables."""
     member = job.parties[name]
     found = [_tried("job", partial(_roles, job, name))]
     read: dict[str, Table] = {}
@@ -67,7 +67,7 @@ def check_own(job: Job, name: str) -> list[Finding]:
             found.append(_tried(f"certificate of {peer}", partial(_certificate, job, peer)))
     found.append(_tried("clock", partial(_clock, job, name)))
     if found[0].fine and (member.table is None or member.table in read):
-        found += _expected(job, name, read.get(str(member.table)))
+        found += _expected(job, name, read.get(str(member.table)), told)
     return found
 
 
@@ -145,21 +145,21 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, False, str(error))
 
 
-def _expected(job: Job, name: str, table: Table | None) -> list[Finding]:
+def _expected(job: Job, name: str, table: Table | None, told: Sizes | None) -> list[Finding]:
     """Return what the training is expected to take here; `table` is its own one."""
     try:
-        expected = expect(job, job.cast(), name, table)
+        expected = expect(job, job.cast(), name, table, told)
     except ConfigError as error:
         return [Finding(EXPECTED, True, str(error))]
     except TreatyError as error:
         return [Finding(EXPECTED, False, str(error))]
-    told = [
+    found = [
         Finding(EXPECTED, True, expected.taken, expected.in_public),
         Finding(f"{EXPECTED} time", True, expected.time_in_words),
         Finding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
         _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
     ]
-    return told + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
+    return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
 
 
 def _roles(job: Job, name: str) -> str:

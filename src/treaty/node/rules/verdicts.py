@@ -12,6 +12,7 @@ from treaty.node.playing.local import local_job, tables_of
 from treaty.node.proposals import Verb, cast_of, data_sets
 from treaty.node.rules.policy import Verdict, facts_of, verdict
 from treaty.node.rules.settings import DataSet, Settings
+from treaty.runs.expectations import Sizes
 from treaty.runs.job import Job
 from treaty.runs.local_checks import Finding, check_own
 from treaty.runs.report import learned_by
@@ -56,14 +57,19 @@ def _read_by(data_set: DataSet) -> tuple[object, ...]:
     return data_set.id, data_set.columns, data_set.drop, data_set.categorical
 
 
-def checked(own: Own, cards: Mapping[str, Card], settings: Settings, job: Job, verb: Verb) -> list[Finding]:
-    """Return what this node finds when it reads its tables as the job would, and tries folders, keys and its clock."""
+def checked(
+    own: Own, cards: Mapping[str, Card], settings: Settings, job: Job, verb: Verb, told: Sizes | None = None
+) -> list[Finding]:
+    """Return what this node finds when it reads its tables as the job would, and tries folders, keys and its clock.
+
+    `told` are sizes of other parties' tables.
+    """
     tables = tables_of(job, verb, settings)
     for of in tables:
         settings.data_set(of).fetch()
     nowhere = {own.name: f"unix:{settings.folder}"}  # nobody listens there, nobody dials it
     local = local_job(job, "check", verb, own, cards, settings, tables, nowhere)
-    return check_own(local, own.name)
+    return check_own(local, own.name, told)
 
 
 def learned(job: Job, verb: Verb) -> dict[str, list[str]]:
