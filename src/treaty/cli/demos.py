@@ -18,15 +18,7 @@ from rich.table import Table as Grid
 from sklearn.linear_model import LogisticRegression as TheirRegression
 from sklearn.model_selection import train_test_split
 
-from treaty.cli.demo_data import (
-    ORGANISATIONS,
-    add_scores,
-    cut_columns,
-    is_target,
-    load_data,
-    rows_apart,
-    score_grid,
-)
+from treaty.cli.demo_data import ORGANISATIONS, add_scores, cut_columns, is_target, load_data, rows_apart, score_grid
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.estimators.align import align
