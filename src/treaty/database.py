@@ -278,5 +278,7 @@ def set_aside(folder: Path, now: Callable[[], datetime] = lambda: datetime.now(U
                 raise ConfigError(f"cannot move {path}: {error.strerror}") from None
             moved.append(away)
     if not moved:
-        raise ConfigError(f"expected NAME.noise, NAME.hints, NAME.queries, or a run log, got nothing - at {folder}")
+        raise ConfigError(
+            f"expected NAME.noise, NAME.hints, NAME.sides, NAME.queries, or a run log, got nothing - at {folder}"
+        )
     return moved

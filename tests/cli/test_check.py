@@ -180,7 +180,9 @@ def test_what_a_job_is_expected_to_take_is_said(tmp_path):
     assert "from" not in said["expected bytes"].said  # others' columns change nothing of what goes to and from here
     assert said["expected memory"].said.startswith("about 0.")
     assert "kept for later jobs in" in said["expected store"].said
+    assert said["expected sides"].said.startswith("sides of splits will tell a some 0.")
     lead = {finding.what: finding.said for finding in check_own(job, "a")}
+    assert "expected sides" not in lead
     ranged = re.search(
         r"([\d,.]+) MB in all; from ([\d,.]+) (.)B, where .* 3 columns of 16 bins, to ([\d,.]+) MB for 30 ",
         lead["expected bytes"],

@@ -123,7 +123,7 @@ def test_the_command_prints_a_protocol_under_options_as_markdown():
     assert done.stdout == expected.markdown() + "\n"
     assert done.stdout.startswith("# What each party learns: secureboost\n\n## bank\n\n- ")
     assert "## Messages: alignment" in done.stdout
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| `SplitColumns` |")]
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| `SplitSides` |")]
     assert row.count("|") == table_of(()).splitlines()[0].count("|")
 
 

@@ -77,6 +77,7 @@ CASES: dict[str, list[Case]] = {
         Case({"backend": "ou"}),
         Case({"backend": "dealer"}, DEALT),
         Case(part={"encryption": "lattice", "exact_sums": {"shop": 0.061, "lab": 0.02}}),
+        Case({"reveal": "argmax"}, part={"encryption": "lattice", "sides": {"shop": 0.047, "lab": 0.003}}),
         Case({"min_child_samples": 5}),
         Case({"mode": "paper", "allow_insecure": True}),
         Case({"mode": "paper", "allow_insecure": True, "version": 2}),
@@ -171,7 +172,15 @@ def learned(name: str, case: Case) -> dict[str, list[str]]:
         None
         if case.part is None
         else SimpleNamespace(
-            **{"encryption": "", "spent": "", "exact_sums": {}, "forest": None, "batch_size": 1000, **case.part}
+            **{
+                "encryption": "",
+                "spent": "",
+                "exact_sums": {},
+                "sides": {},
+                "forest": None,
+                "batch_size": 1000,
+                **case.part,
+            }
         )
     )
     return system.disclosures(case.cast, own, checked, part)

@@ -34,7 +34,8 @@ def ledger(
 
 def begin_anew(
     path: Annotated[
-        Path, typer.Argument(help="What is lost or damaged: NAME.noise, NAME.hints, NAME.queries, or a run log.")
+        Path,
+        typer.Argument(help="What is lost or damaged: NAME.noise, NAME.hints, NAME.sides, NAME.queries, or a run log."),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:

@@ -175,6 +175,11 @@ def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
     return checkpoint_file(folder, party).with_suffix(".noise")
 
 
+def sides_folder(folder: str | os.PathLike[str], party: str) -> Path:
+    """Return where a party counts what sides of splits have told of its table: longer than checkpoints."""
+    return checkpoint_file(folder, party).with_suffix(".sides")
+
+
 def marked(part: AnyPart, store: Path | None, party: str) -> AnyPart:
     """Return a part that says which ledgers the party has, and how far they are."""
     kept = {str(folder.resolve()): mark_of(folder) for folder in _ledgers(store, party)}
@@ -205,7 +210,7 @@ def check_ledgers(models: Iterable[Path], store: Path | None, party: str) -> Non
 
 
 def _ledgers(store: Path | None, party: str) -> list[Path]:
-    return [] if store is None else [noise_folder(store, party), hints_folder(store, party)]
+    return [] if store is None else [of(store, party) for of in (noise_folder, hints_folder, sides_folder)]
 
 
 class _Vouching(msgspec.Struct):

@@ -57,6 +57,9 @@ class ModelPart(msgspec.Struct, kw_only=True):
     exact_sums : dict of str to float
         Where exact sums were opened, the estimated share of bins that they showed the active party: at the active party
         of each passive one, at a passive party of its own.
+    sides : dict of str to float
+        The share of bins that sides of splits told the active party for certain, as their owner counts it over all jobs
+        on its table: at the active party of each passive one, at a passive party of its own.
     randomised : RandomisedRows or None
         At a passive party whose training rows were told under noise: what was told, which predictions of them go by.
     bins : bytes
@@ -75,6 +78,7 @@ class ModelPart(msgspec.Struct, kw_only=True):
     choice: str = ""
     spent: str = ""
     exact_sums: dict[str, float] = {}
+    sides: dict[str, float] = {}
     randomised: RandomisedRows | None = None
     bins: bytes = b""
     kept: dict[str, Mark] = {}

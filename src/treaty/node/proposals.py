@@ -48,7 +48,8 @@ MOST_CLASSES = 10_000
 _OF_NODES = ("output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
 _OF_MEMBERS = (
     "address", "listen", "certificate", "key", "id", "noisy_labels", "keep_for_audit", "audit_gigabytes",
-    "cluster", "cluster_workers", "record", "record_megabytes", "most_epsilon", "most_epsilon_total",
+    "cluster", "cluster_workers", "record", "record_megabytes", "most_recoverable", "most_epsilon",
+    "most_epsilon_total",
 )  # fmt: skip
 """Fields that are each node's own business, and no part of a proposal."""
 

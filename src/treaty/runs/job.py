@@ -77,6 +77,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     record : str or None
         Folder for a record of all that the party sees of a training, for `treaty audit`: its own rows, messages with
         their contents, and what it opens. None: it records nothing.
+    most_recoverable : float or None
+        Largest share of this party's bins that sides of its splits may tell for certain, over all jobs on its table: at
+        the limit the training ends. None: no limit.
     record_megabytes : float
         Most that its messages may take, and as much again that opened sums may, all kept in memory until the end;
         where a training takes more, no record is written.
@@ -112,6 +115,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     audit_gigabytes: Annotated[float, msgspec.Meta(gt=0)] = 8.0
     record: str | None = None
     record_megabytes: Annotated[float, msgspec.Meta(gt=0)] = 1000.0
+    most_recoverable: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     cluster: str | None = None
     cluster_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
     role: str | None = None

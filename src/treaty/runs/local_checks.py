@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from treaty.data.binning import fit_bins
 from treaty.data.sources import check_there
 from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
@@ -25,6 +26,7 @@ from treaty.runs.expectations import Sizes, check_memory, check_store, expect
 from treaty.runs.job import Job, store_of
 from treaty.runs.rows import describe, read_alone
 from treaty.systems.system import Cast
+from treaty.systems.vertical.exact_sums import expected_sides
 
 ROOM = 100 << 20
 """Bytes that are to be free in every folder that a training writes to."""
@@ -159,6 +161,13 @@ def _expected(job: Job, name: str, table: Table | None, told: Sizes | None) -> l
         Finding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
         _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
     ]
+    (own, common), cast = job.settings(), job.cast()
+    if table is not None and name != job.active and own.mode == "safe" and hasattr(own, "ciphers"):
+        codes = fit_bins(table, common.most_bins).transform(table)
+        trees = job.classes if job.classes > 2 else 1
+        share = expected_sides(codes, own.ciphers, common, trees, len(cast.owners))
+        said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
+        found.append(Finding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
     return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
 
 

@@ -204,7 +204,7 @@ def _training_seat(
         eval_sets=tables.eval_sets, threads=cores(job.n_jobs), progress=progress, phase=phase, keeper=keeper,
         store=store_of(job, name), epsilon_limits=job.parties[name].epsilon_limits,
         vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
-        patience=patience_of(job),
+        patience=patience_of(job), most_recoverable=job.parties[name].most_recoverable,
         row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
         audit=keeping,
     )  # fmt: skip

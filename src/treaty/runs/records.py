@@ -85,6 +85,7 @@ class _Record(msgspec.Struct):
     trees: list[_Tree]
     bins: _Bins | None
     given: list[NDArray[np.int64]]
+    sides: dict[str, list[tuple[NDArray[np.int32], NDArray[np.uint8]]]] = {}
 
 
 def begin_record(job: Job, party: Party) -> Recording | None:
@@ -177,11 +178,16 @@ def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Recor
             *_fields(bins.schema), bins.n_bins, list(bins.cuts), list(bins.category_bins), list(bins.has_other)
         ),
         given=recording.given,
+        sides={
+            owner: [(rows, np.packbits(left)) for rows, left in told] for owner, told in recording.sides.items()
+        },
     )  # fmt: skip
 
 
 def _opened(record: _Record) -> Recording:
     recording = Recording(offsets=dict(record.offsets), given=record.given)
+    for owner, told in record.sides.items():
+        recording.sides[owner] = [(rows, np.unpackbits(left, count=len(rows)).view(np.bool_)) for rows, left in told]
     for owner, nodes in record.nodes.items():
         recording.nodes[owner] = [
             OpenedNode(node.rows, *record.gradients[node.tree], node.sums.reshape(-1, 3)) for node in nodes

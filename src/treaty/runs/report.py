@@ -54,6 +54,7 @@ class Report(msgspec.Struct, kw_only=True):
     encryption: str = ""
     choice: str = ""  # at the active party, why that cipher, or what sealing sums was to take
     exact_sums: dict[str, float] = {}  # estimated share of each passive party's bins that exact sums showed
+    sides: dict[str, float] = {}  # share of each passive party's bins that sides of splits told, over all jobs
     spent: str = ""  # what the party's noise cost
     unsettled: str = ""  # at the active party of a regression, that training ended before the loss was steady
     has_part: bool = True
@@ -85,7 +86,7 @@ def write_report(
         columns={} if data is None else column_types(data.table.schema),
         losses=losses_of(part), best_round=None if forest is None else forest.best_round,
         importances={} if part is None else importances_of(part),
-        exact_sums=getattr(part, "exact_sums", {}), **noted,
+        exact_sums=getattr(part, "exact_sums", {}), sides=getattr(part, "sides", {}), **noted,
     )  # fmt: skip
     write_json(path, report, FORMAT, party.name)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treaty.compute import Int32s, Integers
+from treaty.compute import Flags, Int32s, Integers
 from treaty.data.binning import Bins
 from treaty.privacy.exact_sums import OpenedNode
 
@@ -26,6 +26,8 @@ class Recording:
         At the leader of tables split by row, of each tree: the opened sums by node, and each node's left child.
     bins : Bins or None
         Those of the columns there.
+    sides : dict of str to list of (int32 (n,), bool (n,))
+        There, at each other party's splits: the rows whose sides were told, and which of them go left.
     given : list of int64 (n,)
         At a party that contributes to sums under masks: its vectors without the masks, in the order it gave them.
     room : float
@@ -37,6 +39,7 @@ class Recording:
     trees: list[tuple[dict[int, Integers], Int32s]] = field(default_factory=list)
     bins: Bins | None = None
     given: list[Integers] = field(default_factory=list)
+    sides: dict[str, list[tuple[Int32s, Flags]]] = field(default_factory=dict)
 
     room: float = math.inf
 
@@ -44,6 +47,11 @@ class Recording:
         """Note the opened sums of a node, without the gradients that all nodes of a tree share."""
         if self._fits(node.rows.nbytes + node.sums.nbytes):
             self.nodes[owner].append(node)
+
+    def note_sides(self, owner: str, rows: Int32s, left: Flags) -> None:
+        """Note the sides of rows at a split."""
+        if self._fits(rows.nbytes + left.nbytes):
+            self.sides.setdefault(owner, []).append((rows, left))
 
     def note_tree(self, asked: dict[int, Integers], left: Int32s, bins: Bins) -> None:
         """Note a tree's opened sums by node."""
@@ -59,5 +67,5 @@ class Recording:
     def _fits(self, nbytes: int) -> bool:
         self.room -= nbytes
         if self.room < 0:
-            self.trees, self.given, self.nodes = [], [], {name: [] for name in self.nodes}
+            self.trees, self.given, self.nodes, self.sides = [], [], {name: [] for name in self.nodes}, {}
         return self.room >= 0

@@ -175,6 +175,8 @@ class Seat:
         Where this party keeps a record for an audit of gradients. None: it keeps none.
     recording : Recording or None
         Where this party notes what it opens, for attacks on its own view. None: nowhere.
+    most_recoverable : float or None
+        Largest share of own bins that sides of splits may tell, over all jobs; None: no limit.
     patience : float or None
         Seconds after which a silent user counts as lost; None is the system's own default.
     row_numbers : int64 (n_rows,) or None
@@ -217,6 +219,7 @@ class Seat:
     vouching: Vouching = Vouching()
     audit: Keeping | None = None
     recording: Recording | None = None
+    most_recoverable: float | None = None
     patience: float | None = None
     row_numbers: NDArray[np.int64] | None = None
     rows_digest: bytes | None = None

@@ -41,6 +41,7 @@ TO_ACTIVE = {
     "Sums": encrypted_columns.Sums,
     "SplitAnswer": encrypted_columns.SplitAnswer,
     "Decisions": decisions.Decisions,
+    "ToldShare": encrypted_columns.ToldShare,
 }
 
 

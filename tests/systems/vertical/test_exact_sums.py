@@ -62,7 +62,7 @@ def test_consent_is_enough_and_what_it_accepts_is_named() -> None:
     shares = model.parts_["bank"].exact_sums
     assert shares == model.parts_["shop"].exact_sums
     assert shares["shop"] > LIMIT
-    assert model.disclosures_["bank"][3] == (
+    assert model.disclosures_["bank"][4] == (
         "the bins of single rows of the others, for certain, as far as exact sums give them away: an estimated share, "
         f"of all rows in all columns, of {shares['shop']:.2g} of shop's"
     )

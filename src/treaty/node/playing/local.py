@@ -70,6 +70,8 @@ def local_job(
         eval_tables=[tables[of] for of in given.eval_tables] if verb == "train" else [],
         predict_table=tables[given.predict_table] if verb != "train" and given.predict_table is not None else None,
     )
+    if main is not None and verb == "train":
+        mine = msgspec.structs.replace(mine, most_recoverable=main.policy.most_recoverable)
     able = job.system.on_clusters(job.settings()[0])
     if main is not None and verb == "train" and job.cast().roles[name] in able:
         mine = msgspec.structs.replace(mine, cluster=main.cluster, cluster_workers=main.cluster_workers)

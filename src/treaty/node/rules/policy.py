@@ -31,7 +31,7 @@ from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import Finding
 from treaty.runs.rows import labels_of
 from treaty.systems import SYSTEMS
-from treaty.systems.vertical.exact_sums import expected_share
+from treaty.systems.vertical.exact_sums import expected_share, expected_sides
 
 _FIRST = ("peers", "systems", "losses", "verbs")  # rules that are decided without a look at the table
 _ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
@@ -304,12 +304,14 @@ def _recoverable(case: _Case) -> _Found:
     allowed = f"allowed: {most:.0%} of the bins of its rows"
     if mode is None or own.mode == "paper":
         return False, f"cannot be decided: what {case.job.protocol!r} shows is not only sums of bins; {allowed}"
-    if case.party == case.job.active or mode == "sealed":
-        whose = "of its own columns" if case.party == case.job.active else "under sealed sums"
-        return True, f"no sum of bins is shown {whose}; {allowed}"
+    if case.party == case.job.active:
+        return True, f"no sum of bins is shown of its own columns; {allowed}"
     job = case.job
     varied = job.task != "classification" or job.weight is not None
     codes = case.facts.codes(case.features, common.most_bins)
+    if mode == "sealed":
+        share = expected_sides(codes, own.ciphers, common, case.rounds_of_trees, len(job.cast().owners))
+        return share <= most, f"sides of splits tell {job.active} an estimated {share:.1%}; {allowed}"
     share = expected_share(codes, common, case.rounds_of_trees, varied=varied)
     return share <= most, f"open sums, of which {job.active} may work out an estimated {share:.1%}; {allowed}"
 

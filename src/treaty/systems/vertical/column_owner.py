@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ from treaty.systems.vertical.encrypted_columns import (
     pack,
 )
 from treaty.systems.vertical.passive import between_trees
+from treaty.systems.vertical.told_sides import ToldSides
 from treaty.trees.ensemble import SplitTable
 
 
@@ -103,11 +104,15 @@ class NamedSplits(Protocol):
 class SplitOwner:
     """Decides rows at splits of own columns, and records the splits in `splits` (SecureBoost, Algorithm 2).
 
-    `codes` are the binned columns, uint8 (n_rows, n_features); `active` is the active party.
+    `codes` are the binned columns, uint8 (n_rows, n_features); `active` is the active party. `told` counts what sides
+    tell it; None: nothing does.
     """
 
-    def __init__(self, active: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable) -> None:
-        self._active, self._codes, self._bins, self._splits = active, codes, bins, splits
+    def __init__(
+        self, active: str, codes: NDArray[np.uint8], bins: Bins, splits: SplitTable, told: ToldSides | None = None
+    ) -> None:
+        self._active, self._codes, self._bins, self._splits, self._counted = active, codes, bins, splits, told
+        self._left: dict[int, tuple[int, NDArray[np.bool_]]] = {}  # of each record, its feature and bins going left
         self._told: dict[tuple[int, bytes], int] = {}
 
     def divide_table(self, request: NamedSplits) -> Iterator[SplitColumns]:
@@ -128,11 +133,23 @@ class SplitOwner:
         """
         features, left_bins = self.asked(request)
         sizes, decided = np.zeros(len(features), np.int64), [np.empty(0, np.bool_)]
+        seen = np.zeros((len(features), 256), np.int64)
         for rows, node in nodes:
             sizes += np.bincount(node, minlength=len(features))
-            decided.append(left_bins[node, self._codes[rows, features[node]]])
+            own = self._codes[rows, features[node]]
+            decided.append(left_bins[node, own])
+            seen += np.bincount(node * 256 + own, minlength=seen.size).reshape(seen.shape)
         check(sizes)
         records, left = self.record(features, left_bins), np.concatenate(decided)
+        if self._counted is not None:
+            counts, told = self._counted.counts, []
+            for record, feature, going, rows in zip(_numbers(records), features, left_bins, seen, strict=True):
+                slots = len(counts[feature])
+                may = counts[feature] * (rows[:slots] > 0)
+                parts = [(rows[:slots][side].sum(), may[side].sum()) for side in (going[:slots], ~going[:slots])]
+                below, above = (float(of / max(1, among)) for of, among in parts)
+                told.append((record, below, above))
+            self.tell(told)
         for of in row_pieces(len(left), 1):
             yield SplitAnswer(records, Array.of(np.packbits(left[of])))
 
@@ -161,7 +178,27 @@ class SplitOwner:
             record_split(self._splits, self._bins, int(feature), going)
             for feature, going in zip(features, left_bins, strict=True)
         ]
+        for record, feature, going in zip(records, features, left_bins, strict=True):
+            self._left[record] = int(feature), going[: int(self._bins.n_bins[feature]) + 1]
         return Array.of(np.array(records, np.int32))
+
+    def may_divide(self, record: int, above: Sequence[int]) -> tuple[float, float]:
+        """Return how many rows of the table may go left at a split, and right, as own splits above leave them."""
+        assert self._counted is not None
+        feature, left = self._left[record]
+        may = np.ones(len(left), np.bool_)
+        for earlier, of in (self._left[number] for number in above):
+            # which child of the earlier split it is was not told, but one alone can be divided in this way
+            sides = [may & side for side in (of, ~of)] if earlier == feature else []
+            fit = [side for side in sides if (side & left).any() and (side & ~left).any()]
+            may = fit[0] if len(fit) == 1 else may
+        counts = self._counted.counts[feature]
+        return float(counts[may & left].sum()), float(counts[may & ~left].sum())
+
+    def tell(self, told: Iterable[tuple[int, float, float]]) -> None:
+        """Count sides that are told, see `ToldSides.tell`."""
+        if self._counted is not None:
+            self._counted.tell(self._splits, told)
 
     def sides(self, features: NDArray[np.int32], left_bins: NDArray[np.bool_], of: slice) -> NDArray[np.uint8]:
         """Return which of some rows go left at splits, packed bits uint8 (k, bytes)."""
@@ -180,8 +217,13 @@ class SplitOwner:
                 new.append(number)
             numbers.append(self._told[key])
         records, columns = self.record(features, left_bins), Array.of(np.array(numbers, np.int32))
+        self.tell((record, 1.0, 1.0) for record in _numbers(records))
         for of in row_pieces(len(self._codes), len(features)):
             yield SplitColumns(records, columns, Array.of(self.sides(features[new], left_bins[new], of)))
+
+
+def _numbers(records: Array) -> list[int]:
+    return [int(record) for record in np.frombuffer(records.data, np.int32)]
 
 
 def send_hint(party: Party, hint: Iterator[Payload]) -> None:

@@ -60,7 +60,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Arrays, Message, view
 from treaty.messaging.party import Party
-from treaty.models.checkpoints import hints_folder
+from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import Seat
@@ -92,6 +92,7 @@ from treaty.systems.vertical.encrypted_columns import (
     Sums,
     SumsPiece,
     SumsRequest,
+    ToldShare,
     TreeEnd,
     TreeRows,
     TreeStart,
@@ -100,7 +101,7 @@ from treaty.systems.vertical.encrypted_columns import (
     take_hints,
     unpack,
 )
-from treaty.systems.vertical.exact_sums import check_share, expected_share, watched
+from treaty.systems.vertical.exact_sums import check_share, check_sides, expected_share, watched
 from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe
 from treaty.systems.vertical.named_rows import take_nodes
@@ -109,6 +110,7 @@ from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
 from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonCandidates
 from treaty.systems.vertical.sealed.passive import SealedOwner
+from treaty.systems.vertical.told_sides import ToldSides
 from treaty.trees.columns import MayShow, SumsFinder
 
 logger = logging.getLogger(__name__)
@@ -171,6 +173,8 @@ def train_active(
             check_active_size(seat, seat.audit, forest)
         others, gradients = _columns_of_others(seat, options, training, first_tree, store, client_of, number)
         sources = [others.get(name, own) for name in seat.cast.owners]
+        for columns in others.values():
+            columns.recording = seat.recording
         seen = sources if options.sealed else watched(seat.recording, sources, others)
         finder = (SealedFinder if options.sealed else SumsFinder if seat.audit is None else KeepingFinder)(
             seen, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
@@ -189,6 +193,8 @@ def train_active(
                 held.callback(record.file.close)
             grow(seat, training, finder, sources)
             finish(seat.party)
+    for peer in others:
+        part.sides[peer] = seat.party.receive(peer, ToldShare).share
     return part
 
 
@@ -282,11 +288,15 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             blind=options.hides_nodes(setup.encryption), sealed=options.sealed,
             ends=ALONE if seat.shards is None else over_cluster(seat.shards),
         )  # fmt: skip
-    owner = SplitOwner(active, codes, bins, follower.part.splits)
+    told = ToldSides(None if seat.store is None else sides_folder(seat.store, party.name), bins, codes)
+    owner = SplitOwner(active, codes, bins, follower.part.splits, told)
+    grown = 0.0  # by the last tree
     limits = TreeLimits(active, common.max_depth, common.fewest_rows)
     by_column = options.reveals_columns(setup.encryption)
 
     record: PassiveRecord | None = None
+    sealed: SealedOwner | None = None
+    follower.part.sides = {party.name: told.share}
 
     def kept(*messages: Message) -> None:
         if record is not None:
@@ -294,6 +304,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
 
     def start_tree(start: TreeStart) -> None:
         follower.limits.tree()
+        check_sides(seat, follower.part.sides[party.name], grown)
         follower.next_tree()
         kept(start)
         sample, columns = checked_sample(start, active, *codes.shape)
@@ -320,6 +331,11 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
     def end_tree(end: TreeEnd) -> None:
         if record is not None:
             record.end_tree(end)
+        if sealed is not None and not by_column:
+            sealed.end_tree(end)
+        nonlocal grown
+        grown = told.share - follower.part.sides[party.name]
+        follower.part.sides[party.name] = told.share
         server.end_tree()
 
     with ExitStack() as held:
@@ -336,12 +352,20 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         }  # fmt: skip
         if not isinstance(server, LatticeSumsServer) or not options.sealed:
             handlers |= {SumsRequest: answer_sums, SplitRequest: answer_split}
-            return follower.follow(Order(encrypted_table(SumsRequest, SplitRequest), "between trees"), handlers)
+            follower.follow(Order(encrypted_table(SumsRequest, SplitRequest), "between trees"), handlers)
+            return _with_share(party, active, follower.part)
         sealed = SealedOwner(seat, server, bins.offsets, owner)
         answer = answer_split if by_column else partial(answer_split, divide=sealed.divide)
         handlers |= _under_seal(seat, server, sealed, start_tree, answer_sums, answer)
         states = encrypted_table(SealedSumsRequest, WonCandidates)
-        return follower.follow(Order(states, "between trees"), handlers)
+        follower.follow(Order(states, "between trees"), handlers)
+        return _with_share(party, active, follower.part)
+
+
+def _with_share(party: Party, active: str, part: ModelPart) -> ModelPart:
+    """Tell the active party the part's count of what sides tell, and return the part."""
+    party.send(active, ToldShare(part.sides[party.name]))
+    return part
 
 
 def _answering(

@@ -24,6 +24,7 @@ from treaty.messaging.row_pieces import bits_of, take_columns, take_rows
 from treaty.parallel import pieces
 from treaty.privacy.commitment import commit
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.recording import Recording
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS, RowSize
 from treaty.systems.vertical.named_rows import send_nodes
 from treaty.trees.objectives import Objective
@@ -86,10 +87,19 @@ class TreeRows(Message):
 class TreeEnd(Message):
     """The tree is grown; the passive party drops its gradients. Tells nothing new.
 
-    Where the active party keeps a record for an audit, it signs with its certificate's key what it sent so far.
+    Where the active party keeps a record for an audit, it signs with its certificate's key what it sent so far. Where
+    sides of the receiver's splits were transferred, `rows`, uint8 (k, 2), tell about how many rows of each node went
+    left and right, by which it counts what they tell: x stands for n 2^(-x / 8).
     """
 
     signature: bytes = b""
+    rows: Array | None = None
+
+
+class ToldShare(Message):
+    """What share of the sender's bins sides of its splits tell for certain, by its own count over all jobs."""
+
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class SumsRequest(Message):
@@ -278,6 +288,7 @@ class PassiveColumns:
 
     gradients: EncryptedGradients
     notes: Notes | None = None
+    recording: Recording | None = None
 
     def __init__(self, party: Party, peer: str, n_rows: int) -> None:
         self.peer = peer
@@ -334,7 +345,15 @@ class PassiveColumns:
         named, going = np.zeros((2, self._n_rows), np.bool_)  # the answer has the table's order, the partition its own
         named[rows] = True
         going[named] = bits
+        self.note_sides(going[rows])
         return records, going[rows]
+
+    def note_sides(self, left: Bools) -> None:
+        """Note the sides of the nodes asked about, where this party keeps a recording."""
+        if self.recording is not None:
+            rows, starts = self._asked
+            for first, last in pairwise(starts):
+                self.recording.note_sides(self.peer, rows[first:last].copy(), left[first:last].copy())
 
     def _left_of_columns(self) -> tuple[Int32, Bools]:
         (rows, starts), peer = self._asked, self.peer
@@ -350,6 +369,10 @@ class PassiveColumns:
                 self._party, peer, self._n_rows, len(told), answer, lambda m: m.new, n_new, "SplitColumns.new"
             )
             self._decided.extend(new.copy())  # a view would keep its whole message in memory
+            if (recording := self.recording) is not None:
+                for column in new:
+                    of_all = np.unpackbits(column, count=self._n_rows).view(np.bool_)
+                    recording.note_sides(peer, np.arange(self._n_rows, dtype=np.int32), of_all)
             of_splits = view(answer.columns, np.int32, (len(told),), peer=peer, what="SplitColumns.columns")
             if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
                 raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")

@@ -39,6 +39,8 @@ def learned_from_sums(
             f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
             "every such split; several splits of one column order the rows by it",
             "the shape of all trees and all leaf weights",
+            "the bins of single rows of the others, for certain, as far as sides of splits give them away, cuts of a "
+            "column being nested: " + _told(part.sides if part is not None else {}),
         ]
     }
     if not options.sealed:
@@ -75,6 +77,14 @@ def learned_from_sums(
             most = f"{part.forest.objective.weight_bound:g}"
             learned[name].append(f"that the largest weight of a row is above half of {most} and at most {most}")
     return learned
+
+
+def _told(shares: Mapping[str, float]) -> str:
+    """Say how much of each passive party's bins sides told, where they were counted."""
+    if not shares:
+        return "more with each split of theirs (docs/sealed.md, What splits tell); they count it"
+    each = ", ".join(f"{share:.2g} of {name}'s" for name, share in shares.items())
+    return f"by their count, over this and earlier jobs, {each}"
 
 
 def _estimates(shares: Mapping[str, float]) -> str:

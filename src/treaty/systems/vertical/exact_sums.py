@@ -19,6 +19,8 @@ from treaty.privacy.exact_sums_estimate import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.recording import Recording
 from treaty.systems.system import Seat
+from treaty.systems.vertical.cipher_options import CipherOptions
+from treaty.systems.vertical.told_sides import estimated_sides
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, complete_sums
@@ -47,6 +49,19 @@ def expected_share(
     return estimated_share(counts, common.max_depth, trees)
 
 
+def expected_sides(
+    codes: NDArray[np.uint8], ciphers: CipherOptions, common: BoostingOptions, trees_a_round: int, owners: int
+) -> float:
+    """Return the share of bins that sides of splits are expected to tell, roughly; `codes` are as in `expected_share`.
+
+    For `owners` of columns, and under the lattice map where the cipher is not named.
+    """
+    whole = ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
+    counts = [np.bincount(codes[:, feature]) for feature in range(codes.shape[1])]
+    trees = common.n_estimators * trees_a_round
+    return estimated_sides(counts, common.max_depth, trees, owners, whole=whole)
+
+
 def check_share(seat: Seat, owner: str, share: float) -> None:
     """Refuse a training in safe mode that would give away too much of `owner`'s bins without the job's consent."""
     if seat.options.mode != "safe" or seat.options.allow_exact_sums or share <= MOST_SHARE:
@@ -56,10 +71,23 @@ def check_share(seat: Seat, owner: str, share: float) -> None:
         f"exact sums would show {seat.cast.active}, by no breach of the protocol, the bins of single rows of {owner}: "
         f"an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} (docs/secureboost.md, "
         "What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
-        f"less; under sealed sums nothing of it shows (docs/sealed.md{'; ' if why else ''}{why}); "
+        f"less; under sealed sums only sides of splits tell of bins (docs/sealed.md{'; ' if why else ''}{why}); "
         "allow_exact_sums=True, in every party's copy of the job, accepts it"
     )
     raise ConfigError(said, public=said)
+
+
+def check_sides(seat: Seat, share: float, grown: float) -> None:
+    """Refuse another tree where an owner's limit would be passed, if it told as much as the last one: `grown`."""
+    most = seat.most_recoverable
+    if most is not None and share + grown > most:
+        raise ConfigError(
+            f"sides of splits tell {seat.cast.active} an estimated {share:.1%} of the bins of {seat.party.name}, "
+            f"over this and earlier jobs, and the next tree some {grown:.1%} more, expected at most {most:.1%} "
+            '(most_recoverable): train fewer or shallower trees, under sealed sums without reveal="column", or have '
+            f"{seat.party.name} raise its limit",
+            public="its limit on what splits may tell of its rows (most_recoverable) is reached: train fewer trees",
+        )
 
 
 class WatchedColumns:

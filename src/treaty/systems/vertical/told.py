@@ -20,6 +20,7 @@ from treaty.systems.vertical.encrypted_columns import (
     Sums,
     SumsPiece,
     SumsRequest,
+    ToldShare,
     TreeEnd,
     TreeRows,
     TreeStart,
@@ -204,7 +205,18 @@ def encrypted(seal: str, hide: str, guards: str, *, blind: bool = False) -> Line
                 "exact",
                 guard="min_child_samples, most_recoverable",
             ),
+            Told(
+                TreeEnd, ACTIVE, PASSIVE, "about how many rows went left and right at each split it won", "aggregated"
+            ),
             when=TRANSFERRED,
+            reference="docs/sealed.md, What splits tell",
+        ),
+        Told(
+            ToldShare,
+            PASSIVE,
+            ACTIVE,
+            "what share of the sender's bins sides of its splits have told, by its count over all jobs",
+            "aggregated",
             reference="docs/sealed.md, What splits tell",
         ),
         TREE_END,

@@ -32,7 +32,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
-from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, bits_at, pack
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, TreeEnd, bits_at, pack
 from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
@@ -159,6 +159,7 @@ class SealedPeer(PassiveColumns):
         self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns)
         self.slots: Wide | None = None
         self._paths = Paths(self.end.transfers, self._n_rows)
+        self._sizes: list[Integers] = []
 
     def ask_won(
         self, nodes: Int32s, places: Int32s, numbers: NDArray[np.uint64], rows: Int32s, starts: Integers
@@ -185,7 +186,17 @@ class SealedPeer(PassiveColumns):
             columns += list(take_columns(
                 self._party, self.peer, self._n_rows, count, first, lambda m: m.left, count, "SplitSides.left"
             ))  # fmt: skip
-        return records, bits_at(columns, rows, starts) ^ pads[rows].astype(np.bool_)
+        left = bits_at(columns, rows, starts) ^ pads[rows].astype(np.bool_)
+        going = np.add.reduceat(left, starts[:-1], dtype=np.int64)
+        self._sizes.append(np.stack([going, np.diff(starts) - going], axis=1))
+        self.note_sides(left)
+        return records, left
+
+    def end_tree(self) -> None:
+        """See `SumsSource`; says about how many rows of the nodes won went left and right."""
+        sizes = np.concatenate([np.empty((0, 2), np.int64), *self._sizes])
+        of_table = np.clip(np.round(8 * np.log2(self._n_rows / np.maximum(sizes, 1))), 0, 255).astype(np.uint8)
+        self._party.send(self.peer, TreeEnd() if self.by_column else TreeEnd(rows=Array.of(of_table)))
 
     def fetch_left(self) -> Flags:
         """Return which rows of the nodes won go left, bool (n_rows,)."""

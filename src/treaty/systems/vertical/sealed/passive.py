@@ -18,7 +18,7 @@ from treaty.messaging.messages import Array, view
 from treaty.messaging.row_pieces import column_pieces, row_pieces, take_rows
 from treaty.systems.system import Seat
 from treaty.systems.vertical.column_owner import SplitOwner
-from treaty.systems.vertical.encrypted_columns import SplitRequest
+from treaty.systems.vertical.encrypted_columns import SplitRequest, TreeEnd
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (
     CHOICE_BITS,
@@ -71,6 +71,8 @@ class SealedOwner:
         self._parts: list[Wide] = []
         self._parents: list[Int32s] = []
         self._numbers = np.zeros(0, np.uint64)
+        self._trails: list[list[int]] = [[]]  # of each node of the level, own splits above it, by record number
+        self._told: list[tuple[int, float, float]] = []
         self._paths, self._paths_of_nodes = Paths(self._end.transfers, self._n_rows), np.zeros((1, 0), np.uint8)
 
     def find(self, request: SealedSumsRequest, shares: Wide) -> None:
@@ -92,6 +94,7 @@ class SealedOwner:
         parts, parents = np.concatenate(self._parts), np.concatenate(self._parents)
         self._parts, self._parents = [], []
         if self._before is not None:  # those asked about, then their siblings
+            self._trails = [list(self._trails[parent]) for parent in parents] * 2
             above = self._paths_of_nodes[parents]
             below = [np.pad(above, ((0, 0), (0, 1)), constant_values=turn) for turn in (0, 1)]
             self._paths_of_nodes = np.concatenate(below)
@@ -140,8 +143,21 @@ class SealedOwner:
             paths.levels += 1
         features, left_bins = self._owner.asked(request)
         records, first = self._owner.record(features, left_bins), paths.next_level()
+        for place, record in zip(self._won, np.frombuffer(records.data, np.int32).tolist(), strict=True):
+            self._told.append((record, *self._owner.may_divide(record, self._trails[place])))
+            self._trails[place] = [*self._trails[place], record]
         for part in column_pieces(len(features), n_rows):
             nodes = self._paths_of_nodes[self._won[part]]
             for of in row_pieces(n_rows, part.stop - part.start):
                 sides = self._owner.sides(features[part], left_bins[part], of)
                 yield SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
+
+    def end_tree(self, end: TreeEnd) -> None:
+        """Count what the sides of the tree's splits tell, by the numbers of rows that went left and right."""
+        sent = Array.of(np.empty((0, 2), np.uint8)) if end.rows is None else end.rows
+        sizes = view(sent, np.uint8, (len(self._told), 2), peer=self._active, what="TreeEnd.rows")
+        rows = self._n_rows * 0.5 ** (sizes / 8.0)
+        self._owner.tell(
+            (record, min(1.0, left / max(1.0, below)), min(1.0, right / max(1.0, above)))
+            for (record, below, above), (left, right) in zip(self._told, rows.tolist(), strict=True)
+        )

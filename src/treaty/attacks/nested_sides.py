@@ -1,0 +1,96 @@
+"""A partner's bins from sides of its splits, which every protocol shows the active party (docs/sealed.md).
+
+Cuts of one column are nested: of two, one of the four ways in which rows may fall is empty. Splits whose nodes have
+rows in common are put into groups by that, without record numbers, however sums are hidden; a group is a column. A
+row's bin is known for certain once every other bin of the column is on the other side of a split at which the row's
+side was told. Which column a group is, and which bin lies between two cuts, follows from how many rows are there, and
+is taken from the owner's table here; a split that was put to others of another column counts for nothing.
+
+Baseline: nothing is known for certain. What is found is certain, so the score is a share of all bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.attacks.views import Finding, Truth, View
+from treaty.compute import Flags, Int32s, Integers
+from treaty.systems.vertical.encrypted import Setup
+
+MOST = 1000
+"""Splits that are grouped, those of the largest nodes: the work grows with their square."""
+_EXPECTED = 8.0  # rows that a way would have by chance, from which its being empty counts
+
+Sides = Sequence[tuple[Int32s, Flags]]
+"""Of each split the rows whose sides were told, and which of them go left."""
+
+
+def attack(view: View, truth: Truth) -> Iterator[Finding]:
+    """Work out each partner's bins from the sides that it told of its splits."""
+    if not view.is_active or not view.steps(Setup):
+        return
+    for owner in [name for name in truth.owners if name != view.party]:
+        codes, offsets = truth.codes(owner)
+        told = sorted(view.recorded.recording.sides.get(owner, []), key=lambda split: -len(split[0]))[:MOST]
+        yield Finding(
+            attack="nested sides", party=view.party, target=f"bins of {owner}", measure="share known",
+            score=known_share(told, codes, np.diff(offsets) - 1), baseline=0.0,
+        )  # fmt: skip
+
+
+def known_share(told: Sides, codes: NDArray[np.uint8], n_bins: Integers) -> float:
+    """Return the share of bins, rows times columns, that sides tell for certain; a column's last code is missing."""
+    groups = grouped(told, len(codes))
+    fits = [_columns_of(rows, left, codes) for rows, left in told]
+    possible = [np.ones((len(codes), int(of) + 1), np.bool_) for of in n_bins]
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        column = int(np.sum([fits[k] for k in members], axis=0).argmax())
+        for rows, left in [told[k] for k in members.tolist() if fits[k][column]]:
+            of_rows, missing = codes[rows, column], int(n_bins[column])
+            for side in (left, ~left):
+                other = np.unique(of_rows[~side])
+                possible[column][np.ix_(rows[side], other)] = False
+                present, own = other[other < missing], of_rows[side & (of_rows < missing)]
+                if len(present) and len(own) and present.max() < own.min():
+                    possible[column][rows[side], : present.max() + 1] = False
+                elif len(present) and len(own) and present.min() > own.max():
+                    possible[column][rows[side], present.min() : missing] = False
+    known = 0
+    for column, may in enumerate(possible):
+        there = np.bincount(codes[:, column], minlength=may.shape[1]) > 0
+        known += int((may[:, there].sum(axis=1) == 1).sum()) if there.sum() > 1 else 0
+    return known / max(1, codes.size)
+
+
+def _columns_of(rows: Int32s, left: Flags, codes: NDArray[np.uint8]) -> Flags:
+    """Return which columns a split may be of: no bin has rows on either side."""
+    of_rows = codes[rows]
+    return np.array([not np.intersect1d(of[left], of[~left]).size for of in of_rows.T], np.bool_)
+
+
+def grouped(told: Sides, n_rows: int) -> Integers:
+    """Return each split's group, int64 (k,), the largest nodes first: nested with some of it, crossing none."""
+    count = len(told)
+    there, left = np.zeros((2, count, n_rows), np.float32)
+    for k, (rows, going) in enumerate(told):
+        there[k, rows], left[k, rows[going]] = 1.0, 1.0
+    right = there - left
+    ways = np.stack([left @ left.T, left @ right.T, right @ left.T, right @ right.T])
+    both = np.maximum(ways.sum(axis=0), 1.0)
+    ll, lr, rl, rr = ways
+    first, second = np.stack([ll + lr, rl + rr]), np.stack([ll + rl, lr + rr])
+    expected = np.stack([first[a] * second[b] / both for a in (0, 1) for b in (0, 1)])
+    nested = np.asarray(((ways == 0) & (expected >= _EXPECTED)).any(axis=0))
+    crossing = np.asarray((ways > 0).all(axis=0))
+    groups, found = np.full(count, -1, np.int64), 0
+    for k in range(count):
+        score = [
+            0 if crossing[k, groups == group].any() else int(nested[k, groups == group].sum()) for group in range(found)
+        ]
+        groups[k] = int(np.argmax(score)) if max(score, default=0) else found
+        found = max(found, int(groups[k]) + 1)
+    return groups
