@@ -104,6 +104,25 @@ def test_an_older_copy_of_the_whole_store_is_known_by_the_model(folder, monkeypa
     assert "and that is an older copy; bring back the newest copy" in said
 
 
+@pytest.mark.parametrize("limit", ["most_epsilon", "most_epsilon_total"])
+@pytest.mark.parametrize("own", [{"epsilon": 10.0}, {"mechanism": "label_rr", "epsilon": 15.0}])
+def test_a_partys_own_limits_hold_in_a_job_without_a_node(folder, monkeypatch, limit, own):
+    """However often it is begun, and whatever limit the job has that all parties share."""
+    job = job_of(folder, own=own)
+    job = msgspec.structs.replace(
+        job, parties=job.parties | {"bank": msgspec.structs.replace(job.parties["bank"], **{limit: 20.0})}
+    )
+    assert run(job, monkeypatch) == {}
+    for path in (folder / "model").iterdir():
+        path.unlink()
+    for path in folder.glob("*.noisy_labels"):
+        path.unlink()
+    said = run(job, monkeypatch)
+    assert "a person may pay epsilon 20" in said["bank"]
+    assert limit in said["bank"]
+    assert per_person(read_ledger(noise_folder(folder / "store", "bank"))) <= 20.0
+
+
 def test_another_store_has_a_ledger_of_its_own(spent, monkeypatch):
     assert run(job_of(spent, store="other"), monkeypatch) == {}  # over the same model, whose ledger is another one
     assert per_person(read_ledger(noise_folder(spent / "other", "bank"))) == 20.0

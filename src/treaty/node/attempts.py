@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from treaty.node.network.notes import View
-from treaty.node.proposals import Proposal
+from treaty.node.proposals import Proposal, name_of
 from treaty.node.state.store import FINAL, JobRow
 from treaty.runs.job import Job
 from treaty.systems.system import Cast
@@ -62,6 +62,11 @@ class Standing:
     def done(self) -> int:
         """The last attempt that ended well here."""
         return self.row.done
+
+    @property
+    def played_as(self) -> str:
+        """What its processes, and ledgers, call the job."""
+        return name_of(self.job, self.row.id)
 
     @property
     def active(self) -> str:

@@ -22,17 +22,7 @@ from treaty.node.keys.cards import Card, verify
 from treaty.node.keys.identity import Own, sign, trusted
 from treaty.node.network.exchange import Conversation
 from treaty.node.network.notes import Proposed, View, Wanted
-from treaty.node.proposals import (
-    Proposal,
-    cast_of,
-    check_same,
-    data_sets,
-    id_of,
-    name_of,
-    read_proposal,
-    rounds_of,
-    statement,
-)
+from treaty.node.proposals import Proposal, cast_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
 from treaty.node.rules.policy import Verdict, over_budget
 from treaty.node.rules.settings import Settings
 from treaty.node.rules.verdicts import checked, verdict_on
@@ -341,7 +331,7 @@ class Jobs:
         """
         job, verb = at.job, at.proposal.verb
         for of in data_sets(job, self.name, verb):
-            if over := over_budget(job, verb, self.name, self.settings.data_set(of), name_of(job, at.row.id)):
+            if over := over_budget(job, verb, self.name, self.settings.data_set(of), at.played_as):
                 raise BudgetSpent(f"{of}: {over}")
 
     def _budgets(self, at: Standing) -> set[str]:

@@ -214,9 +214,9 @@ class Ledger:
         new = [entry for draw, entry in wanted.items() if draw not in known]
         if not new:
             return new
-        before, jobs = _entries(db), {job_of(entry) for entry in new}
-        of_jobs = [entry for entry in before if job_of(entry) in jobs]
-        own = self._limits
+        before, own = _entries(db), self._limits
+        jobs = set() if own.job is None else {job_of(entry) for entry in new}
+        of_jobs = [entry for entry in before if jobs and job_of(entry) in jobs]
         for paid, limit, at, where in (
             (before, most, delta, ""),
             (before, own.total, None, " here (most_epsilon_total)"),

@@ -398,10 +398,9 @@ class System:
         Roles that a job file has to name; the others follow from `active` and who has rows.
     shows_columns : frozenset of str
         Roles without training rows whose tables say which columns and classes there are.
-    pays_once : callable
-        ``pays_once(options) -> bool``: whether a further attempt at a training costs nothing as far as an earlier one
-        got: its releases are the same draws, which the ledger knows, and all others are paid for one by one before
-        they are made. Where not, an attempt has to pay all of it again.
+    pays_once : bool
+        Whether a further attempt at a training costs nothing as far as an earlier one got: its releases are the same
+        draws, which the ledger knows, and others are paid for before they are made. Else it has to pay for all again.
     orders_by_id : bool
         Whether aligned rows are put in the order of their ids, so that every job on them has the same.
     cannot : mapping of str to str
@@ -448,7 +447,7 @@ class System:
     apart: frozenset[str] = frozenset()
     named_roles: frozenset[str] = frozenset()
     shows_columns: frozenset[str] = frozenset()
-    pays_once: Callable[[Any], bool] = lambda options: False
+    pays_once: bool = False
     orders_by_id: bool = False
     cannot: Mapping[str, str] = field(default_factory=dict)
     absences: Callable[[Cast, Any, Any], Mapping[str, Any]] | None = None

@@ -321,11 +321,9 @@ def _epsilon(case: _Case) -> _Found:
     if most is None or not case.trains:
         return None
     paid, why = _cost(case)
-    if not paid or not case.played_as:
-        return paid <= most * _ROUNDED, f"{why}; allowed: epsilon {most:g}"
-    own, _ = _spent(case)
-    fine = _in_all(case, own, paid) <= most * _ROUNDED
-    return fine, f"{why}, and epsilon {own:g} in earlier attempts; allowed: epsilon {most:g}"
+    own = _spent(case)[0] if paid and case.played_as else 0.0
+    earlier = f", and epsilon {own:g} in earlier attempts" if own else ""
+    return _in_all(case, own, paid) <= most * _ROUNDED, f"{why}{earlier}; allowed: epsilon {most:g}"
 
 
 def _epsilon_total(case: _Case) -> _Found:
@@ -348,7 +346,7 @@ def _spent(case: _Case) -> tuple[float, float]:
 
 def _in_all(case: _Case, own: float, paid: float) -> float:
     """Return what the job costs with one more attempt, where its earlier ones have cost `own` and one costs `paid`."""
-    return max(own, paid) if case.job.system.pays_once(case.settings[0]) else own + paid
+    return max(own, paid) if case.job.system.pays_once else own + paid
 
 
 def _cost(case: _Case) -> tuple[float, str]:

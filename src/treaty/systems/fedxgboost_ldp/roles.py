@@ -52,7 +52,7 @@ from typing import Annotated
 
 import msgspec
 
-from treaty.errors import ConfigError, PeerProtocolError
+from treaty.errors import BudgetSpent, PeerProtocolError
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message
 from treaty.models.checkpoints import noise_folder
@@ -119,8 +119,8 @@ def active(seat: Seat) -> ModelPart:
     Raises
     ------
     ConfigError, PeerProtocolError
-        When parties disagree on parameters or rows, `epsilon_total` does not suffice for one round, or a party sends
-        what the protocol does not allow.
+        When parties disagree on parameters or rows, no round can be paid for, or a party sends what the protocol does
+        not allow.
     """
     party, data, options, common, threads = seat.party, seat.rows, seat.options, seat.common, seat.threads
     check_consent(options)
@@ -152,7 +152,7 @@ def active(seat: Seat) -> ModelPart:
     grow(seat, training, finder, sources, rules)
     part.spent = noise.told(forest.rounds)
     if noise.stopped and forest.rounds == 0:
-        raise ConfigError(f"epsilon_total does not suffice for one round: {noise.stopped}")
+        raise BudgetSpent(f"no round can be paid for: {noise.stopped}")
     if noise.stopped:
         logger.warning("training ended after %d rounds: %s", forest.rounds, noise.stopped)
     if options.refit:
