@@ -35,7 +35,9 @@ def seen_sets(view: View, n_rows: int) -> Partitions:
         assert answer is not None, "contents are recorded"
         bits = np.frombuffer(answer.new.data, np.uint8).reshape(answer.new.shape)
         sets += [[column.astype(np.int32)] for column in np.unpackbits(bits, axis=1, count=n_rows)]
-    return sets
+    own = view.recorded.recording.sides.get(view.party, [])  # of transferred sides, which no message shows
+    different = {left.tobytes(): left.astype(np.int32) for rows, left in own if len(rows) == n_rows}
+    return sets + [[left] for left in different.values()]
 
 
 def attack(view: View, truth: Truth) -> Iterator[Finding]:

@@ -27,7 +27,8 @@ class Recording:
     bins : Bins or None
         Those of the columns there.
     sides : dict of str to list of (int32 (n,), bool (n,))
-        There, at each other party's splits: the rows whose sides were told, and which of them go left.
+        There, at each other party's splits: the rows whose sides were told, and which of them go left; at a party whose
+        own sides were transferred, at its own.
     given : list of int64 (n,)
         At a party that contributes to sums under masks: its vectors without the masks, in the order it gave them.
     room : float

@@ -47,7 +47,7 @@ class SealedOwner:
 
     def __init__(self, seat: Seat, server: LatticeSumsServer, offsets: Int32s, owner: SplitOwner) -> None:
         party, (self._active,) = seat.party, seat.party.peers
-        self._owner, self._n_rows = owner, seat.rows.table.n_rows
+        self._owner, self._n_rows, self._recording = owner, seat.rows.table.n_rows, seat.recording
         self._party, self._key = party, MovingKey(party, seat.vouching)
         self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
         party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
@@ -150,6 +150,9 @@ class SealedOwner:
             nodes = self._paths_of_nodes[self._won[part]]
             for of in row_pieces(n_rows, part.stop - part.start):
                 sides = self._owner.sides(features[part], left_bins[part], of)
+                if self._recording is not None:
+                    for left in np.unpackbits(sides, axis=1, count=of.stop - of.start).view(np.bool_):
+                        self._recording.note_sides(party.name, np.arange(of.start, of.stop, dtype=np.int32), left)
                 yield SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
 
     def end_tree(self, end: TreeEnd) -> None:
