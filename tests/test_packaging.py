@@ -15,7 +15,7 @@ REQUIREMENTS = [
     *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
 ]
 IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc"}
-OF_ANOTHER = {"llvmlite": "numba", "starlette": "fastapi"}  # modules that come with a dependency, which pins them
+OF_ANOTHER = {"llvmlite": "numba"}  # modules that come with a dependency, which pins them
 TEXTS = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
 
 
@@ -39,7 +39,27 @@ def imported() -> set[str]:
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    assert imported() == modules(REQUIREMENTS)
+    assert imported() | {"h11"} == modules(REQUIREMENTS)  # which is uvicorn's: named for its lowest version
+
+
+KNOWN = {
+    "grpcio": (1, 66, 2),  # CVE-2024-7246, CVE-2024-11407
+    "cryptography": (46, 0, 7),  # CVE-2024-12797, CVE-2026-26007, CVE-2026-34073, CVE-2026-39892
+    "starlette": (1, 3, 1),  # CVE-2024-47874, CVE-2025-54121, CVE-2025-62727, CVE-2026-48710, limits of forms
+    "h11": (0, 16),  # CVE-2025-43859
+}
+"""The first versions without the vulnerabilities that are known of what reads bytes of others."""
+
+
+def test_what_reads_bytes_of_others_is_above_known_vulnerabilities() -> None:
+    tested = (ROOT / "constraints-lowest.txt").read_text()
+    for name, first in KNOWN.items():
+        lowest = [re.fullmatch(rf"{name}>=([\d.]+)", each) for each in REQUIREMENTS]
+        (floor,) = [found.group(1) for found in lowest if found]
+        assert tuple(map(int, floor.split("."))) >= first, name
+        pinned = re.search(rf"^{name}==([\d.]+)$", tested, re.MULTILINE)
+        assert pinned is not None
+        assert tuple(map(int, pinned.group(1).split("."))) >= first, name
 
 
 def test_messages_and_pages_name_this_distribution_and_its_extras() -> None:

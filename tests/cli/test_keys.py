@@ -63,20 +63,22 @@ def test_trust_in_scripts_needs_the_whole_fingerprint(bank):
     assert keys("trust", CARD).exit_code == 0
 
 
-def test_a_person_types_the_group_that_is_asked_for(bank, monkeypatch):
+def test_a_person_types_the_two_groups_that_are_asked_for(bank, monkeypatch):
     monkeypatch.setattr(commands, "_at_terminal", lambda: True)
+    monkeypatch.setattr(commands.secrets.SystemRandom, "sample", lambda self, among, count: [11, 4][:count])
     fingerprint = fingerprint_of(read_card(CARD))
     groups = fingerprint.removeprefix("SHA256:").split()
-    monkeypatch.setattr(commands.secrets, "randbelow", lambda count: count - 12)
     done = keys("trust", CARD, typed="nope\n")
     said = f"{done.output}{done.exception}"
     assert "the card is not trusted" in said
-    assert f"SHA256:{' '.join([*groups[:4], '....', *groups[5:]])}" in said
-    assert groups[4] not in said.replace(" ".join(groups[5:]), "")  # what is asked for is not shown
-    assert "the card is not trusted" in refused("trust", CARD, typed=groups[4][1:] + "\n")
-    assert keys("trust", CARD, typed="").exit_code == 1
+    assert f"SHA256:{' '.join([*groups[:4], '....', *groups[5:11], '....', *groups[12:]])}" in said
+    assert groups[4] not in said  # what is asked for is not shown
+    for wrong in (f"{groups[4][1:]}\n", f"{groups[4]}\nnope\n", f"{groups[4]}\n{groups[4]}\n"):
+        assert "the card is not trusted" in refused("trust", CARD, typed=wrong)
+    for few in ("", f"{groups[4]}\n"):
+        assert keys("trust", CARD, typed=few).exit_code == 1
     assert trusted("keys") == {}
-    done = keys("trust", CARD, typed=groups[4].upper() + "\n")
+    done = keys("trust", CARD, typed=f"{groups[4].upper()}\n{groups[11]}\n")
     assert done.exit_code == 0, done.output
     assert fingerprint in done.output
     assert list(trusted("keys")) == ["clinic"]

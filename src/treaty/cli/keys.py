@@ -174,19 +174,22 @@ def _compared(card: Card) -> str:
         )
     whole = fingerprint_of(card)
     groups = whole.removeprefix("SHA256:").split()
-    number = secrets.randbelow(len(groups))  # who always types the same one may compare no other
-    shown = " ".join("...." if k == number else group for k, group in enumerate(groups))
+    # who always types the same ones may compare no others; keys can be tried until three groups are right, which meet
+    # one that is asked for with a probability of 3 in 16, and two with 1 in 40
+    asked = sorted(secrets.SystemRandom().sample(range(len(groups)), 2))
+    shown = " ".join("...." if k in asked else group for k, group in enumerate(groups))
     _say("card of", f"{card.name}, valid until {ends(card):%Y-%m-%d}")
     _say("fingerprint", f"SHA256:{shown}")
     console.print(
         f"Have {card.name} read out what treaty keys show prints there, over another channel than the one that brought "
-        "the file. All groups must be the same; the one that is not shown here is asked for.",
+        "the file. All groups must be the same; the two that are not shown here are asked for.",
         soft_wrap=True,
         highlight=False,
     )
-    heard = typer.prompt(f"Group {number + 1} of {len(groups)}, four characters, as you heard it")
-    if heard.strip().lower() != groups[number]:
-        raise ConfigError(f"group {number + 1} of the fingerprint is not {heard!r}: the card is not trusted")
+    for number in asked:
+        heard = typer.prompt(f"Group {number + 1} of {len(groups)}, four characters, as you heard it")
+        if heard.strip().lower() != groups[number]:
+            raise ConfigError(f"group {number + 1} of the fingerprint is not {heard!r}: the card is not trusted")
     return whole
 
 
