@@ -23,7 +23,8 @@ from treaty.files import read_json, write_json
 from treaty.report.of_run import contents_of_run, read_run, read_scores
 from treaty.report.page import page
 from treaty.runs.job import load_job
-from treaty.runs.report import FORMAT, Report
+from treaty.runs.local_checks import check_own
+from treaty.runs.report import FORMAT, Report, report_file
 
 
 def run(*arguments: str) -> str:
@@ -254,3 +255,19 @@ def test_the_demo_writes_a_report_beside_the_pooled_table(tmp_path):
     assert text.count("<svg") == 7
     with pytest.raises(ConfigError, match="there is no folder"):
         CliRunner().invoke(app, ["demo", "--report", str(tmp_path / "no" / "x.html")], catch_exceptions=False)
+
+
+def test_categories_that_share_a_bin_are_in_the_check_the_log_and_the_report(tmp_path, caplog):
+    write_job(tmp_path, "secureboost")
+    table = pd.read_csv(tmp_path / "b.csv")
+    table["code"] = [f"k{row % 90}x" for row in range(len(table))]
+    table.to_csv(tmp_path / "b.csv", index=False)
+    job = load_job(tmp_path / "job.toml")
+    expected = f"column 'code' has 90 categories and max_bin={job.settings()[1].most_bins} bins"
+    (finding,) = [of.said for of in check_own(job, "b") if of.what == "table"]
+    assert expected in finding
+    assert played(dict.fromkeys(job.parties, job)) == {}
+    assert f"b: {expected}" in caplog.text
+    kept = read_json(report_file(job, "b"), Report, FORMAT, "b")
+    assert [expected in sentence for sentence in kept.joined] == [True]
+    assert any(expected in note for note in contents_of_run(*read_run(Path(job.output), "b")).notes)

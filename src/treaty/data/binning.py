@@ -171,6 +171,25 @@ def category_bins_of(counts: NDArray[np.int64], max_bin: int) -> tuple[NDArray[n
     return category_bins, has_other, n_bins
 
 
+def joined_categories(table: Table, max_bin: int) -> list[str]:
+    """Return a sentence for every categorical column of which `fit_bins` joins categories."""
+    found = []
+    for name, values, categories in zip(table.schema.names, table.columns, table.schema.categories, strict=True):
+        if categories is None or len(categories) <= max_bin:
+            continue
+        counts = np.bincount(values[~np.isnan(values)].astype(np.intp), minlength=len(categories) + 1)
+        of_category, has_other, n_bins = category_bins_of(counts, max_bin)
+        joined = (of_category == n_bins - 1) & (counts > 0) if has_other else np.zeros(len(counts), np.bool_)
+        if np.count_nonzero(joined) > 1:
+            share = 100 * counts[joined].sum() / counts.sum()
+            found.append(
+                f"column {name!r} has {np.count_nonzero(counts[:-1])} categories and max_bin={max_bin} bins: its "
+                f"{np.count_nonzero(joined)} rarest categories, {share:.1f} % of its rows, share one bin and cannot be "
+                f"told apart. Raise max_bin (at most {MOST_BINS}), or group the categories beforehand"
+            )
+    return found
+
+
 def _bins_of_categories(codes: NDArray[np.float32], lookup: NDArray[np.uint8]) -> NDArray[np.uint8]:
     missing = len(lookup) - 1
     return lookup[np.where(np.isnan(codes), np.float32(missing), codes).astype(np.intp)]

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin, is_classifier
 from sklearn.utils.validation import validate_data
 
+from treaty.data.binning import joined_categories
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError, warn_user
@@ -185,11 +186,13 @@ class BoostedTrees(TrainedTrees):
         -----
         UserWarning
             Of a regression whose `base_score` is not estimated; under "pooled", of several parties' tables, which it
-            puts side by side; and when no tree has a split, with the reason.
+            puts side by side; when categories of a column share a bin; when no tree has a split, with the reason; and
+            when the loss of the training rows rose.
         """
         refuse_misplaced(type(self), unknown, self.protocol, "fit")
         started = time.perf_counter()
         self._forget()
+        self.warnings_: list[str] = []
         watch = Watch(self, self.verbose if verbose is None else verbose)
         changed = {} if early_stopping_rounds is None else {"early_stopping_rounds": early_stopping_rounds}
         settings = self._settings(**changed)
@@ -200,6 +203,9 @@ class BoostedTrees(TrainedTrees):
                 f"training starts from base_score=0.5, as {settings[0].name!r} does not estimate it under these "
                 "options: set base_score near the mean of the labels"
             )
+        for party, rows in run.data.items():
+            for joined in joined_categories(rows.table, run.common.most_bins):
+                self._warn(joined if party == ALONE else f"{party}: {joined}")
         if run.common.early_stopping_rounds is not None and not run.eval_sets:
             raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
         trained = train(
@@ -215,18 +221,22 @@ class BoostedTrees(TrainedTrees):
         self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
         forest = forest_of(list(self.parts_.values()))
         self._keep(forest)
-        self._warn_without_splits(forest, run)
+        self._warn_of_trees(forest, run)
         watch.end()
         return self
 
-    def _warn_without_splits(self, forest: Forest, run: Run) -> None:
-        """Warn of a model that predicts the same for all rows, and say which option or column makes it so."""
+    def _warn_of_trees(self, forest: Forest, run: Run) -> None:
+        """Warn of a model that predicts the same for all rows, with the reason, and of a training loss that rose."""
         by_row = run.system.split == "rows"
         rows = [run.data[name] for name in (run.cast.owners if by_row else [run.cast.active])]
         table = None if by_row else side_by_side({name: of.table for name, of in run.data.items()})
         reason = why_no_split(forest, run.common, rows, table, noise=run.options.adds_noise)
-        if reason:
-            warn_user(reason)
+        for warning in filter(None, (reason, forest.diverged)):
+            self._warn(warning)
+
+    def _warn(self, sentence: str) -> None:
+        self.warnings_.append(sentence)
+        warn_user(sentence)
 
     def _on_columns(
         self, settings: tuple[System, Any, Any], X: Tables, y: Any, sample_weight: Any, eval_set: Any

@@ -108,6 +108,7 @@ def _notes(model: Any) -> Iterator[str]:
             yield f"Encryption: {part.encryption}, {part.choice}"
         if getattr(part, "unsettled", ""):
             yield f"{name}: {part.unsettled}"
+    yield from getattr(model, "warnings_", ())
 
 
 def _noise(model: Any, own: Any) -> Iterator[str]:

@@ -72,8 +72,9 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         Most that a leaf weight may be, before the learning rate, as in XGBoost; 0: no limit. None is 0.7 for
         ``objective="poisson"``, else 0.
     max_cat_to_onehot : int or None, default None
-        A column of fewer categories than this is split one category against the rest, as in XGBoost; others by sets of
-        categories. None is no column, and under sealed sums every one.
+        A column with fewer categories than this is split one category against the rest, as in XGBoost; other columns
+        by sets of categories, which fit rare categories closely. None: every column one category against the rest,
+        which every system can do.
     tweedie_variance_power : float or None, default None
         With ``objective="tweedie"``: the variance is the mean to this power, above 1 and below 2; None is 1.5.
     huber_slope : float or None, default None
@@ -138,6 +139,8 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         With early stopping: the last of these rounds, from 0, and its metric; also `best_iteration` and `best_score`.
     feature_names_in_ : ndarray of str (n_features,)
         Of dataframes: the columns, of a mapping of tables ``"bank.age"``.
+    warnings_ : list of str
+        What `fit` warned of about bins and trees.
     clipped_rows_ : int
         Of a regression, most rows of one round whose gradient was clipped.
     feature_importances_ : float64 (n_features,)

@@ -192,6 +192,9 @@ def _notes(own: Report) -> Iterator[str]:
         yield f"Encryption: {own.encryption}{', ' if own.choice else ''}{own.choice}"
     if own.unsettled:
         yield own.unsettled
+    yield from own.joined
+    if own.diverged:
+        yield own.diverged
     if own.waited:
         yield "Waited for " + ", ".join(f"{peer} {seconds:.1f} s" for peer, seconds in own.waited.items())
 

@@ -24,6 +24,7 @@ from treaty.runs.checks import check_training
 from treaty.runs.endings import check_writable, output_folders
 from treaty.runs.expectations import Sizes, check_memory, check_store, expect
 from treaty.runs.job import Job, store_of
+from treaty.runs.reading import joined_in
 from treaty.runs.rows import describe, read_alone
 from treaty.systems.system import Cast
 from treaty.systems.vertical.exact_sums import expected_sides
@@ -188,6 +189,8 @@ def _table(job: Job, name: str, path: str, read: dict[str, Table], *, training: 
     rows, classes = read_alone(job, name, path, training=training)
     read[path] = rows.features
     labels = f"; classes: {', '.join(map(str, classes))}" if classes else ""
+    if training:
+        labels += "".join(f"; {joined}" for joined in joined_in(job, rows.features))
     return f"{path}: {describe(rows.features.schema, rows.features.n_rows)}{labels}"
 
 

@@ -32,6 +32,7 @@ from treaty.runs.meeting.connecting import connected
 from treaty.runs.reading import (
     TrainingTables,
     among_owners,
+    joined_in,
     order_file,
     pinned_vouching,
     read_by_column,
@@ -98,12 +99,14 @@ def train_party(
             raise unready
         tables, ahead = _opened(party, job, cast, ahead, resume=resume, phase=phase), None
         clock.aligned(tables.seconds)
+        for joined in [] if tables.data is None else joined_in(job, tables.data.table):
+            logger.warning("%s: %s", name, joined)
         seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
         seat.shards, seat.recording = shards, begin_record(job, party)
         result = job.system.train[cast.roles[name]](seat)
         write_record(job, seat, getattr(result, "model_id", seat.model_id))
         part = result if cast.roles[name] in job.system.has_model else None
-        _warn_of_no_split(job, name, part, tables)
+        _warn_of_trees(job, name, part, tables)
         _stage(job, cast, party, part, tables, clock, seat.model_id)
         try:
             waiting = cast.having(*job.system.has_model, *job.system.until_kept)
@@ -210,13 +213,13 @@ def _training_seat(
     )  # fmt: skip
 
 
-def _warn_of_no_split(job: Job, name: str, part: Any, tables: TrainingTables) -> None:
-    """Say why a model has no split, at whoever has it; by row, others' rows count as well."""
+def _warn_of_trees(job: Job, name: str, part: Any, tables: TrainingTables) -> None:
+    """Warn the party that has the trees when none has a split, with the reason, or when the training loss rose."""
     forest, (own, common) = getattr(part, "forest", None), job.settings()
-    if forest is not None and tables.data is not None and not job.by_row:
+    if forest is not None and tables.data is not None and not job.by_row:  # by row, others' rows count as well
         reason = why_no_split(forest, common, [tables.data], None, noise=own.adds_noise)
-        if reason:
-            logger.warning("%s: %s", name, reason)
+        for warning in filter(None, (reason, forest.diverged)):
+            logger.warning("%s: %s", name, warning)
 
 
 def _stage(job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, clock: _Clock, model_id: str) -> None:

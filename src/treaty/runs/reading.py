@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.data.binning import joined_categories
+from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import check_certificate, load_certificate, load_identity
 from treaty.messaging.party import Party
@@ -19,6 +21,7 @@ from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, store_of
 from treaty.runs.rows import FileRead, labelled, open_rows, read_rows, text_columns, with_noisy_labels
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, LabelledRows, Phase, Vouching
 
 
@@ -33,6 +36,12 @@ class TrainingTables:
     rows_digest: bytes | None = None
     n_rows: int | None = None  # of the party's own file, where its rows were aligned
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+def joined_in(job: Job, table: Table) -> list[str]:
+    """Return a sentence for every column of a party's training table of which categories share a bin."""
+    common = job.settings()[1]
+    return joined_categories(table, common.most_bins) if isinstance(common, BoostingOptions) else []
 
 
 def order_file(job: Job, name: str) -> Path:

@@ -19,7 +19,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
 from treaty.runs.job import Job
-from treaty.runs.reading import TrainingTables
+from treaty.runs.reading import TrainingTables, joined_in
 from treaty.runs.rows import counted
 from treaty.runs.threads import traffic_of
 from treaty.systems.alignment.oblivious_values import OprfOffer
@@ -57,6 +57,8 @@ class Report(msgspec.Struct, kw_only=True):
     sides: dict[str, float] = {}  # share of each passive party's bins that sides of splits told, over all jobs
     spent: str = ""  # what the party's noise cost
     unsettled: str = ""  # at the active party of a regression, that training ended before the loss was steady
+    joined: list[str] = []  # own columns of which categories share a bin, in words
+    diverged: str = ""  # at the party with the trees, that the training loss rose
     has_part: bool = True
     timeline: Timeline | None = None  # when how many bytes went to and came from each peer
 
@@ -86,7 +88,8 @@ def write_report(
         columns={} if data is None else column_types(data.table.schema),
         losses=losses_of(part), best_round=None if forest is None else forest.best_round,
         importances={} if part is None else importances_of(part),
-        exact_sums=getattr(part, "exact_sums", {}), sides=getattr(part, "sides", {}), **noted,
+        exact_sums=getattr(part, "exact_sums", {}), sides=getattr(part, "sides", {}),
+        joined=[] if data is None else joined_in(job, data.table), diverged=getattr(forest, "diverged", ""), **noted,
     )  # fmt: skip
     write_json(path, report, FORMAT, party.name)
 

@@ -66,11 +66,6 @@ class SystemOptions:
     mode: Literal["safe", "paper"] = "safe"
     allow_insecure: bool = False
 
-    @property
-    def splits_single_categories(self) -> bool:
-        """Whether every column of categories is split one against the rest, unless `max_cat_to_onehot` is given."""
-        return False
-
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Refuse unknown options; the error says which estimator or system has them."""
         unknown = [name for name in given if name not in names_of(cls)]

@@ -16,6 +16,8 @@ from treaty.trees.metrics import check_watched, evaluate, higher_is_better
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
 
+_RISE = 0.05  # share by which the loss of training rows may rise before a user is warned
+
 
 @dataclass(slots=True)
 class EvalSet:
@@ -36,7 +38,8 @@ class Forest:
 
     Tree i adds to output ``i % objective.n_outputs``; its source s is the party ``sources[s]``. `classes` are the
     labels by class number (None: regression), `history` each eval set's metrics after each round, `best_round` the
-    rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped.
+    rounds kept by early stopping, `clipped_rows` the most rows of one round whose gradient was clipped,
+    `diverged` a sentence where the loss of the training rows rose.
     """
 
     objective: Objective
@@ -46,6 +49,7 @@ class Forest:
     history: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     best_round: int | None = None
     clipped_rows: int = 0
+    diverged: str = ""
 
     @property
     def rounds(self) -> int:
@@ -181,10 +185,26 @@ def boost(
     def refreshed(before: Floats, rows: Int32s, starts: Integers) -> Floats:
         return objective.leaf_values(y[rows] - before[rows], None if weight is None else weight[rows], starts)
 
+    least = (np.inf, 0)  # loss of the training rows, after how many rounds
+    judges_loss = objective.epsilon is None and not objective.higher_is_better  # not by randomised labels
+
+    def check_loss(done: int) -> None:
+        nonlocal least
+        now = objective.loss(margins.T, y, weight)
+        if now > (1 + _RISE) * least[0]:
+            forest.diverged = (
+                f"the training loss rose from {least[0]:.4g} after round {least[1]} to {now:.4g} after round {done}: "
+                "lower learning_rate, or raise min_child_weight or reg_lambda"
+            )
+        least = min(least, (now, done))
+
     draws = plan.one_side is not None or plan.subsample < 1.0 or plan.colsample_bytree < 1.0
     state = json.dumps(rng.bit_generator.state)
 
     def after_round(done: int) -> None:
+        # at rounds that are powers of two and at the last: a loss takes about as long as the gradients of a round
+        if judges_loss and (done & (done - 1) == 0 or done == plan.n_estimators):
+            check_loss(done)
         if on_round is not None:
             on_round(RoundState(done, margins, json.dumps(rng.bit_generator.state) if draws else state))
 

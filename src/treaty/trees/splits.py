@@ -26,10 +26,10 @@ class SplitRules:
     One integer step of a grad or hess sum is worth `grad_unit` or `hess_unit`. The next five fields are XGBoost's; a
     split needs a gain (without the factor 1/2) above `min_gain` and at least `min_split_loss`, and `min_child_samples`
     sampled rows in each child. A column of fewer than `onehot_below` categories is split one of them against the rest.
-    With a `max_delta_step` above 0, leaf weights before the learning rate are at most that
-    far from 0, and gains are those of such weights. `hess_floor` is for sums of hess that carry noise or are left out
-    (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are exact, and a
-    gain's term with H <= 0 is 0.
+    With a `max_delta_step` above 0, leaf weights before the learning rate are at most that far from 0, and gains are
+    those of such weights; `leaf_limit` bounds leaf weights alone. `hess_floor` is for sums of hess that carry noise or
+    are left out (0): it is the least divisor of a gain in place of H + reg_lambda, and every H counts. At 0, sums are
+    exact, and a gain's term with H <= 0 is 0.
     """
 
     grad_unit: float
@@ -39,6 +39,7 @@ class SplitRules:
     min_split_loss: float = 0.0
     min_child_weight: float = 1.0
     max_delta_step: float = 0.0
+    leaf_limit: float = math.inf
     min_child_samples: int = 1
     max_depth: int = 3
     learning_rate: float = 0.3
@@ -89,7 +90,8 @@ class SplitRules:
         usable = (hess > 0.0) & (hess >= self.min_child_weight)
         weight = np.zeros(len(grad))
         np.divide(-grad, hess + self.reg_lambda, out=weight, where=usable)
-        return np.clip(weight, -self.step, self.step)
+        limit = min(self.step, self.leaf_limit)
+        return np.clip(weight, -limit, limit)
 
     @property
     def step(self) -> float:

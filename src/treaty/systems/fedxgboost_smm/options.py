@@ -98,11 +98,6 @@ class FedXGBoostSMM(SystemOptions):
         )
 
     @property
-    def splits_single_categories(self) -> bool:
-        """Whether categories are split one against the rest: sealed sums cannot be sorted."""
-        return self.reveal == "argmax"
-
-    @property
     def has_dealer(self) -> bool:
         """Whether a third party without data deals random matrices."""
         return self.mode == "safe" and self.backend == "dealer"

@@ -80,9 +80,8 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         paper = own.mode == "paper"
         fewest = self.min_child_samples or (1 if paper else 20)
         bins = self.max_bin or (own.paper_bins if paper else None) or own.default_bins
-        single = self.max_cat_to_onehot or (MOST_BINS + 1 if own.splits_single_categories else None)
         return msgspec.structs.replace(
-            self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins, max_cat_to_onehot=single
+            self, objective=loss_name(self.objective), min_child_samples=fewest, max_bin=bins
         )
 
     @property
@@ -140,7 +139,8 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def rules(self, objective: Objective) -> SplitRules:
         """Return the split rules for this objective's fixed point; the least gain is smaller where labels are small."""
         rules = self.rules_of(objective.grad_unit, objective.hess_unit)
-        return replace(rules, min_gain=rules.min_gain * min(1.0, objective.gain_scale))
+        least = rules.min_gain * min(1.0, objective.gain_scale)
+        return replace(rules, min_gain=least, leaf_limit=objective.leaf_limit)
 
     def rules_of(self, grad_unit: float, hess_unit: float) -> SplitRules:
         """Return the split rules for a fixed point, given what one step of a gradient and of a hessian is worth."""
@@ -155,7 +155,7 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             min_child_samples=self.fewest_rows,
             max_depth=self.max_depth,
             learning_rate=self.learning_rate,
-            onehot_below=self.max_cat_to_onehot or 0,
+            onehot_below=self.max_cat_to_onehot or MOST_BINS + 1,
         )
 
 

@@ -119,11 +119,6 @@ class SecureBoost(SystemOptions):
         return "ou" if keyed else "auto" if self.reveal is None else "lattice"
 
     @property
-    def splits_single_categories(self) -> bool:
-        """Whether categories are split one against the rest: sealed sums cannot be sorted."""
-        return self.sums == "sealed"
-
-    @property
     def short_key_bits(self) -> int | None:
         """`insecure_test_key_bits`; left open, the size of the paper's keys in paper mode."""
         papers = self.mode == "paper" and self.cipher == "paillier" and self.key_bits is None

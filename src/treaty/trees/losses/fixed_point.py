@@ -24,6 +24,14 @@ Takes = Literal["classes", "numbers", "groups"]
 """What labels are: class numbers, numbers, or relevance with a group (of a ranking)."""
 
 
+LOG_ODDS_LIMIT = 10.0
+"""Limit of a leaf weight of log-odds, before the learning rate.
+
+Where p has come near 0 or 1 by mistake, hessians are near 0 and -G / (H + reg_lambda) is in the hundreds: one such step
+lifts the loss of a leaf's other rows by as much, and then no hessian is left to take it back.
+"""
+
+
 def power_of_two(size: float) -> float:
     """Return the least power of two that is no less than a size; 1 for a size of 0. ConfigError where there is none."""
     if not size <= 2.0**1023:
@@ -72,7 +80,8 @@ class FixedPointLoss(msgspec.Struct, frozen=True, tag_field="name"):
     metric: ClassVar[str]  # as XGBoost names it, where it has it; so does the next
     xgboost_name: ClassVar[str]
     higher_is_better: ClassVar[bool] = False  # of the metric
-    delta_step: ClassVar[float] = 0.0  # `max_delta_step` where it is left out; 0: leaf weights have no limit
+    delta_step: ClassVar[float] = 0.0  # `max_delta_step` where it is left out; 0: gains are of weights without a limit
+    leaf_limit: ClassVar[float] = math.inf  # the largest leaf weight before the learning rate; gains are without it
     hess_tells_labels: ClassVar[bool] = False  # whether hessians depend on labels, not on margins and weights alone
     refreshes_leaves: ClassVar[bool] = False  # whether `leaf_values` replace -G / (H + reg_lambda)
 
@@ -289,6 +298,7 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
     takes: ClassVar[Takes] = "classes"
     metric: ClassVar[str] = "logloss"
     xgboost_name: ClassVar[str] = "binary:logistic"
+    leaf_limit: ClassVar[float] = LOG_ODDS_LIMIT
 
     def check(self) -> None:
         """See `FixedPointLoss`."""
@@ -345,6 +355,7 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
     takes: ClassVar[Takes] = "classes"
     metric: ClassVar[str] = "mlogloss"
     xgboost_name: ClassVar[str] = "multi:softprob"
+    leaf_limit: ClassVar[float] = LOG_ODDS_LIMIT
 
     @classmethod
     def outputs(cls, n_classes: int) -> int:

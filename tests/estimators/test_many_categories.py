@@ -1,0 +1,87 @@
+"""Columns of many categories: training does not diverge on them, and no category shares a bin in silence."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import treaty
+
+JOINED = "column 'code' has 100 categories and max_bin=64 bins: its 37 rarest categories"
+
+
+def connections(mix: float, profile: float, n_rows: int = 100_000) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return a column of 65 services and 12 classes from 57 % of rows to 1 in 10,000, as in logs of connections."""
+    rng, classes, services = np.random.default_rng(1), 12, 65
+    share = np.r_[0.57, 0.22, 0.19, np.geomspace(0.01, 1e-4, 9)]
+    y = rng.choice(classes, n_rows, p=share / share.sum())
+    popular = 1.0 / np.arange(1, services + 1) ** 1.5
+    profiles = (1 - mix) * rng.dirichlet(np.full(services, profile), classes) + mix * popular / popular.sum()
+    service = np.zeros(n_rows, int)
+    for label in range(classes):
+        of = y == label
+        service[of] = rng.choice(services, of.sum(), p=profiles[label])
+    X = pd.DataFrame({"service": pd.Categorical([f"s{code:02}" for code in service])})
+    return X, np.unique(y, return_inverse=True)[1]
+
+
+def coded(levels: int = 100, rows: int = 8) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return a column of so many categories with as many rows each, and one of numbers."""
+    rng = np.random.default_rng(0)
+    code = np.repeat(np.arange(levels), rows)
+    y = (rng.random(levels) < 0.5)[code] ^ (rng.random(len(code)) < 0.1)
+    X = pd.DataFrame({"code": pd.Categorical([f"k{number}" for number in code]), "x": rng.normal(size=len(code))})
+    return X, y.astype(int)
+
+
+@pytest.mark.parametrize(("mix", "depth", "options"), [(0.1, 3, {}), (0.02, 1, {"max_cat_to_onehot": 4})])
+def test_the_training_loss_falls_on_rare_classes_and_many_categories(mix: float, depth: int, options: dict) -> None:
+    X, y = connections(mix, 0.02)
+    model = treaty.GBDTClassifier(max_depth=depth, **options).fit(X, y, eval_set=(X, y))
+    losses = model.evals_result_["eval_0"]["mlogloss"]
+    assert losses[-1] == min(losses) < 0.5
+
+
+def test_leaf_weights_of_log_odds_are_limited_and_gains_are_not() -> None:
+    # two classes mixed in one service, of which one seems impossible there: hess is 0.02 a row, grad nearly 1
+    rules = treaty.trees.splits.SplitRules(grad_unit=1.0, hess_unit=1.0, leaf_limit=10.0)
+    totals = np.array([[-500, 2, 500], [3, 2, 500]])
+    np.testing.assert_array_equal(rules.leaf_weight(totals), [10.0, -1.0])
+    unlimited = treaty.trees.splits.SplitRules(grad_unit=1.0, hess_unit=1.0)
+    np.testing.assert_array_equal(rules.gain(totals, totals // 2), unlimited.gain(totals, totals // 2))
+
+
+def test_one_model_however_sums_travel() -> None:
+    X, y = coded(levels=30)
+    parts = {"p": X[["x"]], "q": X[["code"]]}
+    options = {"n_estimators": 3, "max_bin": 64, "n_jobs": 1}
+    pooled = treaty.GBDTClassifier(**options).fit(X[["x", "code"]], y).predict_proba(X[["x", "code"]])
+    for system in (treaty.SecureBoost(sums="open", allow_exact_sums=True), treaty.SecureBoost(sums="sealed")):
+        model = treaty.GBDTClassifier(system, **options).fit(parts, y)
+        np.testing.assert_array_equal(model.predict_proba(parts), pooled)
+
+
+def test_fit_warns_of_categories_that_share_a_bin_with_party_and_numbers() -> None:
+    X, y = coded()
+    with pytest.warns(UserWarning, match=JOINED + r", 37.0 % of its rows, share one bin"):
+        model = treaty.GBDTClassifier(n_estimators=2, max_bin=64, n_jobs=1).fit(X, y)
+    assert [sentence[:20] for sentence in model.warnings_] == ["column 'code' has 10"]
+    with pytest.warns(UserWarning, match="^shop: " + JOINED):
+        treaty.GBDTClassifier(
+            treaty.SecureBoost(sums="open", allow_exact_sums=True), n_estimators=2, n_jobs=1,
+            parties={"bank": ["x"], "shop": ["code"]},
+        ).fit(X, y)  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        treaty.GBDTClassifier(n_estimators=2, max_bin=100, n_jobs=1).fit(X, y)
+
+
+def test_fit_warns_when_the_training_loss_rises() -> None:
+    X, y = coded()
+    noisy = np.random.default_rng(0).integers(0, 2, len(y))
+    with pytest.warns(UserWarning, match=r"the training loss rose from .* after round \d+ to .* after round 16: lower"):
+        model = treaty.GBDTClassifier(n_estimators=16, learning_rate=12.0, n_jobs=1).fit(X[["x"]], noisy)
+    assert "lower learning_rate" in model.warnings_[0]
