@@ -76,6 +76,16 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
     return found
 
 
+def placed(here: Path, name: str) -> str:
+    """Return a path that a file in the folder `here` names; ``~`` is the user's own folder."""
+    return str(here / Path(name).expanduser())
+
+
+def without_mark(text: bytes) -> bytes:
+    """Return the bytes of a text without the byte order mark that Windows' editors put before it."""
+    return text.removeprefix(b"\xef\xbb\xbf")
+
+
 def kind_of(path: str | os.PathLike[str]) -> str:
     """Return what kind of file `write_file` wrote there, or is said to be there; empty for any other file.
 

@@ -45,10 +45,16 @@ def test_contributions_of_one_table_of_parties_are_in_the_tables_order():
         np.testing.assert_array_equal(frame[columns].to_numpy(), apart.values[party])
 
 
-def test_contributions_to_several_classes_are_no_one_frame():
-    X, y = real_table("multiclass")
-    with pytest.raises(treaty.ConfigError, match=r"use explain\(X\)"):
-        treaty.GBDTClassifier(n_estimators=1).fit(X, y).contributions_frame(X)
+def test_contributions_to_several_classes_have_a_column_for_each():
+    X, y = real_table("multiclass", rows=100)
+    model = treaty.GBDTClassifier(n_estimators=2, n_jobs=1).fit(X, y)
+    frame, values = model.contributions_frame(X), model.predict_contributions(X)
+    names = [*X.columns, "bias"]
+    assert list(frame.columns) == [f"{name}: {label}" for name in names for label in model.classes_]
+    for number, label in enumerate(model.classes_):
+        of_class = frame[[f"{name}: {label}" for name in names]].to_numpy()
+        np.testing.assert_array_equal(of_class, values[:, number])
+        np.testing.assert_allclose(of_class.sum(axis=1), model.decision_function(X)[:, number], rtol=1e-9)
 
 
 def test_explaining_without_shap_says_what_to_install(without):

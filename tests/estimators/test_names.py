@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from sklearn.base import clone
 from sklearn.metrics import brier_score_loss, f1_score, log_loss, mean_absolute_error
@@ -304,3 +305,31 @@ def test_a_random_state_of_another_kind_is_refused_in_words(kind, state):
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match="random_state to be a whole number, a numpy RandomState or None, got"):
         kind(random_state=state).fit(X, y)
+
+
+def test_with_parties_columns_of_a_dataframe_go_by_name():
+    X, y = real_table("binary", rows=100)
+    parties = {"bank": list(X.columns[:5]), "shop": list(X.columns[5:])}
+    model = treaty.GBDTClassifier(treaty.SecureBoost(allow_exact_sums=True), parties=parties, n_estimators=2, n_jobs=1)
+    model.fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X[X.columns[::-1]]), model.predict_proba(X))
+    with pytest.raises((ValueError, treaty.ConfigError), match="column"):
+        model.predict_proba(X.rename(columns={X.columns[0]: "other"}))
+
+
+def test_a_folder_may_be_named_by_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    X, y = real_table("binary", rows=100)
+    X.select_dtypes("number").to_csv(tmp_path / "t.csv", index=False)
+    for table in ("~/t.csv", treaty.read_table("~/t.csv"), treaty.open_table("~/t.csv")):
+        treaty.GBDTClassifier(n_estimators=1, n_jobs=1).fit(table, y, checkpoint="~/kept").save("~/model")
+    assert (tmp_path / "model" / "model.json").exists()
+    assert treaty.load("~/model").n_estimators == 1
+
+
+def test_advice_is_in_the_words_of_the_library_that_the_table_is_of():
+    frame = pl.DataFrame({"x": ["a", "b"] * 20})
+    with pytest.raises(treaty.DataError, match=r"convert with \.cast\(pl\.Categorical\)"):
+        treaty.GBDTClassifier().fit(frame, [0, 1] * 20)
+    with pytest.raises(treaty.DataError, match=r'convert with \.astype\("category"\)'):
+        treaty.GBDTClassifier().fit(frame.to_pandas(), [0, 1] * 20)

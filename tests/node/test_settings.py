@@ -143,6 +143,8 @@ POLICY = f'{DATA}table = "t.csv"\n[data.t.policy]\n'
         ('name = "bank"\nquite_else = 5', r"no field 'quite_else'; it has name, listen"),
         ('name = "bank"\nlisten = "here"', r"listen = 'here': expected host:port"),
         ('name = "bank"\nlisten = "unix:/tmp/x"', r"expected host:port"),
+        ('name = "bank"\nlisten = "https://a:1"', r"listen = 'https://a:1': expected host:port without https://"),
+        ('name = "bank"\nlisten = "::1:7700"', r"expected an IPv6 address in brackets"),
         ('name = "bank"\nlisten = "here:70000"', r"listen = 'here:70000': expected a port from 0 to 65535"),
         ('name = "bank"\nmax_running = 0', r"max_running = 0: expected a whole number >= 1"),
         ('name = "bank"\nmax_running = "many"', r"expected a whole number, got text"),
@@ -280,3 +282,11 @@ def toml(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def test_a_tilde_is_the_users_own_folder_and_a_byte_order_mark_is_taken_off(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = load(tmp_path, f'\ufeffkeys = "~/keys"\nfolder = "~/state"\n{DATA}table = "~/t.csv"')
+    assert (settings.keys, settings.folder, settings.data["t"].table) == (
+        "/home/me/keys", "/home/me/state", "/home/me/t.csv",
+    )  # fmt: skip

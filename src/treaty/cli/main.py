@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -107,9 +108,15 @@ def common(
     """Train one model across organisations that may not pool their data."""
 
 
+def _at_home(given: re.Match[str]) -> str:
+    """Return an option whose path begins with ``~``, which shells leave alone after a "="."""
+    return given[1] + str(Path(given[2]).expanduser())
+
+
 def main() -> NoReturn:
     """Run the command line; errors Treaty raises on purpose are one message, not a traceback."""
     gc.freeze()  # hundreds of messages would have Python look through all that is loaded for garbage, again and again
+    sys.argv[1:] = [re.sub(r"^(--[\w-]+=)(~.*)", _at_home, given) for given in sys.argv[1:]]
     try:
         with ended_by_signals():
             app(standalone_mode=True)

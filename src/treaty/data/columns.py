@@ -27,6 +27,11 @@ _CORRECT = (
     'correct these cells, or make them missing with pandas.to_numeric(column, errors="coerce"); if these are '
     'categories convert with .astype(str).astype("category"), else drop the column'
 )
+IN_POLARS = (  # what the advice above is called there
+    ('.astype(str).astype("category")', ".cast(pl.String).cast(pl.Categorical)"),
+    ('.astype("category")', ".cast(pl.Categorical)"),
+    ('pandas.to_numeric(column, errors="coerce")', "column.cast(pl.Float64, strict=False)"),
+)
 _MAKE_NUMBER = "convert to numbers (say, days since a fixed date) or drop the column"
 _TAKE_APART = "make a column of each part, or drop the column"
 _NUMBERS = (numbers.Real, Decimal, np.bool_)

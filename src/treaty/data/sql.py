@@ -74,7 +74,7 @@ def database_uri(source: str) -> str:
     else:
         try:
             mode = Path(where).stat().st_mode
-            uri = Path(where).read_text()
+            uri = Path(where).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is no text"
             raise ConfigError(f"cannot read a database's URI: {reason} - at {where}") from None

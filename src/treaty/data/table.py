@@ -8,6 +8,7 @@ value, so that code k means the same category in training and ever after.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from treaty.data.columns import (
+    IN_POLARS,
     Category,
     Column,
     ColumnProblem,
@@ -171,6 +173,8 @@ def to_table(
             raise TypeError(f"{party}: column {name!r}: {error}") from None
         if stored is not None:
             forget(stored)
+    if type(data).__module__.startswith("polars"):
+        problems = [reduce(lambda text, pair: text.replace(*pair), IN_POLARS, problem) for problem in problems]
     if problems:
         raise DataError(f"{party}: {'; '.join(problems)} - at {place or f'a table of {source.n_rows} rows'}")
     made = schema or Schema(names, tuple(column.categories for column in columns))

@@ -128,7 +128,7 @@ def align(
     frames = {party: _frame(table, column[party], party) for party, table in tables.items()}
     threads = cores(n_jobs)
     logs = {
-        party: RunLog(Path(log) / f"{quote(party, safe=' ')}.jsonl", max_runs=max_runs) if log else None
+        party: RunLog(Path(log).expanduser() / f"{quote(party, safe=' ')}.jsonl", max_runs=max_runs) if log else None
         for party in tables
     }
 

@@ -242,9 +242,11 @@ class TableEstimator(BaseEstimator):
         X = opened(X)
         columns = _listed(self.parties) if reset else self.columns_by_party_
         tables, positions = split_by_party(X, columns)
+        names = list(map(str, getattr(X, "column_names", getattr(X, "columns", ()))))
         if reset:  # kept, as parameters may be set to others after a fit
             self.columns_by_party_, self.positions_by_party_ = columns, positions
-        validate_data(self, shown(X), reset=reset, skip_check_array=True)
+        if reset or not names or sorted(names) != sorted(getattr(self, "feature_names_in_", ())):  # else by name
+            validate_data(self, shown(X), reset=reset, skip_check_array=True)
         return tables
 
     def _owners(self) -> set[str]:
@@ -353,6 +355,7 @@ class TableEstimator(BaseEstimator):
         from treaty.estimators.reporting import contents_of  # late: few fits are followed by a report
         from treaty.report.page import check_possible, write_page
 
+        path = Path(path).expanduser()
         check_possible(path)
         write_page(path, contents_of(self, X, y, pooled, consent, title))
 

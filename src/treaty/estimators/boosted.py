@@ -211,7 +211,7 @@ class BoostedTrees(TrainedTrees):
         trained = train(
             replace(run, recorded=self._recorded),
             transport=self.transport,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
+            checkpoint=None if checkpoint is None else Path(checkpoint).expanduser(),
             weighted=any(rows.weight is not None for rows in run.data.values()),
             finished=self._finished,
             watch=watch,

@@ -99,7 +99,7 @@ def open_table(
     ConfigError
         The folder has not enough room.
     """
-    folder = None if folder is None else Path(folder)
+    folder = None if folder is None else Path(folder).expanduser()
     return _opened(source, "the table", categorical, columns, drop, id, folder, any_ids=id is None)
 
 
@@ -114,10 +114,11 @@ def _opened(
         place = "a pyarrow data set"
         table = open_dataset(source, columns=columns, drop=drop, folder=folder, party=party)
     else:
-        place = source
+        source = Path(source).expanduser()
+        place = str(source)
         text = [*categorical, *([] if ids is None else [ids])]
         table = read(source, columns=columns, drop=drop, text=text, party=party)
-        if any_ids and is_csv(source) and (lossy := lossy_as_ids(Path(source), table.schema)):
+        if any_ids and is_csv(source) and (lossy := lossy_as_ids(source, table.schema)):
             table = read(source, columns=columns, drop=drop, text=[*text, *lossy], party=party)
         if ids in table.column_names and is_csv(source):
             typed = typed_ids(table[ids])

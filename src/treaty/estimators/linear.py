@@ -152,7 +152,7 @@ class LinearModel(TableEstimator):
         trained = train(
             replace(run, eval_sets=self._eval_sets(eval_set, settings, active), recorded=self._recorded),
             transport=self.transport,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
+            checkpoint=None if checkpoint is None else Path(checkpoint).expanduser(),
             weighted=weight is not None,
             watch=watch,
         )

@@ -160,7 +160,8 @@ class TrainedTrees(TableEstimator):
     def contributions_frame(self, X: Tables) -> Any:
         """Return `predict_contributions` as a dataframe: a column for each column of X, by its name, and "bias".
 
-        X and errors are as in `predict_contributions`; with more than two classes use `explain`.
+        X and errors are as in `predict_contributions`. With more than two classes there is a column for each of them,
+        "age: setosa" say, the classes of a column of X side by side.
 
         Returns
         -------
@@ -168,14 +169,16 @@ class TrainedTrees(TableEstimator):
             Of the library that X (of a mapping, the first table) is of, a `pyarrow.Table` for arrays.
         """
         values = self._in_place(self._joined_contributions(X))
+        names = [*self._column_names(), "bias"]
         if values.ndim > 2:
-            raise ConfigError("contributions to several classes are no one table: use explain(X)")
+            names = [f"{name}: {label}" for name in names for label in self.classes_]
+            values = values.transpose(0, 2, 1).reshape(len(values), -1)
         first = next(iter(X.values())) if isinstance(X, Mapping) else X
         try:
             library = nw.get_native_namespace(nw.from_native(first, eager_only=True))
         except TypeError:
             library = pyarrow
-        columns = dict(zip([*self._column_names(), "bias"], values.T, strict=True))
+        columns = dict(zip(names, values.T, strict=True))
         return nw.from_dict(columns, backend=library).to_native()
 
     def explain(self, X: Tables) -> Any:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from treaty.errors import ConfigError
-from treaty.files import write_whole
+from treaty.files import without_mark, write_whole
 
 VALIDITY = datetime.timedelta(days=730)
 """How long a new certificate lasts: a key that was lost or copied unnoticed is out of use after two years."""
@@ -229,7 +229,7 @@ def _given(file: str | Path) -> bytes | None:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return without_mark(file.read_bytes())
     except OSError as error:
         raise _unreadable(file, error) from error
 

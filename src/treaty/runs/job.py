@@ -17,6 +17,7 @@ import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
+from treaty.files import placed, without_mark
 from treaty.messaging.credit import INBOX_LIMIT
 from treaty.named_code import check_trusted, is_code, trust
 from treaty.privacy.ledger import EpsilonLimits
@@ -288,7 +289,7 @@ def read_job(path: str | Path) -> Job:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        data = without_mark(path.read_bytes())
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
         job = _job_of(_named_tables(decode(data)))
         job.settings()
@@ -311,6 +312,16 @@ def check_whole(job: Job, where: str) -> None:
         raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {where}")
     if len(job.parties) < 2:
         raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {where}")
+    used: dict[str, str] = {}
+    for name, member in job.parties.items():
+        for field, address in (("address", member.address), ("listen", member.listen)):
+            if address is not None and (fault := fault_of(address)):
+                raise ConfigError(f"parties.{name}.{field} = {address!r}: {fault} - in {where}")
+        if member.address is not None and used.setdefault(member.address, name) != name:
+            raise ConfigError(
+                f"parties {used[member.address]} and {name} have the same address, {member.address}: expected one of "
+                f"its own for each - in {where}"
+            )
     if job.by_row and job.align is not None:
         raise ConfigError(
             f"expected no [align] with protocol {job.protocol!r}, whose parties hold different people's rows; take it "
@@ -324,6 +335,17 @@ def check_whole(job: Job, where: str) -> None:
             f"{'no group' if job.group is None else f'group = {job.group!r}'} - in {where}"
         )
     _check_classifies(job, where)
+
+
+def fault_of(address: str) -> str:
+    """Return what is wrong with an address that has the form host:port; "" where nothing is."""
+    scheme, _, rest = address.partition("://")
+    if rest:
+        return f"expected host:port without {scheme}://"
+    host = address.rpartition(":")[0]
+    if ":" in host and not address.startswith("unix:") and not (host.startswith("[") and host.endswith("]")):
+        return "expected an IPv6 address in brackets, [::1]:7000 say"
+    return ""
 
 
 def _job_of(fields: Any) -> Job:
@@ -457,7 +479,7 @@ def _absolute(job: Job, here: Path) -> Job:
     """Return the job with absolute paths."""
 
     def absolute(name: str | None) -> str | None:
-        return None if name is None else str(here / name)
+        return None if name is None else placed(here, name)
 
     parties = {
         name: msgspec.structs.replace(
@@ -465,7 +487,7 @@ def _absolute(job: Job, here: Path) -> Job:
             certificate=absolute(member.certificate),
             key=absolute(member.key),
             table=absolute(member.table),
-            eval_tables=[str(here / table) for table in member.eval_tables],
+            eval_tables=[placed(here, table) for table in member.eval_tables],
             predict_table=absolute(member.predict_table),
             noisy_labels=absolute(member.noisy_labels),
             keep_for_audit=absolute(member.keep_for_audit),
@@ -478,7 +500,7 @@ def _absolute(job: Job, here: Path) -> Job:
         job,
         parties=parties,
         align=align,
-        output=str(here / job.output),
+        output=placed(here, job.output),
         checkpoints=absolute(job.checkpoints),
         store=absolute(job.store),
     )

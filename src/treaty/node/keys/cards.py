@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from treaty.errors import ConfigError
+from treaty.files import without_mark
 from treaty.messaging.certificates import RENEW_WITHIN, check_certificate, check_names, fingerprint
 
 LARGEST_CARD = 64 * 1024
@@ -113,7 +114,7 @@ def read_small(file: str | Path) -> bytes:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     if len(data) > LARGEST_CARD:
         raise ConfigError(f"expected a file of at most {LARGEST_CARD} bytes, got a larger one - at {file}")
-    return data
+    return without_mark(data)
 
 
 def fingerprint_of(card: Card) -> str:

@@ -16,17 +16,18 @@ from treaty.cluster.ray_shards import Cluster
 from treaty.data.sources import ending_of
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
+from treaty.files import placed, without_mark
 from treaty.messaging.certificates import check_names
 from treaty.named_code import is_code, trust
 from treaty.node.network.hosts import is_loopback
 from treaty.node.proposals import Verb
-from treaty.runs.job import Member
+from treaty.runs.job import Member, fault_of
 from treaty.runs.toml_tables import Places, converted
 from treaty.systems import SYSTEMS, find_system
 
 Sums = Literal["open", "sealed"]
 Consent = Literal["paper", "allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins", "dropout"]
-HostPort = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]+:\d{1,5}$")]
+HostPort = Annotated[str, msgspec.Meta(pattern=r"^(\w+://)?[^/\s]+:\d{1,5}$")]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -277,7 +278,7 @@ def load_settings(path: str | Path) -> Settings:
     """
     path = Path(path)
     try:
-        raw = msgspec.toml.decode(path.read_bytes())
+        raw = msgspec.toml.decode(without_mark(path.read_bytes()))
         settings = _absolute(_converted(raw), path.resolve().parent)
         trust(settings.code)
         _check(settings)
@@ -326,17 +327,17 @@ def _converted(raw: dict[str, Any]) -> Settings:
 
 def _absolute(settings: Settings, here: Path) -> Settings:
     """Return the settings with absolute paths; data sets get their names and the node's folder."""
-    folder = str(here / settings.folder)
+    folder = placed(here, settings.folder)
 
-    def placed(name: str, data_set: DataSet) -> DataSet:
+    def of_data(name: str, data_set: DataSet) -> DataSet:
         table, database = data_set.table, data_set.database
         if database is not None and database.startswith("file:"):
-            database = f"file:{here / database.removeprefix('file:')}"
-        table = None if table is None else str(here / table)
+            database = f"file:{placed(here, database.removeprefix('file:'))}"
+        table = None if table is None else placed(here, table)
         return msgspec.structs.replace(data_set, table=table, database=database, name=name, folder=folder)
 
-    data = {name: placed(name, data_set) for name, data_set in settings.data.items()}
-    return msgspec.structs.replace(settings, folder=folder, keys=str(here / settings.keys), data=data)
+    data = {name: of_data(name, data_set) for name, data_set in settings.data.items()}
+    return msgspec.structs.replace(settings, folder=folder, keys=placed(here, settings.keys), data=data)
 
 
 def _check(settings: Settings) -> None:
@@ -369,6 +370,8 @@ def _check_ports(settings: Settings) -> None:
     ports |= {f"[peers.{name}] address": address for name, address in settings.dialled.items()}
     for where, address in ports.items():
         least = 1 if where.endswith("address") else 0  # a node that listens at 0 takes any free port
+        if fault := fault_of(address):
+            raise ConfigError(f"{where} = {address!r}: {fault}")
         if not least <= int(address.rpartition(":")[2]) <= 65535:
             raise ConfigError(f"{where} = {address!r}: expected a port from {least} to 65535")
 
