@@ -11,10 +11,9 @@ import pytest
 from tables import real_table
 from treaty.data.run_log import RunLog
 from treaty.data.table import to_table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import NOTED, ConfigError, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Align, Job, Member
-from treaty.runs.progress import NOTED
 from treaty.runs.rows import Rows, labelled, open_rows, read_ahead, read_rows, read_to_predict, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
