@@ -87,7 +87,7 @@ def test_trees_and_metric_are_xgboosts(objective, depth):
     X, y, qid = queries(60, seed=3)
     numbers = np.array([int(q[1:]) for q in qid])
     order = np.argsort(numbers, kind="stable")  # XGBoost wants groups one after another
-    X, y, numbers = X.iloc[order].reset_index(drop=True), y[order], numbers[order]
+    X, y, numbers = X.iloc[order].reset_index(drop=True), y[order].to_numpy(), numbers[order]
     options = {"max_depth": depth, "n_estimators": 6, "fractional_bits": 36, "min_child_weight": 0.3}
     model = ranker(objective=objective, **options).fit(X, y, qid=numbers, eval_set=(X, y), eval_qid=[numbers])
     data = xgboost.DMatrix(X, y, qid=numbers)

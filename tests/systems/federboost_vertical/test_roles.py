@@ -237,7 +237,7 @@ def grown_on_buckets(
         categorical = [k for k, kind in enumerate(table.schema.categories) if kind is not None]
         owners.append(plain.Codes(np.where(codes == bins.n_bins, -1, codes), bins.n_bins, categorical))
     growth = {name: value for name, value in GROWTH.items() if name != "max_bin"}
-    return plain.train(owners, y, **{**growth, **options})
+    return plain.train(owners, y, onehot_below=256, **{**growth, **options})
 
 
 @pytest.mark.parametrize(

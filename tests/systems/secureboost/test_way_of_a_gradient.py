@@ -19,7 +19,7 @@ from tables import cut, real_table
 
 OTHER = {
     "trees/partition", "systems/vertical/column_owner", "crypto/lattice/sampling", "crypto/lattice/transform",
-    "crypto/additive/montgomery", "scratch",
+    "crypto/additive/montgomery", "scratch", "systems/vertical/told_sides",
 }  # fmt: skip
 """Files that have as much of something else: numbers, margins and bins of rows, noise, secrets, random bytes."""
 PACKAGE = Path(treaty.__file__).parent
