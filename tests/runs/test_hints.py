@@ -14,7 +14,14 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 4))
 Y = (X[:, 0] + X[:, 2] > 0).astype(int)
 TABLES = {"bank": X[:, :2], "shop": X[:, 2:]}
-SETTINGS = {"encryption": "lattice", "n_estimators": 2, "max_depth": 2, "max_bin": 4, "min_child_samples": 5}
+SETTINGS = {
+    "encryption": "lattice",
+    "sums": "open",
+    "n_estimators": 2,
+    "max_depth": 2,
+    "max_bin": 4,
+    "min_child_samples": 5,
+}
 
 
 def hint_bytes(model: GBDTClassifier) -> int:
@@ -33,6 +40,14 @@ def test_a_second_fit_on_the_same_rows_sends_no_hint_and_gives_the_same_model(tm
     assert hint_bytes(first) > 100_000 > 1000 > hint_bytes(again)
     assert np.array_equal(first.predict_proba(TABLES), again.predict_proba(TABLES))
     assert 0 < once < spent(tmp_path, first) <= 2.01 * once
+
+
+def test_sealed_sums_keep_hints_and_spend_nothing(tmp_path):
+    for _ in range(2):
+        given = {**SETTINGS, "sums": "sealed"}
+        model = flat(GBDTClassifier, "secureboost", **given).fit(TABLES, Y, checkpoint=tmp_path)
+    assert hint_bytes(model) < 1000
+    assert spent(tmp_path, model) == 0.0
 
 
 def test_no_secret_serves_twice_under_one_hint(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from treaty.crypto.lattice.kernels import inverse_transform
 from treaty.crypto.lattice.map_client import EncryptedQuery, LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix
-from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS, choose
+from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS, choose, choose_masked
 from treaty.crypto.lattice.sampling import public_ring_elements
 from treaty.crypto.lattice.transform import tables
 from treaty.errors import CryptoError
@@ -211,6 +211,81 @@ def test_sums_survive_the_worst_noise_and_not_a_wider_flood(monkeypatch, message
     largest = (1 << bits - 1) - (sign > 0)
     assert opened(sign * largest) == expected
     assert opened(sign << bits) != expected
+
+
+# ---------------------------------------------------------------- answers under masks
+
+
+def masked_job(codes, sizes, *, spare=0):
+    """As `job_of_bins`, with answers masked over the whole ring."""
+    rows = codes.shape[1]
+    shifts = np.cumsum([0, rows.bit_length(), (rows * HESS).bit_length(), (2 * rows * GRAD + 1).bit_length()]).tolist()
+    fields = [Field(shifts[0], 1), Field(shifts[1], HESS), Field(shifts[2], GRAD, True)]
+    parameters = choose_masked(shifts[3], rows, GRAD + HESS + 1, spare)
+    return Job(parameters, fields, SecretMatrix.of_bins(codes, np.cumsum([0, *sizes])))
+
+
+def masked_products(job, vectors, masks):
+    """Products, and the noise below them, (vectors, rows) of integers each, from answers and these masks."""
+    hint, parameters = job.make_hint(), job.parameters
+    secrets, words, own = job.client.encrypt(vectors)
+    opened = job.client.open(hint, np.arange(len(hint)), secrets, job.server.answer(words, own, job.columns, masks))
+    whole = (job.integers(opened) - job.integers(masks)) % (1 << 16 * parameters.digits)
+    return whole >> parameters.below, (whole & (1 << parameters.below) - 1) - (1 << parameters.noise_bits)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_sums_under_masks_are_exact_whatever_the_mask(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
+    rows, sizes = data.draw(st.sampled_from([1, 30, 3000, DEGREE + 1])), [3, 2]
+    codes = np.stack([(rng.random(rows) ** 3 * size).astype(np.uint8) for size in sizes])
+    job = masked_job(codes, sizes, spare=data.draw(st.sampled_from([0, 7, 63])))
+    vectors = random_vectors(rng, rows, 2, extreme=data.draw(st.booleans()))
+    digits = data.draw(st.sampled_from([(0, 1), (0xFFFF, 0x10000), (0, 0x10000)]))
+    products, noise = masked_products(job, vectors, rng.integers(*digits, (2, 5, job.parameters.digits), np.uint16))
+    assert [x.tolist() for x in job.sums(products)] == bin_sums(codes, np.array([0, 3, 5]), vectors)
+    assert np.abs(noise).max() < 1 << job.parameters.noise_bits
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("rows", [40, 3 * DEGREE])
+def test_the_worst_noise_stays_below_a_quarter_of_its_field(monkeypatch, rows, sign):
+    """All errors at their bounds, on one side; and entries' fields, whose rounded scales alone would exceed it."""
+    codes, vector = np.zeros((1, rows), np.uint8), np.tile(np.array([[1], [HESS], [sign * GRAD]], np.int32), rows)
+    job = masked_job(codes, [1])
+    monkeypatch.setattr(map_server, "errors", lambda draw, count: np.full(count, 21, np.int8))
+    monkeypatch.setattr(map_server, "ternary", lambda draw, count: np.full(count, 1, np.int8))
+    monkeypatch.setattr(map_client, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
+    monkeypatch.setattr(map_client, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
+    parameters, masks = job.parameters, np.zeros((1, 1, job.parameters.digits), np.uint16)
+    products, noise = masked_products(job, [vector], masks)
+    assert [x.tolist() for x in job.sums(products)] == bin_sums(codes, np.array([0, 1]), [vector])
+    scaled = (parameters.noise << 16 * parameters.digits) // parameters.modulus
+    assert 0.9 * scaled - parameters.rounding < sign * noise[0, 0] < 1 << parameters.noise_bits
+
+
+def test_entries_are_rounded_by_less_than_one(monkeypatch):
+    """Not each field alone, which would be off by up to half of its bound."""
+    rng, rows = np.random.default_rng(20), 5000
+    job = masked_job(np.zeros((1, rows), np.uint8), [1])
+    monkeypatch.setattr(map_client, "ternary", lambda draw, count: np.zeros(count, np.int8))
+    monkeypatch.setattr(map_client, "errors", lambda draw, count: np.zeros(count, np.int8))
+    (vector,) = random_vectors(rng, rows, 1, extreme=True)
+    _, words, _ = job.client.encrypt([vector])
+    q, bits = job.parameters.modulus, job.parameters.message_bits
+    numbers = sum(vector[f].astype(object) << field.shift for f, field in enumerate(job.fields))
+    for entry, number in zip(oracle.lift(words[0].tolist(), job.parameters.primes), numbers, strict=True):
+        assert abs(oracle.centred((entry << bits) - q * number, q << bits)) < 1 << bits
+
+
+def test_parameters_for_masks_answer_with_masks_alone_and_the_others_with_a_flood():
+    codes, masks = np.zeros((1, 8), np.uint8), np.zeros((1, 1, 9), np.uint16)
+    vector = np.zeros((3, 8), np.int32)
+    for job, wrong in ((masked_job(codes, [1]), None), (job_of_bins(codes, [1]), masks)):
+        _, words, own = job.client.encrypt([vector])
+        with pytest.raises(CryptoError, match="expected answers to be masked, or flooded"):
+            job.server.answer(words, own, job.columns, wrong)
 
 
 # ---------------------------------------------------------------- every number equals the naive model's

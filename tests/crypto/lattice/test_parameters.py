@@ -25,6 +25,7 @@ from treaty.crypto.lattice.parameters import (
     WIDE_DEGREE,
     Parameters,
     choose,
+    choose_masked,
     narrow_primes,
 )
 from treaty.crypto.lattice.sampling import errors, ternary
@@ -257,6 +258,30 @@ def test_narrowed_primes_hide_sums_better_and_one_bit_less_would_not(message_bit
         fewer = Parameters(DEGREE, primes, message_bits, weight, slack)
         least = sum(found.widths) == 24 * len(found.primes)  # narrower ones are not tried
         assert fewer.leak(weight) > LEAK_IF_NARROWED or min(primes) <= entries or least
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 120), st.integers(1, 1 << 45), st.integers(1, 1 << 30), st.sampled_from([0, 63]))
+def test_masks_take_the_smallest_modulus_that_keeps_noise_below_a_quarter_of_its_field(bits, weight, entries, spare):
+    def fits(found):
+        """Scaled down, noise and what rounding adds are below a quarter of the bits under a message."""
+        noise = (22 * weight + 42 * DEGREE << 16 * found.digits) + 51 * (DEGREE + 1) * found.modulus // 100
+        return noise < found.modulus << 16 * found.digits - bits - 2 - spare
+
+    try:
+        found = choose_masked(bits, weight, entries, spare)
+    except CryptoError:
+        assert bits + weight.bit_length() + spare > 120
+        return
+    assert fits(found)
+    assert min(found.primes) > entries
+    assert sum(found.widths) == found.modulus.bit_length() <= LIMITS[DEGREE]
+    assert found.masked
+    count = len(found.primes)
+    if sum(found.widths) > 24 * count:  # narrower primes are not tried
+        primes = narrow_primes(sum(found.widths) - 1, count)
+        fewer = Parameters(DEGREE, primes, bits, weight, weight, masked=True, spare=spare)
+        assert min(primes) <= entries or len(primes) < count or not fits(fewer) or fewer.noise_bits < 14
 
 
 @pytest.mark.parametrize("bits", range(130, 214, 7))

@@ -16,11 +16,12 @@ from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares
 from treaty.crypto.sealed.best import Entry, Known, best_of_shared
 from treaty.crypto.sealed.comparison import negatives
 from treaty.crypto.sealed.steps import Steps, together
-from treaty.crypto.sealed.sums import Places, Widths, integer_shares
+from treaty.crypto.sealed.sums import Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
-from treaty.crypto.sums.lattice_sums import lattice_fields, split_fields
+from treaty.crypto.sums.lattice_sums import sealed_places, split_fields
 from treaty.crypto.wide import add, from_ints, prefix_sums
 from treaty.errors import CryptoError
+from treaty.systems.vertical.sealed.level import places_of
 
 
 def play(one: Steps[Any], other: Steps[Any]) -> tuple[Any, Any]:
@@ -127,30 +128,37 @@ def test_products_with_numbers_that_one_party_knows(ends: tuple[Transfers, Trans
     ]
 
 
-@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20), st.integers(0, 1 << 18), st.data())
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 18), st.integers(0, 1 << 18), st.data())
 def test_shares_of_fields_are_those_of_whole_numbers(
     ends: tuple[Transfers, Transfers], n: int, grad_bound: int, hess_bound: int, data: Any
 ) -> None:
     bounds = SumsBounds(n, grad_bound, hess_bound)
-    fields, bits = lattice_fields(bounds, sealed=True)
-    places = [field.shift for field in fields] + [bits]
+    places = sealed_places(bounds)
+    below, length = places[1], places[-1]
     near = [0, 1, n - 1, n]
     count = [data.draw(st.sampled_from(near) | st.integers(0, n)) for _ in range(6)]
     hess = [data.draw(st.sampled_from([0, c * hess_bound]) | st.integers(0, c * hess_bound)) for c in count]
     grad = [data.draw(st.integers(-c * grad_bound, c * grad_bound)) for c in count]
-    messages = [c + (h << places[1]) + (g << places[2]) for g, h, c in zip(grad, hess, count, strict=True)]
+    most = (1 << below - 2) - 1  # of noise, on either side
+    noise = [data.draw(st.sampled_from([-most, -1, 0, most]) | st.integers(-most, most)) for _ in count]
+    sums = [
+        e + (c << below) + (h << places[2]) + (g << places[3])
+        for e, c, h, g in zip(noise, count, hess, grad, strict=True)
+    ]
     # masks at random, and such that lower fields just wrap around, or just do not
-    masks = [data.draw(st.sampled_from([0, m, m + 1, m - 1, -m]) | st.integers(0, 1 << bits)) for m in messages]
-    added = (1 << places[1]) + (1 << bits - 2)
+    masks = [
+        data.draw(st.sampled_from([0, m, m + 1, m - 1, -m, -m - (1 << below - 2)]) | st.integers(0, 1 << length))
+        for m in sums
+    ]
+    added = (1 << below) + (1 << places[2]) + (1 << length - 2)
     parts = [
-        split_fields(from_ints([x % (1 << bits) for x in side], 3).view(np.uint16), places)
+        split_fields(from_ints([x % (1 << length) for x in side], 3).view(np.uint16), places)
         for side in (
-            [m + r for m, r in zip(messages, masks, strict=True)],
+            [m + r + (1 << below - 2) for m, r in zip(sums, masks, strict=True)],
             [added - r for r in masks],
         )
     ]
-    widths = Places(bits - places[2], places[2] - places[1], places[1])
-    found = play(*(integer_shares(ends[k], parts[k], widths, k) for k in (0, 1)))
+    found = play(*(integer_shares(ends[k], parts[k], places_of(bounds), k) for k in (0, 1)))
     expected = [x % (1 << 128) for row in zip(grad, hess, count, strict=True) for x in row]
     assert opened(found, 128) == expected
 

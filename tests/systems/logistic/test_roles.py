@@ -20,18 +20,15 @@ from systems.logistic.playing import (
 )
 from tables import real_table, with_categories, with_gaps
 from treaty.crypto.additive.montgomery import Modulus, from_words
-from treaty.crypto.lattice.store import HintStore
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_file
 from treaty.linear.calibration import fit_calibration
 from treaty.messaging.messages import decode_body, view
-from treaty.models.checkpoints import hints_folder
 from treaty.systems.logistic import lattice as lattice_products
 from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
 from treaty.systems.logistic.epochs import EpochEnd
-from treaty.systems.logistic.lattice import INTERCEPT, LABEL
 from treaty.systems.logistic.roles import active
 from treaty.systems.logistic.steps import InnerProducts
 from treaty.systems.logistic.system import cast, helpers
@@ -154,7 +151,7 @@ PAIRED = {"PairKey", "KnownBatches", "JointSeedCommitment", "JointSeedShare", "L
 def test_parties_are_sent_what_the_documentation_says(form, of_coordinator, of_active, of_passive):
     tables, y = linear_tables(3, rows=260)
     played = play_logistic(tables, y, **SMALL, **FORMS[form], random_state=None)
-    lattice = {"ColumnsHint", "VectorQuery", "FloodedProducts", "ProductShares"} if "lattice" in form else set()
+    lattice = {"ColumnsHint", "VectorQuery", "HiddenProducts", "ProductShares"} if "lattice" in form else set()
     goodbye = {"Goodbye"}
     assert received(played, "p0") - goodbye == SETUP | PAIRED | {"TableSize", "MarginPart"} | lattice | of_active
     assert received(played, "p1") - goodbye == SETUP | PAIRED | {"TrainingSizes", "EpochEnd"} | lattice | of_passive
@@ -505,17 +502,3 @@ def test_numbers_that_the_coordinator_decrypts_are_uniform():
     expected = len(lengths) * np.array([0.5, 0.25, 0.125, 0.125])
     counts = np.bincount(np.minimum(lengths, 3), minlength=4)
     assert ((counts - expected) ** 2 / expected).sum() < 21.1  # chi-squared, 3 degrees: false alarm 1e-4
-
-
-def test_labels_have_an_entry_of_their_own_in_the_ledger(tmp_path):
-    """A feature may be called what the labels and the intercept are."""
-    tables, y = linear_tables(2, rows=260)
-    spent = []
-    for name in ("other", "label"):
-        columns = to_table(pd.DataFrame(dict(zip(["intercept", name], tables["p0"].columns[:2], strict=True))))
-        given = {**KEEPING, "random_state": 7, "store": tmp_path / name}
-        play_logistic({**tables, "p0": columns}, y, **given)
-        with HintStore(hints_folder(tmp_path / name, "p0")) as store:
-            spent.append([store.spent([entry]) for entry in ("intercept", name, LABEL, INTERCEPT)])
-    assert spent[0] == spent[1]
-    assert min(spent[0]) > 0.0

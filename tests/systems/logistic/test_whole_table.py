@@ -221,7 +221,7 @@ def test_what_does_not_go_together_is_refused(changes, words):
 
 
 SETUP = {"Terms", "Verdict"}
-LATTICE = {"JointSeedCommitment", "JointSeedShare", "ColumnsHint", "VectorQuery", "FloodedProducts", "ProductShares"}
+LATTICE = {"JointSeedCommitment", "JointSeedShare", "ColumnsHint", "VectorQuery", "HiddenProducts", "ProductShares"}
 
 
 def test_parties_are_sent_what_the_documentation_says():

@@ -426,9 +426,9 @@ def test_what_the_active_party_receives_and_opens_is_uniform_whatever_the_table(
         steps = [array for step, array in came if step == "SealedStep" and array.dtype.kind == "u" and array.size > 64]
         content = np.concatenate([array.reshape(-1)[:-1].view(np.uint8) for array in steps if array.itemsize > 1])
         assert uniform(content) > 1e-6
-        fields = np.concatenate([shares.reshape(-1, 3) for shares in opened])
+        fields = np.concatenate([shares.reshape(-1, 4) for shares in opened])
         places = places_of(SumsBounds(len(y), 1 << 16, 1 << 14))
-        for column, bits in enumerate((places.grad, places.hess, places.count)):
+        for column, bits in enumerate((places.grad, places.hess, places.count, places.noise)):
             top = (fields[:, column] >> np.uint64(bits - 4)).astype(np.uint8)
             assert uniform(top, 16) > 1e-6
             assert uniform((fields[:, column] & np.uint64(15)).astype(np.uint8), 16) > 1e-6

@@ -89,11 +89,12 @@ def inverse_transform(a: Residues, start: int, degree: int, w: Residues, shoup: 
 
 @kernel
 def encrypt_block(
-    public: Residues, secret: Factors, error: Int8s, fields: Int32s, scales: Words, factors: Tables, out: Residues
+    public: Residues, secret: Factors, error: Int32s, fields: Int32s, scales: Words, factors: Tables, out: Residues
 ) -> None:
     """Out = a s + e + sum over fields of field * scale, modulo q, of one block of at most N numbers.
 
-    `public`, `secret` (N,): transforms of a and s / N, the latter with its Shoup quotients; `error` and `out` (m,);
+    `public`, `secret` (N,): transforms of a and s / N, the latter with its Shoup quotients; `error`, in size below q,
+    and `out` (m,);
     `fields` (fields, m): in size below q; the sizes, q for a field with negative numbers, add up to at most 2^32.
     `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32.
     """

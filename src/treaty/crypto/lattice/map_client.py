@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.matrix import Field, check_fields
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters, reduced
 from treaty.crypto.lattice.sampling import errors, public_ring_elements, public_transforms, ternary
 from treaty.crypto.lattice.transform import Residues, shoup_quotients, tables
 from treaty.errors import CryptoError
@@ -39,6 +39,10 @@ class LinearMapClient:
         self.scales = [  # what each field's numbers are multiplied by
             (q << field.shift) + (1 << parameters.message_bits - 1) >> parameters.message_bits for field in fields
         ]
+        bits, pairs = parameters.message_bits, zip(self.scales, fields, strict=True)
+        # how far rounded scales exceed q 2^shift / 2^bits, in units of 2^-32
+        excess = [(scale << bits) - (q << field.shift) << 32 >> bits for scale, field in pairs]
+        self._excess = np.array(excess, np.int64)[:, np.newaxis]
         self._scales = np.array(
             [[(x << 32) % p for x in self.scales] + [-pow(p, -1, 1 << 32) % (1 << 32)] for p in parameters.primes],
             np.uint64,
@@ -82,8 +86,11 @@ class LinearMapClient:
             parameters = self.parameters
             of_seed = public_ring_elements(self._seed, j, parameters.primes, parameters.degree)
             public = np.ascontiguousarray(of_seed[:, ::-1])
+        added = error.astype(np.int32)
+        if self.parameters.masked:  # or noise would have what rounded scales add up to
+            added -= (fields * self._excess).sum(axis=0) + (1 << 31) >> 32
         for p, (table, transformed) in enumerate(zip(self._tables, secret, strict=True)):
-            kernels.encrypt_block(public[p], transformed, error, fields, self._scales[p], table, out[p])
+            kernels.encrypt_block(public[p], transformed, added, fields, self._scales[p], table, out[p])
 
     def transform_secret(self, secret: NDArray[np.int8]) -> list[tuple[Residues, Residues]]:
         """Return the transform of s / N and its Shoup quotients, for each prime."""
@@ -99,23 +106,24 @@ class LinearMapClient:
     ) -> Digits:
         """Open answers, (vectors, rows, D), to `rows` of the hint, (all rows, D, N), with the secrets, (vectors, N).
 
-        Returns the products of rows and vectors modulo 2^message_bits: uint16 (vectors, rows, words), little-endian.
+        Returns the products of rows and vectors modulo 2^message_bits: uint16 (vectors, rows, words), little-endian. Of
+        masked answers it is all digits, (vectors, rows, D): below product plus mask, noise that is not negative.
         """
-        digits, bits = self.parameters.digits, self.parameters.message_bits
+        digits, below = self.parameters.digits, self.parameters.below
         index = (rows[:, np.newaxis] * digits + np.arange(digits)).ravel()
         flat, factors = hint.reshape(-1, hint.shape[-1]), secrets.astype(np.int16)
         products = np.empty((len(index), len(secrets)), np.int32)
         share(lambda a, b: kernels.dots(flat, index, factors, a, b, products), len(index), self.threads)
         total = answers.astype(np.int64) - products.reshape(len(rows), digits, -1).transpose(2, 0, 1)
-        below = DIGIT_BITS * digits - bits  # bits of flood and noise under a message
-        total[..., (below - 1) // DIGIT_BITS] += 1 << (below - 1) % DIGIT_BITS
-        for d in range(digits - 1):
-            total[..., d + 1] += total[..., d] >> DIGIT_BITS
-        total &= (1 << DIGIT_BITS) - 1
+        digit, bit = divmod(self.parameters.noise_bits if self.parameters.masked else below - 1, DIGIT_BITS)
+        total[..., digit] += 1 << bit
+        opened = reduced(total)
+        if self.parameters.masked:
+            return opened
         first, shift = divmod(below, DIGIT_BITS)
-        words = total[..., first:] >> shift
-        words[..., :-1] |= (total[..., first + 1 :] << (DIGIT_BITS - shift)) & ((1 << DIGIT_BITS) - 1)
-        return words.astype(np.uint16)
+        words: Digits = opened[..., first:] >> np.uint16(shift)
+        words[..., :-1] |= opened[..., first + 1 :] << np.uint16(DIGIT_BITS - shift)
+        return words
 
 
 class EncryptedQuery:

@@ -14,10 +14,9 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.lanes import WORDS
 from treaty.crypto.lattice.matrix import SecretMatrix
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters, reduced
 from treaty.crypto.lattice.sampling import errors, flood, public_transforms, ternary
 from treaty.crypto.lattice.transform import Residues, shoup_quotients, tables
-from treaty.crypto.wide import add, cut, from_ints, times
 from treaty.errors import CryptoError
 from treaty.parallel import pieces, share
 
@@ -151,16 +150,16 @@ class LinearMapServer:
         )
 
     def answer(
-        self, words: Residues, own: Residues, features: NDArray[np.int64], added: NDArray[np.uint64] | None = None
+        self, words: Residues, own: Residues, features: NDArray[np.int64], masks: Digits | None = None
     ) -> Digits:
         """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 
-        Returns uint16 (vectors, rows of these columns, D); `added` as in `PartialSums.answer`. CryptoError if a word is
+        Returns uint16 (vectors, rows of these columns, D); `masks` as in `PartialSums.answer`. CryptoError if a word is
         not below its prime.
         """
         sums = self.begin(own, features)
         sums.add(words)
-        return sums.answer(added)
+        return sums.answer(masks)
 
     def begin(self, own: Residues, features: NDArray[np.int64]) -> PartialSums:
         """Start to multiply vectors, of which b_0 is `own`, by the matrix's rows of some columns, ascending."""
@@ -180,31 +179,12 @@ class LinearMapServer:
         masks: NDArray[np.int64] = parts[:, 0] + (parts[:, 1] << DIGIT_BITS)
         return masks
 
-    def flooded(self, sums: NDArray[np.int64], keystream: Keystream, added: NDArray[np.uint64] | None) -> Digits:
-        """Flood the residues of one vector's sums, int64 (rows, primes), and scale them: uint16 (rows, D)."""
-        parameters = self.parameters
-        sums = sums + flood(keystream.raw, parameters.flood_bits, parameters.primes, len(sums))
-        if added is not None:
-            sums += self._scaled(added)
-        digits = np.empty((parameters.digits, len(sums)), np.int16)
+    def scaled(self, sums: NDArray[np.int64]) -> Digits:
+        """Scale one vector's answers, by their residues, int64 (rows, primes), down to q': uint16 (rows, D)."""
+        digits = np.empty((self.parameters.digits, len(sums)), np.int16)
         modulus = self.primes.astype(np.int64)
         self._rescale((sums % modulus).astype(np.uint32).T, False, digits)
         return digits.view(np.uint16).T
-
-    def _scaled(self, numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """round(q x / 2^bits) modulo each prime, int64 (numbers, primes), of numbers x, uint64 (numbers, words).
-
-        With y = q x + 2^(bits - 1) it is (y - (y mod 2^bits)) / 2^bits, and q x is 0 modulo each prime.
-        """
-        bits = self.parameters.message_bits
-        q, half = from_ints([self.parameters.modulus, 1 << bits - 1], numbers.shape[-1])
-        digits = cut(add(times(numbers, q), half), bits).astype("<u8", copy=False).view("<u2").astype(np.int64)
-        out = np.empty((len(numbers), len(self.parameters.primes)), np.int64)
-        for k, p in enumerate(self.parameters.primes):
-            weights = np.array([pow(2, DIGIT_BITS * d, p) for d in range(digits.shape[-1])], np.int64)
-            rest = (pow(2, bits - 1, p) - digits @ weights) % p
-            out[:, k] = rest * pow(pow(2, bits, p), -1, p) % p
-        return out
 
     def all_products(
         self, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
@@ -284,18 +264,22 @@ class PartialSums:
         self._sums += self._server.all_products(words, self._done, self._features, self._rows)
         self._done = there
 
-    def answer(self, added: NDArray[np.uint64] | None = None) -> Digits:
-        """Return the flooded products, uint16 (vectors, rows, D), when all entries are there.
+    def answer(self, masks: Digits | None = None) -> Digits:
+        """Return the products, uint16 (vectors, rows, D), when all entries are there: flooded, or under masks.
 
-        `added`, uint64 (vectors, rows, words), are masks below 2^message_bits, lowest word first, added to the products
-        modulo 2^message_bits: the client opens their sums; for their rounding the parameters' slack must be larger by
-        one. CryptoError if entries are missing.
+        `masks`, as many digits, are added modulo q', where the parameters are for masked answers: they have to be
+        uniform, each of one answer alone. CryptoError if entries are missing.
         """
         server, length = self._server, self._server.matrix.length
+        parameters = server.parameters
         if self._done != length:
             raise CryptoError(f"expected vectors of {length} entries, got {self._done} - in a query")
+        if (masks is not None) != parameters.masked:
+            raise CryptoError("expected answers to be masked, or flooded, as the parameters are for")
         keystream = Keystream()
-        out = np.empty((len(self._sums), len(self._rows), server.parameters.digits), np.uint16)
-        for v, masks in enumerate(server.masks(self._own, self._rows)):
-            out[v] = server.flooded(self._sums[v] + masks, keystream, None if added is None else added[v])
-        return out
+        out = np.empty((len(self._sums), len(self._rows), parameters.digits), np.uint16)
+        for v, sums in enumerate(self._sums + server.masks(self._own, self._rows)):
+            if masks is None:
+                sums += flood(keystream.raw, parameters.flood_bits, parameters.primes, len(sums))
+            out[v] = server.scaled(sums)
+        return out if masks is None else reduced(out.astype(np.int64) + masks)

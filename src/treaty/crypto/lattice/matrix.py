@@ -31,12 +31,14 @@ class Field:
 
 def check_fields(fields: Sequence[Field], parameters: Parameters) -> None:
     """Raise CryptoError for fields too wide for the arithmetic of `kernels.encrypt_block`."""
-    top, sizes = 1 << 31, Counter[int]()
+    top, sizes, bounds = 1 << 31, Counter[int](), Counter[int]()
     for field in fields:
         sizes[field.node] += top if field.signed else field.bound
+        bounds[field.node] += field.bound
     if max(sizes.values()) > 2 * top:
         raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits or weights")
-    if any(field.bound >= min(parameters.primes) for field in fields):
+    largest = max(bounds.values()) if parameters.masked else max(field.bound for field in fields)
+    if largest >= min(parameters.primes):
         raise CryptoError("expected numbers below the primes in a vector - in the lattice map; lower weights")
 
 

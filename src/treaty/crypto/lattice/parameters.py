@@ -44,6 +44,7 @@ LEAK_LIMIT = 2.0**-40  # what all answers ever given about a table may leak toge
 GUARD_BITS = 16  # kept below the message in a hint, of which its rounding takes at most an eighth
 DIGIT_BITS = 16
 Digits = NDArray[np.uint16]  # of a number: so many bits each, the lowest first
+_MASKED_COUNTS = range(3, 8)  # of primes where answers are masked, which takes smaller moduli than the flood
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class Parameters:
     primes: tuple[int, ...]  # their product is q
     message_bits: int  # sums are integers modulo 2^message_bits
     weight: int  # largest 1-norm of a row of the secret matrix (of bins: the number of rows of the table)
-    slack: int  # bound of a sum's error from rounded scales: half the sum of its fields' bounds
+    slack: int  # bound of a sum's error from rounding: of scales, half the sum of its fields' bounds; or of entries
+    masked: bool = False  # answers are masked over the whole ring, not flooded; entries are rounded, not scales alone
+    spare: int = 0  # bits that noise is smaller than a guarded field takes: then masks hardly ever make it carry
 
     def __post_init__(self) -> None:
         bits = LIMITS.get(self.degree)
@@ -82,7 +85,17 @@ class Parameters:
     @property
     def digits(self) -> int:
         """Digits D of 16 bits that hints and answers are scaled down to: q' = 2^(16 D)."""
-        return -(-(self.message_bits + GUARD_BITS) // DIGIT_BITS)
+        return -(-(self.message_bits + GUARD_BITS + self.spare) // DIGIT_BITS)
+
+    @property
+    def below(self) -> int:
+        """Bits of q' under a message, where flood and noise are."""
+        return DIGIT_BITS * self.digits - self.message_bits
+
+    @property
+    def rounding(self) -> int:
+        """Bound of what scaling down adds, in q': hint and answer are off by less than 0.51 each, N + 1 of them."""
+        return 51 * (self.degree + 1) // 100 + 1
 
     @property
     def noise(self) -> int:
@@ -90,19 +103,23 @@ class Parameters:
         return ERROR_BITS * (self.weight + 2 * self.degree) + self.slack
 
     @property
+    def noise_bits(self) -> int:
+        """Bits b such that under a mask noise is below 2^b in size, in q': `spare` and two fewer than its field has."""
+        return self.below - 2 - self.spare
+
+    @property
     def flood_bits(self) -> int:
         """Bits k of the flood, uniform on [-2^(k-1), 2^(k-1)): the widest that never spoils a sum; below 1: none fits.
 
-        Scaled to q', flood, noise and the rounding of hint and answer (less than 0.51 each, N + 1 of them) must stay
-        below half the distance of two messages.
+        Scaled to q', flood, noise and `rounding` must stay below half the distance of two messages.
         """
-        distance = 1 << (DIGIT_BITS * self.digits - self.message_bits)
-        room = distance // 2 - (51 * (self.degree + 1)) // 100 - 1
+        room = (1 << self.below) // 2 - self.rounding
         return max(0, (room * self.modulus >> (DIGIT_BITS * self.digits)) - self.noise).bit_length()
 
     def leak(self, squares: float) -> float:
         """Bound what one sum reveals beyond itself, as total variation: E |shift| / width of the flood.
 
+        Rounded scales have no part in the shift: what they add is a function of the sum's fields, which are opened.
         `squares` is the square of the 2-norm of the secret matrix's row (of a bin: its number of rows).
         """
         shift = math.sqrt(ERROR_BITS / 2 * (squares + 4 * self.degree / 3))
@@ -150,7 +167,36 @@ def choose(
             if min(primes) > entries and narrow.flood_bits > 1 and narrow.leak(squares) <= LEAK_IF_NARROWED:
                 return narrow
         return found
-    raise CryptoError(
+    raise _too_large(message_bits, weight)
+
+
+@cache
+def choose_masked(message_bits: int, weight: int, entries: int, spare: int = 0) -> Parameters:
+    """Take the smallest modulus, of the fewest primes, for answers under masks of the whole ring; CryptoError if none.
+
+    Noise stays below a quarter of the field below the message, and 2^`spare` times smaller. `entries` bounds numbers of
+    the matrix and the sum of an entry's fields, which primes exceed: so each entry is rounded by less than 1.
+    """
+    for count in _MASKED_COUNTS:
+        for bits in range(_LEAST_WIDTH * count, min(31 * count, LIMITS[DEGREE]) + 1):
+            primes = narrow_primes(bits, count)
+            found = Parameters(DEGREE, primes, message_bits, weight, weight, masked=True, spare=spare)
+            scaled = -(-(found.noise << DIGIT_BITS * found.digits) // found.modulus) + found.rounding
+            if scaled < 1 << found.noise_bits and len(primes) == count and min(primes) > entries:
+                return found
+    raise _too_large(message_bits, weight)
+
+
+def _too_large(message_bits: int, weight: int) -> CryptoError:
+    return CryptoError(
         f"sums of {message_bits} bits over rows of weight {weight} are too large for the lattice map - lower "
         'fractional_bits, or take encryption="ou"'
     )
+
+
+def reduced(numbers: NDArray[np.int64]) -> Digits:
+    """Return numbers modulo q', (..., D), from digits of any size: carries go up, that of the last is left out."""
+    out = numbers.copy()
+    for d in range(out.shape[-1] - 1):
+        out[..., d + 1] += out[..., d] >> DIGIT_BITS
+    return (out & (1 << DIGIT_BITS) - 1).astype(np.uint16)

@@ -6,13 +6,14 @@ Which bytes are rejected depends only on the rejected bytes, so the time taken t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice.parameters import ERROR_BITS, Parameters
+from treaty.crypto.lattice.parameters import ERROR_BITS, Digits, Parameters
 from treaty.crypto.lattice.transform import Residues
 from treaty.parallel import share
 
@@ -61,6 +62,11 @@ def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> NDArra
     half = np.array([(1 << (bits - 1)) % prime for prime in primes], np.int64)
     out: NDArray[np.int64] = (rest - half) % modulus
     return out
+
+
+def uniform_digits(draw: Bytes, shape: tuple[int, int, int]) -> Digits:
+    """Return numbers uniform modulo q' = 2^(16 D), uint16 (vectors, rows, D)."""
+    return np.frombuffer(draw(2 * math.prod(shape)), np.dtype("<u2")).astype(np.uint16).reshape(shape)
 
 
 def public_ring_elements(seed: bytes, number: int, primes: tuple[int, ...], degree: int) -> NDArray[np.uint32]:

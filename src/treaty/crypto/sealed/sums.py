@@ -1,14 +1,17 @@
 """Shares of bin sums as integers, from an opening under masks.
 
-The holder of a table adds a uniform mask to each message, three fields side by side, before the other party opens it
-(`crypto.sums.lattice_sums`). With v what was opened and p the mask's negative, v + p is the message modulo its length,
-but a field's shares lack the carry from the field below, and wrap around where they have one to give. Each field is
-guarded: its number is below half of the field, so that the shares wrap around if either has its top bit set:
+The holder of a table adds a uniform mask to each answer of the lattice map, over the whole ring, before the other party
+opens it (`crypto.sums.lattice_sums`). With v what was opened and p the mask's negative, v + p has four fields side by
+side: the opening's noise, count, hess and grad. But a field's shares lack the carry from the field below, and wrap
+around where they have one to give. Each field is guarded: its number is below half of the field, so that the shares
+wrap around if either has its top bit set:
 
-    c = v_c + p_c - w_c 2^bits,   h = v_h + p_h + w_c - w_h 2^bits,   w = a + b - a b for the top bits a and b.
+    n = v_n + p_n - w_n 2^bits,   c = v_c + p_c + w_n - w_c 2^bits,   w = a + b - a b for the top bits a and b.
 
-The holder adds 1 to its share of hess, so that h - w_c is not negative, and a quarter of the field to that of grad,
-which has a sign; both come off here. Nothing is opened, and nothing fails by chance.
+Of the noise, only what it carries matters. The other party adds a quarter of its field, which is more than noise falls
+below zero. The holder adds 1 to its shares of count and hess, so that c - w_n and h - w_c are not negative, and a
+quarter of the field to that of grad, which has a sign; these come off here. Nothing is opened, and nothing fails by
+chance.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ WORDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Bits of the fields of sealed sums."""
+    """Bits of the fields of sealed sums, the lowest first."""
 
-    grad: int
-    hess: int
+    noise: int
     count: int
+    hess: int
+    grad: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +87,17 @@ class Widths:
 
 
 def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Places, role: int) -> Steps[Wide]:
-    """Return shares modulo 2^128 of grad, hess and count, (..., 3, 2), from fields' shares, (..., 3): two steps.
+    """Return shares modulo 2^128 of grad, hess and count, (..., 3, 2), from fields' shares, (..., 4): two steps.
 
-    Role 0 has opened the messages, role 1 has the masks.
+    Role 0 has opened the answers, role 1 has the masks.
     """
-    bits = np.array([places.grad, places.hess, places.count], np.uint64)
+    bits = np.array([places.grad, places.hess, places.count, places.noise], np.uint64)
     tops = (parts >> (bits - np.uint64(1))).astype(np.uint8)
     both = yield from both_of(transfers, tops.reshape(-1), WORDS, role)
     one = from_ints([1], WORDS)
     wraps = subtract(only(tops, np.broadcast_to(one, (*tops.shape, WORDS))), both.reshape(*tops.shape, WORDS))
-    out = wide(parts, WORDS)
+    out = wide(parts[..., :3], WORDS)
     for place, width in enumerate((places.grad, places.hess, places.count)):
         out[..., place, :] = subtract(out[..., place, :], shifted(wraps[..., place, :], width))
-    out[..., :2, :] = add(out[..., :2, :], wraps[..., 1:, :])
-    if role == 0:
-        out[..., :2, :] = subtract(out[..., :2, :], from_ints([1 << places.grad - 2, 1], WORDS))
-    return out
+    out = add(out, wraps[..., 1:, :])
+    return subtract(out, from_ints([1 << places.grad - 2, 1, 1], WORDS)) if role == 0 else out

@@ -15,7 +15,7 @@ setup              constructor              job                    bounds
 offer, settle      holds, settle            job                    the public seed, or that of a hint kept earlier
 accept_hint        hint                     job, or table          the hint, piece by piece; or that it is kept
 begin_tree         begin_tree               tree                   nothing
-query              add, answer              some nodes of a level  encrypted vectors; back: flooded sums
+query              add, answer              some nodes of a level  encrypted vectors; back: sums, flooded or masked
 =================  =======================  =====================  ==============================================
 """
 
@@ -37,12 +37,21 @@ from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer, PartialSums
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
 from treaty.crypto.lattice.packed import pack, packed_words, unpack
-from treaty.crypto.lattice.parameters import DEGREE, DIGIT_BITS, WIDE_DEGREE, Digits, Parameters, choose
+from treaty.crypto.lattice.parameters import (
+    DEGREE,
+    DIGIT_BITS,
+    WIDE_DEGREE,
+    Digits,
+    Parameters,
+    choose,
+    choose_masked,
+    reduced,
+)
+from treaty.crypto.lattice.sampling import uniform_digits
 from treaty.crypto.lattice.store import HintStore, Reservation
 from treaty.crypto.lattice.transform import Residues
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
-from treaty.crypto.wide import cut, from_ints, subtract
 from treaty.errors import ConfigError, CryptoError
 from treaty.parallel import PIECE_BYTES, pieces
 
@@ -52,15 +61,16 @@ _MOST_NODES = 1 << 14  # of one query, so that a node's number fits 16 bits
 _RESERVED_AT_A_TIME = 512  # vectors whose leak is entered in the ledger before the first of them is answered
 BINDING_BYTES = 32
 # Of the format of hints, from the expansion of the seed to the digits; hints of other versions are not used.
-VERSION = 1
+VERSION = 2
 
 
 def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> tuple[list[Field], int]:
     """Return the places of count, hessian and gradient of each node in a message, and its length.
 
-    Sealed sums are opened under masks: their fields have a bit more, and room for 1 more hess (`crypto.sealed.sums`).
+    Sealed sums are opened under masks: their fields have a bit more, and room for 1 more row and hess
+    (`crypto.sealed.sums`).
     """
-    hess_at = bounds.n_rows.bit_length() + sealed
+    hess_at = (bounds.n_rows + sealed).bit_length() + sealed
     grad_at = hess_at + (bounds.n_rows * bounds.hess_bound + sealed).bit_length() + sealed
     fields = [Field(0, 1), Field(hess_at, bounds.hess_bound), Field(grad_at, bounds.grad_bound, signed=True)]
     length = grad_at + (bounds.n_rows * bounds.grad_bound).bit_length() + 1 + sealed
@@ -74,12 +84,21 @@ def sums_parameters(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) ->
     CryptoError if they are too large for the lattice map.
     """
     fields, bits = lattice_fields(bounds, sealed, nodes)
-    n, degree = bounds.n_rows, DEGREE if nodes == 1 else WIDE_DEGREE
-    slack = n * (bounds.grad_bound + bounds.hess_bound + 1) // 2 + 1 + sealed  # a row is in one node
-    entries = max(field.bound for field in fields)
-    parameters = choose(bits, n, slack, squares=n, entries=entries, degree=degree)
+    n, of_a_row = bounds.n_rows, bounds.grad_bound + bounds.hess_bound + 1  # a row is in one node
+    if sealed:
+        parameters = choose_masked(bits, n, of_a_row)
+    else:
+        entries = max(field.bound for field in fields)
+        degree = DEGREE if nodes == 1 else WIDE_DEGREE
+        parameters = choose(bits, n, n * of_a_row // 2 + 1, squares=n, entries=entries, degree=degree)
     check_fields(fields, parameters)
     return parameters
+
+
+def sealed_places(bounds: SumsBounds) -> list[int]:
+    """Return the bits at which noise, count, hessian and gradient begin in a sealed sum, and the length of all."""
+    parameters, (fields, _) = sums_parameters(bounds, sealed=True), lattice_fields(bounds, sealed=True)
+    return [0, *(parameters.below + field.shift for field in fields), DIGIT_BITS * parameters.digits]
 
 
 def vector_bytes(parameters: Parameters, n_rows: int) -> int:
@@ -258,9 +277,9 @@ class LatticeSumsClient(WholeTableClient):
     def open_shares(self, peer: str, answer: Payload, features: NDArray[np.int32] | None = None) -> NDArray[np.uint64]:
         """Open a server's answer to the oldest query it has not answered, where sums are sealed.
 
-        Returns this end's shares of the sampled columns' slots, uint64 (nodes, slots, 3), see `sealed_shares`.
+        Returns this end's shares of the sampled columns' slots, uint64 (nodes, slots, 4), see `crypto.sealed.sums`.
         """
-        return split_fields(self._opened(peer, answer, features)[0], self._places)
+        return split_fields(self._opened(peer, answer, features)[0], sealed_places(self._bounds))
 
     def _opened(
         self, peer: str, answer: Payload, features: NDArray[np.int32] | None
@@ -283,9 +302,9 @@ class LatticeSumsClient(WholeTableClient):
 
 
 def split_fields(messages: Digits, places: Sequence[int]) -> NDArray[np.uint64]:
-    """Split messages, little-endian in 16-bit words (..., words), into grad, hess and count, uint64 (..., 3).
+    """Split messages, little-endian in 16-bit words (..., words), into fields, the topmost first: uint64 (..., fields).
 
-    `places` are the bits at which count, hess and grad begin, and the length of all; each has 64 bits at most.
+    `places` are the bits at which fields begin, and the length of all; each has 64 bits at most.
     """
     parts = [_take_bits(messages, first, last - first) for first, last in pairwise(places)]
     return np.stack(parts[::-1], axis=-1)
@@ -303,7 +322,8 @@ def _take_bits(words: Digits, bit: int, width: int) -> NDArray[np.uint64]:
 class LatticeSumsServer(WholeTableServer):
     """A passive party's end; leaks enter the store's ledger under the features' names, which nobody is told.
 
-    Where sums are `sealed`, it adds masks to them, and keeps its own shares in `shares` until they are fetched.
+    Where sums are `sealed`, it adds masks to them, which leak nothing, and keeps its own shares in `shares` until they
+    are fetched.
     """
 
     def __init__(
@@ -325,9 +345,10 @@ class LatticeSumsServer(WholeTableServer):
         self._parameters = sums_parameters(bounds, sealed, nodes)
         self._sealed = sealed
         self._adding: PartialSums | None = None
-        leaks = leak_of(self._parameters, bounds, self._bins)
-        leaks_by_name = dict(zip(names, leaks.tolist(), strict=True))
-        self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
+        if not sealed:
+            leaks = leak_of(self._parameters, bounds, self._bins)
+            leaks_by_name = dict(zip(names, leaks.tolist(), strict=True))
+            self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
 
     @property
     def spare(self) -> int:
@@ -417,29 +438,29 @@ class LatticeSumsServer(WholeTableServer):
         self._adding = None
 
     def answer(self) -> Payload:
-        """Return the flooded sums of all asked nodes; see `SumsServer.answer`."""
+        """Return the sums of all asked nodes, flooded or masked; see `SumsServer.answer`."""
         if self._adding is None:
             raise CryptoError("expected a query before its answer")
         sums, self._adding = self._adding, None
-        self._reservation.use(sums.vectors)  # also for a query that comes again: what two floods tell of it adds up
-        return [np.frombuffer(self.binding, np.uint8), sums.answer(self._masks(sums.vectors))]
-
-    def _masks(self, vectors: int) -> NDArray[np.uint64] | None:
-        """Draw masks of sealed sums, uniform over all messages, and note this end's shares; None where sums are open.
-
-        A share is the mask's negative and the numbers that `sealed_shares` adds to hess and grad.
-        """
         if not self._sealed:
-            return None
-        bits, slots = self._parameters.message_bits, len(slots_of(self._offsets, self._growing()))
-        masks = Keystream().bits(bits, vectors * slots)
-        fields, _ = lattice_fields(self._bounds, sealed=True)
-        hess_at, grad_at = fields[1].shift, fields[2].shift
-        added = from_ints([(1 << hess_at) + (1 << bits - 2)], masks.shape[-1])
-        share = cut(subtract(added, masks), bits).astype("<u8", copy=False).view("<u2")
-        self.shares = split_fields(share.reshape(vectors, slots, share.shape[-1]), [0, hess_at, grad_at, bits])
-        return masks.reshape(vectors, slots, masks.shape[-1])
+            self._reservation.use(sums.vectors)  # also for a query that comes again: what two floods tell of it adds up
+        masks = self._masks(sums.vectors) if self._sealed else None
+        return [np.frombuffer(self.binding, np.uint8), sums.answer(masks)]
+
+    def _masks(self, vectors: int) -> Digits:
+        """Draw masks of sealed sums, uniform over the whole ring, and note this end's shares.
+
+        A share is the mask's negative and what `crypto.sealed.sums` says is added to count, hess and grad.
+        """
+        slots, places = len(slots_of(self._offsets, self._growing())), sealed_places(self._bounds)
+        masks = uniform_digits(Keystream().raw, (vectors, slots, self._parameters.digits))
+        share = -masks.astype(np.int64)
+        for place in (places[1], places[2], places[4] - 2):
+            share[..., place // DIGIT_BITS] += 1 << place % DIGIT_BITS
+        self.shares = split_fields(reduced(share), places)
+        return masks
 
     def close(self) -> None:
         """Give back what was reserved and not used."""
-        self._reservation.close()
+        if not self._sealed:
+            self._reservation.close()

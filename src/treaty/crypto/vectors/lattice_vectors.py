@@ -2,41 +2,40 @@
 
 The *server* holds integer columns of some rows (`crypto.lattice`, "for any secret integer matrix"), a
 *client* a vector over some of these rows. The vector is sent at full length, zero elsewhere, so that one hint serves
-all batches of these rows and the server cannot tell which are meant. The server adds a mask, uniform modulo
-2^message_bits, to every product: what the client opens is uniform, and its share; the server's share is the mask.
+all batches of these rows and the server cannot tell which are meant. The server adds a mask to every answer, uniform
+over the whole ring: what the client opens is uniform, whatever vector it sent, and its upper bits are its share; the
+server's share are the mask's, negative.
 
 A long table is cut into blocks of rows, each with its own matrix and hint: a vector need not be longer than the block
 of its batch, where everybody may know which block that is.
 
     entry m_i = low + 2^26 high = v_i,     |v_i| < 2^(vector_bits - 1),     products modulo 2^message_bits
 
-Assumptions are in docs/lattice.md: the answers tell the client at most the leak bound of each sum beside the sum, which
-here is uniform; the queries tell the server nothing under ring-LWE. The leak bound of a column is that of its 2-norm,
-which only its owner knows and enters into its ledger.
+Where the mask's lower bits and the noise carry into the upper ones, shares add up to one too many: of a product with a
+probability of at most 2^-64, a unit in its last place. The answers tell the client nothing, so that no ledger counts
+them; the queries tell the server nothing under ring-LWE, and shares what they add up to. Assumptions are in
+docs/lattice.md.
 """
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Parameters, choose
-from treaty.crypto.lattice.store import HintStore, Reservation
+from treaty.crypto.lattice.packed import pack, packed_words, unpack
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters, choose_masked
+from treaty.crypto.lattice.sampling import uniform_digits
 from treaty.crypto.payload import Payload, check_payload
-from treaty.crypto.wide import from_ints
 from treaty.errors import CryptoError
 
 Integers = NDArray[np.int64]
 
 LOW_BITS = 26
-_RESERVED_AT_A_TIME = 256  # vectors whose leak is entered in the ledger before the first of them is answered
+_SPARE = 63  # bits that noise is smaller than half of the bits below a message
 
 
 def vectors_parameters(n_rows: int, weight_bound: int, vector_bits: int, batch_rows: int) -> Parameters:
@@ -45,11 +44,10 @@ def vectors_parameters(n_rows: int, weight_bound: int, vector_bits: int, batch_r
     `n_rows` of a block; |entry| of a column <= `weight_bound`; signed entries of `vector_bits`, of which at most
     `batch_rows` are not zero.
     """
-    weight = n_rows * weight_bound
-    message_bits = (batch_rows * weight_bound).bit_length() + vector_bits + 1
-    slack = weight * ((1 << LOW_BITS) + (1 << max(0, vector_bits - 1 - LOW_BITS))) // 2 + 2
-    parameters = choose(message_bits, weight=weight, slack=slack, squares=n_rows * weight_bound**2)
-    check_fields(_fields(vector_bits), parameters)
+    message_bits, fields = (batch_rows * weight_bound).bit_length() + vector_bits + 1, _fields(vector_bits)
+    entries = max(weight_bound, sum(field.bound for field in fields))
+    parameters = choose_masked(message_bits, n_rows * weight_bound, entries, _SPARE)
+    check_fields(fields, parameters)
     return parameters
 
 
@@ -81,48 +79,30 @@ class VectorClient:
         fields[0, rows] = vector & ((1 << LOW_BITS) - 1)
         fields[1, rows] = vector >> LOW_BITS
         self._secrets, words, own = self._map.encrypt([fields])
-        return [words, own]
+        return [pack(self._parameters, words), pack(self._parameters, own)]
 
     def open(self, peer: str, block: int, answer: Payload) -> list[int]:
         """Open a server's answer to the last query: its share of each product, modulo 2^message_bits."""
         if self._secrets is None or (peer, block) not in self._hints:
             raise CryptoError(f"expected a hint and a query before an answer of {peer}")
-        hint, digits, bits = self._hints[peer, block], self._parameters.digits, self._parameters.message_bits
-        check_payload(answer, f"the answer of {peer}", (np.uint16, (1, len(hint), digits)))
-        words = self._map.open(hint, np.arange(len(hint)), self._secrets, answer[0])[0]
-        found = [sum(int(word) << DIGIT_BITS * k for k, word in enumerate(row)) for row in words.tolist()]
-        return [x & (1 << bits) - 1 for x in found]
+        hint = self._hints[peer, block]
+        check_payload(answer, f"the answer of {peer}", (np.uint16, (1, len(hint), self._parameters.digits)))
+        opened = self._map.open(hint, np.arange(len(hint)), self._secrets, answer[0])
+        return _upper(opened[0], self._parameters)
 
 
 class VectorServer:
-    """The end that holds int64 columns (columns, rows), within the bound of the parameters.
+    """The end that holds int64 columns (columns, rows), within the bounds of the parameters."""
 
-    Under the columns' names the store's ledger keeps what answers may have leaked, added up where names are equal.
-    """
-
-    def __init__(
-        self,
-        parameters: Parameters,
-        columns: Integers,
-        names: Sequence[str],
-        seed: bytes,
-        store: HintStore,
-        *,
-        threads: int = 1,
-    ) -> None:
-        if np.abs(columns).sum(axis=1).max(initial=0) > parameters.weight:
+    def __init__(self, parameters: Parameters, columns: Integers, seed: bytes, *, threads: int = 1) -> None:
+        sizes = np.abs(columns)
+        if sizes.sum(axis=1).max(initial=0) > parameters.weight or sizes.max(initial=0) >= min(parameters.primes):
             raise CryptoError("a column exceeds the bound of the parameters - in the lattice map")
-        self.parameters = parameters
+        self.parameters, self._threads = parameters, threads
         self._columns = columns.shape
         self._map = LinearMapServer(
             parameters, SecretMatrix.of_integers(columns.astype(np.int32)), seed, threads=threads
         )
-        squares = (columns.astype(np.float64) ** 2).sum(axis=1)
-        leaks = dict.fromkeys(names, 0.0)
-        for name, square in zip(names, squares.tolist(), strict=True):
-            leaks[name] += parameters.leak(square)
-        self._reservation = Reservation(store, leaks, _RESERVED_AT_A_TIME)
-        self._seen: set[bytes] = set()
 
     def hint(self) -> Payload:
         """Return the hint, once."""
@@ -133,27 +113,24 @@ class VectorServer:
     def answer(self, query: Payload) -> tuple[Payload, list[int]]:
         """Answer a query; return also this end's shares, which with the client's add up to the products.
 
-        CryptoError if something is malformed, or the query is a repetition: a second flood on one query would average
-        out.
+        CryptoError if something is malformed.
         """
-        parameters = self.parameters
-        primes, degree, bits = len(parameters.primes), parameters.degree, parameters.message_bits
-        shapes = [(np.uint32, (1, primes, self._columns[1])), (np.uint32, (1, primes, degree))]
-        check_payload(query, "a query", *shapes)
-        digest = hashlib.sha256(query[0].data)
-        digest.update(query[1].data)
-        if digest.digest() in self._seen:
-            raise CryptoError("expected a new query, got one that was answered - in a query")
-        self._seen.add(digest.digest())
-        self._reservation.use(1)
-        masks = [secrets.randbits(bits) for _ in range(self._columns[0])]
-        features = np.arange(self._columns[0], dtype=np.int64)
-        made = self._map.answer(query[0], query[1], features, from_ints(masks, -(-bits // 64))[None])
-        return [made], [-mask % (1 << bits) for mask in masks]
+        parameters, (columns, length) = self.parameters, self._columns
+        sizes = [packed_words(parameters, count) for count in (length, parameters.degree)]
+        check_payload(query, "a query", *((np.uint32, (1, size)) for size in sizes))
+        words, own = (
+            unpack(parameters, packed, count, self._threads)
+            for packed, count in zip(query, (length, parameters.degree), strict=True)
+        )
+        masks = uniform_digits(Keystream().raw, (1, columns, parameters.digits))
+        made = self._map.answer(words, own, np.arange(columns, dtype=np.int64), masks)
+        return [made], [-mask % (1 << parameters.message_bits) for mask in _upper(masks[0], parameters)]
 
-    def close(self) -> None:
-        """Give back what was reserved and not used."""
-        self._reservation.close()
+
+def _upper(numbers: Digits, parameters: Parameters) -> list[int]:
+    """Return the message's bits of numbers of the ring, (n, D)."""
+    whole = (sum(digit << DIGIT_BITS * k for k, digit in enumerate(row)) for row in numbers.tolist())
+    return [number >> parameters.below for number in whole]
 
 
 def signed(number: int, bits: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
+from treaty.crypto.sums.lattice_sums import vector_bytes
 from treaty.crypto.vectors.encrypted_vectors import Fields, product_bits
 from treaty.crypto.vectors.lattice_vectors import vectors_parameters
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
@@ -98,7 +99,7 @@ def _lattice(
     for one, other in permutations(cast.owners, 2):
         own, theirs = (columns[name] + (name == cast.active) for name in (one, other))
         hint = 2.0 * digits * DEGREE * own * blocks
-        found.send(one, other, products * 4.0 * primes * (length + DEGREE), products)
+        found.send(one, other, products * float(vector_bytes(parameters, length)), products)
         found.send(one, other, hint + products * (2.0 * digits * own + 16.0 * theirs), 2 * products)
         found.hold(2 * hint, one, other)
         found.kept[one] = hint

@@ -1,7 +1,7 @@
 """Each party's columns times the sum of all parties' vectors, under the lattice map between every pair of parties.
 
 As in `coordinated`, party k gets X_k^T (sum of all v_j). Under the lattice map of `crypto.vectors.lattice_vectors` j
-asks k for X_k^T v_j, opens it under a mask that k has added, modulo 2^bits, and returns the opened number, which is
+asks k for X_k^T v_j, opens it under a mask that k has added, over the whole ring, and returns its share, which is
 uniform:
 
 =================  =================  ======================================================  =======================
@@ -9,7 +9,7 @@ message            from -> to         content                                   
 =================  =================  ======================================================  =======================
 `ColumnsHint`      each -> each       the hints of its columns, block by block of rows        lattice
 `VectorQuery`      j -> all others    v_j over a block of rows, zero outside the batch        lattice
-`FloodedProducts`  k -> j             X_k^T v_j + R_kj                                        mask, flooded
+`HiddenProducts`   k -> j             X_k^T v_j + R_kj                                        mask
 `ProductShares`    j -> k             the opened numbers, + masks that cancel over all j      masks
 =================  =================  ======================================================  =======================
 
@@ -33,12 +33,10 @@ from treaty.cluster.lattice import ClusterVectorServer
 from treaty.compute import Integers
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.parameters import DEGREE
-from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.messaging.messages import Array, Arrays, Message, view
-from treaty.models.checkpoints import hints_folder
 from treaty.parallel import pieces
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
@@ -47,9 +45,6 @@ from treaty.systems.system import Seat
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 
 WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
-
-LABEL, INTERCEPT = "\0label", "\0intercept"
-"""Names, in the active party's ledger, of its two further columns; no feature has such a name."""
 
 
 class ColumnsHint(Message):
@@ -64,7 +59,7 @@ class VectorQuery(Message):
     payload: Arrays
 
 
-class FloodedProducts(Message):
+class HiddenProducts(Message):
     """Masked products, which the receiver opens to uniform numbers. Tells nothing."""
 
     payload: Arrays
@@ -87,33 +82,26 @@ def blocks_of_rows(n_rows: int) -> list[Integers]:
 
 
 class LatticeProducts:
-    """A data party's end.
-
-    `blocks` are of row numbers, `masks` cancel in sums over data parties. The seat's `store`, if there is one, has the
-    ledger of what answers about these columns have told in all jobs.
-    """
+    """A data party's end; `blocks` are of row numbers, `masks` cancel in sums over data parties."""
 
     def __init__(
         self, seat: Seat, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
     ) -> None:
-        party, store, threads = seat.party, seat.store, seat.threads
+        party, threads = seat.party, seat.threads
         self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks
         self._others = others = setting.others(party.name)
         seed = joint_seed(party, others, "lattice")
         length, sum_bits = max(map(len, blocks)), setting.vector_bits + len(setting.owners).bit_length()
         self._parameters = vectors_parameters(length, WEIGHT_BOUND, sum_bits, setting.batch_size)
         self._bits = self._parameters.message_bits
-        matrix, names = own.columns.T, own.names
-        if own.labels is not None:
-            matrix, names = np.vstack([matrix, -own.labels]), [*names[:-1], INTERCEPT, LABEL]
-        self._store = HintStore(None if store is None else hints_folder(store, party.name))
+        matrix = own.columns.T if own.labels is None else np.vstack([own.columns.T, -own.labels])
         self._block, self._position = (np.full(setting.n_rows, -1, np.int64) for _ in range(2))
         self._servers = []
         for number, rows in enumerate(blocks):
             self._block[rows], self._position[rows] = number, np.arange(len(rows))
             block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
             block[:, : len(rows)] = matrix[:, rows]
-            given = self._parameters, block, names, seed, self._store
+            given = self._parameters, block, seed
             shards = seat.shards
             self._servers.append(
                 VectorServer(*given, threads=threads)
@@ -169,11 +157,11 @@ class LatticeProducts:
         for peer in self._others:
             asked = unpack(party.receive(peer, VectorQuery).payload, peer, "VectorQuery")
             answer, shares = self._servers[block].answer(asked)
-            party.send(peer, FloodedProducts(pack(answer)))
+            party.send(peer, HiddenProducts(pack(answer)))
             sums = _added(sums, shares)
         for peer in self._others:
-            flooded = unpack(party.receive(peer, FloodedProducts).payload, peer, "FloodedProducts")
-            opened[peer] = _added(opened[peer], self._client.open(peer, block, flooded))
+            hidden = unpack(party.receive(peer, HiddenProducts).payload, peer, "HiddenProducts")
+            opened[peer] = _added(opened[peer], self._client.open(peer, block, hidden))
         return sums
 
     def _return(self, peer: str, shares: list[int], purpose: str) -> None:
@@ -195,12 +183,6 @@ class LatticeProducts:
             return None
         theirs = sum(self._share(peer, 1)[0] for peer in self._others)
         return signed(own + shares + theirs, self._bits)
-
-    def close(self) -> None:
-        """Return the unused part of what was reserved in the ledger."""
-        for server in self._servers:
-            server.close()
-        self._store.close()
 
 
 def _added(left: Sequence[int], right: Sequence[int]) -> list[int]:

@@ -54,7 +54,7 @@ from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.resuming import Checkpoints
 from treaty.systems.logistic.row_weights import check_shown, tell_weights
 from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
-from treaty.systems.logistic.steps import Decider, decide_for, open_products
+from treaty.systems.logistic.steps import Decider, decide_for, products_of
 from treaty.systems.system import Seat
 
 # ---------------------------------------------------------------- data parties
@@ -103,11 +103,10 @@ def _train(seat: Seat, labels: Integers | None) -> LinearPart:
     party, table = seat.party, seat.rows.table
     preparation = prepared(table, seat.common, party.name)
     matrix = preparation.matrix(table.columns, table.n_rows)
-    names = preparation.names(table.schema.names, table.schema.categories)
     if labels is not None:
-        matrix, names = np.hstack([matrix, np.ones((table.n_rows, 1))]), [*names, "intercept"]
+        matrix = np.hstack([matrix, np.ones((table.n_rows, 1))])
     weight = seat.rows.weight
-    own = OwnData(fixed_columns(matrix), labels, names, None if weight is None else weight / weight.mean())
+    own = OwnData(fixed_columns(matrix), labels, None if weight is None else weight / weight.mean())
     agree(party, terms(seat))
     kept = Checkpoints(seat)
     setting = begin(seat, own.columns.shape, kept.model_id)
@@ -155,63 +154,61 @@ def _train_slice(
     party, columns, labels = seat.party, own.columns, own.labels
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    with open_products(seat, setting, own, blocks_of(batches), masks) as sums:
-        decider = Decider(party, setting, masks, seeds)
-        slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
-        schedule = setting.solver.schedule()
-        X = columns * 2.0**-COLUMN_FRACTION
-        pull = (
-            None
-            if labels is None
-            else setting.fixed(own.weighed(np.arange(setting.n_rows), 2.0 * labels.astype(np.float64)))
-        )
-        mean_weight = 1.0 if own.weight is None else float(own.weight[batches].mean())
-        if resumed is not None:
-            assert resumed.slice is not None
-            schedule.resume(resumed)
-            slice_.resume(resumed.slice)
-            decider.resume(resumed)
-            evals.resume(resumed)
-        if seat.progress is not None:
-            seat.progress(party.round, {"train": schedule.losses, **evals.found.losses})
-        while True:
-            party.round += 1
-            epoch_loss = 0
-            for at, rows in enumerate(batches):
-                # 4 d = u - 2 y, times the row's weight: every party's part of it, in fixed point
-                u = setting.fixed(own.weighed(rows, X[rows] @ slice_.weights))
-                d = u if pull is None else u - pull[rows]
-                grad = setting.mean_over(len(rows), sums.times(rows, d, counted=True))
-                s = slice_.candidate()
-                v = None
-                if s is not None:  # the Hessian's product: v = mean of x (x^T s) / 4
-                    pieces = setting.curvature_rows(batches, at)
-                    products = [
-                        sums.times(of, setting.fixed(own.weighed(of, X[of] @ s)), counted=False) for of in pieces
-                    ]
-                    v = setting.mean_over(sum(map(len, pieces)), [sum(of) for of in zip(*products, strict=True)])
-                # loss = log 2 + mean(d u) / 2 - mean(y u) / 4, where the mean of d u is w^T g; all weighted
-                epoch_loss += _loss_part(setting, slice_.weights, grad, u, None if labels is None else labels[rows])
-                slice_.step(decider.decide(slice_.products(grad, v), paired=v is not None))
-            summed = sums.loss(epoch_loss)
-            evals.look(slice_.weights, seeds)
-            if summed is None:
-                end = receive_end(party, setting.active, schedule, seat.progress)
-            else:
-                mean = summed / (1 << (setting.fractional_bits + 2)) / batches.size
-                end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, seat.progress, evals.found)
-            evals.keep(end, slice_.weights)
-            slice_.end_epoch(back=end.back)
-            decider.end_epoch(end)
-            if end.finished:
-                return evals.chosen(slice_.weights), schedule.losses
-            kept.keep(
-                EpochState(
-                    epochs=party.round, learning_rate=schedule.learning_rate, slice=slice_.state(),
-                    coordinator=decider.state(), losses=list(schedule.losses), level=schedule.level,
-                    eval_losses={name: list(losses) for name, losses in evals.found.losses.items()}, best=evals.best,
-                )
-            )  # fmt: skip
+    sums = products_of(seat, setting, own, blocks_of(batches), masks)
+    decider = Decider(party, setting, masks, seeds)
+    slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
+    schedule = setting.solver.schedule()
+    X = columns * 2.0**-COLUMN_FRACTION
+    pull = (
+        None
+        if labels is None
+        else setting.fixed(own.weighed(np.arange(setting.n_rows), 2.0 * labels.astype(np.float64)))
+    )
+    mean_weight = 1.0 if own.weight is None else float(own.weight[batches].mean())
+    if resumed is not None:
+        assert resumed.slice is not None
+        schedule.resume(resumed)
+        slice_.resume(resumed.slice)
+        decider.resume(resumed)
+        evals.resume(resumed)
+    if seat.progress is not None:
+        seat.progress(party.round, {"train": schedule.losses, **evals.found.losses})
+    while True:
+        party.round += 1
+        epoch_loss = 0
+        for at, rows in enumerate(batches):
+            # 4 d = u - 2 y, times the row's weight: every party's part of it, in fixed point
+            u = setting.fixed(own.weighed(rows, X[rows] @ slice_.weights))
+            d = u if pull is None else u - pull[rows]
+            grad = setting.mean_over(len(rows), sums.times(rows, d, counted=True))
+            s = slice_.candidate()
+            v = None
+            if s is not None:  # the Hessian's product: v = mean of x (x^T s) / 4
+                pieces = setting.curvature_rows(batches, at)
+                products = [sums.times(of, setting.fixed(own.weighed(of, X[of] @ s)), counted=False) for of in pieces]
+                v = setting.mean_over(sum(map(len, pieces)), [sum(of) for of in zip(*products, strict=True)])
+            # loss = log 2 + mean(d u) / 2 - mean(y u) / 4, where the mean of d u is w^T g; all weighted
+            epoch_loss += _loss_part(setting, slice_.weights, grad, u, None if labels is None else labels[rows])
+            slice_.step(decider.decide(slice_.products(grad, v), paired=v is not None))
+        summed = sums.loss(epoch_loss)
+        evals.look(slice_.weights, seeds)
+        if summed is None:
+            end = receive_end(party, setting.active, schedule, seat.progress)
+        else:
+            mean = summed / (1 << (setting.fractional_bits + 2)) / batches.size
+            end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, seat.progress, evals.found)
+        evals.keep(end, slice_.weights)
+        slice_.end_epoch(back=end.back)
+        decider.end_epoch(end)
+        if end.finished:
+            return evals.chosen(slice_.weights), schedule.losses
+        kept.keep(
+            EpochState(
+                epochs=party.round, learning_rate=schedule.learning_rate, slice=slice_.state(),
+                coordinator=decider.state(), losses=list(schedule.losses), level=schedule.level,
+                eval_losses={name: list(losses) for name, losses in evals.found.losses.items()}, best=evals.best,
+            )
+        )  # fmt: skip
 
 
 def _loss_part(setting: Setting, weights: Floats, grad: Floats, u: Integers, labels: Integers | None) -> int:

@@ -82,13 +82,12 @@ class OwnData:
     """A data party's prepared columns, int64 (n_rows, n_columns) in fixed point.
 
     Labels are int64 (n_rows,) of -1 and 1 at the active party, whose last column is the intercept's; None elsewhere.
-    The columns' names are for the party's own ledger. Weights of rows, float64 (n_rows,) with mean 1, are the same at
+    Weights of rows, float64 (n_rows,) with mean 1, are the same at
     all data parties; None: all rows weigh the same.
     """
 
     columns: Integers
     labels: Integers | None
-    names: list[str]
     weight: Floats | None = None
 
     def weighed(self, rows: Integers, of_rows: Floats) -> Floats:

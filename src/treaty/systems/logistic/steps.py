@@ -14,8 +14,7 @@ products of columns with hidden vectors, by cipher and coordinator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,24 +52,18 @@ class StepCoefficients(Message):
 Products = LatticeProducts | CoordinatedProducts | OwnKeyProducts
 
 
-@contextmanager
-def open_products(
+def products_of(
     seat: Seat, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
-) -> Iterator[Products]:
-    """Yield a data party's end of the products, by cipher and coordinator.
+) -> Products:
+    """Return a data party's end of the products, by cipher and coordinator.
 
     Every product is over rows of one of the `blocks` (each of row numbers), or of several.
     """
     if setting.cipher == "lattice":
-        products = LatticeProducts(seat, setting, own, blocks, masks)
-        try:
-            yield products
-        finally:
-            products.close()
-    elif setting.coordinator is not None:
-        yield CoordinatedProducts(seat.party, setting, own, masks, seat.threads)
-    else:
-        yield OwnKeyProducts(seat.party, setting, own, masks, seat.threads)
+        return LatticeProducts(seat, setting, own, blocks, masks)
+    if setting.coordinator is not None:
+        return CoordinatedProducts(seat.party, setting, own, masks, seat.threads)
+    return OwnKeyProducts(seat.party, setting, own, masks, seat.threads)
 
 
 class Decider:

@@ -16,7 +16,7 @@ from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.glm.inference import CrossProducts, ErrorVariance, InverseBlock
 from treaty.systems.logistic.glm.poisson import HiddenFactors, MaskedRates, OpenedRates, RateKey
 from treaty.systems.logistic.glm.training import LossShare, TargetUnit
-from treaty.systems.logistic.lattice import ColumnsHint, FloodedProducts, ProductShares, VectorQuery
+from treaty.systems.logistic.lattice import ColumnsHint, HiddenProducts, ProductShares, VectorQuery
 from treaty.systems.logistic.paper import EpochLoss, Gradient, Margins, StepPart
 from treaty.systems.logistic.prediction import MarginPart
 from treaty.systems.logistic.resuming import KeptEpochs, NextEpoch
@@ -124,7 +124,7 @@ _OWN_KEYS = lines(
 _BY_LATTICE = lines(
     Told(ColumnsHint, _DATA, _DATA, "the sender's columns, under the lattice map", "encrypted"),
     Told(VectorQuery, _DATA, _DATA, "the sender's part of residuals, under the lattice map", "encrypted"),
-    Told(FloodedProducts, _DATA, _DATA, "uniform numbers: products under masks", "masked"),
+    Told(HiddenProducts, _DATA, _DATA, "uniform numbers: products under masks", "masked"),
     Told(ProductShares, _DATA, _DATA, _MASKED_VECTORS, "aggregated", guard="batch_size"),
     when=_LATTICE,
     reference="docs/lattice.md, For the cryptographer; docs/logistic.md, Ciphers",

@@ -234,7 +234,7 @@ def beyond_lattice(
     hints = sum(_hint_bytes(parameters, int(of_peer[-1])) for of_peer in offsets.values())
     if hints > MOST_HINT_BYTES and not sealed:  # there is a choice
         return f"hints of the lattice map would exceed {MOST_HINT_BYTES >> 30} GiB"
-    vectors = trees * vectors_of_a_tree(max_depth, nodes)
+    vectors = 0 if sealed else trees * vectors_of_a_tree(max_depth, nodes)  # masked answers leak nothing
     if any(vectors * leak_of(parameters, bounds, np.diff(of_peer)).sum() > LEAK_LIMIT for of_peer in offsets.values()):
         return "so many sums about so many columns would pass the limit of what the lattice map may leak"
     return ""

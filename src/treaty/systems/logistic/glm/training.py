@@ -27,8 +27,7 @@ other is trained, of a class against the rest, with the same products. What each
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -56,7 +55,7 @@ from treaty.systems.logistic.lattice import blocks_of_rows
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.row_weights import tell_weights
 from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
-from treaty.systems.logistic.steps import Decider, Products, decide_for, open_products
+from treaty.systems.logistic.steps import Decider, Products, decide_for, products_of
 from treaty.systems.system import Seat
 
 CERTAIN = 16.0
@@ -95,10 +94,9 @@ def train(seat: Seat) -> LinearPart:
         targets = list(_targets(seat))
     preparation = prepared(table, seat.common, party.name)
     matrix = preparation.matrix(table.columns, table.n_rows)
-    names = preparation.names(table.schema.names, table.schema.categories)
     if is_active:
-        matrix, names = np.hstack([matrix, np.ones((table.n_rows, 1))]), [*names, "intercept"]
-    own = OwnData(fixed_columns(matrix), None, names, None if data.weight is None else data.weight / data.weight.mean())
+        matrix = np.hstack([matrix, np.ones((table.n_rows, 1))])
+    own = OwnData(fixed_columns(matrix), None, None if data.weight is None else data.weight / data.weight.mean())
     agree(party, terms(seat))
     setting = begin(seat, own.columns.shape, None)
     all_rows = np.arange(setting.n_rows)[np.newaxis]
@@ -109,18 +107,18 @@ def train(seat: Seat) -> LinearPart:
     alone = tell_lone_rows(party, setting, _shown(seat, own, X), all_rows)
     evals = EvalSets.of(seat, setting, preparation)
     parts = []
-    with _products(seat, setting, own) as products:
-        for number, target in enumerate(targets):
-            part = LinearPart(
-                model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
-                coef=np.zeros(0), encryption=setting.cipher, family=_family_of_one(setting.family), alone=alone,
-            )  # fmt: skip
-            _fit(seat, setting, X, target, products, part, own.weight, evals)
-            if target is not None and part.family == "logistic":
-                part.classes = seat.classes if len(targets) == 1 else None
-            if part.family == "logistic" and seat.common.calibrate:
-                _calibrate(seat, setting, part, data.y == number if len(targets) > 1 else data.y > 0.5)
-            parts.append(part)
+    products = _products(seat, setting, own)
+    for number, target in enumerate(targets):
+        part = LinearPart(
+            model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
+            coef=np.zeros(0), encryption=setting.cipher, family=_family_of_one(setting.family), alone=alone,
+        )  # fmt: skip
+        _fit(seat, setting, X, target, products, part, own.weight, evals)
+        if target is not None and part.family == "logistic":
+            part.classes = seat.classes if len(targets) == 1 else None
+        if part.family == "logistic" and seat.common.calibrate:
+            _calibrate(seat, setting, part, data.y == number if len(targets) > 1 else data.y > 0.5)
+        parts.append(part)
     return parts[0] if len(parts) == 1 else one_against_rest(parts, seat.classes if is_active else None)
 
 
@@ -196,17 +194,14 @@ def _calibrate(seat: Seat, setting: Setting, part: LinearPart, positive: Flags) 
         give_margins(seat.party, setting.active, setting.passives, margins)
 
 
-@contextmanager
-def _products(seat: Seat, setting: Setting, own: OwnData) -> Iterator[Products | RateProducts]:
-    """Yield a party's end of the products that gradients are made with."""
+def _products(seat: Seat, setting: Setting, own: OwnData) -> Products | RateProducts:
+    """Return a party's end of the products that gradients are made with."""
     party = seat.party
     if setting.family == "poisson":
-        yield RateProducts(party, setting, seat.threads)
-        return
+        return RateProducts(party, setting, seat.threads)
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    with open_products(seat, setting, own, blocks_of_rows(setting.n_rows), masks) as products:
-        yield products
+    return products_of(seat, setting, own, blocks_of_rows(setting.n_rows), masks)
 
 
 class QuadraticGradients:

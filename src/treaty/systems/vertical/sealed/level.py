@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -39,7 +40,7 @@ from treaty.crypto.sealed.steps import Arrays as StepArrays
 from treaty.crypto.sealed.steps import Steps
 from treaty.crypto.sealed.sums import Places, Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers
-from treaty.crypto.sums.lattice_sums import lattice_fields
+from treaty.crypto.sums.lattice_sums import sealed_places
 from treaty.crypto.wide import Wide, subtract
 from treaty.messaging.messages import Array, Arrays, Message
 from treaty.messaging.party import Party
@@ -180,8 +181,7 @@ def comparisons_of_a_step(link: Link, widths: Widths) -> int:
 
 def places_of(bounds: SumsBounds) -> Places:
     """Return the widths of sealed sums' fields."""
-    fields, bits = lattice_fields(bounds, sealed=True)
-    return Places(bits - fields[2].shift, fields[2].shift - fields[1].shift, fields[1].shift)
+    return Places(*(last - first for first, last in pairwise(sealed_places(bounds))))
 
 
 def find_best(
@@ -189,7 +189,7 @@ def find_best(
 ) -> Steps[LevelResult]:
     """Find each node's best entry among the candidates and those that the active party knows.
 
-    `parts`, uint64 (asked, slots, 3), are fields' shares of the nodes asked about, `before` those of the last level's
+    `parts`, uint64 (asked, slots, 4), are fields' shares of the nodes asked about, `before` those of the last level's
     nodes, whole; `parents` says which of these are the parents of the nodes asked about.
     """
     slots = yield from integer_shares(end.transfers, parts, end.places, end.role)
