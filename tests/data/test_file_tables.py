@@ -27,8 +27,8 @@ def both(path, folder=None):
 def assert_same(one: Table, other: Table) -> None:
     assert one.schema == other.schema
     assert one.n_rows == other.n_rows
-    for left, right in zip(one.columns, other.columns, strict=True):
-        assert left.dtype == right.dtype == np.float32
+    for name, left, right in zip(one.schema.names, one.columns, other.columns, strict=True):
+        assert left.dtype == right.dtype == (np.float64 if name in one.schema.origins else np.float32)
         assert left.tobytes() == right.tobytes()
 
 

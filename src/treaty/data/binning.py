@@ -29,7 +29,7 @@ class Bins:
 
     schema: Schema
     # numeric feature: ascending cuts, n_bins = len(cuts) + 1 (both 0 where every row was missing); else None
-    cuts: tuple[NDArray[np.float32] | None, ...]
+    cuts: tuple[NDArray[Any] | None, ...]
     # categorical feature with K categories: (K + 1,), the bin of each code 0..K-1 and, last, of the code K that
     # unseen categories have; n_bins[f] where that is "missing". Numeric feature: None
     category_bins: tuple[NDArray[np.int16] | None, ...]
@@ -84,7 +84,7 @@ class Bins:
         return by_column.T
 
     def _write(
-        self, feature: int, column: NDArray[np.float32], lookup: NDArray[Any], codes: NDArray[np.uint8], place: int,
+        self, feature: int, column: NDArray[Any], lookup: NDArray[Any], codes: NDArray[np.uint8], place: int,
         start: int, stop: int,
     ) -> None:  # fmt: skip
         """Write a feature's bins of rows ``start..stop - 1`` to column `place` of `codes`."""
@@ -133,16 +133,16 @@ def fit_bins(table: Table, max_bin: int = 32, threads: int | None = None) -> Bin
 @dataclass(frozen=True, slots=True)
 class _FeatureBins:
     n_bins: int
-    cuts: NDArray[np.float32] | None = None
+    cuts: NDArray[Any] | None = None
     category_bins: NDArray[np.int16] | None = None
     has_other: bool = False
 
 
-def _fit_numbers(values: NDArray[np.float32], max_bin: int) -> _FeatureBins:
+def _fit_numbers(values: NDArray[Any], max_bin: int) -> _FeatureBins:
     ordered = np.sort(values)  # NaN comes last
     n_present = int(np.searchsorted(ordered, np.float32(np.nan)))
     if n_present == 0:
-        return _FeatureBins(0, cuts=np.empty(0, dtype=np.float32))
+        return _FeatureBins(0, cuts=np.empty(0, dtype=values.dtype))
     cuts = tie_aware_cuts(ordered[:n_present], max_bin)
     return _FeatureBins(len(cuts) + 1, cuts=cuts)
 

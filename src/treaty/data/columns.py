@@ -3,14 +3,20 @@
 Whatever library a column comes from, the result is a float32 array with NaN for missing and, for a categorical column,
 the category values whose position is the code. An unusable column raises `ColumnProblem`; the caller, who knows the
 party and the column's name, adds them to the message.
+
+Numbers are float64 where float32 would change bins: where it changes a whole number, as it does times in milliseconds
+and numeric ids, and where one float32 stands for several numbers in more than a thousandth of the rows, as of fine
+steps at a large offset. Whole numbers from 2^53 on are exact within 2^53 of the largest: they lose the column's
+`origin`, a multiple of 2^53, before they become float64.
 """
 
 import datetime
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from types import EllipsisType
 from typing import Any
 
 import narwhals as nw
@@ -21,6 +27,14 @@ from numpy.typing import NDArray
 Category = str | int | float | bool
 
 LARGEST = float(np.finfo(np.float32).max)
+Origin = int | None
+"""What is subtracted from a column's numbers to make them float64; None where they are float32."""
+
+WHOLE = 1 << 53
+"""From here on float64 skips whole numbers."""
+
+_LOOKED_AT = 1 << 14  # rows, at least, by which a column of fractions is judged
+_ROWS_AT_ONCE = 4096  # a block of rows is transposed inside the processor's cache
 
 _MAKE_CATEGORY = 'if these are categories convert with .astype("category"), else drop the column'
 _CORRECT = (
@@ -44,13 +58,22 @@ class ColumnProblem(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A column ready for binning: own float32 values (n_rows,), NaN where missing.
+    """A column ready for binning: own values (n_rows,), NaN where missing, float64 where it has an `origin`.
 
     `categories` are the category value of each code; None for numbers.
     """
 
-    values: NDArray[np.float32]
+    values: NDArray[Any]
     categories: tuple[Category, ...] | None = None
+    origin: Origin = None
+
+    def at(self, origin: Origin) -> "Column":
+        """Return the column's own numbers with another origin."""
+        if origin == self.origin:
+            return Column(self.values.copy(), self.categories, origin)
+        if origin is None:
+            return Column((self.values + float(self.origin or 0)).astype(np.float32))
+        return Column(self.values.astype(np.float64) + float((self.origin or 0) - origin), None, origin)
 
 
 def is_missing(value: Any) -> bool:
@@ -62,12 +85,15 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, (np.datetime64, np.timedelta64)) and bool(np.isnat(value))
 
 
-def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = False) -> Column:
+def column_from_series(
+    series: nw.Series[Any], *, text_as_categories: bool = False, origin: Origin | EllipsisType = ...
+) -> Column:
     """Convert one column of a pandas, polars, pyarrow, ... dataframe.
 
     Categories get the codes of the dtype's own order (pandas' `.cat.codes`); text is taken as sorted categories with
     `text_as_categories`, else refused. Raises ColumnProblem for that, dates, lists, structs and other cells that are
-    neither number nor text, for complex, infinite or too large numbers, and for unusual categories.
+    neither number nor text, for complex, infinite or too large numbers, and for unusual categories. The `origin` of
+    numbers is found unless it is given, as in `column_from_array`.
     """
     dtype = series.dtype
     if dtype.is_nested():
@@ -87,14 +113,21 @@ def column_from_series(series: nw.Series[Any], *, text_as_categories: bool = Fal
         return _text(series.to_arrow())
     if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
         # with missing values numpy has these as objects, or not at all
-        return Column(_to_float32(series.cast(nw.Float64).to_numpy()))
+        return column_from_array(series.cast(nw.Float64).to_numpy(), origin=origin)
+    if dtype in (nw.Int64, nw.UInt64) and 0 < series.null_count() < len(series):  # numpy would have these as floats
+        there = column_from_array(series.drop_nulls().to_numpy(), origin=origin)
+        values = np.full(len(series), np.nan, there.values.dtype)
+        values[~series.is_null().to_numpy()] = there.values
+        return Column(values, None, there.origin)
     try:
-        return column_from_array(series.to_numpy(), text_as_categories=text_as_categories)
+        return column_from_array(series.to_numpy(), text_as_categories=text_as_categories, origin=origin)
     except (TypeError, NotImplementedError) as error:  # arrow's own error is one of the latter
         raise ColumnProblem(f"{_native_dtype(series)}: {error}; {_TAKE_APART}") from None
 
 
-def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False) -> Column:
+def column_from_array(
+    values: NDArray[Any], *, text_as_categories: bool = False, origin: Origin | EllipsisType = ...
+) -> Column:
     """Convert one column of a numpy array of any dtype; an object array may hold numbers only, or text only.
 
     Text is taken as sorted categories with `text_as_categories`. Raises ColumnProblem for other text, dates, bytes,
@@ -102,7 +135,7 @@ def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False)
     """
     kind = values.dtype.kind
     if kind in "biuf":
-        return Column(_to_float32(values))
+        return number_columns(values[:, None], None if isinstance(origin, EllipsisType) else [origin])(0)
     if kind in "mM":
         raise ColumnProblem(f"{values.dtype}, a date or time: {_MAKE_NUMBER}")
     if kind == "c":
@@ -111,7 +144,7 @@ def column_from_array(values: NDArray[Any], *, text_as_categories: bool = False)
         values = values.astype(object)
     elif kind != "O":
         raise ColumnProblem(f"{values.dtype} is not a number; {_MAKE_CATEGORY}")
-    return _objects(values, text_as_categories)
+    return _objects(values, text_as_categories, origin)
 
 
 def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
@@ -145,7 +178,7 @@ def floats_from_objects(values: NDArray[np.object_]) -> NDArray[np.float64]:
         raise ColumnProblem("holds integers beyond the range of float: clip them or mark them missing") from None
 
 
-def _objects(values: NDArray[np.object_], text_as_categories: bool) -> Column:
+def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Origin | EllipsisType) -> Column:
     absent = _absent(values)
     n_present = len(values) - int(np.count_nonzero(absent))
     if n_present and all(isinstance(value, str) for value in values[~absent]):
@@ -153,21 +186,70 @@ def _objects(values: NDArray[np.object_], text_as_categories: bool) -> Column:
         if not text_as_categories:
             raise _text_problem("object", text, n_present)
         return _text(text)
-    return Column(_to_float32(floats_from_objects(values)))
+    return column_from_array(floats_from_objects(values), origin=origin)
 
 
 def _absent(values: NDArray[np.object_]) -> NDArray[np.bool_]:
     return np.fromiter(map(is_missing, values), dtype=np.bool_, count=len(values))
 
 
-def _to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Return an own float32 copy; whole numbers go through float64, as they do when a value of theirs is missing."""
+def number_columns(array: NDArray[Any], known: Sequence[Origin] | None = None) -> Callable[[int], Column]:
+    """Convert numbers (n_rows, n_columns); what is returned gives a column by its place, or raises ColumnProblem.
+
+    Origins are found unless they are `known`. The values of float32 columns are rows of one array.
+    """
+    n_rows, n_columns = array.shape
+    exact = np.can_cast(array.dtype, np.float32)
+    long = array.dtype.kind in "iu" and array.dtype.itemsize == 8
+    turned, wide = np.empty((n_columns, n_rows), np.float32), np.zeros(n_columns, np.bool_)
+    for start in range(0, n_rows, _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        block = array[rows] if exact else array[rows].astype(np.float64, copy=False)
+        with np.errstate(over="ignore"):
+            turned[:, rows] = block.T
+        if not exact and known is None:
+            wide |= ((turned[:, rows].T != block) & (np.floor(block) == block)).any(axis=0)
+            wide |= long and (np.abs(block) >= WHOLE).any(axis=0)
+
+    def column(place: int) -> Column:
+        check_range(turned[place])
+        values = array[:, place]
+        if known is not None:
+            origin = known[place]
+        else:
+            origin = _origin(values) if wide[place] or not (exact or _tells_apart(values)) else None
+        return Column(turned[place]) if origin is None else Column(_doubles(values, origin), None, origin)
+
+    return column
+
+
+def _tells_apart(values: NDArray[Any]) -> bool:
+    """Whether float32 tells numbers apart well enough for bins; of many rows some are looked at, evenly spread."""
+    some = np.sort(values[:: max(1, len(values) // _LOOKED_AT)].astype(np.float64))
+    some = some[: np.searchsorted(some, np.nan)]
+    narrow = some.astype(np.float32)
+    if np.array_equal(narrow, some):
+        return True
+    if narrow[0] == narrow[-1]:  # perhaps another participant's rows are of another number
+        return False
+    group = np.cumsum(np.append(False, narrow[1:] != narrow[:-1]))
+    several = group[1:][(narrow[1:] == narrow[:-1]) & (some[1:] != some[:-1])]
+    return not several.size or int(np.bincount(group)[several].max()) << 10 < len(some)
+
+
+def _origin(values: NDArray[Any]) -> int:
+    if values.dtype.kind not in "iu":
+        return 0
+    lowest, highest = int(values.min()), int(values.max())
+    return int(highest / WHOLE) * WHOLE if max(highest, -lowest) >= WHOLE else 0
+
+
+def _doubles(values: NDArray[Any], origin: int) -> NDArray[np.float64]:
+    """Return numbers less the origin, rounded once."""
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
-        values = values.astype(np.float64)
-    with np.errstate(over="ignore"):
-        narrow = np.array(values, dtype=np.float32, copy=True)
-    check_range(narrow)
-    return narrow
+        upper = (values >> 32).astype(np.float64) * float(1 << 32) - float(origin)
+        return np.asarray(upper + (values & 0xFFFFFFFF).astype(np.float64))
+    return np.asarray(values.astype(np.float64) - float(origin))
 
 
 def check_range(values: NDArray[np.float32]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import narwhals as nw
@@ -13,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from treaty.data.columns import ColumnProblem, column_from_series
+from treaty.data.columns import WHOLE, Column, ColumnProblem, Origin, column_from_series, number_columns
+from treaty.scratch import forget, new
 
 Change = Callable[[Any], Any]
 
@@ -82,27 +84,44 @@ class FileTable:
             column = self._changes[name](column)
         return column if self._order is None else column.take(pa.array(self._order))
 
-    def numbers_into(self, name: str, out: NDArray[np.float32]) -> bool:
-        """Read a column of numbers into `out`, float32 (num_rows,), by batches, as `column_from_series` converts it.
+    def numbers_into(self, name: str, out: NDArray[np.float32], origin: Origin | EllipsisType) -> Column | None:
+        """Read a column of numbers by batches as `column_from_series` converts it: to `out` (num_rows,), or a file.
 
-        Returns False for a column of another kind, or of unusable numbers.
+        Returns None for a column of another kind, of unusable numbers, or of whole numbers beyond 2^53 whose origin has
+        to be found.
         """
         kind = self.schema.field(name).type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         if not (plain or pa.types.is_decimal(kind)) or name in self._changes or name not in self._source.schema.names:
-            return False
-        values = out if self._order is None else np.empty(self._rows, np.float32)
-        done = 0
+            return None
+        exact = plain and np.can_cast(kind.to_pandas_dtype(), np.float32)
+        as_given = origin if not isinstance(origin, EllipsisType) else None if exact else 0
         try:
-            for chunk in self._chunks(name):
-                series = nw.from_native(pa.chunked_array([chunk]), series_only=True)
-                values[done : done + len(series)] = column_from_series(series).values
-                done += len(series)
+            values = self._numbers(name, out, as_given)
+            if isinstance(origin, EllipsisType) and as_given is not None:
+                if pa.types.is_integer(kind) and np.nanmax(np.abs(values), initial=0) >= WHOLE:
+                    return None
+                found = number_columns(values[:, None])(0)
+                if found.origin is None:
+                    out[:] = found.values
+                    return Column(out)
         except ColumnProblem:  # perhaps of rows that are not among the common ones
-            return False
+            return None
+        return Column(values, None, as_given)
+
+    def _numbers(self, name: str, out: NDArray[np.float32], origin: Origin) -> NDArray[Any]:
+        """Read a column's numbers to `out`, or of an origin to a file of their own, which is returned."""
+        into = out if origin is None else new((self.num_rows,), np.float64, self.folder)
+        values = into if self._order is None else np.empty(self._rows, into.dtype)
+        done = 0
+        for chunk in self._chunks(name):
+            series = nw.from_native(pa.chunked_array([chunk]), series_only=True)
+            values[done : done + len(series)] = column_from_series(series, origin=origin).values
+            done += len(series)
+            forget(values)
         if self._order is not None:
-            np.take(values, self._order, out=out)
-        return True
+            np.take(values, self._order, out=into)
+        return into
 
     def has_values(self, name: str) -> bool:
         """Whether a column is not missing in all rows of the files."""

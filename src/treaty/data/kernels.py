@@ -3,6 +3,8 @@
 Both release the interpreter lock, so that threads over columns and over rows run side by side.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,14 +12,14 @@ from treaty.compute import inner, kernel, new_array
 
 
 @inner
-def _cut_between(lower: np.float32, upper: np.float32) -> np.float32:
+def _cut_between(lower: Any, upper: Any, cuts: NDArray[Any], place: int) -> None:
+    cuts[place] = (np.float64(lower) + np.float64(upper)) * 0.5  # rounded to what cuts are
     # + 0 makes a negative zero positive: the order of the two zeros in sorting must not matter
-    middle = np.float32((np.float64(lower) + np.float64(upper)) * 0.5) + np.float32(0.0)
-    return middle if middle > lower else upper + np.float32(0.0)
+    cuts[place] = (cuts[place] if cuts[place] > lower else upper) + 0.0
 
 
 @kernel
-def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.float32]:
+def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
     """Place the cuts of a numeric feature with present values `ordered` (ascending, at least one), at most q bins.
 
     No cut falls inside a run of equal values; bin k holds cuts[k-1] <= x < cuts[k]. With at most q = `max_bin`
@@ -27,7 +29,7 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
     held * K >= R, in whole numbers.
     """
     n = ordered.size
-    values = new_array(n, np.float32)
+    values = new_array(n, ordered.dtype)
     counts = new_array(n, np.int64)
     distinct = 0
     start = 0
@@ -39,9 +41,9 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
             start = i
 
     if distinct <= max_bin:
-        every: NDArray[np.float32] = new_array(distinct - 1, np.float32)
+        every: NDArray[Any] = new_array(distinct - 1, ordered.dtype)
         for k in range(1, distinct):
-            every[k - 1] = _cut_between(values[k - 1], values[k])
+            _cut_between(values[k - 1], values[k], every, k - 1)
         return every
 
     rows_left, bins_left = n, max_bin
@@ -50,7 +52,7 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
             rows_left -= counts[k]
             bins_left -= 1
 
-    cuts: NDArray[np.float32] = new_array(max_bin - 1, np.float32)
+    cuts: NDArray[Any] = new_array(max_bin - 1, ordered.dtype)
     n_cuts = 0
     is_open = False
     held = target_rows = target_bins = 0  # of the open bin; its target is target_rows / target_bins
@@ -69,15 +71,15 @@ def tie_aware_cuts(ordered: NDArray[np.float32], max_bin: int) -> NDArray[np.flo
             rows_left -= counts[k]
             is_open = is_open and held * target_bins < target_rows
         if opens_bin and k > 0:
-            cuts[n_cuts] = _cut_between(values[k - 1], values[k])
+            _cut_between(values[k - 1], values[k], cuts, n_cuts)
             n_cuts += 1
     return cuts[:n_cuts].copy()
 
 
 @kernel
 def write_codes(
-    values: NDArray[np.float32],
-    padded_cuts: NDArray[np.float32],
+    values: NDArray[Any],
+    padded_cuts: NDArray[Any],
     missing: int,
     codes: NDArray[np.uint8],
     feature: int,
@@ -103,8 +105,8 @@ def write_codes(
         codes[start + i, feature] = below[i] if value == value else missing
 
 
-def pad_cuts(cuts: NDArray[np.float32]) -> NDArray[np.float32]:
+def pad_cuts(cuts: NDArray[Any]) -> NDArray[Any]:
     """Fill ascending cuts with +inf up to a length of 2^s - 1, the least that holds them, for a search in s steps."""
-    padded = np.full((1 << len(cuts).bit_length()) - 1, np.inf, dtype=np.float32)
+    padded = np.full((1 << len(cuts).bit_length()) - 1, np.inf, dtype=cuts.dtype)
     padded[: len(cuts)] = cuts
     return padded

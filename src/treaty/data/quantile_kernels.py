@@ -7,10 +7,17 @@ bound an interval of the keys k..k'-1. An interval of one key is a value; a wide
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.compute import inner, kernel
 
 _NARROW = 1 << 12  # keys, within a thousandth of the number: treated as one value when other bins' targets are set
+_WIDEST = (1 << 63) - 1  # stands for more than an int64 holds: half of all float64 numbers
 _SHARE = 8  # a bin is at most an eighth of an even share off its target, whatever the tolerance
+
+
+@inner
+def _width(keys: NDArray[np.int64], i: int) -> int:
+    width = keys[i + 1] - keys[i]
+    return width if width > 0 else _WIDEST
 
 
 @kernel
@@ -32,12 +39,12 @@ def _place(
         for i in range(last):
             rows = counts[i + 1] - counts[i]
             opens[i] = rows > 0
-            wanted[i] = rows >= least_rows and keys[i + 1] - keys[i] > 1
+            wanted[i] = rows >= least_rows and _width(keys, i) > 1
         return
 
     rows_left, bins_left = np.float64(n), max_bin
     for i in range(last):
-        rows, width = counts[i + 1] - counts[i], keys[i + 1] - keys[i]
+        rows, width = counts[i + 1] - counts[i], _width(keys, i)
         if rows * max_bin > n:  # heavy, or may hold a heavy value
             wanted[i] = rows >= least_rows and width > 1
             if not wanted[i] or width <= _NARROW:
@@ -52,7 +59,7 @@ def _place(
         low, high = counts[i], counts[i + 1]
         if low == high:
             continue
-        rows, width = high - low, keys[i + 1] - keys[i]
+        rows, width = high - low, _width(keys, i)
         divisible = rows >= least_rows and width > 1
         if rows * max_bin > n and (not divisible or width <= _NARROW):
             is_open, opens[i], lacking = False, True, 0.0
@@ -123,7 +130,7 @@ def insert_points(
     keys: NDArray[np.int64],
     counts: NDArray[np.int64],
     offsets: NDArray[np.int64],
-    new_keys: NDArray[np.uint32],
+    new_keys: NDArray[np.uint32 | np.int64],
     new_counts: NDArray[np.int64],
     new_offsets: NDArray[np.int32],
     all_keys: NDArray[np.int64],

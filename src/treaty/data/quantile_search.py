@@ -7,12 +7,13 @@ Deviations from the paper (Tian et al., FederBoost, section on distributed bucke
 
 * All quantiles of all features are sought together, one round for all of their probes.
 * The search runs over float32 numbers in their order, each a whole number (`keys_of`), not over real numbers of a
-  domain: none has to be declared, nothing has to be scaled, and the finest step is from one float32 to the next.
+  domain: none has to be declared, nothing has to be scaled, and the finest step is from one float32 to the next. Of
+  `wide` features it runs over float64 numbers.
 * A probe is not the middle of its interval but the roundest key in it (most trailing zero bits). Intervals still halve,
-  so a number is reached in 32 rounds, and 0, powers of two and whole numbers are reached long before. Where the last
-  probe cut off an upper part without rows, the rows probably share the value the interval begins with: the key after
-  that value is opened too. (Opening it with every probe saves a round or two, and shows single rows three to five times
-  as often.)
+  so a number is reached in 32 rounds, a float64 in 64, and 0, powers of two and whole numbers are reached long before.
+  Where the last probe cut off an upper part without rows, the rows probably share the value it begins with: the key
+  after that value is opened too. (Opening it with every probe saves a round or two, and shows single rows three to
+  five times as often.)
 * Cuts are tie-aware, as everywhere in Treaty: targets are placed anew in every round on what is known by then, so a
   heavy value found early (a column that is 94 % zeros) leaves the other bins to the other values.
 
@@ -21,7 +22,7 @@ is probed, but a probe may cut a few rows off a large one; `smallest_interval` t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,38 +41,37 @@ _NO_INTERVAL = np.iinfo(np.int64).max  # as `least_rows`: take every interval as
 class Probes(NamedTuple):
     """Points of one round: those of feature f are ``keys[offsets[f]:offsets[f + 1]]``, ascending."""
 
-    keys: NDArray[np.uint32]
+    keys: NDArray[np.uint32 | np.int64]
     offsets: NDArray[np.int32]
 
 
-def sorted_keys(columns: Sequence[NDArray[np.float32]], threads: int = 1) -> list[NDArray[np.uint32]]:
+def sorted_keys(columns: Sequence[NDArray[Any]], threads: int = 1) -> list[NDArray[Any]]:
     """Return each column's keys, ascending, without missing values, for `count_below`; on disk if the column is.
 
     Their lengths are the participant's part of what `QuantileSearch.present` takes.
     """
-    folder = next((folder for column in columns if (folder := folder_of(column)) is not None), None)
-    stored = None if folder is None else new((len(columns), len(columns[0])), np.uint32, folder)
 
-    def sort(place: int) -> NDArray[np.uint32]:
-        column = columns[place]
+    def sort(column: NDArray[Any]) -> NDArray[Any]:
         ordered = np.sort(keys_of(column[~np.isnan(column)]))
-        if stored is None:
+        folder = folder_of(column)
+        if folder is None:
             return ordered
-        stored[place, : len(ordered)] = ordered
+        stored = new(ordered.shape, ordered.dtype, folder)
+        stored[:] = ordered
         forget(stored)
         forget(column)
-        return stored[place, : len(ordered)]
+        return stored
 
-    return concurrently(sort, range(len(columns)), threads)
+    return concurrently(sort, columns, threads)
 
 
-def count_below(ordered: Sequence[NDArray[np.uint32]], probes: Probes, threads: int = 1) -> NDArray[np.int64]:
+def count_below(ordered: Sequence[NDArray[Any]], probes: Probes, threads: int = 1) -> NDArray[np.int64]:
     """Return a participant's rows below each probe, int64 (n_probes,): its part of what `QuantileSearch.take` takes."""
     below = np.zeros(len(probes.keys), dtype=np.int64)
 
     def count(feature: int) -> None:
         own = slice(probes.offsets[feature], probes.offsets[feature + 1])
-        below[own] = np.searchsorted(ordered[feature], probes.keys[own])
+        below[own] = np.searchsorted(ordered[feature], probes.keys[own].astype(ordered[feature].dtype))
 
     concurrently(count, np.flatnonzero(np.diff(probes.offsets)).tolist(), threads)
     return below
@@ -84,8 +84,8 @@ class QuantileSearch:
     fewer than `least_rows` rows is probed. A bin may end `tolerance`, a share of a feature's rows (or an eighth of a
     bin, if that is less), away from its target; with 0, least_rows = 1 and enough rounds, the bins hold the same rows
     as those of `fit_bins`. `domains` may give a feature's lowest and highest value, which saves rounds but must not
-    come from the data; values beyond count as these. The search ends after `most_rounds`. Raises ConfigError for a
-    parameter out of range.
+    come from the data; values beyond count as these. Features that are float64 are `wide`, bool (n_features,). The
+    search ends after `most_rounds`. Raises ConfigError for a parameter out of range.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class QuantileSearch:
         tolerance: float = 0.002,
         domains: Mapping[int, tuple[float, float]] | None = None,
         most_rounds: int = 34,
+        wide: NDArray[np.bool_] | None = None,
     ) -> None:
         if not 2 <= max_bin <= MOST_BINS:
             raise ConfigError(f"expected max_bin between 2 and {MOST_BINS}, got {max_bin!r}")
@@ -107,7 +108,8 @@ class QuantileSearch:
             )
         self._max_bin, self._least_rows, self._tolerance = max_bin, least_rows, tolerance
         self._rounds_left = most_rounds
-        self._keys = _ends(n_features, domains or {})
+        self._wide = np.zeros(n_features, np.bool_) if wide is None else wide
+        self._keys = _ends(self._wide, domains or {})
         self._counts = np.zeros(2 * n_features, dtype=np.int64)
         self._offsets = np.arange(0, 2 * n_features + 1, 2, dtype=np.int64)
         self._knows_present = False
@@ -138,7 +140,7 @@ class QuantileSearch:
         kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)  # even: not opened for this reason before
         before = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
         offsets = before[np.searchsorted(start, self._offsets)].astype(np.int32)
-        self._asked = Probes(pair[kept].astype(np.uint32), offsets)
+        self._asked = Probes(pair[kept].astype(np.int64 if self._wide.any() else np.uint32), offsets)
         return self._asked
 
     def take(self, counts: NDArray[np.int64]) -> None:
@@ -158,7 +160,7 @@ class QuantileSearch:
         self._asked = None
         self._rounds_left -= 1
 
-    def cuts(self) -> list[NDArray[np.float32]]:
+    def cuts(self) -> list[NDArray[Any]]:
         """Return the cuts of every feature on what is known, ascending, fewer than `max_bin`; x < cut goes left.
 
         A cut lies between the largest number the lower bin may hold and the smallest the upper one may hold: at the
@@ -166,12 +168,12 @@ class QuantileSearch:
         """
         _, opens = self._place(_NO_INTERVAL)
         cuts = []
-        for a, b in zip(self._offsets[:-1], self._offsets[1:], strict=True):
+        for a, b, wide in zip(self._offsets[:-1], self._offsets[1:], self._wide.tolist(), strict=True):
             keys, counts = self._keys[a:b], self._counts[a:b]
             first = np.flatnonzero(opens[a:b])[1:]
             # of the points with this count below, the lowest ends the interval before
             end = np.searchsorted(counts, counts[first])
-            cuts.append(_between(floats_of(keys[end] - 1), floats_of(keys[first])))
+            cuts.append(_between(floats_of(keys[end] - 1, wide=wide), floats_of(keys[first], wide=wide)))
         return cuts
 
     def smallest_interval(self) -> NDArray[np.int64]:
@@ -186,27 +188,31 @@ class QuantileSearch:
         return wanted, opens
 
 
-def _ends(n_features: int, domains: Mapping[int, tuple[float, float]]) -> NDArray[np.int64]:
+def _ends(wide: NDArray[np.bool_], domains: Mapping[int, tuple[float, float]]) -> NDArray[np.int64]:
     """Return the first key of every feature's domain and the one after its last."""
-    bounds = np.full((n_features, 2), _EVERY, dtype=np.float32)
+    n_features = len(wide)
+    bounds = np.full((n_features, 2), _EVERY)
     for feature, (lowest, highest) in domains.items():
         if not 0 <= feature < n_features or not lowest <= highest:
             raise ConfigError(f"expected a feature of 0..{n_features - 1} and lowest <= highest - at domain {feature}")
         bounds[feature] = lowest, highest
-    keys = keys_of(bounds).astype(np.int64)
+    keys = np.where(wide[:, None], keys_of(bounds), keys_of(bounds.astype(np.float32)).astype(np.int64))
     keys[:, 1] += 1
     return keys.ravel()
 
 
 def _roundest(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, of the keys low + 1 .. high - 1 (there is one), the one with the most trailing zero bits."""
-    differing = np.frexp((low ^ (high - 1)).astype(np.float64))[1] - 1  # the highest bit in which they do
+    different = low ^ (high - 1)
+    differing = np.frexp(different.astype(np.float64))[1].astype(np.int64) - 1  # the highest bit in which they do
+    differing -= (different >> np.clip(differing, 0, 63)) == 0  # it was rounded up to the next power of two
+    differing = np.where(different < 0, 63, differing)
     roundest: NDArray[np.int64] = (high - 1) >> differing << differing
     return roundest
 
 
-def _between(lower: NDArray[np.float32], upper: NDArray[np.float32]) -> NDArray[np.float32]:
+def _between(lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
     """Return the middle as `fit_bins` does: above `lower`, at most `upper`, never a negative zero."""
     with np.errstate(invalid="ignore"):  # the sum of the two infinities
-        middle = ((lower.astype(np.float64) + upper) * 0.5).astype(np.float32) + np.float32(0)
+        middle = ((lower.astype(np.float64) + upper) * 0.5).astype(lower.dtype) + np.float32(0)
     return np.where(middle > lower, middle, upper)

@@ -207,11 +207,13 @@ def checked_columns(arrow: Any) -> Table | None:
     schema = json_decoder_of(Schema).decode(metadata[_CHECKED])
     columns = [f"c{k}" for k in range(len(schema.names))]
     if isinstance(arrow, FileTable):
-        stored = new((len(columns), arrow.num_rows), np.float32, arrow.folder)
-        for name, out in zip(columns, stored, strict=True):
-            arrow.numbers_into(name, out)
-            forget(stored)
-        return Table(schema, list(stored), arrow.num_rows)
+        stored = []
+        for name in columns:
+            of_file = np.dtype(arrow.schema.field(name).type.to_pandas_dtype())
+            stored.append(new((arrow.num_rows,), of_file, arrow.folder))
+            stored[-1][:] = numbers(arrow[name])
+            forget(stored[-1])
+        return Table(schema, stored, arrow.num_rows)
     return Table(schema, [numbers(arrow[name]) for name in columns], arrow.num_rows)
 
 

@@ -1,4 +1,4 @@
-"""A party's features as columns of float32, from any dataframe or array.
+"""A party's features as columns of float32, or float64, from any dataframe or array.
 
 `to_table` is the one entry for data: its result is checked, so nothing behind it checks again. At
 prediction time it is given the training table's `Schema`, takes the columns by name and maps categories by
@@ -7,9 +7,10 @@ value, so that code k means the same category in training and ever after.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import narwhals as nw
@@ -22,9 +23,10 @@ from treaty.data.columns import (
     Category,
     Column,
     ColumnProblem,
-    check_range,
+    Origin,
     column_from_array,
     column_from_series,
+    number_columns,
     quoted,
 )
 from treaty.data.file_tables import FileTable, features_of
@@ -33,7 +35,7 @@ from treaty.scratch import folder_of, forget, new
 
 _SHOWN = 3  # categories that a warning names
 _LARGE_SHARE = 0.1  # of rows with unknown categories, from which on a warning asks how they are written
-_ROWS_AT_ONCE = 4096  # a block of rows is transposed inside the processor's cache
+_ROWS_AT_ONCE = 4096  # a block of rows is turned inside the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Schema:
 
     names: tuple[str, ...]
     categories: tuple[tuple[Category, ...] | None, ...]  # None for a numeric feature; position = category code
+    origins: dict[str, int] = field(default_factory=dict)  # of numeric features that are float64, by name
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.categories) or len(set(self.names)) != len(self.names):
@@ -65,17 +68,18 @@ class Table:
     schema: Schema
     # each (n_rows,), NaN = missing; a numeric column is finite, a categorical one holds codes 0..K-1, or K for a
     # category the schema does not know
-    columns: list[NDArray[np.float32]]
+    columns: list[NDArray[Any]]
     n_rows: int  # also where there is no column
 
-    def matrix(self, rows: slice | None = None) -> NDArray[np.float32]:
-        """Return the columns copied into one array, float32 (n_rows, n_features) in C order, on disk if they are.
+    def matrix(self, rows: slice | None = None) -> NDArray[Any]:
+        """Return the columns copied into one array (n_rows, n_features) in C order, on disk if they are.
 
-        Of some `rows` in memory.
+        It is float64 if one of the schema's columns is, else float32. Of some `rows` in memory.
         """
         first, last, _ = (rows or slice(None)).indices(self.n_rows)
         shape, folder = (last - first, len(self.columns)), self.folder
-        copied = np.empty(shape, np.float32) if folder is None or rows else new(shape, np.float32, folder)
+        dtype = np.float64 if self.schema.origins else np.float32
+        copied = np.empty(shape, dtype) if folder is None or rows else new(shape, dtype, folder)
         for start in range(first, last, _ROWS_AT_ONCE):
             block = slice(start, min(start + _ROWS_AT_ONCE, last))
             for feature, column in enumerate(self.columns):
@@ -90,11 +94,11 @@ class Table:
         n_rows = int(np.count_nonzero(chosen))
         if self.folder is None:
             return Table(self.schema, [column[chosen] for column in self.columns], n_rows)
-        stored = new((len(self.columns), n_rows), np.float32, self.folder)
+        stored = [new((n_rows,), column.dtype, self.folder) for column in self.columns]
         for out, column in zip(stored, self.columns, strict=True):
             out[:] = column[chosen]
-            forget(stored)
-        return Table(self.schema, list(stored), n_rows)
+            forget(out)
+        return Table(self.schema, stored, n_rows)
 
     @property
     def folder(self) -> Path | None:
@@ -107,14 +111,14 @@ class Table:
 class _Source:
     """What `to_table` needs to know of any input.
 
-    ``read(i, text_as_categories, out)`` converts column i. Of a table on disk `folder` is where its columns go, and
-    `out`, the place of this one, may be what `read` writes to and returns.
+    ``read(i, text_as_categories, origin, out)`` converts column i; ``...`` finds its origin. Of a table on disk
+    `folder` is where its columns go, and `out`, the place of this one, may be what `read` writes to and returns.
     """
 
     names: tuple[str, ...] | None  # None: an array, columns go by position
     n_columns: int
     n_rows: int
-    read: Callable[[int, bool, NDArray[np.float32] | None], Column]
+    read: Callable[[int, bool, Origin | EllipsisType, NDArray[np.float32] | None], Column]
     folder: Path | None = None
 
 
@@ -144,7 +148,7 @@ def to_table(
     from `schema`, or text, dates, lists, structs, complex, infinite or too large numbers (one message names every such
     column), and TypeError for a sparse matrix, or cells of an array that are neither numbers nor text.
     """
-    source = _open(data, party)
+    source = _open(data, party, schema)
     shape = (source.n_rows, source.n_columns)
     if source.n_rows == 0:
         raise DataError(f"{party}: Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
@@ -159,11 +163,14 @@ def to_table(
         known = schema.categories[feature] if schema else None
         try:
             out = None if stored is None else stored[feature]
-            column = source.read(position, text_as_categories or known is not None, out)
+            origin = schema.origins.get(name) if schema else ...
+            column = source.read(position, text_as_categories or known is not None, origin, out)
             matched = _match(column, known) if schema else column
-            if out is not None and matched.values is not out:
+            if source.folder is not None and folder_of(matched.values) is None:
+                out = out if matched.origin is None else new((source.n_rows,), np.float64, source.folder)
+                assert out is not None  # as `stored` is there
                 out[:] = matched.values
-                matched = Column(out, matched.categories)
+                matched = Column(out, matched.categories, matched.origin)
             columns.append(matched)
             if on_unseen is not None and known is not None and (said := _unseen(column, columns[-1], known)):
                 on_unseen(f"{party}: column {name!r}: {said}")
@@ -177,7 +184,8 @@ def to_table(
         problems = [reduce(lambda text, pair: text.replace(*pair), IN_POLARS, problem) for problem in problems]
     if problems:
         raise DataError(f"{party}: {'; '.join(problems)} - at {place or f'a table of {source.n_rows} rows'}")
-    made = schema or Schema(names, tuple(column.categories for column in columns))
+    origins = {name: of.origin for name, of in zip(names, columns, strict=True) if of.origin is not None}
+    made = schema or Schema(names, tuple(column.categories for column in columns), origins)
     return Table(made, [column.values for column in columns], source.n_rows)
 
 
@@ -195,7 +203,7 @@ def match_rows(tables: Mapping[str, Table], y: Sized | None = None) -> int:
     return n_rows
 
 
-def _open(data: Any, party: str) -> _Source:
+def _open(data: Any, party: str, schema: Schema | None) -> _Source:
     if isinstance(data, Table):
         return _table_source(data)
     if isinstance(data, FileTable | pa.Table):
@@ -220,7 +228,7 @@ def _open(data: Any, party: str) -> _Source:
         return _frame_source(native, party)
     if isinstance(native, nw.Series):
         native = native.to_numpy()
-    return _array_source(native, party)
+    return _array_source(native, party, schema)
 
 
 def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
@@ -231,33 +239,33 @@ def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
         names,
         len(names),
         len(frame),
-        lambda i, text, out: column_from_series(series[i], text_as_categories=text),
+        lambda i, text, origin, out: column_from_series(series[i], text_as_categories=text, origin=origin),
     )
 
 
 def _table_source(table: Table) -> _Source:
-    names, categories = table.schema.names, table.schema.categories
-    return _Source(
-        names,
-        len(names),
-        table.n_rows,
-        lambda i, text, out: Column(table.columns[i].copy(), categories[i]),
-        table.folder,
-    )
+    names, categories, origins = table.schema.names, table.schema.categories, table.schema.origins
+
+    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+        own = Column(table.columns[i], categories[i], origins.get(names[i]))
+        return own.at(own.origin if isinstance(origin, EllipsisType) else origin)
+
+    return _Source(names, len(names), table.n_rows, read, table.folder)
 
 
 def _file_source(table: FileTable) -> _Source:
     names = tuple(table.column_names)
 
-    def read(i: int, text: bool, out: NDArray[np.float32] | None) -> Column:
-        if out is not None and table.numbers_into(names[i], out):
-            return Column(out)
-        return column_from_series(nw.from_native(table[names[i]], series_only=True), text_as_categories=text)
+    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+        if out is not None and (column := table.numbers_into(names[i], out, origin)) is not None:
+            return column
+        series = nw.from_native(table[names[i]], series_only=True)
+        return column_from_series(series, text_as_categories=text, origin=origin)
 
     return _Source(names, len(names), table.num_rows, read, table.folder)
 
 
-def _array_source(data: Any, party: str) -> _Source:
+def _array_source(data: Any, party: str, schema: Schema | None) -> _Source:
     try:
         array = np.asarray(data)
         if array.dtype.kind in "US" and not isinstance(data, np.ndarray):
@@ -276,27 +284,14 @@ def _array_source(data: Any, party: str) -> _Source:
     if np.ma.isMaskedArray(data):
         array = np.ma.filled(np.ma.asarray(data, dtype=np.float64), np.nan)
     if array.dtype.kind in "biuf":
-        turned = _turn(array)
-        return _Source(None, n_columns, n_rows, lambda i, text, out: _checked(turned[i]))
-    return _Source(
-        None, n_columns, n_rows, lambda i, text, out: column_from_array(array[:, i], text_as_categories=text)
-    )
+        known = None if schema is None else [schema.origins.get(name) for name in schema.names]
+        column = number_columns(array, known if known is None or len(known) == n_columns else [None] * n_columns)
+        return _Source(None, n_columns, n_rows, lambda i, text, origin, out: column(i))
 
+    def read(i: int, text: bool, origin: Origin | EllipsisType, out: NDArray[np.float32] | None) -> Column:
+        return column_from_array(array[:, i], text_as_categories=text, origin=origin)
 
-def _turn(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Copy numbers to float32 (n_features, n_rows); infinite where they do not fit."""
-    wide = array.dtype.kind in "iu" and array.dtype.itemsize == 8  # see columns._to_float32
-    turned = np.empty(array.shape[::-1], dtype=np.float32)
-    with np.errstate(over="ignore"):
-        for start in range(0, array.shape[0], _ROWS_AT_ONCE):
-            block = array[start : start + _ROWS_AT_ONCE]
-            turned[:, start : start + _ROWS_AT_ONCE] = (block.astype(np.float64) if wide else block).T
-    return turned
-
-
-def _checked(values: NDArray[np.float32]) -> Column:
-    check_range(values)
-    return Column(values)
+    return _Source(None, n_columns, n_rows, read)
 
 
 def _refuse_repeated(names: tuple[str, ...], party: str) -> None:
@@ -343,7 +338,7 @@ def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
     if column.categories == known:
         return column
     if np.isnan(column.values).all():  # without values it is of any kind
-        return Column(column.values, known)
+        return Column(column.values, known, column.origin)
     if known is None:
         raise ColumnProblem("expected numbers, as in training, got categories")
     if column.categories is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class Preparation:
         """Prepared values (n_columns,) of a row that is 0 in all columns as they came, but for constant columns."""
         return -np.divide(self.mean, self.scale, out=np.zeros_like(self.mean), where=self.scale > 0.0)
 
-    def matrix(self, features: Sequence[NDArray[np.float32]], n_rows: int) -> Floats:
+    def matrix(self, features: Sequence[NDArray[Any]], n_rows: int) -> Floats:
         """Return the prepared columns (n_rows, n_columns), in multiples of 2^-24.
 
         Between parties columns are integers of that unit. If only they rounded, weights would differ from a pooled
@@ -64,7 +65,7 @@ class Preparation:
 
 
 def prepare(
-    features: Sequence[NDArray[np.float32]],
+    features: Sequence[NDArray[Any]],
     n_categories: Sequence[int | None],
     n_rows: int,
     largest: float = LARGEST,
@@ -85,14 +86,13 @@ def prepare(
             median[feature] = _median(present.astype(np.float64), of_present)
     columns = _spread(features, known, median, n_rows, first)
     if weight is None:
-        # a standard deviation of exactly 0 of a constant: numbers of 24 bits add up exactly
         mean, scale = columns.mean(axis=0), columns.std(axis=0)
     else:
         mean = np.average(columns, axis=0, weights=weight)
         scale = np.sqrt(np.average((columns - mean) ** 2, axis=0, weights=weight))
-        constant = np.ptp(columns, axis=0) == 0.0
-        mean, scale = np.where(constant, columns[0], mean), np.where(constant, 0.0, scale)
     if n_rows:
+        constant = np.ptp(columns, axis=0) == 0.0  # whose standard deviation need not come out as 0
+        mean, scale = np.where(constant, columns[0], mean), np.where(constant, 0.0, scale)
         counted = columns if weight is None else columns[weight > 0.0]
         farthest = np.maximum(counted.max(axis=0) - mean, mean - counted.min(axis=0))
         scale = np.where(scale > 0.0, np.maximum(scale, farthest / largest), 0.0)
@@ -111,7 +111,7 @@ def _median(values: Floats, weight: Floats | None) -> float:
 
 
 def _spread(
-    features: Sequence[NDArray[np.float32]], n_categories: Sequence[int | None], median: Floats, n_rows: int, first: int
+    features: Sequence[NDArray[Any]], n_categories: Sequence[int | None], median: Floats, n_rows: int, first: int
 ) -> Floats:
     """Return columns without missing values, a categorical feature as one per category from `first` on."""
     columns: list[Floats] = []

@@ -37,7 +37,7 @@ from treaty.trees.boosting import RoundState
 AnyPart = TypeVar("AnyPart", ModelPart, LinearPart, "LinearCheckpoint")
 logger = logging.getLogger(__name__)
 
-FORMAT, LINEAR = Format("checkpoint", 3), Format("linear-checkpoint", 2)
+FORMAT, LINEAR = Format("checkpoint", 4), Format("linear-checkpoint", 2)
 ANEW = (
     "begin anew: remove the .checkpoint files from the folder given to fit as checkpoint, or run the job without "
     "--resume. Keep what else lies there: a .noise folder has the ledger of what was paid, and the key of its noise"

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.data.columns import quoted
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.models.trees import ModelPart, forest_of
@@ -171,7 +172,14 @@ def joined_booster(parts: Sequence[ModelPart], consent: Iterable[str] = ()) -> A
             sizes.append(0)
             continue
         part = here[party]
-        _columns_of(part, used[party])
+        columns = [part.schema.names[feature] for feature in _columns_of(part, used[party])]
+        wide = {name for name, of in zip(columns, used[party], strict=True) if np.isfinite(part.splits.threshold[of])}
+        wide &= set(part.schema.origins)
+        if wide:
+            raise ConfigError(
+                f"XGBoost rounds numbers to float32, which do not tell those of {quoted(sorted(wide))} apart: it would "
+                "predict otherwise; subtract an offset from these columns, or divide, and train anew"
+            )
         splits.append(part.splits)
         sizes.append(len(part.schema.names))
         names += [f"{party}.{name}" if len(forest.sources) > 1 else name for name in part.schema.names]

@@ -24,7 +24,7 @@ from treaty.linear.calibration import Calibration
 from treaty.linear.losses import beyond_taylor, probabilities
 from treaty.linear.preparation import Preparation, prepare
 
-FORMAT = Format("linear-part", 4)
+FORMAT = Format("linear-part", 5)
 
 
 class LinearPart(msgspec.Struct, kw_only=True):

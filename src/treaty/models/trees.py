@@ -27,7 +27,7 @@ from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import Objective
 
-FORMAT = Format("model-part", 3)
+FORMAT = Format("model-part", 4)
 ROWS_AT_ONCE = 1 << 16
 """Rows of which a prediction copies the columns at a time."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,8 +33,8 @@ class KnownRows(msgspec.Struct):
     ids: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, matrix: NDArray[np.float32], ids: Sequence[str] | None) -> KnownRows:
-        """Take note of rows float32 (n_rows, n_features), NaN where missing, and their canonical ids."""
+    def of(cls, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
+        """Take note of rows (n_rows, n_features), NaN where missing, and their canonical ids."""
         key = secrets.token_bytes(KEY_BYTES)
         none = np.zeros(0, np.uint64)
         return cls(key, _of_values(key, matrix), none if ids is None else _of_ids(key, ids))
@@ -50,7 +51,7 @@ class KnownRows(msgspec.Struct):
         at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
         return np.where(known[at] == asked, first[at], -1).astype(np.int64)
 
-    def with_equal_values(self, matrix: NDArray[np.float32]) -> int:
+    def with_equal_values(self, matrix: NDArray[Any]) -> int:
         """Return how many rows have the values of a training row in all columns."""
         if matrix.shape[1] == 0:
             return 0
@@ -60,15 +61,15 @@ class KnownRows(msgspec.Struct):
 class RandomisedRows(msgspec.Struct):
     """Training rows with their noisy `buckets`, uint8 (n_rows * n_features,), row by row.
 
-    ``stand_ins[f]``, float32, has for each bucket of column f a value that every split of the model sends where it
+    ``stand_ins[f]`` has for each bucket of column f a value that every split of the model sends where it
     sends the bucket; the last is that of missing values.
     """
 
     known: KnownRows
     buckets: NDArray[np.uint8]
-    stand_ins: list[NDArray[np.float32]]
+    stand_ins: list[NDArray[np.float64]]
 
-    def in_place_of_values(self, matrix: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
+    def in_place_of_values(self, matrix: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
         """Return rows (n, n_features), those trained on with stand-ins for their noisy buckets; `ids` are the rows'."""
         places = self.known.places(ids)
         here = np.flatnonzero(places >= 0)
@@ -80,9 +81,9 @@ class RandomisedRows(msgspec.Struct):
         return shown
 
 
-def _of_values(key: bytes, matrix: NDArray[np.float32]) -> NDArray[np.uint64]:
+def _of_values(key: bytes, matrix: NDArray[Any]) -> NDArray[np.uint64]:
     """Digest rows; all missing values are the same, and so are zero and minus zero."""
-    rows = np.ascontiguousarray(np.where(np.isnan(matrix), np.float32(np.nan), matrix + np.float32(0.0)))
+    rows = np.ascontiguousarray(np.where(np.isnan(matrix), matrix.dtype.type(np.nan), matrix + np.float32(0.0)))
     return _digests(key, b"values", map(bytes, rows))
 
 

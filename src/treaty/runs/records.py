@@ -6,6 +6,7 @@ Kept where the party's own copy of a job asks for it, and sent to nobody. Whoeve
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +29,7 @@ from treaty.systems.system import LabelledRows, Seat
 
 logger = logging.getLogger(__name__)
 
-FORMAT = Format("training-record", 1)
+FORMAT = Format("training-record", 2)
 
 _Categories = list[list[Any] | None]
 
@@ -37,7 +38,8 @@ class _Table(msgspec.Struct):
     names: list[str]
     categories: _Categories
     n_rows: int
-    columns: list[NDArray[np.float32]]
+    columns: list[NDArray[np.float64]]
+    origins: dict[str, int]
 
 
 class _Message(msgspec.Struct):
@@ -66,9 +68,10 @@ class _Bins(msgspec.Struct):
     names: list[str]
     categories: _Categories
     n_bins: NDArray[np.int32]
-    cuts: list[NDArray[np.float32] | None]
+    cuts: list[NDArray[np.float64] | None]
     category_bins: list[NDArray[np.int16] | None]
     has_other: list[bool]
+    origins: dict[str, int]
 
 
 class _Record(msgspec.Struct):
@@ -138,7 +141,8 @@ def read_record(path: Path) -> Recorded:
     cast, (own, common) = job.cast(), job.settings()
     data = None
     if record.table is not None:
-        table = Table(_schema(record.table), record.table.columns, record.table.n_rows)
+        schema = _schema(record.table)
+        table = Table(schema, _narrowed(schema, record.table.columns), record.table.n_rows)
         data = LabelledRows(table, record.y)
     peers = [other for other in cast.roles if other != name]
     seat = Seat(
@@ -163,7 +167,10 @@ def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Recor
     data, bins = seat.data, recording.bins
     return _Record(
         party=seat.party.name, model_id=model_id, job=job.encoded(), classes=seat.classes,
-        table=None if data is None else _Table(*_fields(data.table.schema), data.table.n_rows, data.table.columns),
+        table=None if data is None else _Table(
+            *_fields(data.table.schema), data.table.n_rows, [of.astype(np.float64) for of in data.table.columns],
+            data.table.schema.origins,
+        ),
         y=np.zeros(0) if data is None else data.y,
         messages=[
             _Message(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content)
@@ -175,7 +182,8 @@ def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Recor
             _Tree(list(asked), [sums.ravel() for sums in asked.values()], left) for asked, left in recording.trees
         ],
         bins=None if bins is None else _Bins(
-            *_fields(bins.schema), bins.n_bins, list(bins.cuts), list(bins.category_bins), list(bins.has_other)
+            *_fields(bins.schema), bins.n_bins, [None if of is None else of.astype(np.float64) for of in bins.cuts],
+            list(bins.category_bins), list(bins.has_other), bins.schema.origins,
         ),
         given=recording.given,
         sides={
@@ -197,8 +205,9 @@ def _opened(record: _Record) -> Recording:
         for tree in record.trees
     ]
     if (bins := record.bins) is not None:
+        schema = _schema(bins)
         recording.bins = Bins(
-            _schema(bins), tuple(bins.cuts), tuple(bins.category_bins), tuple(bins.has_other), bins.n_bins
+            schema, tuple(_narrowed(schema, bins.cuts)), tuple(bins.category_bins), tuple(bins.has_other), bins.n_bins
         )
     return recording
 
@@ -208,4 +217,13 @@ def _fields(schema: Schema) -> tuple[list[str], _Categories]:
 
 
 def _schema(fields: _Table | _Bins) -> Schema:
-    return Schema(tuple(fields.names), tuple(None if of is None else tuple(of) for of in fields.categories))
+    categories = tuple(None if of is None else tuple(of) for of in fields.categories)
+    return Schema(tuple(fields.names), categories, fields.origins)
+
+
+def _narrowed(schema: Schema, arrays: Sequence[NDArray[Any] | None]) -> list[Any]:
+    """Return what columns have as float32, of those that have no origin."""
+    return [
+        of if of is None or name in schema.origins else of.astype(np.float32)
+        for name, of in zip(schema.names, arrays, strict=True)
+    ]

@@ -54,7 +54,7 @@ class ServedModel:
             self.needs = absent_owners(part)
         else:
             self.needs = _other_owners(part) if needs is None else tuple(needs)
-        self._margins: Callable[[NDArray[np.float32], int], Margins] | None = None
+        self._margins: Callable[[NDArray[Any], int], Margins] | None = None
         if not self.needs:
             self._margins = self._by_walk(part, whole_walk(part)) if isinstance(part, ModelPart) else self._linear
 
@@ -68,12 +68,12 @@ class ServedModel:
         """The labels that may be predicted; None where these are numbers."""
         return self.part.classes if isinstance(self.part, LinearPart) else forest_of_active(self.part).classes
 
-    def margins(self, matrix: NDArray[np.float32], threads: int = 1) -> Margins:
-        """Return the margins of rows, float32 (n_rows, n_features), of a model that needs no partner."""
+    def margins(self, matrix: NDArray[Any], threads: int = 1) -> Margins:
+        """Return the margins of rows (n_rows, n_features) of a model that needs no partner."""
         assert self._margins is not None, "the model needs partners"
         return self._margins(matrix, threads)
 
-    def fallback(self) -> Callable[[NDArray[np.float32], int], Margins]:
+    def fallback(self) -> Callable[[NDArray[Any], int], Margins]:
         """Return a function that gives the margins of rows of which only the own columns are known.
 
         Partners' columns count as they are on average: of trees see `treaty.serving.expectations`; in a linear model
@@ -95,7 +95,7 @@ class ServedModel:
         by_row = zip(*(values.tolist() for values in columns.values()), strict=True)
         return [dict(zip(names, row, strict=True)) for row in by_row]
 
-    def table(self, matrix: NDArray[np.float32]) -> Table:
+    def table(self, matrix: NDArray[Any]) -> Table:
         """Return rows as a table of the party's own columns."""
         return Table(self.schema, list(np.ascontiguousarray(matrix.T)), len(matrix))
 
@@ -112,18 +112,18 @@ class ServedModel:
             "classes": self.classes, "needs": list(self.needs),
         }  # fmt: skip
 
-    def _by_walk(self, part: ModelPart, walk: Walk) -> Callable[[NDArray[np.float32], int], Margins]:
+    def _by_walk(self, part: ModelPart, walk: Walk) -> Callable[[NDArray[Any], int], Margins]:
         objective = forest_of_active(part).objective
         base, n_outputs = np.asarray(objective.base_margins, np.float64), objective.n_outputs
 
-        def margins(matrix: NDArray[np.float32], threads: int) -> Margins:
+        def margins(matrix: NDArray[Any], threads: int) -> Margins:
             found = np.full((len(matrix), n_outputs), base)
             walk.add_to(found, matrix, threads)
             return found
 
         return margins
 
-    def _linear(self, matrix: NDArray[np.float32], threads: int) -> Margins:
+    def _linear(self, matrix: NDArray[Any], threads: int) -> Margins:
         assert isinstance(self.part, LinearPart)
         return self.part.margins(self.table(matrix))
 

@@ -1,4 +1,4 @@
-"""A request's rows, from JSON to float32: every cell checked, and what is wrong said with its row and column.
+"""A request's rows, from JSON to numbers: every cell checked, and what is wrong said with its row and column.
 
 The decoder is made from the model's schema, so that types are checked while the text is read. Numbers become float32 as
 those of a file do (`treaty.data.columns`): a whole number goes through float64. JSON has no NaN and no infinity.
@@ -33,9 +33,9 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Rows to predict, float32 (n_rows, n_features) as a `Table` has them; and their ids, if they are asked for."""
+    """Rows to predict (n_rows, n_features) as a `Table` has them; and their ids, if they are asked for."""
 
-    matrix: NDArray[np.float32]
+    matrix: NDArray[Any]
     ids: list[str] | None
 
 
@@ -50,7 +50,11 @@ class RequestReader:
             for place, values in enumerate(schema.categories)
             if values is not None
         }
-        of_cells = [(f"c{place}", _cell(values)) for place, values in enumerate(schema.categories)]
+        self._origins = {schema.names.index(name): origin for name, origin in schema.origins.items()}
+        of_cells = [
+            (f"c{place}", int | bool | float | None if self._origins.get(place) else _cell(values))
+            for place, values in enumerate(schema.categories)
+        ]
         renamed = dict(zip((name for name, _ in of_cells), schema.names, strict=True))
         try:
             row = msgspec.defstruct("Row", of_cells, rename=renamed, forbid_unknown_fields=True)
@@ -87,10 +91,12 @@ class RequestReader:
             raise Refused(422, f"expected an id of each of the {n_rows} rows, got {len(body.ids)}")
         return Request(self._matrix(body.rows), body.ids if self._with_ids else None)
 
-    def _matrix(self, rows: list[Any]) -> NDArray[np.float32]:
+    def _matrix(self, rows: list[Any]) -> NDArray[Any]:
         cells: list[Any] = list(map(msgspec.structs.astuple, rows))
         if self._codes:
             cells = [self._coded(row) for row in cells]
+        for place in [place for place, origin in self._origins.items() if origin]:  # whole numbers are exact so
+            cells = [(*row[:place], _less(row[place], self._origins[place]), *row[place + 1 :]) for row in cells]
         wide = np.array(cells, np.float64).reshape(len(rows), len(self._names))  # None becomes NaN
         with np.errstate(over="ignore"):
             matrix = wide.astype(np.float32)
@@ -99,7 +105,9 @@ class RequestReader:
             raise Refused(
                 422, f"expected numbers up to {LARGEST:.2g}, got a larger one", row=row, column=self._names[place]
             )
-        return matrix
+        if not self._origins:
+            return matrix
+        return np.where([place in self._origins for place in range(len(self._names))], wide, matrix)
 
     def _coded(self, cells: tuple[Any, ...]) -> list[Any]:
         """Return a row's cells with codes for categories; values that training did not have get the next code."""
@@ -108,6 +116,10 @@ class RequestReader:
             if coded[place] is not None:
                 coded[place] = codes.get(coded[place], len(codes))
         return coded
+
+
+def _less(number: float | None, origin: int) -> float | None:
+    return None if number is None else number - origin
 
 
 def _cell(values: tuple[Category, ...] | None) -> UnionType | Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
@@ -122,7 +121,7 @@ class Service:
         assert self._fallback is not None
         return self._fallback(matrix, self._threads), True
 
-    def _with_partners(self, partners: Partners, ids: Sequence[str], matrix: NDArray[np.float32]) -> Margins:
+    def _with_partners(self, partners: Partners, ids: Sequence[str], matrix: NDArray[Any]) -> Margins:
         margins = partners(ids, self.model.table(matrix))
         if len(margins) != len(matrix):
             raise LocalProtocolError(f"expected margins of {len(matrix)} rows, got {len(margins)} - from the partners")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class SplitTable:
     """One owner's splits, by record number; grows during training and never leaves its owner."""
 
     feature: list[int] = field(default_factory=list)  # within the owner's table
-    # values below it go left (a float32; inf: all present values do); NaN for a split on categories
+    # values below it go left (of the column's type; inf: all present values do); NaN for a split on categories
     threshold: list[float] = field(default_factory=list)
     missing_left: list[bool] = field(default_factory=list)
     # byte k is 1 where category code k goes left, and one more byte is for unseen codes; None for a threshold
@@ -63,10 +64,10 @@ class SplitTable:
         self.category_left.append(category_left)
         return len(self.feature) - 1
 
-    def decide(self, matrix: NDArray[np.float32], records: Int32s | None = None, threads: int = 1) -> NDArray[np.uint8]:
+    def decide(self, matrix: NDArray[Any], records: Int32s | None = None, threads: int = 1) -> NDArray[np.uint8]:
         """Return packed bits (`numpy.packbits`), uint8 (records, ceil(n_rows / 8)): which rows go left at each record.
 
-        `matrix` is float32 (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
+        `matrix` is (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
         """
         # those of a message are read-only, to numba another type
         records = np.arange(len(self), dtype=np.int32) if records is None else records.copy()
@@ -89,7 +90,7 @@ class JoinedSplits:
 
     base: Integers
     feature: Int32s
-    threshold: NDArray[np.float32]
+    threshold: NDArray[Any]  # float32 where that is exact
     missing_left: Flags
     category_start: Integers  # (n + 1,); an empty range is a threshold split
     category_left: NDArray[np.uint8]
@@ -99,10 +100,12 @@ def join_splits(tables: Sequence[SplitTable], n_features: Sequence[int]) -> Join
     """Join the split tables of owners with `n_features` features each, in the order of the joined table."""
     offsets = np.cumsum([0, *n_features])
     of_category = [going or b"" for table in tables for going in table.category_left]
+    threshold = np.array([t for table in tables for t in table.threshold], np.float64)
+    narrow = threshold.astype(np.float32)
     return JoinedSplits(
         base=np.cumsum([0, *(len(table) for table in tables)]),
         feature=np.array([f + offsets[s] for s, table in enumerate(tables) for f in table.feature], np.int32),
-        threshold=np.array([t for table in tables for t in table.threshold], np.float32),
+        threshold=narrow if np.array_equal(narrow, threshold, equal_nan=True) else threshold,
         missing_left=np.array([m for table in tables for m in table.missing_left], np.bool_),
         category_start=np.cumsum([0, *(len(going) for going in of_category)]),
         category_left=np.frombuffer(b"".join(of_category), np.uint8),
@@ -118,7 +121,7 @@ class Walk:
     def __init__(self, trees: Sequence[Tree], splits: JoinedSplits) -> None:
         self._nodes = _stack(trees, splits.base)
         n_nodes = len(self._nodes.left)
-        feature, threshold = np.zeros(n_nodes, np.uint32), np.zeros(n_nodes, np.float32)
+        feature, threshold = np.zeros(n_nodes, np.uint32), np.zeros(n_nodes, splits.threshold.dtype)
         missing_left = np.zeros(n_nodes, np.bool_)
         start, stop = np.zeros((2, n_nodes), np.int64)
         inner = ~self._nodes.leaf
@@ -128,10 +131,10 @@ class Walk:
         start[inner], stop[inner] = splits.category_start[split], splits.category_start[split + 1]
         self._splits = NodeSplits(feature, threshold, missing_left, start, stop, splits.category_left)
 
-    def add_to(self, margins: Floats, matrix: NDArray[np.float32], threads: int = 1) -> None:
+    def add_to(self, margins: Floats, matrix: NDArray[Any], threads: int = 1) -> None:
         """Walk rows down the trees and add leaf values to `margins` in place.
 
-        `matrix`, float32 (n_rows, n_features), has all owners' columns side by side; tree i adds to output ``i %
+        `matrix` (n_rows, n_features) has all owners' columns side by side; tree i adds to output ``i %
         n_outputs`` of `margins` (n_rows, n_outputs).
         """
         matrix, nodes, splits = np.ascontiguousarray(matrix), self._nodes, self._splits
@@ -139,7 +142,7 @@ class Walk:
 
 
 def margins_from_values(
-    trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32], margins: Floats, threads: int = 1
+    trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[Any], margins: Floats, threads: int = 1
 ) -> None:
     """Walk rows down trees whose splits are all known, and add leaf values to `margins` in place, as `Walk` does."""
     Walk(trees, splits).add_to(margins, matrix, threads)

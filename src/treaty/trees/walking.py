@@ -28,7 +28,7 @@ class NodeSplits(NamedTuple):
     """The split of each node; entries of leaves are unused, but have to be valid."""
 
     feature: NDArray[np.uint32]
-    threshold: NDArray[np.float32]
+    threshold: NDArray[Any]
     missing_left: Flags
     category_start: Integers  # the node's part of category_left; empty for a threshold split
     category_stop: Integers
@@ -42,7 +42,7 @@ def record_bits(
 ) -> None:  # fmt: skip
     """Write into ``packed[:, first:last]`` (records, n_rows / 8) which rows go left, as `numpy.packbits` does.
 
-    ``matrix`` is float32 (n_rows, n_features); the rest is as in `NodeSplits`, by record instead of by node.
+    ``matrix`` is (n_rows, n_features); the rest is as in `NodeSplits`, by record instead of by node.
     """
     n_rows = matrix.shape[0]
     for block in range(first, last, BYTES):  # these rows stay in the cache while all records are decided
@@ -76,7 +76,7 @@ def _add_values(at: Any, size: Any, batch: int, tree: int, value: Any, margins: 
 def walk_values(matrix: Any, nodes: Nodes, splits: NodeSplits, first: int, last: int, margins: Any) -> None:
     """Walk rows ``first..last`` to their leaves; splits are decided from the matrix.
 
-    ``matrix`` is float32 (n_rows, n_features) in C order. Leaf values are added to ``margins`` (n_rows, n_outputs),
+    ``matrix`` is (n_rows, n_features) in C order. Leaf values are added to ``margins`` (n_rows, n_outputs),
     tree i to output ``i % n_outputs``.
 
     All rows of a batch take one step together and a row in a leaf stays there: without branches, which no processor

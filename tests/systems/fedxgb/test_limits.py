@@ -147,7 +147,7 @@ LEVELS = {"model": Splits(NONE, NONE), "others": Turn(leaves=False)}
 
 @pytest.mark.parametrize("kind", LEVELS)
 def test_the_server_asks_for_a_sum_for_the_search_each_probe_and_each_level_above_the_last(kind):
-    counted, numbers = ServerLimits("server", 2, 3), iter(range(1000))
+    counted, numbers = ServerLimits("server", 2, 3, MOST_ROUNDS), iter(range(1000))
 
     def sums(of: int) -> None:
         for _ in range(of):
@@ -182,7 +182,7 @@ def test_the_server_asks_for_a_sum_for_the_search_each_probe_and_each_level_abov
 
 
 def test_a_round_begins_again_before_its_first_level_alone_and_so_often_in_a_job():
-    counted = ServerLimits("server", 2, 3)
+    counted = ServerLimits("server", 2, 3, MOST_ROUNDS)
     for _ in range(2):
         counted.take(RoundStart(NONE, NONE))
         for _ in range(MOST_VOID // 2):
@@ -190,7 +190,7 @@ def test_a_round_begins_again_before_its_first_level_alone_and_so_often_in_a_job
         counted.take(Turn(leaves=False))
     with pytest.raises(PeerProtocolError, match="2 rounds at most, got more - from server"):
         counted.take(RoundStart(NONE, NONE))
-    counted = ServerLimits("server", 2, 3)
+    counted = ServerLimits("server", 2, 3, MOST_ROUNDS)
     for _ in range(1 + MOST_VOID):
         counted.take(RoundStart(NONE, NONE))
     with pytest.raises(PeerProtocolError, match="10 rounds at most that begin again, got more - from server"):

@@ -32,7 +32,7 @@ _WAITING = 256  # requests that wait; others are refused
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Ids of rows, and own columns of them: float32 (n_rows, n_features), row by row."""
+    """Ids of rows, and own columns of them as in `Table.matrix`, (n_rows, n_features), row by row."""
 
     ids: list[str]
     matrix: bytes
@@ -132,7 +132,8 @@ class Requests:
         if unknown:
             return Answer(unknown=unknown[:10])
         n_features = len(self._schema.names)
-        matrix = np.frombuffer(request.matrix, np.float32).reshape(len(rows), n_features)
+        dtype = np.float64 if self._schema.origins else np.float32
+        matrix = np.frombuffer(request.matrix, dtype).reshape(len(rows), n_features)
         found: list[NDArray[np.float64]] = []
         answered = threading.Event()
 
@@ -168,7 +169,7 @@ class Partners:
 
     def __call__(self, ids: Sequence[str], table: Table) -> NDArray[np.float64]:
         """Return margins, float64 (n_rows, n_outputs)."""
-        request = msgspec.json.encode(Request(list(ids), np.ascontiguousarray(table.matrix(), np.float32).tobytes()))
+        request = msgspec.json.encode(Request(list(ids), table.matrix().tobytes()))
         try:
             line = self._ask(request)
         except OSError as error:

@@ -161,7 +161,7 @@ def _setting_of(seat: Seat) -> bytes:
 
 def _terms_of(seat: Seat, begin: ModelBegin) -> bytes:
     """Digest what bins depend on besides rows: the setting, and everybody's columns and classes."""
-    return _digest([_setting_of(seat).hex(), begin.names, begin.categories, begin.classes])
+    return _digest([_setting_of(seat).hex(), begin.names, begin.categories, begin.classes, begin.origins])
 
 
 def _digest(content: object) -> bytes:

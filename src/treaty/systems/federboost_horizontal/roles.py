@@ -209,11 +209,12 @@ def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None, KeptBins | None]
         described[party.name] = describe(data, seat.classes, offered(own_bins))
         check_noise(seat.options, data, seat.classes)
     labels = all_classes(described)
-    names, categories = all_columns([described[name] for name in members])
+    names, categories, origins = all_columns([described[name] for name in members])
     found = leaders_checkpoint(seat.keeper, noisy=seat.options.epsilon_total is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, seat.common.n_estimators)
-    message, offers = ModelBegin(model_id, names, categories, labels, rounds), {n: d.bins for n, d in described.items()}
+    message = ModelBegin(model_id, names, categories, labels, rounds, origins=origins)
+    offers = {n: d.bins for n, d in described.items()}
     kept = None if found is not None else chosen_bins(seat, own_bins, offers, message)
     setup = _set_up(seat, message if kept is None else msgspec.structs.replace(message, bins=kept.digest))
     for peer in party.peers:
@@ -307,7 +308,7 @@ def _join(seat: Seat) -> tuple[LabelledRows, Membership, _ModelSetup, KeptBins |
     own_bins = bins_for_rows(seat)
     party.send(lead, describe(data, seat.classes, offered(own_bins)))
     message = party.receive(lead, ModelBegin)
-    schema = schema_of(message.names, message.categories)
+    schema = schema_of(message.names, message.categories, message.origins)
     rows = common_rows(data, schema, seat.classes, message.classes, party.name)
     check_noise(seat.options, rows, message.classes)
     if message.rounds is not None and seat.options.epsilon_total is not None:
@@ -400,7 +401,7 @@ def _meet(seat: Seat) -> None:
 
 def _set_up(seat: Seat, message: ModelBegin) -> _ModelSetup:
     """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
-    schema = schema_of(message.names, message.categories)
+    schema = schema_of(message.names, message.categories, message.origins)
     members, search = len(seat.cast.owners), not message.bins
     noise = plan_noise(seat.options, seat.common, schema, message.classes, members, search=search)
     store, name = None if seat.data is None else seat.store, seat.party.name

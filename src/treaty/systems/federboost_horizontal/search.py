@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treaty.data.binning import Bins
@@ -15,13 +16,13 @@ from treaty.messaging.conversation import Order
 from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import (
-    MOST_ROUNDS,
     CommonBins,
     Count,
     Opening,
     ProbeRequest,
     answer_probes,
     choose_bins,
+    most_rounds,
     told_by_search,
 )
 from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart, agreed_start
@@ -64,7 +65,7 @@ def agree_on_bins(
         bins, smallest = choose_bins(
             lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
             collector.tell_all, opening, opened, schema, common.max_bin, own=rows.table if has_rows else None,
-            least_rows=common.fewest_rows, most_rounds=_search_rounds(noise), threads=seat.threads,
+            least_rows=common.fewest_rows, most_rounds=_search_rounds(noise, schema.origins), threads=seat.threads,
         )  # fmt: skip
         if collector.summed == cohort:  # sums with and without a lost member do not fit together
             break
@@ -91,7 +92,7 @@ def answer_search(
             case Count():
                 if sums.member.there == cohort:
                     raise PeerProtocolError(leader, f"expected one search for bins - at Count from {leader}")
-                rounds, cohort = _search_rounds(noise), sums.member.there
+                rounds, cohort = _search_rounds(noise, rows.table.schema.origins), sums.member.there
                 sums.give(noise.on_opening(opening.of(rows.table, labels.bounds)))
             case LabelUnits() | TrainingStart() as told:  # never under noise
                 sums.give(labels.answer(told))
@@ -104,6 +105,6 @@ def answer_search(
                 return bins
 
 
-def _search_rounds(noise: SumNoise) -> int:
+def _search_rounds(noise: SumNoise, origins: Mapping[str, int]) -> int:
     """Return how many rounds the search for quantiles may take."""
-    return MOST_ROUNDS if noise.budget is None else SEARCH_ROUNDS
+    return most_rounds(origins) if noise.budget is None else SEARCH_ROUNDS

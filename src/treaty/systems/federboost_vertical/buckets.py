@@ -84,14 +84,14 @@ def noisy_buckets(
     return pieces, noisy, spent
 
 
-def stand_ins(bins: Bins) -> list[NDArray[np.float32]]:
+def stand_ins(bins: Bins) -> list[NDArray[np.float64]]:
     """Return of each column a value for each bucket that every split on the column sends where it sends the bucket.
 
     The last one is NaN, that of missing values.
     """
     found = []
     for n_bins, cuts, of_category in zip(bins.n_bins.tolist(), bins.cuts, bins.category_bins, strict=True):
-        values = np.full(n_bins + 1, np.nan, np.float32)
+        values = np.full(n_bins + 1, np.nan)
         if of_category is not None:
             values[:n_bins] = [np.flatnonzero(of_category == bucket)[0] for bucket in range(n_bins)]
         elif cuts is not None and n_bins:

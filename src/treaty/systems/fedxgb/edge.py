@@ -51,7 +51,7 @@ from treaty.systems.fedxgb.sums.edge import DomainSums
 from treaty.systems.fedxgb.sums.server import Sum, SurvivorReport, Users
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
-from treaty.systems.horizontal.quantiles import CommonBins, ProbeRequest, note_search, unpack_bins
+from treaty.systems.horizontal.quantiles import CommonBins, ProbeRequest, most_rounds, note_search, unpack_bins
 from treaty.systems.horizontal.rows import schema_of
 from treaty.systems.system import Seat
 
@@ -98,7 +98,7 @@ def edge(seat: Seat) -> None:
     agreed: CommonBins | None = None
     rows: Rows = None
     order = Order(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
-    limits = ServerLimits(server, seat.common.n_estimators, seat.common.max_depth)
+    limits = ServerLimits(server, seat.common.n_estimators, seat.common.max_depth, most_rounds(task.origins))
     progress = seat.progress or (lambda done, part: None)
     progress(0, None)
     while order.state != "over":
@@ -218,7 +218,7 @@ def _pass_on(seat: Seat, domain: DomainSums, told: Message, everybody: Sequence[
 def _layout(seat: Seat, agreed: CommonBins, summary: RowSummary, task: Task) -> Layout:
     """Return how rows are encoded, from the bins that the server tells everybody."""
     server = seat.cast.active
-    bins = unpack_bins(agreed, schema_of(task.names, task.categories), seat.common.max_bin, server)
+    bins = unpack_bins(agreed, schema_of(task.names, task.categories, task.origins), seat.common.max_bin, server)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=server, what="RowSummary.may_miss")
     return layout_of(bins, may_miss)
 

@@ -11,7 +11,7 @@ from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
 from treaty.systems.fedxgb.paper.routing import ShownSplits
 from treaty.systems.fedxgb.secpred.routing import LeafShares, SplitShares, Turn
 from treaty.systems.fedxgb.sums.user import ATTEMPTS
-from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
+from treaty.systems.horizontal.quantiles import Count, ProbeRequest
 from treaty.systems.horizontal.start import LabelUnits, TrainingStart
 
 MOST_VOID = 10  # times that rounds without a level are begun again in a job: no domain had enough users
@@ -43,8 +43,9 @@ class SumLimit:
 class ServerLimits:
     """What an edge server counts of what the server tells all edge servers."""
 
-    def __init__(self, server: str, n_estimators: int, max_depth: int) -> None:
+    def __init__(self, server: str, n_estimators: int, max_depth: int, most_probes: int) -> None:
         self._server, self._n_estimators, self._max_depth = server, n_estimators, max_depth
+        self._most_probes = most_probes
         self.rounds = self.finished = self._void = self.probes = 0
         self._levels = -1  # of the round; -1 before the first
         self.sums = SumLimit(server)
@@ -56,7 +57,7 @@ class ServerLimits:
                 self.sums.due()
             case ProbeRequest():
                 self.probes += 1
-                self._check(self.probes <= MOST_ROUNDS, f"{MOST_ROUNDS} requests for probes at most")
+                self._check(self.probes <= self._most_probes, f"{self._most_probes} requests for probes at most")
                 self.sums.due()
             case RoundStart():
                 again, self._levels = self._levels == 0, 0

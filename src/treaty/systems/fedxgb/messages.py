@@ -17,7 +17,7 @@ from treaty.systems.fedxgb.secpred.routing import LeafShares, RowOwners, SideSha
 from treaty.systems.fedxgb.sums.server import Sum
 from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
-from treaty.systems.horizontal.rows import Categories
+from treaty.systems.horizontal.rows import Categories, Origins
 from treaty.systems.horizontal.start import LabelUnits, TrainingStart
 from treaty.systems.system import Seat
 
@@ -40,6 +40,7 @@ class Task(Message):
     options: bytes
     server: CertifiedKeys
     rounds: int = 0
+    origins: Origins = msgspec.field(default_factory=dict)
 
 
 class RowSummary(Message):

@@ -16,12 +16,12 @@ from treaty.systems.fedxgb.messages import RowSummary
 from treaty.systems.fedxgb.replay import forest_of
 from treaty.systems.fedxgb.sums.server import Crowd
 from treaty.systems.horizontal.quantiles import (
-    MOST_ROUNDS,
     CommonBins,
     Count,
     Opening,
     ProbeRequest,
     choose_bins,
+    most_rounds,
     note_search,
     told_by_search,
     unpack_bins,
@@ -65,7 +65,7 @@ def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
 
     bins, smallest = choose_bins(
         total, ask, opening, opened, schema, common.max_bin,
-        own=None, least_rows=common.fewest_rows, most_rounds=MOST_ROUNDS, threads=seat.threads,
+        own=None, least_rows=common.fewest_rows, most_rounds=most_rounds(schema.origins), threads=seat.threads,
     )  # fmt: skip
     fewest = int(smallest[smallest > 0].min(initial=n_rows))
     spent = told_by_search(fewest)

@@ -186,7 +186,7 @@ def _meet(seat: Seat, edges: Sequence[str], kept: Checkpoint | None) -> tuple[Ta
     task = Task(
         kept.part.model_id if kept else secrets.token_hex(16), list(schema.names),
         [None if c is None else list(c) for c in schema.categories], seat.classes, terms_of(seat),
-        credentials.certified, kept.rounds if kept else 0,
+        credentials.certified, kept.rounds if kept else 0, schema.origins,
     )  # fmt: skip
     for edge in edges:
         party.send(edge, task)

@@ -35,12 +35,12 @@ from treaty.systems.fedxgb.secpred.routing import RowOwners, SharedRows, SideSha
 from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain, UserSums
 from treaty.systems.horizontal.members import ToldDigest
 from treaty.systems.horizontal.quantiles import (
-    MOST_ROUNDS,
     CommonBins,
     Opening,
     ProbeRequest,
     agreed_objective,
     answer_probes,
+    most_rounds,
     note_search,
     told_clips,
     unpack_bins,
@@ -87,7 +87,7 @@ def user(seat: Seat) -> NDArray[np.float64]:
     party.send(edge, UserOffer(credentials.certified, activity=1.0, stability=1.0))  # neither is measured here
     task = receive_task(seat, edge, credentials)
     seat.model_id = task.model_id
-    schema = schema_of(task.names, task.categories)
+    schema = schema_of(task.names, task.categories, task.origins)
     rows = common_rows(seat.rows, schema, seat.classes, task.classes, party.name)
     printed = printed_rows([rows], task.classes)
     seed = seed_of_rows(seat.keeper, party.name, task.model_id, printed, resumed=task.rounds > 0)
@@ -188,7 +188,7 @@ def _answer_search(
     instructions.vector = lambda: opening.of(rows.table, labels.bounds)
     asked = 0
     note_search(phase, asked)
-    while asked <= MOST_ROUNDS:
+    while asked <= most_rounds(rows.table.schema.origins):
         match told := instructions.next():
             case CommonBins():
                 return told

@@ -11,7 +11,8 @@ limits that and what does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.systems.system import Phase
 from treaty.trees.objectives import Objective
 
-MOST_ROUNDS = 34  # of the quantile search
+MOST_ROUNDS = 34  # of the quantile search among float32 numbers
 EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
 
 Total = Callable[[Integers | None, int], Integers]
@@ -37,12 +38,17 @@ def told_by_search(fewest: int) -> str:
     return f"between two values that the search for bin edges tried {found}"
 
 
+def most_rounds(origins: Mapping[str, int]) -> int:
+    """Return how many rounds the quantile search may take: 32 more among float64 numbers."""
+    return MOST_ROUNDS + 32 * bool(origins)
+
+
 class Count(Message):
     """The search for bins begins, or restarts: contribute the first vector."""
 
 
 class ProbeRequest(Message):
-    """Probes: uint32 keys of float32 numbers; int32 (numeric features + 1,) first probe of each feature.
+    """Probes: uint32 keys of float32 numbers, or int64, of float64 ones; int32 (numeric features + 1,) each first.
 
     They tell participants about where quantiles of all rows lie.
     """
@@ -52,7 +58,7 @@ class ProbeRequest(Message):
 
 
 class CommonBins(Message):
-    """Bins: int32 (features,) how many; float32 cuts and int16 bins of categories, feature after feature.
+    """Bins: int32 (features,) how many; float32 (or float64) cuts and int16 bins of categories, feature after feature.
 
     Also the loss's `clips`, float64, and where training starts, float64, a number or one of each class. They tell
     participants the quantiles of all rows, which categories are frequent, the order of magnitude of the largest target
@@ -150,7 +156,8 @@ def choose_bins(
     has none) and returns the sum. `least_rows` and `most_rounds` are `QuantileSearch`'s. The second result, int64
     (n_numeric,), is over intervals between neighbouring probes.
     """
-    search = QuantileSearch(len(opening.numeric), max_bin, least_rows=least_rows, most_rounds=most_rounds)
+    wide = np.array([schema.names[f] in schema.origins for f in opening.numeric], np.bool_)
+    search = QuantileSearch(len(wide), max_bin, least_rows=least_rows, most_rounds=most_rounds, wide=wide)
     search.present(opening.present(opened))
     ordered = None if own is None else sorted_keys([own.columns[f] for f in opening.numeric], threads)
     while (probes := search.probes()) is not None:
@@ -159,7 +166,7 @@ def choose_bins(
         search.take(total(counted, len(probes.keys)))
     n_features, present = len(schema.names), opening.present(opened)
     n_bins = np.zeros(n_features, np.int32)
-    cuts: list[NDArray[np.float32] | None] = [None] * n_features
+    cuts: list[NDArray[Any] | None] = [None] * n_features
     category_bins: list[NDArray[np.int16] | None] = [None] * n_features
     has_other = [False] * n_features
     for k, (f, found) in enumerate(zip(opening.numeric, search.cuts(), strict=True)):
@@ -182,15 +189,14 @@ def most_probes(max_bin: int) -> int:
     return 2 * max_bin
 
 
-def answer_probes(
-    asked: ProbeRequest, ordered: list[NDArray[np.uint32]], max_bin: int, lead: str, threads: int
-) -> Integers:
+def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], max_bin: int, lead: str, threads: int) -> Integers:
     """Count a participant's rows below each probe, int64 (probes,).
 
     Raises PeerProtocolError when more is asked about a feature than a search for `max_bin` bins needs.
     """
     offsets = view(asked.offsets, np.int32, (len(ordered) + 1,), peer=lead, what="ProbeRequest.offsets")
-    keys = view(asked.keys, np.uint32, (None,), peer=lead, what="ProbeRequest.keys")
+    kind = np.int64 if any(of.dtype == np.int64 for of in ordered) else np.uint32
+    keys: NDArray[Any] = view(asked.keys, kind, (None,), peer=lead, what="ProbeRequest.keys")
     if offsets[0] != 0 or offsets[-1] != len(keys) or np.any(np.diff(offsets) < 0):
         raise PeerProtocolError(lead, f"expected probes feature by feature, got others - at ProbeRequest from {lead}")
     first = np.zeros(len(keys), np.bool_)
@@ -224,7 +230,7 @@ def told_clips(agreed: CommonBins, own: Objective, peer: str) -> list[float]:
 
 def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
     """Return the message that tells a participant the bins."""
-    empty, none = np.empty(0, np.float32), np.empty(0, np.int16)
+    empty, none = np.empty(0, np.float64 if bins.schema.origins else np.float32), np.empty(0, np.int16)
     return CommonBins(
         Array.of(bins.n_bins),
         Array.of(np.concatenate([empty, *(c for c in bins.cuts if c is not None)])),
@@ -243,7 +249,8 @@ def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> 
     """
     n_features = len(schema.names)
     n_bins = view(agreed.n_bins, np.int32, (n_features,), peer=peer, what="CommonBins.n_bins")
-    cuts = view(agreed.cuts, np.float32, (None,), peer=peer, what="CommonBins.cuts")
+    kind = np.float64 if schema.origins else np.float32
+    cuts: NDArray[Any] = view(agreed.cuts, kind, (None,), peer=peer, what="CommonBins.cuts")
     of_category = view(agreed.category_bins, np.int16, (None,), peer=peer, what="CommonBins.category_bins")
     has_other = view(agreed.has_other, np.bool_, (n_features,), peer=peer, what="CommonBins.has_other")
     numeric = np.array([c is None for c in schema.categories], np.bool_)
@@ -252,6 +259,7 @@ def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> 
     if np.any((n_bins < 0) | (n_bins > max_bin)) or len(cuts) != n_cuts.sum() or len(of_category) != sizes.sum():
         raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others - at CommonBins from {peer}")
     by_cut = np.split(cuts, np.cumsum(n_cuts)[:-1]) if n_features else []
+    by_cut = [of if schema.names[f] in schema.origins else of.astype(np.float32) for f, of in enumerate(by_cut)]
     by_category = np.split(of_category, np.cumsum(sizes)[:-1]) if n_features else []
     for f in range(n_features):
         ascending = np.all(np.isfinite(by_cut[f])) and np.all(np.diff(by_cut[f]) > 0) if numeric[f] else True

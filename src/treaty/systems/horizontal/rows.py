@@ -24,13 +24,15 @@ from treaty.trees.boosting import RoundState
 logger = logging.getLogger(__name__)
 
 Categories = list[list[Category] | None]
+Origins = dict[str, int]
 
 
 class RowsDescription(Message):
     """A participant's columns and classes. Tells the leader which classes it has rows of, and which columns are empty.
 
     A column that is missing in all rows is empty, and fits numbers and categories alike. `bins` are SHA-256 of common
-    bins that it has kept of earlier trainings on these very rows, one after the other.
+    bins that it has kept of earlier trainings on these very rows, one after the other. `origins` are those of a
+    `Schema`: columns whose numbers need float64, and which multiple of 2^53 the largest of whole numbers has passed.
     """
 
     names: list[str]
@@ -38,6 +40,7 @@ class RowsDescription(Message):
     empty: list[bool]
     classes: list[Category] | None
     bins: bytes = b""
+    origins: Origins = msgspec.field(default_factory=dict)
 
 
 class ModelBegin(Message):
@@ -52,6 +55,7 @@ class ModelBegin(Message):
     classes: list[Category] | None
     rounds: Annotated[int, msgspec.Meta(ge=0)] | None
     bins: bytes = b""
+    origins: Origins = msgspec.field(default_factory=dict)
 
 
 def conform(table: Table, schema: Schema, party: str) -> Table:
@@ -77,7 +81,7 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
         for name, known in zip(schema.names, schema.categories, strict=True)
     )
     columns = [table.columns[own[name]] if name in own else missing for name in schema.names]
-    whole = Table(Schema(schema.names, categories), columns, table.n_rows)
+    whole = Table(Schema(schema.names, categories, table.schema.origins), columns, table.n_rows)
     try:
         matched = to_table(whole, party=party, schema=schema)
     except DataError as error:
@@ -97,17 +101,26 @@ def describe(data: LabelledRows, classes: list[Category] | None, bins: bytes = b
     schema = data.table.schema
     empty = [bool(np.isnan(column).all()) for column in data.table.columns]
     return RowsDescription(
-        list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes, bins
-    )
+        list(schema.names), [None if c is None else list(c) for c in schema.categories], empty, classes, bins,
+        schema.origins,
+    )  # fmt: skip
 
 
-def schema_of(names: Sequence[str], categories: Categories) -> Schema:
+def schema_of(names: Sequence[str], categories: Categories, origins: Origins) -> Schema:
     """Return the schema that a message describes."""
-    return Schema(tuple(names), tuple(None if c is None else tuple(c) for c in categories))
+    return Schema(tuple(names), tuple(None if c is None else tuple(c) for c in categories), origins)
 
 
-def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories]:
-    """Return names and categories of the first participant's columns, as told by the first that has values in each."""
+def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories, Origins]:
+    """Return names and categories of the first participant's columns, as told by the first that has values in each.
+
+    Origins are those of the pooled rows: the largest.
+    """
+    filled_at = [{name for name, empty in zip(one.names, one.empty, strict=True) if not empty} for one in described]
+    origins = {
+        name: max(one.origins.get(name, 0) for one, filled in zip(described, filled_at, strict=True) if name in filled)
+        for name in sorted({name for one in described for name in one.origins})
+    }
     kinds = []
     for place, name in enumerate(described[0].names):
         filled = [
@@ -116,7 +129,7 @@ def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Catego
             if name in one.names and not one.empty[one.names.index(name)]
         ]
         kinds.append(filled[0] if filled else described[0].categories[place])
-    return described[0].names, kinds
+    return described[0].names, kinds, origins
 
 
 def all_classes(described: Mapping[str, RowsDescription]) -> list[Category] | None:

@@ -32,7 +32,11 @@ def side_by_side(tables: Mapping[str, Table]) -> Table:
     if len(set(names)) < len(names):
         raise DataError("expected unique names of columns, got two that are the same as 'party.column'; rename a party")
     return Table(
-        schema=Schema(names, tuple(kind for table in tables.values() for kind in table.schema.categories)),
+        schema=Schema(
+            names,
+            tuple(kind for table in tables.values() for kind in table.schema.categories),
+            {f"{party}.{name}": of for party, table in tables.items() for name, of in table.schema.origins.items()},
+        ),
         columns=[column for table in tables.values() for column in table.columns],
         n_rows=next(iter(tables.values())).n_rows,
     )

@@ -84,7 +84,7 @@ from treaty.systems.fedxgb.secpred.routing import (
 )
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, holders_of, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
-from treaty.systems.horizontal.rows import Categories, schema_of
+from treaty.systems.horizontal.rows import Categories, Origins, schema_of
 from treaty.systems.sizes import MOST_COLUMNS
 from treaty.trees.objectives import Objective
 
@@ -131,6 +131,7 @@ class PredictionTerms(Message):
     classes: list[Category] | None
     max_queries: _AtLeastOne
     comparison: Comparison
+    origins: Origins = msgspec.field(default_factory=dict)
 
 
 class DealerTerms(Message):
@@ -203,6 +204,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         classes=forest.classes,
         max_queries=rules.max_queries,
         comparison=rules.comparison,
+        origins=part.schema.origins,
     )
     depth = max(depths)
     layout = layout_of(bins, np.ones(n_features, np.bool_))
@@ -482,4 +484,4 @@ def _outputs(terms: PredictionTerms, peer: str) -> int:
 
 
 def _bins(terms: PredictionTerms, peer: str) -> Bins:
-    return unpack_bins(terms.bins, schema_of(terms.names, terms.categories), MOST_BINS, peer)
+    return unpack_bins(terms.bins, schema_of(terms.names, terms.categories, terms.origins), MOST_BINS, peer)
