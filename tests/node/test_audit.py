@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from treaty.cli.main import app
+from treaty.node.keys.cards import fingerprint_of
+from treaty.node.keys.identity import load_own, make_keys, rotate, sign, trust
 from treaty.node.state import audit
 from treaty.node.state.audit import Head
 from treaty.node.state.store import Store
@@ -146,6 +149,7 @@ def node(tmp_path, monkeypatch):
     """Return the settings of a node whose log has `EVENTS`."""
     settings = tmp_path / "NODE.toml"
     settings.write_text('name = "bank"\n')
+    make_keys(tmp_path / "keys", "bank")
     monkeypatch.setenv("TREATY_NODE", str(settings))
     with Store(tmp_path / "state") as store:
         for event in EVENTS:
@@ -172,13 +176,13 @@ def test_entries_are_printed_to_be_read(node):
 
 def test_a_whole_log_and_heads_noted_are_said_to_be_so(node):
     with Store(node.parent / "state") as store:
-        store.note_head("clinic", 7, bytes(range(32)))
+        store.note_head("clinic", 7, bytes(range(32)), bytes(64))
         head = str(store.head())
     for more in ((), ("--head", head), ("--head", f"0:{bytes(32).hex()}")):
         done = run("verify", *more)
         assert done.exit_code == 0, done.output
         assert done.stdout.splitlines()[0].startswith("ok     the log is whole")
-        assert f"head   {head}\n" in done.stdout
+        assert re.search(rf"^head   {head}:[0-9a-f]{{128}}$", done.stdout, re.MULTILINE)
         assert f"told   the log of clinic had the head 7:{bytes(range(32)).hex()}" in done.stdout
 
 
@@ -197,7 +201,87 @@ def test_a_broken_log_ends_with_1_and_says_where(node):
     assert "WRONG  entry 6 is not the one that was noted" in done.stdout
 
 
-@pytest.mark.parametrize("head", ["7", "7:abc", "x:" + "0" * 64, "-1:" + "0" * 64])
+@pytest.mark.parametrize(
+    "head",
+    ["7", "7:abc", f"7:{'0' * 64}:{'0' * 126}", f"7:{'0' * 64}:{'0' * 128}:00", "x:" + "0" * 64, "-1:" + "0" * 64],
+)
 def test_a_head_that_is_none_is_refused(node, head):
     done = run("verify", "--head", head)
     assert "expected a number, a colon and 64 hexadecimal digits" in str(done.exception)
+
+
+def signed_head() -> str:
+    """Return the head as the command prints it, signed with the node's key."""
+    (line,) = [line for line in run("verify").stdout.splitlines() if line.startswith("head ")]
+    assert re.fullmatch(r"head   \d+:[0-9a-f]{64}:[0-9a-f]{128}", line)
+    return line.split()[1]
+
+
+def written_anew(store, events):
+    store._db.execute("DELETE FROM audit")
+    for event in events:
+        store.note(event)
+
+
+@pytest.mark.parametrize("kept", [0, 4, len(EVENTS)], ids=["all gone", "cut", "written anew from the start"])
+def test_a_signed_head_kept_elsewhere_shows_that_a_log_was_cut_or_written_anew(node, kept):
+    head = signed_head()
+    assert run("verify", "--head", head).stdout.startswith(
+        f"ok     the log is whole, and holds the entry {len(EVENTS)} that this node has signed"
+    )
+    with Store(node.parent / "state") as store:
+        if kept == len(EVENTS):
+            written_anew(store, [{**EVENTS[0], "who": "otto"}, *EVENTS[1:]])
+        else:
+            store._db.execute("DELETE FROM audit WHERE seq > ?", (kept,))
+    assert run("verify").exit_code == 0  # what the chain alone does not show
+    done = run("verify", "--head", head)
+    assert done.exit_code == 1
+    assert f"WRONG  entry {len(EVENTS)} is not the one that this node has signed" in done.stdout
+    if kept < len(EVENTS):  # and so where other entries were added since, up to the number of the head
+        with Store(node.parent / "state") as store:
+            for event in EVENTS:
+                store.note({**event, "again": True})
+        assert run("verify", "--head", head).exit_code == 1
+
+
+def test_heads_signed_before_the_keys_were_replaced_are_still_the_nodes(node):
+    head = signed_head()
+    rotate(node.parent / "keys", "bank")
+    assert run("verify", "--head", head).exit_code == 0
+    assert signed_head() != head
+
+
+def test_a_head_that_the_node_did_not_sign_is_none_of_its(node, tmp_path):
+    seq, digest, signature = signed_head().split(":")
+    make_keys(tmp_path / "thief", "bank")
+    thief = load_own(tmp_path / "thief", "bank")
+    right = audit.head_statement("bank", int(seq), bytes.fromhex(digest))
+    own = load_own(node.parent / "keys", "bank")
+    wrong = [
+        sign(thief, right).hex(),
+        sign(own, audit.head_statement("clinic", int(seq), bytes.fromhex(digest))).hex(),
+        sign(own, audit.head_statement("bank", int(seq) - 1, bytes.fromhex(digest))).hex(),
+        signature[:-1] + ("0" if signature[-1] != "0" else "1"),
+    ]
+    for other in wrong:
+        done = run("verify", "--head", f"{seq}:{digest}:{other}")
+        assert done.exit_code == 1
+        assert "is not signed with a key of this node" in done.stdout
+        assert "that this node has signed" not in done.stdout
+
+
+def test_of_peers_heads_those_are_marked_that_no_trusted_key_has_signed(node, tmp_path):
+    card = make_keys(tmp_path / "clinic", "clinic")
+    trust(node.parent / "keys", card, fingerprint_of(card))
+    digest = bytes(range(32))
+    signature = sign(load_own(tmp_path / "clinic", "clinic"), audit.head_statement("clinic", 7, digest))
+    for party in ("clinic", "shop"):
+        with Store(node.parent / "state") as store:
+            store.note_head(party, 7, digest, signature)
+    told = [line for line in run("verify").stdout.splitlines() if line.startswith("told ")]
+    plain = f"7:{digest.hex()}:{signature.hex()}"
+    assert told == [
+        f"told   the log of clinic had the head {plain}",
+        f"told   the log of shop had the head {plain} (signed with no key trusted now)",
+    ]

@@ -21,7 +21,7 @@ from treaty.node.network.notes import Back, Beat, Head, Hello, Note, Proposed, V
 ID = "ab" * 32
 EVERY = [
     Hello(VERSION, "shop", "1", bytes(16)),
-    Head(5, bytes(32)),
+    Head(5, bytes(32), bytes(64)),
     Proposed(b"{}" * 30, bytes(64)),
     Wanted(ID),
     View(job=ID, state="approved", reason="x", signed={"shop": bytes(64)}, count=3),
@@ -50,7 +50,7 @@ class Desk:
         return View(job=job, state="proposed")
 
     def head(self):
-        return Head(0, bytes(32))
+        return Head(0, bytes(32), bytes(64))
 
 
 class Bank:
@@ -239,7 +239,7 @@ def test_a_revoked_peer_that_does_not_read_is_hung_up_on_as_well(bank):
         msgspec.msgpack.encode(
             {"type": "view", "job": ID, "state": "queued", "signed": {f"{k}": bytes(64) for k in range(1001)}}
         ),
-        msgspec.msgpack.encode({"type": "head", "entry": 1, "digest": bytes(31)}),
+        msgspec.msgpack.encode({"type": "head", "entry": 1, "digest": bytes(31), "signature": bytes(64)}),
         msgspec.msgpack.encode({"type": "proposed", "proposal": bytes((256 << 10) + 1), "signature": bytes(64)}),
         msgspec.msgpack.encode(Beat()) + b"\0",
         b"\x81\xa4type\xa3\xed\xa0\x80",

@@ -9,9 +9,11 @@ import pytest
 from node.nodes import organisations
 from treaty.node import service
 from treaty.node.keys import cards
+from treaty.node.keys.identity import load_own, sign
 from treaty.node.network.notes import Head, Hello
 from treaty.node.rules.settings import load_settings
 from treaty.node.service import NOTED_EVERY, Node
+from treaty.node.state.audit import head_statement
 
 HELLO = Hello(1, "shop", "0.1", bytes(16))
 
@@ -63,12 +65,29 @@ def test_one_peers_coming_and_going_hides_no_others(node, clock):
 
 
 def test_heads_that_do_not_fit_are_noted_once_an_hour(node, clock):
-    node._heard("shop", None, Head(1000, bytes(32)))
-    for entry in range(500):
-        node._heard("shop", None, Head(entry, bytes(32)))
+    shop = load_own(node.folder.parent.parent / "shop" / "keys", "shop")
+    heads = [Head(entry, bytes(32), sign(shop, head_statement("shop", entry, bytes(32)))) for entry in range(501)]
+    for head in (heads[-1], *heads):
+        node._heard("shop", None, head)
     (event,) = noted(node)
     assert event["what"] == "audit log of a peer"
     assert "was cut" in event["why"]
+    assert event["head"] == f"0:{bytes(32).hex()}:{heads[0].signature.hex()}"  # which shop cannot deny
+
+
+def test_a_head_that_its_sender_did_not_sign_is_not_kept(node, clock):
+    lab = load_own(node.folder.parent.parent / "lab" / "keys", "lab")
+    for signature in (bytes(64), *(sign(lab, head_statement(of, 9, bytes(32))) for of in ("shop", "lab"))):
+        node._heard("shop", None, Head(9, bytes(32), signature))
+    assert node.store.heads() == {}
+    (event,) = noted(node)
+    assert "sent a head of its audit log that its key has not signed" in event["why"]
+
+
+def test_what_a_node_tells_of_its_log_is_signed_with_its_key(node):
+    head, card = node.head(), node.jobs.own.card
+    assert (head.entry, head.digest) == (node.store.head().seq, node.store.head().digest)
+    assert cards.verify(card, head.signature, head_statement("bank", head.entry, head.digest))
 
 
 @pytest.mark.parametrize(("days", "words"), [(59, "the certificate of bank ends on"), (-1, "ended on"), (61, "")])

@@ -129,12 +129,12 @@ def test_since_when_a_peer_is_up_or_down(store):
 
 
 def test_a_peer_whose_audit_log_was_cut_or_written_anew_is_noticed(store):
-    assert store.note_head("clinic", 3, b"three") == ""
-    assert store.note_head("clinic", 3, b"three") == ""
-    assert store.note_head("clinic", 9, b"nine") == ""
-    assert "had 9 entries and now has 8" in store.note_head("clinic", 8, b"eight")
-    assert "has another entry 9" in store.note_head("clinic", 9, b"new")
-    assert store.heads() == {"clinic": Head(9, b"nine")}
+    assert store.note_head("clinic", 3, b"three", b"s3") == ""
+    assert store.note_head("clinic", 3, b"three", b"s3") == ""
+    assert store.note_head("clinic", 9, b"nine", b"s9") == ""
+    assert "had 9 entries and now has 8" in store.note_head("clinic", 8, b"eight", b"s8")
+    assert "has another entry 9" in store.note_head("clinic", 9, b"new", b"s")
+    assert store.heads() == {"clinic": Head(9, b"nine", b"s9")}
 
 
 def test_file_and_folder_are_the_owners_alone(store, tmp_path):

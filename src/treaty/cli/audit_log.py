@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,10 @@ import typer
 from rich.console import Console
 
 from treaty.errors import ConfigError
+from treaty.node.keys.cards import verify as verify_signature
+from treaty.node.keys.identity import has_signed, load_own, sign, trusted
 from treaty.node.rules.settings import load_settings
-from treaty.node.state.audit import Entry, Head
+from treaty.node.state.audit import Entry, Head, head_statement
 from treaty.node.state.store import Store
 
 audit_log = typer.Typer(help="What this node did and why, and whether the log of it is whole.", no_args_is_help=True)
@@ -40,7 +43,7 @@ def show(
 @audit_log.command()
 def verify(
     head: Annotated[
-        str, typer.Option(metavar="SEQ:HEX", help="A head of this log that was noted elsewhere, by a peer, say.")
+        str, typer.Option(metavar="SEQ:HEX[:SIGNATURE]", help="A head of this log that a peer, say, has noted.")
     ] = "",
     node: Node = Path("node.toml"),
 ) -> None:
@@ -48,35 +51,53 @@ def verify(
 
     Every entry is bound to all before it, so a change is found, and an entry that is missing or was moved among
     others. Whoever can write the file can also write all of it anew, or take the newest entries away: only heads that
-    others have noted show that. This prints the log's head, for others to note, and the heads that peers have told
-    this node, for them to ask for.
+    others have noted show that. This prints the log's head, signed with the node's key, for others to note, and the
+    heads that peers have told this node, with their signatures, for them to ask for. A signature shows whose head it
+    is, not that there was no other log.
     """
-    told = _read_head(head) if head else None
-    with Store(load_settings(node).folder, create=False) as store:
+    settings, told = load_settings(node), _read_head(head) if head else None
+    keys, cards = load_own(settings.keys, settings.name), trusted(settings.keys)
+    with Store(settings.folder, create=False) as store:
         faults, own, heads = store.verify_audit(), store.head(), store.heads()
-        if told is not None and not store.holds(told):
-            faults.append(f"entry {told.seq} is not the one that was noted: entries were removed, or written anew")
+        held = told is None or store.holds(told)
+    own = replace(own, signature=sign(keys, _statement(settings.name, own)))
+    said = "that was noted"
+    if told is not None and told.signature:
+        if has_signed(settings.keys, settings.name, told.signature, _statement(settings.name, told)):
+            said = "that this node has signed"
+        else:
+            faults.append(f"the head given, of entry {told.seq}, is not signed with a key of this node")
+    if told is not None and not held:
+        faults.append(f"entry {told.seq} is not the one {said}: entries were removed, or written anew")
     for fault in faults:
         _print(f"WRONG  {fault}")
     if not faults:
-        noted = f", and holds the entry {told.seq} that was noted" if told else ""
-        _print(f"ok     the log is whole{noted}")
+        _print("ok     the log is whole" + (f", and holds the entry {told.seq} {said}" if told else ""))
     _print(f"head   {own}")
     for party, theirs in heads.items():
-        _print(f"told   the log of {party} had the head {theirs}")
+        card = cards.get(party)
+        known = card is not None and verify_signature(card, theirs.signature, _statement(party, theirs))
+        _print(f"told   the log of {party} had the head {theirs}{'' if known else ' (signed with no key trusted now)'}")
     if faults:
         raise typer.Exit(1)
 
 
 def _read_head(text: str) -> Head:
-    seq, _, digest = text.strip().partition(":")
+    seq, *digests = text.strip().split(":")
     try:
-        told = Head(int(seq), bytes.fromhex(digest))
-    except ValueError:
+        told = Head(int(seq), *map(bytes.fromhex, digests))
+    except (ValueError, TypeError):
         told = Head(0, b"")
-    if len(told.digest) != 32 or told.seq < 0:
-        raise ConfigError(f"expected a number, a colon and 64 hexadecimal digits, got {text!r} - at --head")
+    if len(told.digest) != 32 or len(told.signature) not in (0, 64) or told.seq < 0:
+        raise ConfigError(
+            f"expected a number, a colon and 64 hexadecimal digits, and of a signed head a colon and 128 more, got "
+            f"{text!r} - at --head"
+        )
     return told
+
+
+def _statement(owner: str, head: Head) -> bytes:
+    return head_statement(owner, head.seq, head.digest)
 
 
 def _lines(entry: Entry) -> list[str]:

@@ -23,14 +23,16 @@ from treaty.files import write_whole
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, counted, decide, follow_up, most_answered, over, pause_after, worn_out
 from treaty.node.jobs import Jobs
-from treaty.node.keys.cards import near_their_end
-from treaty.node.keys.identity import load_own
+from treaty.node.keys.cards import near_their_end, verify
+from treaty.node.keys.identity import load_own, sign
 from treaty.node.network.door import Door
 from treaty.node.network.exchange import Conversation, Exchange
 from treaty.node.network.notes import Back, Head, Hello, Note, Proposed, View, Wanted
 from treaty.node.playing.runner import LAST_WORDS, Process, order_of
 from treaty.node.playing.worker import Event
 from treaty.node.rules.settings import Settings
+from treaty.node.state import audit
+from treaty.node.state.audit import head_statement
 from treaty.node.state.job_files import clear_checkpoints, keeps_part, log_of
 from treaty.node.state.store import FINAL, Store
 
@@ -95,7 +97,8 @@ class Node:
     def head(self) -> Head:
         """See `exchange.Desk`."""
         newest = self.store.head()
-        return Head(newest.seq, newest.digest)
+        signature = sign(self.jobs.own, head_statement(self.name, newest.seq, newest.digest))
+        return Head(newest.seq, newest.digest, signature)
 
     def view(self, job: str) -> View:
         """See `exchange.Desk`."""
@@ -227,9 +230,14 @@ class Node:
                 at = self.jobs.standings.get(job)
                 if at is not None and peer in at.job.parties:
                     self.door.dial_back(peer, token, job)
-            case Head(entry=entry, digest=digest):
-                fault = self.store.note_head(peer, entry, digest)
-                if fault and self._note_of(peer, {"what": "audit log of a peer", "why": fault}):
+            case Head(entry=entry, digest=digest, signature=signature):
+                card = self.jobs.trusted().get(peer)
+                if card is None or not verify(card, signature, head_statement(peer, entry, digest)):
+                    fault, signature = f"{peer} sent a head of its audit log that its key has not signed", b""
+                else:
+                    fault = self.store.note_head(peer, entry, digest, signature)
+                told = {"head": str(audit.Head(entry, digest, signature))}  # signed, it is evidence
+                if fault and self._note_of(peer, {"what": "audit log of a peer", "why": fault, **told}):
                     logger.warning("%s", fault)
 
     def _note_of(self, peer: str, event: dict[str, Any]) -> bool:

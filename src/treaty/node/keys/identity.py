@@ -47,6 +47,7 @@ from treaty.node.keys.cards import (
     replaces,
     sign_content,
     states_key,
+    verify,
 )
 
 _PRIVATE = ("key.pem", "sign.pem")  # mode 0600
@@ -239,6 +240,13 @@ def revoke(folder: str | Path, name: str) -> None:
 def sign(own: Own, content: bytes) -> bytes:
     """Sign with an organisation's signing key."""
     return sign_content(own.signing, content)
+
+
+def has_signed(folder: str | Path, name: str, signature: bytes, content: bytes) -> bool:
+    """Tell whether an organisation whose keys are in a folder has signed `content`, by its keys of today or before."""
+    old = Path(folder, "old").glob(f"{name}.*.card")
+    cards = [own_cards(folder).get(name), *(read_card(file, today=False) for file in old)]
+    return any(verify(card, signature, content) for card in cards if card is not None and card.name == name)
 
 
 def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] | None = None) -> Card:

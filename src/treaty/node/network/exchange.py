@@ -33,7 +33,7 @@ from treaty.node.network.notes import Back, Beat, Head, Hello, Note, Proposed, V
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of what nodes say; both must have the same."""
 TALK = "treaty.Node"
 LONGEST_PAUSE = 15.0
@@ -73,7 +73,7 @@ class Desk(Protocol):
         """Return how a job stands here."""
 
     def head(self) -> Head:
-        """Return the newest entry of the audit log."""
+        """Return the newest entry of the audit log, signed."""
 
 
 class Conversation:

@@ -20,7 +20,7 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
-    """The first note of each: who speaks, which version, and the newest entry of its audit log."""
+    """The first note of each: who speaks, and which version."""
 
     version: int
     name: Name
@@ -29,10 +29,11 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="head"):
-    """The newest entry of the sender's audit log, which the receiver remembers."""
+    """The newest entry of the sender's audit log, which the receiver remembers, signed as `audit.head_statement`."""
 
     entry: Count
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    signature: Signature
 
 
 class Proposed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proposed"):

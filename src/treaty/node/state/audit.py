@@ -6,9 +6,10 @@ time and event. So an entry that was changed, or removed or moved among others, 
 all; `faults` compares the two.
 
 What a chain does not show: whoever may write the file can write it anew from any entry on, with new digests, or take
-away its newest entries. Only heads that others were told bind its owner: an entry's number and digest, kept by somebody
-else, hold that entry and all before it (`holds`). Nor does a log show that what it says is true, only that it was not
-changed later.
+away its newest entries. Only heads that others keep bind its owner: an entry's number and digest hold that entry and
+all before it (`holds`). The owner's signature of a head (`head_statement`) shows whose head it is, so that the owner
+cannot deny it later; it does not show that there was no other log beside it. Nor does a log show that what it says is
+true, only that it was not changed later.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Head:
-    """The newest entry of a log, by number and digest, which stand for all before it; number 0 where there is none."""
+    """The newest entry of a log, by number and digest, which stand for all before it; number 0 where there is none.
+
+    `signature` is the log's owner's, over `head_statement`; empty where the head was not signed.
+    """
 
     seq: int
     digest: bytes
+    signature: bytes = b""
 
     def __str__(self) -> str:
-        return f"{self.seq}:{self.digest.hex()}"
+        return f"{self.seq}:{self.digest.hex()}{':' * bool(self.signature)}{self.signature.hex()}"
 
 
 def canonical(event: Mapping[str, Any]) -> str:
@@ -59,6 +64,11 @@ def digest_of(previous: bytes, seq: int, time: bytes, event: bytes) -> bytes:
     """Return an entry's digest; `time` and `event` as the bytes that are kept, in which no quote needs escaping."""
     text = b'{"event":' + event + b',"seq":' + str(seq).encode() + b',"time":"' + time + b'"}'
     return hashlib.sha256(previous + text).digest()
+
+
+def head_statement(owner: str, seq: int, digest: bytes) -> bytes:
+    """Return what the owner of a log signs of its head."""
+    return b"\0".join([b"treaty audit head 1", owner.encode(), str(seq).encode(), digest])
 
 
 def head(db: sqlite3.Connection) -> Head:
@@ -130,4 +140,4 @@ def faults(db: sqlite3.Connection) -> list[str]:
 def holds(db: sqlite3.Connection, told: Head) -> bool:
     """Tell whether a head that was noted elsewhere is an entry of this log."""
     row = db.execute("SELECT digest FROM audit WHERE seq = ?", (told.seq,)).fetchone()
-    return told == Head(0, FIRST) if row is None else bool(row[0] == told.digest)
+    return bool((told.seq, told.digest) == (0, FIRST) if row is None else row[0] == told.digest)

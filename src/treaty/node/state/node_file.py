@@ -18,7 +18,7 @@ from treaty.errors import ConfigError
 from treaty.node.state import audit
 
 FILE = "node.db"
-VERSION = 3
+VERSION = 4
 
 _WAIT = 30.0  # seconds for other processes to release the database, which takes milliseconds
 _TABLES = (
@@ -32,7 +32,8 @@ _TABLES = (
     """CREATE TABLE commands (seq INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL,
     command TEXT NOT NULL, argument BLOB NOT NULL, time REAL NOT NULL, done INTEGER NOT NULL)""",
     "CREATE TABLE seen (party TEXT PRIMARY KEY, up INTEGER NOT NULL, since REAL NOT NULL, said TEXT NOT NULL)",
-    "CREATE TABLE heads (party TEXT PRIMARY KEY, seq INTEGER NOT NULL, digest BLOB NOT NULL, time REAL NOT NULL)",
+    """CREATE TABLE heads (party TEXT PRIMARY KEY, seq INTEGER NOT NULL, digest BLOB NOT NULL,
+    signature BLOB NOT NULL, time REAL NOT NULL)""",
     *audit.TABLES,
 )
 _MADE = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"

@@ -248,8 +248,8 @@ class Store(NodeFile):
         with self._translated(), self._lock:
             return audit.holds(self._db, told)
 
-    def note_head(self, party: str, seq: int, digest: bytes) -> str:
-        """Keep the head that a peer tells of its own audit log; heads are given in the order in which they are told.
+    def note_head(self, party: str, seq: int, digest: bytes, signature: bytes) -> str:
+        """Keep a peer's head of its own audit log, of which the signature was checked, in the order of their coming.
 
         Returns "", or what shows that the peer's log was cut or written anew; the head told before is then kept.
         """
@@ -262,13 +262,15 @@ class Store(NodeFile):
             if old is not None and seq == old[0] and digest != old[1]:
                 return f"the audit log of {party} has another entry {seq} than it had: it was written anew"
             if old is None or seq > old[0]:
-                db.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?)", (party, seq, digest, time.time()))
+                db.execute(
+                    "INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?, ?)", (party, seq, digest, signature, time.time())
+                )
         return ""
 
     def heads(self) -> dict[str, Head]:
         """Return the newest head that each peer has told of its own audit log."""
-        rows = self._read("SELECT party, seq, digest FROM heads ORDER BY party")
-        return {party: Head(seq, digest) for party, seq, digest in rows}
+        rows = self._read("SELECT party, seq, digest, signature FROM heads ORDER BY party")
+        return {party: Head(*head) for party, *head in rows}
 
     def set_peer(self, party: str, up: bool, said: str = "") -> bool:
         """Keep whether a peer is connected; True where it was not known or was otherwise."""
