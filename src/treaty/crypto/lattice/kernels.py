@@ -30,6 +30,7 @@ from treaty.crypto.lattice.lanes import (
     inverse_far,
     multiply_lanes,
 )
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits
 from treaty.crypto.lattice.transform import Tables
 
 Residues = NDArray[np.uint32]
@@ -310,3 +311,11 @@ def _dots(
     for i in range(first, stop):
         for j in range(len(b)):
             out[i, j] = dot(a[rows[i]], 0, b[j], 0, len(b[j]))
+
+
+def reduced(numbers: NDArray[np.int64]) -> Digits:
+    """Return numbers modulo q', (..., D), from digits of any size: carries go up, that of the last is left out."""
+    out = numbers.copy()
+    for d in range(out.shape[-1] - 1):
+        out[..., d + 1] += out[..., d] >> DIGIT_BITS
+    return (out & (1 << DIGIT_BITS) - 1).astype(np.uint16)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from treaty.crypto.additive.montgomery import aligned
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice import kernels
+from treaty.crypto.lattice.kernels import reduced
 from treaty.crypto.lattice.lanes import WORDS
 from treaty.crypto.lattice.matrix import SecretMatrix
-from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters, reduced
+from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters
 from treaty.crypto.lattice.sampling import errors, flood, public_transforms, ternary
 from treaty.crypto.lattice.transform import Residues, shoup_quotients, tables
 from treaty.errors import CryptoError

@@ -167,7 +167,7 @@ def choose(
             if min(primes) > entries and narrow.flood_bits > 1 and narrow.leak(squares) <= LEAK_IF_NARROWED:
                 return narrow
         return found
-    raise _too_large(message_bits, weight)
+    raise _too_large(message_bits, weight, 'fractional_bits, or take encryption="ou"')
 
 
 @cache
@@ -184,19 +184,10 @@ def choose_masked(message_bits: int, weight: int, entries: int, spare: int = 0) 
             scaled = -(-(found.noise << DIGIT_BITS * found.digits) // found.modulus) + found.rounding
             if scaled < 1 << found.noise_bits and len(primes) == count and min(primes) > entries:
                 return found
-    raise _too_large(message_bits, weight)
+    raise _too_large(message_bits, weight, "fractional_bits or weights")
 
 
-def _too_large(message_bits: int, weight: int) -> CryptoError:
+def _too_large(message_bits: int, weight: int, remedy: str) -> CryptoError:
     return CryptoError(
-        f"sums of {message_bits} bits over rows of weight {weight} are too large for the lattice map - lower "
-        'fractional_bits, or take encryption="ou"'
+        f"sums of {message_bits} bits over rows of weight {weight} are too large for the lattice map - lower {remedy}"
     )
-
-
-def reduced(numbers: NDArray[np.int64]) -> Digits:
-    """Return numbers modulo q', (..., D), from digits of any size: carries go up, that of the last is left out."""
-    out = numbers.copy()
-    for d in range(out.shape[-1] - 1):
-        out[..., d + 1] += out[..., d] >> DIGIT_BITS
-    return (out & (1 << DIGIT_BITS) - 1).astype(np.uint16)

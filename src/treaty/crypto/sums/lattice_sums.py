@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.arrays import NewHint
+from treaty.crypto.lattice.kernels import reduced
 from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer, PartialSums
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
@@ -45,7 +46,6 @@ from treaty.crypto.lattice.parameters import (
     Parameters,
     choose,
     choose_masked,
-    reduced,
 )
 from treaty.crypto.lattice.sampling import uniform_digits
 from treaty.crypto.lattice.store import HintStore, Reservation
