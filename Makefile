@@ -85,7 +85,7 @@ MEASURED := pooled_speed prediction_speed shap_speed alignment_speed cipher_spee
     secureboost_exact_sums exact_sums_grid gradient_audit secpred_queries histogram_inversion smm_attacks \
     fedxgboost_ldp logistic_calibration logistic_attacks large_tables estimates faults mutations
 bench: $(STAMP)
-	$(BIN)/treaty bench run all --again
+	$(BIN)/python benchmarks/bench.py run all --again
 	for each in $(MEASURED); do $(BIN)/python benchmarks/$$each.py || exit 1; done
 	$(BIN)/python benchmarks/federboost_horizontal.py --noise --link --namespaces
 	$(BIN)/python benchmarks/fedxgb.py --tree

@@ -12,7 +12,7 @@ much the process's memory grew at its peak, all parties' together; "MB" is what 
 round trips wait for one another. A job that takes too long on all rows has "train rows" fewer. "others' cores" is how
 busy other processes kept the machine meanwhile: seconds are worth less there.
 
-`results/league.csv` has the rows, `docs/league.svg` the picture, `docs/results.md` (`treaty bench table`) both tables:
+`results/league.csv` has the rows, `docs/league.svg` the picture, `docs/results.md` (`bench.py table`) both tables:
 `peers.csv`, which is kept by hand with its sources, has what other projects' programs took in other settings. Jobs may
 be named (`league.py sealed dealer`: parts of their names): their rows take the place of earlier ones. `--draw`: the
 picture alone. About 40 minutes; `--quick`: Default of Credit Card Clients, 2,000 rows and two trees, two minutes.

@@ -41,7 +41,6 @@ _COMMANDS = {
     "begin-anew": ("spent", None),
     "audit-gradients": ("audit_gradients", None),
     "keys": ("keys", None),
-    "bench": ("bench", None),
     "node": ("node", _OF_NODES),
     "submit": ("node", _OF_NODES),
     "jobs": ("node", _OF_NODES),

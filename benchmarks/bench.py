@@ -1,4 +1,7 @@
-"""``treaty bench``: what was published, repeated, and how far it was reached."""
+"""What was published, repeated, and how far it was reached.
+
+`python benchmarks/bench.py list` names all, `run NAME` or `run all` repeats them, `table` prints docs/results.md.
+"""
 
 from __future__ import annotations
 
@@ -23,84 +26,55 @@ from rich.markup import escape
 from rich.table import Table
 
 import treaty
-from treaty.cli.published import (
-    Experiment,
-    Run,
-    bar_of,
-    look_up,
-    page,
-    read_experiments,
-    read_runs,
-    verdict,
-)
-from treaty.errors import ConfigError
+from published import Experiment, Run, bar_of, look_up, page, read_experiments, read_runs, verdict
+from treaty.errors import ConfigError, TreatyError
+from treaty.signals import ended_by_signals
 
-bench = typer.Typer(
+app = typer.Typer(
     help="""Repeat what papers published of the systems here, and see how far it is reached.
 
     Every published table or figure is an entry of benchmarks/published.toml: a script, data, seeds, the published
     numbers and what ours have to keep. `list` shows them with their verdicts, `run` repeats some or all, `table` prints
-    the page docs/results.md. Scripts and results are in a checkout of Treaty, not in the installed package.""",
+    the page docs/results.md.""",
     no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 console = Console()
 
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--folder", envvar="TREATY_BENCHMARKS", help="The benchmarks. By default those of the checkout that one is in."
-    ),
-]
+HERE = Path(__file__).resolve().parent
+
+Folder = Annotated[Path, typer.Option("--folder", help="The folder of published.toml, scripts and results.")]
 
 
-def folder_of(given: Path | None) -> Path:
-    """Return the folder of benchmarks: the one given, that of this checkout, or that of the current directory.
-
-    ConfigError where there is none.
-    """
-    checkout = Path(treaty.__file__).resolve().parents[2] / "benchmarks"
-    here = [above / "benchmarks" for above in (Path.cwd(), *Path.cwd().parents)]
-    looked = [given] if given else [*here, checkout]
-    for folder in looked:
-        if (folder / "published.toml").is_file():
-            return folder
-    raise ConfigError(
-        f"expected benchmarks/published.toml, got no such file - at {given or Path.cwd()}. The benchmarks are not in "
-        "the installed package: clone the repository, install it there with `pip install -e . --group dev`, and call "
-        "this command in it, or name the folder with --folder"
-    )
-
-
-@bench.command(name="list")
-def show_list(folder: Folder = None) -> None:
+@app.command(name="list")
+def show_list(folder: Folder = HERE) -> None:
     """List what can be repeated: name, table or figure, minutes of a full run, and the verdict of kept results."""
-    at = folder_of(folder)
     table = Table("name", "shows", "minutes", "kept results", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
-    for of in read_experiments(at / "published.toml"):
-        kept = verdict([look_up(figure, at / "results") for figure in of.figures]).replace("**", "")
+    for of in read_experiments(folder / "published.toml"):
+        kept = verdict([look_up(figure, folder / "results") for figure in of.figures]).replace("**", "")
         table.add_row(of.name, of.shows, f"{of.minutes:g}", kept)
     console.print(table)
 
 
-@bench.command()
-def table(folder: Folder = None) -> None:
+@app.command()
+def table(folder: Folder = HERE) -> None:
     """Print docs/results.md, from the results at hand: ours beside the published numbers, with verdicts.
 
-    `treaty bench table > docs/results.md` brings the page up to date after a full run.
+    `python benchmarks/bench.py table > docs/results.md` brings the page up to date after a full run.
     """
-    at = folder_of(folder)
-    typer.echo(page(read_experiments(at / "published.toml"), at / "results"), nl=False)
+    typer.echo(page(read_experiments(folder / "published.toml"), folder / "results"), nl=False)
 
 
-@bench.command()
+@app.command()
 def run(
-    names: Annotated[list[str], typer.Argument(help="Names as in `treaty bench list`, or all.")],
+    names: Annotated[list[str], typer.Argument(help="Names that `list` shows, or all.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer rows, trees and repetitions: all in 10 minutes on two cores.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Run also what has results of this version already.")] = False,
-    folder: Folder = None,
+    folder: Folder = HERE,
 ) -> None:
     """Repeat published tables and figures, and print ours beside them.
 
@@ -112,24 +86,23 @@ def run(
     Data is looked for in $TREATY_DATA, then beside the checkout in shared/data; what lacks it is skipped. Ends with 0
     where no script failed, with 1 where one did. Whether a published figure is reached does not change that.
     """
-    at = folder_of(folder)
-    known = {of.name: of for of in read_experiments(at / "published.toml")}
+    known = {of.name: of for of in read_experiments(folder / "published.toml")}
     unknown = sorted(set(names) - {"all", *known})
     if unknown:
-        raise ConfigError(f"expected names of `treaty bench list`, or all, got {', '.join(unknown)}")
+        raise ConfigError(f"expected names that `list` shows, or all, got {', '.join(unknown)}")
     chosen = [of for name, of in known.items() if name in names or "all" in names]
-    results = at / "results" / "quick" if quick else at / "results"
+    results = folder / "results" / "quick" if quick else folder / "results"
     done: dict[str, str] = {}  # by command: how it ended
     for place, of in enumerate(chosen, 1):
         console.print(f"[bold]{of.name}[/] ({place} of {len(chosen)}): {escape(of.paper)}, {escape(of.shows)}")
         for command in of.commands(quick=quick):
             if command in done:
                 console.print(f"  {escape(command)}: {done[command]}, above")
-            elif not again and _up_to_date(command, of, at, results):
+            elif not again and _up_to_date(command, of, folder, results):
                 done[command] = "up to date"
                 console.print(f"  {escape(command)}: up to date (--again runs it all the same)")
             else:
-                done[command] = _play(command, at, results)
+                done[command] = _play(command, folder, results)
         _print_figures(of, results, quick=quick)
     failed = [command for command, ended in done.items() if ended.startswith("failed")]
     skipped = [command for command, ended in done.items() if ended.startswith("skipped")]
@@ -179,7 +152,7 @@ def _play(command: str, at: Path, results: Path) -> str:
     script, *arguments = shlex.split(command)
     start = time.monotonic()
     with log.open("wb") as output, console.status(f"  {escape(command)}") as status:
-        process = subprocess.Popen(  # noqa: S603 - scripts of the checkout
+        process = subprocess.Popen(
             [sys.executable, str(at / script), *arguments], cwd=at.parent, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
@@ -209,7 +182,7 @@ def _last_line(log: Path) -> str:
 def _note(command: str, took: float, at: Path, results: Path) -> None:
     now = Run(
         command, datetime.date.today().isoformat(), f"{took:.0f}", treaty.__version__, versions(), digest(command, at),
-        "treaty bench",
+        "benchmarks/bench.py",
     )  # fmt: skip
     runs = {**read_runs(results), command: now}
     results.mkdir(parents=True, exist_ok=True)
@@ -224,3 +197,11 @@ def versions() -> str:
     packages = {distribution.name: distribution.version for distribution in metadata.distributions()}
     wanted = ("numpy", "numba", "scikit-learn", "xgboost", "xgboost-cpu", "lightgbm")
     return ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
+
+
+if __name__ == "__main__":
+    try:
+        with ended_by_signals():
+            app()
+    except TreatyError as error:
+        sys.exit(str(error))

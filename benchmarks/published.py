@@ -74,7 +74,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     name : str
-        As `treaty bench run` takes it.
+        As `bench.py run` takes it.
     paper, shows : str
         The paper, and which of its tables, figures or claims.
     section : str
@@ -132,7 +132,7 @@ class Run(msgspec.Struct, frozen=True):
     source : str
         Digest of the script, from which one sees whether it has changed since.
     noted : str
-        By whom: "treaty bench", or the commit that brought the results.
+        By what: "benchmarks/bench.py", or the commit that brought the results.
     """
 
     command: str
@@ -264,15 +264,15 @@ def verdict(found: Sequence[Found]) -> str:
 
 HEAD = """# Results: published tables and figures, ours beside them
 
-`treaty bench table` makes this page from `benchmarks/published.toml` and the CSV files in `benchmarks/results/`; a test
-checks that it is what they say. [Published experiments, repeated](experiments.md) tells how each was repeated, where
-ours differs in kind, and what is not repeated at all. `treaty bench run NAME` repeats one, `treaty bench list` has the
-names. The [league table](#league-table), the same job by every system, is at the end.
+`python benchmarks/bench.py table` makes this page from `benchmarks/published.toml` and the CSV files in
+`benchmarks/results/`; a test checks that it is what they say. [Published experiments, repeated](experiments.md) tells
+how each was repeated, where ours differs in kind, and what is not repeated at all. `bench.py run NAME` repeats one,
+`bench.py list` has the names. The [league table](#league-table), the same job by every system, is at the end.
 
 "Reached" is about what a repetition was to show, which stands with every figure; "reported" is a figure without such a
 bar, mostly a time, as the papers' machines are others. The first table has of every experiment its first figure, and
-the verdict on all of them. Dates, versions and machines are those of the results: where `treaty bench` has not noted
-them, of the commit that brought the results, and the versions in its constraints."""
+the verdict on all of them. Dates, versions and machines are those of the results: where `bench.py` has not noted them,
+of the commit that brought the results, and the versions in its constraints."""
 
 LEAGUE = """## League table
 
