@@ -179,7 +179,6 @@ class _Helper:
         self._thread.start()
 
     def offer(self, work: Work, first: int, last: int) -> None:
-        """Offer a part."""
         self._part, self._open = (work, first, last), True
         self._number += 2
         self._cells[_OFFERED] = self._number

@@ -59,7 +59,6 @@ class _Commands(TyperGroup):
     """The commands, each imported when it is asked for: all together take a second."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

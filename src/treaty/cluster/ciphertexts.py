@@ -60,7 +60,6 @@ class _OverCluster(AdditiveSumsServer):
         self._features = features
 
     def end_tree(self) -> None:
-        """See `SumsServer.end_tree`."""
         super().end_tree()
         self._forget()
 

@@ -46,7 +46,6 @@ class ClusterHistograms:
         return lambda output: cls(shards, "codes", offsets, len(codes), f" {output}")
 
     def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None:
-        """See `Histograms`."""
         self._features = features.copy()
         for what, values in (("grad", grad), ("hess", hess)):
             self._shards.keep(f"{what}{self._name}", values)
@@ -57,7 +56,6 @@ class ClusterHistograms:
             self._shards.drop(f"{what}{self._name}")
 
     def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers:
-        """See `Histograms`."""
         nodes = nodes_of(rows, starts, starts if firsts is None else firsts, self._n_rows)
         args = self._codes, self._name, self._offsets, self._features, len(starts) - 1, ByRows(nodes)
         return added_up(self._shards.each(bin_sums, *args))

@@ -55,7 +55,6 @@ class ClusterMapServer(LinearMapServer):
     def all_products(
         self, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """See `LinearMapServer.all_products`."""
         given = ByRows(words, axis=2, first=self._at + first)
         found = added_up(self._shards.each(vector_products, self._there, given, first, features, rows))
         return found % self.primes.astype(np.int64)
@@ -79,7 +78,6 @@ class ClusterLatticeServer(LatticeSumsServer):
         self._shards = shards
 
     def settle(self, seed: bytes, kept: bytes | None = None) -> None:
-        """See `LatticeSumsServer.settle`."""
         super().settle(seed, kept)
         self._map = over_cluster(self._shards, "bins", 0, self._map, self._threads)
 
@@ -92,7 +90,6 @@ class ClusterLatticeClient(LatticeSumsClient):
         self._shards = shards
 
     def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
-        """See `LatticeSumsClient.settle`."""
         super().settle(seed, kept)
         given = self._parameters, self._fields, seed, self._bounds.n_rows
         self._map = ClusterMapClient(self._shards, *given, threads=self._threads)
@@ -108,7 +105,6 @@ class ClusterMapClient(LinearMapClient):
         self._shards, self._given = shards, (parameters, fields, seed, length)
 
     def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
-        """See `LinearMapClient.query_of`."""
         return _ClusterQuery(self, self._shards, self._given, secrets, key)
 
 
@@ -122,7 +118,6 @@ class _ClusterQuery(EncryptedQuery):
         self._shards, self._given = shards, given
 
     def encrypt_from(self, before: int, vectors: Sequence[NDArray[np.int32]]) -> Residues:
-        """See `EncryptedQuery.encrypt_from`."""
         if before == 0:
             super().encrypt_from(0, [vector[:, :0] for vector in vectors])
         stacked = np.stack(vectors)

@@ -195,12 +195,10 @@ class RayShards:
     def keep(
         self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None, first: int = 0
     ) -> None:
-        """See `Shards`."""
         self._kept[name] = ByRows(array, 0, first, places)
         self._of_all(lambda number: self._give(number, name))
 
     def drop(self, name: str) -> None:
-        """See `Shards`."""
         self._kept.pop(name, None)
         self._of_all(lambda number: self._actors[number].call.remote("drop", name))
 

@@ -91,7 +91,6 @@ class ByRows:
     places: Sequence[NDArray[np.int64]] | None = None
 
     def of(self, number: int, count: int) -> NDArray[Any]:
-        """Return the rows of one worker."""
         if self.places is not None:
             return np.take(self.array, self.places[number], self.axis)
         if count == 1:

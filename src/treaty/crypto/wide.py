@@ -37,17 +37,14 @@ def from_ints(numbers: Sequence[int], words: int) -> Wide:
 
 
 def add(a: Wide, b: Wide) -> Wide:
-    """Return a + b."""
     return _with(_add, a, b)
 
 
 def subtract(a: Wide, b: Wide) -> Wide:
-    """Return a - b."""
     return _with(_subtract, a, b)
 
 
 def negative(a: Wide) -> Wide:
-    """Return -a."""
     return subtract(np.zeros_like(a), a)
 
 
@@ -97,7 +94,6 @@ def prefix_sums(a: Wide) -> Wide:
 
 
 def times(a: Wide, b: Wide) -> Wide:
-    """Return a b."""
     shape: tuple[int, ...] = np.broadcast_shapes(a.shape, b.shape)
     a, b, out = np.broadcast_to(a, shape).copy(), np.broadcast_to(b, shape).copy(), np.zeros(shape, np.uint64)
     digits = 2 * a.shape[-1]

@@ -61,12 +61,10 @@ class FileTable:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return self._rows if self._order is None else len(self._order)
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the columns, in order."""
         return list(self.schema.names)
 
     @property

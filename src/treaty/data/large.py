@@ -242,7 +242,6 @@ class Column:
         return np.frombuffer(content, self._dtype)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

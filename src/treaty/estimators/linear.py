@@ -460,7 +460,6 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return weights_of_classes(target, self.classes_, None, self.class_weight, weight)
 
     def _keep(self, parts: dict[str, LinearPart]) -> None:
-        """Set the fitted attributes that follow from the parts."""
         super()._keep(parts)
         holder = label_holder(parts.values())
         assert holder.intercept is not None

@@ -69,7 +69,6 @@ class Watch:
 
 
 def _line(at: int, history: Mapping[str, Mapping[str, list[float]]]) -> str:
-    """Return the line of a round."""
     values = [
         f"{name}-{metric}:{of[at]:.5f}"
         for name, metrics in history.items()

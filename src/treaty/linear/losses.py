@@ -100,7 +100,6 @@ def beyond_taylor(u: Floats) -> str | None:
 
 
 def warn_beyond_taylor(u: Floats) -> None:
-    """Warn as `beyond_taylor` says."""
     said = beyond_taylor(u)
     if said is not None:
         warn_user(said)

@@ -111,16 +111,13 @@ class GrpcChannel:
 
     @property
     def waits(self) -> bool:
-        """See `Channel.waits`."""
         return True
 
     @property
     def frame_bytes(self) -> int:
-        """See `Channel.frame_bytes`."""
         return FRAME_BYTES
 
     def refusal(self, sender: str, nbytes: int, frames: int) -> str | None:
-        """See `Channel.refusal`."""
         return self._credit.refusal(sender, nbytes, frames)
 
     @property
@@ -208,7 +205,6 @@ class GrpcChannel:
         self._credit.give_back(sender, nbytes)
 
     def is_up(self, peer: str) -> bool:
-        """See `Channel.is_up`."""
         return peer in self._links and self._links[peer].up.is_set()
 
     def close(self) -> None:

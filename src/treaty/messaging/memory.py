@@ -75,16 +75,13 @@ class MemoryChannel:
 
     @property
     def waits(self) -> bool:
-        """See `Channel.waits`."""
         return False
 
     @property
     def frame_bytes(self) -> None:
-        """See `Channel.frame_bytes`."""
         return None
 
     def refusal(self, sender: str, nbytes: int, frames: int) -> None:
-        """See `Channel.refusal`."""
         return None
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
@@ -111,7 +108,6 @@ class MemoryChannel:
         return self._own.get(timeout)
 
     def is_up(self, peer: str) -> bool:
-        """See `Channel.is_up`."""
         return peer in self._inboxes
 
     def mark_read(self, sender: str, nbytes: int) -> None:

@@ -80,7 +80,6 @@ class Standing:
 
     @cached_property
     def others(self) -> list[str]:
-        """All other parties."""
         return [party for party in self.job.parties if party != self.name]
 
     @cached_property

@@ -83,25 +83,20 @@ class Node:
     # what conversations ask and tell, from threads of theirs
 
     def met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
-        """See `exchange.Desk`."""
         self._put("met", peer, conversation, hello)
 
     def heard(self, peer: str, conversation: Conversation, note: Note) -> None:
-        """See `exchange.Desk`."""
         self._put("heard", peer, conversation, note)
 
     def left(self, peer: str, why: str) -> None:
-        """See `exchange.Desk`."""
         self._put("left", peer, why)
 
     def head(self) -> Head:
-        """See `exchange.Desk`."""
         newest = self.store.head()
         signature = sign(self.jobs.own, head_statement(self.name, newest.seq, newest.digest))
         return Head(newest.seq, newest.digest, signature)
 
     def view(self, job: str) -> View:
-        """See `exchange.Desk`."""
         return self.jobs.view(job)
 
     # the node's own thread

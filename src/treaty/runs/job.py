@@ -476,8 +476,6 @@ def _check_classifies(job: Job, where: str) -> None:
 
 
 def _absolute(job: Job, here: Path) -> Job:
-    """Return the job with absolute paths."""
-
     def absolute(name: str | None) -> str | None:
         return None if name is None else placed(here, name)
 

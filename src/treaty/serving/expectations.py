@@ -84,7 +84,6 @@ def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> 
 
 
 def _flat(root: _Node) -> Tree:
-    """Return a tree as arrays."""
     nodes = list(_by_level(root))
     numbers = np.cumsum([1, *(2 for node in nodes if node.children)])[:-1].tolist()  # of left children, in order
     is_split = np.array([node.children is not None for node in nodes])

@@ -36,7 +36,6 @@ def request_schema(service: Service) -> dict[str, Any]:
 
 
 def answer_schema(service: Service) -> dict[str, Any]:
-    """Return the JSON schema of an answer."""
     classes = service.model.classes
     kinds = {"number"} if classes is None else {_OF_TYPES[type(value)] for value in classes}
     row: dict[str, Any] = {"prediction": {"type": sorted(kinds)}}

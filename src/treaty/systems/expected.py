@@ -105,7 +105,6 @@ class Trees:
 
     @property
     def splits(self) -> int:
-        """Splits of a tree."""
         return sum(self.nodes)
 
     def growing(self, rows: int, columns: int) -> float:

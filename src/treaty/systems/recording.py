@@ -50,7 +50,6 @@ class Recording:
             self.nodes[owner].append(node)
 
     def note_sides(self, owner: str, rows: Int32s, left: Flags) -> None:
-        """Note the sides of rows at a split."""
         if self._fits(rows.nbytes + left.nbytes):
             self.sides.setdefault(owner, []).append((rows, left))
 

@@ -53,9 +53,9 @@ class SumsSource(Protocol):
 class BinSums(Protocol):
     """Adds up gradients over bins: `Histograms`, or a cluster."""
 
-    def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None: ...  # noqa: D102
-    def end_tree(self) -> None: ...  # noqa: D102
-    def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers: ...  # noqa: D102
+    def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None: ...
+    def end_tree(self) -> None: ...
+    def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers: ...
 
 
 MakeSums = Callable[[NDArray[np.uint8], Int32s], BinSums]
@@ -95,11 +95,9 @@ class ColumnSource:
         return Histograms(self.codes, self._columns, self.offsets, self._threads)
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        """See `SumsSource`."""
         self._histograms.start_tree(grad, hess, columns)
 
     def end_tree(self) -> None:
-        """See `SumsSource`."""
         self._histograms.end_tree()
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
@@ -107,7 +105,6 @@ class ColumnSource:
         self._sums = self._histograms.sums(*rows.places(level.asked, sampled=True))
 
     def sums(self) -> Integers:
-        """See `SumsSource`."""
         sums = self._sums
         del self._sums  # so large that the finder decides how long they live
         return sums
@@ -131,7 +128,6 @@ class ColumnSource:
         self._left = np.array(records, np.int32), left
 
     def left(self) -> tuple[Int32s, Flags]:
-        """See `SumsSource`."""
         return self._left
 
 
@@ -174,7 +170,6 @@ class SumsFinder:
         self._first_column = np.cumsum([0, *(len(source.categorical) for source in sources)])
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> Integers:
-        """See `SplitFinder`."""
         self.begin_tree(grad, hess, rows, columns)
         if rows is None:
             return np.array([grad.sum(), hess.sum(), len(grad)])
@@ -287,11 +282,9 @@ class SumsFinder:
                 self._hidden.update(pair)
 
     def leaf_rows(self, leaves: Int32s) -> tuple[Int32s, Integers]:
-        """See `SplitFinder`."""
         return self._rows.rows(leaves, sampled=False)
 
     def finish(self, tree: Tree, margins: Floats) -> None:
-        """See `SplitFinder`."""
         for source in self._sources.values():
             source.end_tree()
         self._parents.clear()  # not empty if the tree ended early

@@ -94,7 +94,6 @@ class Growth:
         self._divided.append((nodes, children, records, chosen))
 
     def tree(self) -> Tree:
-        """Return the tree."""
         return _tree(np.concatenate(self._totals), self._divided, self._rules)
 
 

@@ -176,7 +176,6 @@ class Splits:
         )
 
     def take(self, index: NDArray[np.intp]) -> Splits:
-        """Return the splits at `index`."""
         return Splits(*(getattr(self, name)[index] for name in Splits.__slots__))
 
     def spread(self, kept: Flags) -> Splits:

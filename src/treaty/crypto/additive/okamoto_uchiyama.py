@@ -100,7 +100,6 @@ class PublicKey:
         return key
 
     def to_payload(self) -> Payload:
-        """Return what `from_payload` reads."""
         numbers = to_words([self.n, self.g, self.h, *self._proof], self.modulus.words)
         return [numbers, np.array([self.subgroup_bits], np.int64)]
 

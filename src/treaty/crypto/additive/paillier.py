@@ -82,7 +82,6 @@ class PublicKey:
         return key
 
     def to_payload(self) -> Payload:
-        """Return what `from_payload` reads."""
         return [to_words([self.n, self.h, *self._proof], -(-self.n.bit_length() // 64)), np.empty(0, np.int64)]
 
 

@@ -52,13 +52,13 @@ class RandomisableKey(Protocol):
     """A public key: n, the modulus of its ciphertexts, its own base w of randomness and the length of r in w^r."""
 
     @property
-    def n(self) -> int: ...  # noqa: D102
+    def n(self) -> int: ...
     @property
-    def modulus(self) -> Modulus: ...  # noqa: D102
+    def modulus(self) -> Modulus: ...
     @property
-    def randomiser_base(self) -> int: ...  # noqa: D102
+    def randomiser_base(self) -> int: ...
     @property
-    def randomness_bits(self) -> int: ...  # noqa: D102
+    def randomness_bits(self) -> int: ...
 
 
 class KeyRandomness:
@@ -97,7 +97,6 @@ class Randomiser:
 
     @property
     def factor_bytes(self) -> int:
-        """Bytes of one factor."""
         return 8 * self._modulus.width
 
     def exponents(self, rows: int) -> Words:

@@ -74,7 +74,6 @@ class SecretMatrix:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return len(self.column_of_row)
 
     @property

@@ -111,7 +111,6 @@ def pack_plane(residues: Residues, width: int, out: Packed) -> None:
 
 @kernel
 def unpack_plane(packed: Packed, width: int, out: Residues) -> None:
-    """Undo `pack_plane`."""
     wide, last = np.uint64(width), np.uint64(len(packed) - 1)  # unsigned places need no look for negative ones
     mask = (np.uint64(1) << wide) - np.uint64(1)
     for i in range(np.uint64(len(out))):

@@ -70,7 +70,6 @@ class MaskedRows:
         return len(self.opened)
 
     def part(self, rows: slice) -> MaskedRows:
-        """Return some of the rows."""
         return MaskedRows(self.opened[rows], self.mask[rows])
 
 

@@ -33,17 +33,14 @@ _ZERO, _ONE, _LAST, _LOW6 = np.uint64(0), np.uint64(1), np.uint64(63), np.uint64
 
 
 def add(a: Words, b: Words) -> Words:
-    """Return a + b."""
     return _apply(_add_all, a, b)
 
 
 def subtract(a: Words, b: Words) -> Words:
-    """Return a - b."""
     return _apply(_subtract_all, a, b)
 
 
 def multiply(a: Words, b: Words) -> Words:
-    """Return a b."""
     return _apply(_multiply_all, a, b)
 
 

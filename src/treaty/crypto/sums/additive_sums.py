@@ -62,19 +62,19 @@ class AdditivePublicKey(RandomisableKey, Protocol):
     """A public key whose ciphertexts, packed Montgomery forms modulo `modulus`, multiply to those of sums."""
 
     @property
-    def plaintext_bits(self) -> int: ...  # noqa: D102
-    def to_payload(self) -> Payload: ...  # noqa: D102
+    def plaintext_bits(self) -> int: ...
+    def to_payload(self) -> Payload: ...
 
 
 class AdditivePrivateKey(Protocol):
     """A key that encrypts and decrypts many numbers at once."""
 
     @property
-    def public(self) -> AdditivePublicKey: ...  # noqa: D102
+    def public(self) -> AdditivePublicKey: ...
     @property
-    def secret_numbers(self) -> tuple[int, ...]: ...  # noqa: D102
-    def encrypt(self, messages: Words, threads: int) -> Words: ...  # noqa: D102
-    def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...  # noqa: D102
+    def secret_numbers(self) -> tuple[int, ...]: ...
+    def encrypt(self, messages: Words, threads: int) -> Words: ...
+    def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...
 
 
 class AdditiveSumsClient:

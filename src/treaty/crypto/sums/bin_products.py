@@ -41,7 +41,6 @@ class Items:
         return Items(self.source, self.index[taking], keys[taking], starts, self.nodes)
 
     def of_nodes(self, chosen: NDArray[np.bool_]) -> Items:
-        """Return the items of some of the nodes."""
         lengths = np.diff(self.starts)
         kept = np.repeat(chosen, lengths)
         starts = np.concatenate([[0], np.cumsum(lengths[chosen])])

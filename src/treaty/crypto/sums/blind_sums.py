@@ -98,7 +98,6 @@ class BlindSumsServer(AdditiveSumsServer):
         self._begin(features)
 
     def end_tree(self) -> None:
-        """See `SumsServer.end_tree`."""
         self._growing, self._there, self._held = False, 0, _NOTHING
 
     def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:

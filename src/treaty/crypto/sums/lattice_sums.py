@@ -352,7 +352,6 @@ class LatticeSumsServer(WholeTableServer):
 
     @property
     def spare(self) -> int:
-        """See `SumsServer.spare`."""
         return self._nodes - 1
 
     @property
@@ -433,7 +432,6 @@ class LatticeSumsServer(WholeTableServer):
         return self._nodes * self._adding.vectors
 
     def end_tree(self) -> None:
-        """See `SumsServer.end_tree`."""
         super().end_tree()
         self._adding = None
 

@@ -179,7 +179,6 @@ class TripleSumsServer(WholeTableServer):
         return len(piece[0])
 
     def end_tree(self) -> None:
-        """See `SumsServer.end_tree`."""
         super().end_tree()
         self._query = None
 

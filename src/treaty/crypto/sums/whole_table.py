@@ -89,7 +89,6 @@ class WholeTableServer:
         raise CryptoError("expected nothing more - at the start of a tree")
 
     def end_tree(self) -> None:
-        """See `SumsServer.end_tree`."""
         self._features = None
 
     def _growing(self) -> Index:

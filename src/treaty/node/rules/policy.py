@@ -72,7 +72,6 @@ class Facts:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return self._seen[0]
 
     @property

@@ -21,7 +21,6 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         self._next = self.loop.call_later(IDLE, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End with the connection."""
         self._next.cancel()
         super().connection_lost(exc)
 

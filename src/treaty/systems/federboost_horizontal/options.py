@@ -41,7 +41,6 @@ class FederBoostHorizontal(SystemOptions):
 
     @property
     def adds_noise(self) -> bool:
-        """Whether sums carry noise."""
         return self.epsilon_total is not None
 
     @property
@@ -50,7 +49,6 @@ class FederBoostHorizontal(SystemOptions):
         return self.epsilon_total is None
 
     def check(self, common: Any) -> None:
-        """Refuse options that do not go together."""
         refuse_goss(common)
         refuse_objectives(common)
         if self.epsilon_total is not None and common.subsample < 1.0:

@@ -50,7 +50,6 @@ class FederBoostVertical(SystemOptions):
         return dict.fromkeys(names, share)
 
     def check(self, common: Any) -> None:
-        """Refuse options that do not go together."""
         if self.epsilon is not None and self.epsilon_person is not None:
             raise ConfigError("expected epsilon (per value) or epsilon_person (per person, over columns), got both")
         if self.epsilon == math.inf and self.mode != "paper":

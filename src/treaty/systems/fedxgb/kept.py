@@ -54,7 +54,6 @@ class DomainFile:
         self._owner, self._model_id, self._standings = owner, model_id, standings
 
     def write(self, cohorts: Cohorts) -> None:
-        """Write the file."""
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)

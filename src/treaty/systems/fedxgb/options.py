@@ -110,7 +110,6 @@ class FedXGB(SystemOptions):
         return self.feature_sample / n_columns
 
     def check(self, common: Any) -> None:
-        """Refuse options that do not go together."""
         refuse_goss(common)
         refuse_objectives(common)
         check_consent(self)

@@ -86,7 +86,6 @@ class FedXGBoostLDP(SystemOptions):
         return not self.adds_noise
 
     def check(self, common: Any) -> None:
-        """Refuse options that do not go together."""
         labels = self.mechanism == "label_rr"
         if self.delta is not None and self.epsilon_total is None:
             raise ConfigError("delta goes with epsilon_total; give both or leave delta out")

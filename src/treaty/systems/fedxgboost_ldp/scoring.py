@@ -157,7 +157,6 @@ class ScoredColumns:
         self._party.send(self._peer, ScoredSplitRequest(Array.of(features)))
 
     def left(self) -> tuple[Int32, Bools]:
-        """See `SumsSource`."""
         peer, expected = self._peer, self._records + np.arange(self._n_splits, dtype=np.int32)
         left = np.empty(self._n_rows, np.bool_)
         for of, answer in take_rows(self._party, peer, self._n_rows, 1, ScoredSplitAnswer):
@@ -240,7 +239,6 @@ class ScoreSplits(ScoresFinder):
         return self._records
 
     def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
-        """See `SplitFinder`."""
         super().finish(tree, margins)
         self._left = np.zeros(0, np.bool_)
 

@@ -91,7 +91,6 @@ class Decider:
         return None if self._coordinator is None else self._coordinator.state()
 
     def resume(self, state: EpochState) -> None:
-        """Go on from a state."""
         if self._coordinator is not None and state.coordinator is not None:
             self._coordinator.resume(state.coordinator)
 

@@ -100,7 +100,6 @@ class SecureBoost(SystemOptions):
         return replace(self, sums="open" if accepted or why_unsealed(self.cipher, common) else "sealed")
 
     def why_open(self, common: Any) -> str:
-        """See `SystemOptions.why_open`."""
         return "" if self.mode == "paper" or self.allow_exact_sums else why_unsealed(self.cipher, common)
 
     @property
@@ -154,7 +153,6 @@ class SecureBoost(SystemOptions):
         return bool(self.he_inference)
 
     def check(self, common: Any) -> None:
-        """Refuse options that do not go together."""
         if common.goss and self.purity_guard is not None:
             raise ConfigError(
                 "goss and purity_guard contradict each other: goss's samples show passive parties the rows with large "

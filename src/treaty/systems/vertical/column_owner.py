@@ -96,9 +96,9 @@ class NamedSplits(Protocol):
     """A message that names splits: int32 features (k,), packed bits of bins left (k, 32)."""
 
     @property
-    def features(self) -> Array: ...  # noqa: D102
+    def features(self) -> Array: ...
     @property
-    def left_bins(self) -> Array: ...  # noqa: D102
+    def left_bins(self) -> Array: ...
 
 
 class SplitOwner:

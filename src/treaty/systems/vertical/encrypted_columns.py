@@ -160,15 +160,15 @@ class Recorded(Protocol):
     """A message with record numbers."""
 
     @property
-    def records(self) -> Array: ...  # noqa: D102
+    def records(self) -> Array: ...
 
 
 class Notes(Protocol):
     """What notes all that is sent, for an audit (`audit.record.ActiveRecord`)."""
 
-    def note(self, peer: str, message: Message) -> None: ...  # noqa: D102
-    def begin_tree(self, nonce: bytes) -> None: ...  # noqa: D102
-    def signature(self, peer: str) -> bytes: ...  # noqa: D102
+    def note(self, peer: str, message: Message) -> None: ...
+    def begin_tree(self, nonce: bytes) -> None: ...
+    def signature(self, peer: str) -> bytes: ...
 
 
 class EncryptedGradients:
@@ -310,15 +310,12 @@ class PassiveColumns:
             raise PeerProtocolError(peer, f"expected at most {MOST_SLOTS} slots - at BinLayout.offsets from {peer}")
 
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
-        """See `SumsSource`."""
         self.gradients.start_tree(self.peer, grad, hess, rows, columns)
 
     def end_tree(self) -> None:
-        """See `SumsSource`."""
         self._party.send(self.peer, TreeEnd() if self.notes is None else TreeEnd(self.notes.signature(self.peer)))
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        """See `SumsSource`."""
         self.gradients.ask(level, rows)
 
     def sums(self) -> Int64:
@@ -326,14 +323,12 @@ class PassiveColumns:
         return self.gradients.sums(self.peer)
 
     def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
-        """See `SumsSource`."""
         self._asked = rows, starts
         self._party.send(self.peer, SplitRequest(Array.of(features), Array.of(np.packbits(left_bins, axis=1))))
         if not self.by_column:
             send_nodes(self._party, self.peer, rows, starts, self._n_rows)
 
     def left(self) -> tuple[Int32, Bools]:
-        """See `SumsSource`."""
         return self._left_of_columns() if self.by_column else self._left_of_nodes()
 
     def _left_of_nodes(self) -> tuple[Int32, Bools]:

@@ -103,17 +103,14 @@ class WatchedColumns:
         self._note = note
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        """See `SumsSource`."""
         self._gradients = grad.copy(), hess.copy()
         self._parents: Integers | None = None
         self.columns.start_tree(grad, hess, rows, columns)
 
     def end_tree(self) -> None:
-        """See `SumsSource`."""
         self.columns.end_tree()
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        """See `SumsSource`."""
         followed = level.parent_index >= 0
         self._level, self._followed = level, followed
         members, starts = rows.rows(np.concatenate([level.asked, level.nodes[followed]]), sampled=True)
@@ -121,7 +118,6 @@ class WatchedColumns:
         self.columns.ask_sums(level, rows)
 
     def sums(self) -> Integers:
-        """See `SumsSource`."""
         asked = self.columns.sums()
         self._parents = complete_sums(self._level, asked, self._parents)
         for rows, sums in zip(self._rows, [*asked, *self._parents[self._followed]], strict=True):
@@ -129,11 +125,9 @@ class WatchedColumns:
         return asked
 
     def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
-        """See `SumsSource`."""
         self.columns.ask_left(features, left_bins, rows, starts)
 
     def left(self) -> tuple[Int32s, Flags]:
-        """See `SumsSource`."""
         return self.columns.left()
 
 

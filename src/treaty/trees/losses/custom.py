@@ -83,7 +83,6 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
         return replace(self, link=loss_at(self.objective).link)
 
     def check(self) -> None:
-        """See `FixedPointLoss`."""
         super().check()
         b = self.base_score
         if (self.link == "log" and b <= 0.0) or (self.link == "logistic" and not 0.0 < b < 1.0):
@@ -108,21 +107,17 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
 
     @property
     def clips(self) -> tuple[float, ...]:
-        """See `FixedPointLoss`."""
         return self.grad_clip, self.hess_scale
 
     def agreed(self, clips: Sequence[float], weight_bound: float) -> Self:
-        """See `FixedPointLoss`."""
         return replace(super().agreed(clips, weight_bound), hess_scale=clips[1])
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return 1.0
 
     @property
     def hess_clip(self) -> float:
-        """See `FixedPointLoss`."""
         return self.hess_scale
 
     @property
@@ -135,21 +130,18 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
 
     @property
     def base_margins(self) -> Floats:
-        """See `FixedPointLoss`."""
         b = self.base_score
         if self.link == "identity":
             return np.array([b])
         return np.array([math.log(b) if self.link == "log" else math.log(b / (1.0 - b))])
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         with np.errstate(over="ignore"):
             if self.link == "identity":
                 return margins
             return np.asarray(np.exp(margins) if self.link == "log" else 1.0 / (1.0 + np.exp(-margins)))
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         found = _ask(self.objective, "loss", margins[:, 0], y)
         each = _numbers(found, y.shape)
         if each is None:
@@ -159,7 +151,6 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
         return float(np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         found = _ask(self.objective, "gradients", margins[:, 0], y)
         several = isinstance(found, tuple | list) or getattr(found, "ndim", 0) > 0
         parts = list(found) if several and len(found) == 2 else [found]

@@ -301,13 +301,11 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
     leaf_limit: ClassVar[float] = LOG_ODDS_LIMIT
 
     def check(self) -> None:
-        """See `FixedPointLoss`."""
         super().check()
         if not 0.0 < self.base_score < 1.0:
             raise ConfigError(f"expected base_score between 0 and 1 for a classifier, got {self.base_score}")
 
     def label_bound(self, y: Floats) -> float:
-        """See `FixedPointLoss`."""
         return 1.0
 
     def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
@@ -321,25 +319,20 @@ class Logistic(FixedPointLoss, frozen=True, tag="logistic"):
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return 0.25
 
     @property
     def base_margins(self) -> Floats:
-        """See `FixedPointLoss`."""
         return np.array([math.log(self.base_score / (1.0 - self.base_score))])
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         return 1.0 / (1.0 + _odds(margins))
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         each = np.logaddexp(0.0, np.where(y > 0.5, -margins[:, 0], margins[:, 0]))
         return float(np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         _write_logistic(_odds(margins[:, 0]), y, *self.debiasing, scales, grad[0], hess[0])
         return 0
 
@@ -359,11 +352,9 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
 
     @classmethod
     def outputs(cls, n_classes: int) -> int:
-        """See `FixedPointLoss`."""
         return n_classes
 
     def label_bound(self, y: Floats) -> float:
-        """See `FixedPointLoss`."""
         return 1.0
 
     def tallies(self, y: Floats, weight: Floats | None, units: TallyUnits) -> Integers:
@@ -377,41 +368,33 @@ class Softmax(FixedPointLoss, frozen=True, tag="softmax"):
 
     @property
     def start(self) -> tuple[float, ...]:
-        """See `FixedPointLoss`."""
         return self.class_scores or (self.base_score,) * self.n_outputs
 
     def starting(self, start: Sequence[float]) -> Self:
-        """See `FixedPointLoss`."""
         return replace(super().starting(start), base_score=0.0, class_scores=tuple(start))
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return 0.5
 
     @property
     def xgboost_parameters(self) -> dict[str, Any]:
-        """See `FixedPointLoss`."""
         return {"softmax_multiclass_param": {"num_class": str(self.n_outputs)}}
 
     @property
     def n_classes(self) -> int:
-        """See `FixedPointLoss`."""
         return self.n_outputs
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         p: Floats = np.exp(margins - margins.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         return p
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         each = np.logaddexp.reduce(margins, axis=1) - margins[np.arange(len(y)), y.astype(np.intp)]
         return float(np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         p = self.predictions(margins)
         s, t = self.debiasing
         g = p + t

@@ -32,24 +32,19 @@ class SquaredError(FixedPointLoss, frozen=True, tag="squared_error"):
     xgboost_name: ClassVar[str] = "reg:squarederror"
 
     def clip_of(self, y: Floats) -> float:
-        """See `FixedPointLoss`."""
         return power_of_two(2.0 * float(np.max(np.abs(y - self.base_score), initial=0.0)))
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return 1.0
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         return margins
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         return float(np.sqrt(np.average((margins[:, 0] - y) ** 2, weights=weight)))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         g = margins[:, 0] - y
         clipped = int((np.abs(g) > self.grad_clip).sum())
         grad[0] = np.rint(np.clip(g, -self.grad_clip, self.grad_clip) / self.grad_clip * scales)
@@ -64,14 +59,12 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
 
     @classmethod
     def check_labels(cls, y: Floats, whose: str) -> None:
-        """See `FixedPointLoss`."""
         n_negative = int(np.count_nonzero(y < 0.0))
         if n_negative:
             name = cls.__struct_config__.tag
             raise DataError(f"{whose}: expected no label below 0 for objective={name!r}, got {n_negative} of {len(y)}")
 
     def check(self) -> None:
-        """See `FixedPointLoss`."""
         super().check()
         if self.base_score <= 0.0:
             raise ConfigError(
@@ -102,16 +95,13 @@ class MeanByLogarithm(FixedPointLoss, frozen=True):
 
     @property
     def hess_clip(self) -> float:
-        """See `FixedPointLoss`."""
         return self.grad_clip
 
     @property
     def base_margins(self) -> Floats:
-        """See `FixedPointLoss`."""
         return np.array([math.log(self.base_score)])
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         with np.errstate(over="ignore"):
             means: Floats = np.exp(margins)
         return means
@@ -130,27 +120,22 @@ class Poisson(MeanByLogarithm, frozen=True, tag="poisson"):
     delta_step: ClassVar[float] = 0.7
 
     def clip_of(self, y: Floats) -> float:
-        """See `FixedPointLoss`."""
         return power_of_two(2.0 * max(self.base_score, float(y.max(initial=0.0))))
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return math.exp(self.max_delta_step)
 
     @property
     def xgboost_parameters(self) -> dict[str, Any]:
-        """See `FixedPointLoss`."""
         return {"poisson_regression_param": {"max_delta_step": repr(self.max_delta_step)}}
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         m = margins[:, 0]
         each = self.predictions(m) - y + y * (np.log(np.where(y > 0.0, y, 1.0)) - m)
         return float(2.0 * np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         mean = self.predictions(margins[:, 0])
         clipped = int((mean > self.grad_clip).sum())
         mean = np.minimum(mean, self.grad_clip)
@@ -173,18 +158,15 @@ class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
     hess_tells_labels: ClassVar[bool] = True
 
     def clip_of(self, y: Floats) -> float:
-        """See `FixedPointLoss`."""
         p, most = self.tweedie_variance_power, max(self.base_score, float(y.max(initial=0.0)))
         return power_of_two(_ROOM * max(most ** (2.0 - p), most * self.base_score ** (1.0 - p)))
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return 1.0
 
     @property
     def xgboost_parameters(self) -> dict[str, Any]:
-        """See `FixedPointLoss`."""
         return {"tweedie_regression_param": {"tweedie_variance_power": repr(self.tweedie_variance_power)}}
 
     def _terms(self, m: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -195,13 +177,11 @@ class Tweedie(MeanByLogarithm, frozen=True, tag="tweedie"):
             return a, np.exp((2.0 - p) * m)
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         p, (a, b) = self.tweedie_variance_power, self._terms(margins[:, 0], y)
         each = y ** (2.0 - p) / ((1.0 - p) * (2.0 - p)) - a / (1.0 - p) + b / (2.0 - p)
         return float(2.0 * np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         p, clip = self.tweedie_variance_power, self.grad_clip
         a, b = self._terms(margins[:, 0], y)
         clipped = int(((a > clip) | (b > clip)).sum())
@@ -229,30 +209,24 @@ class PseudoHuber(FixedPointLoss, frozen=True, tag="huber"):
         return Quantile().estimated_start(y, weight)
 
     def clip_of(self, y: Floats) -> float:
-        """See `FixedPointLoss`."""
         return power_of_two(self.huber_slope)
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return 1.0
 
     @property
     def xgboost_parameters(self) -> dict[str, Any]:
-        """See `FixedPointLoss`."""
         return {"pseudo_huber_param": {"huber_slope": repr(self.huber_slope)}}
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         return margins
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         each = self.huber_slope**2 * (np.hypot(1.0, (margins[:, 0] - y) / self.huber_slope) - 1.0)
         return float(np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         z = (margins[:, 0] - y) / self.huber_slope
         root = np.hypot(1.0, z)
         grad[0] = np.rint(np.clip(z / root, -1.0, 1.0) * (self.huber_slope / self.grad_clip) * scales)
@@ -280,26 +254,21 @@ class Quantile(FixedPointLoss, frozen=True, tag="quantile"):
 
     @property
     def largest_hess(self) -> float:
-        """See `FixedPointLoss`."""
         return 1.0
 
     @property
     def xgboost_parameters(self) -> dict[str, Any]:
-        """See `FixedPointLoss`."""
         return {"quantile_loss_param": {"quantile_alpha": f"[{self.quantile_alpha!r}]"}}
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         return margins
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         above = y - margins[:, 0]
         each = np.maximum(self.quantile_alpha * above, (self.quantile_alpha - 1.0) * above)
         return float(np.average(each, weights=weight))
 
     def write_derivatives(self, margins: Floats, y: Floats, scales: Floats, grad: Integers, hess: Integers) -> int:
-        """See `FixedPointLoss`."""
         alpha = self.quantile_alpha
         grad[0] = np.rint(np.where(margins[:, 0] >= y, 1.0 - alpha, -alpha) * scales)
         hess[0] = np.rint(scales)

@@ -41,7 +41,6 @@ class LambdaMart(FixedPointLoss, frozen=True):
 
     @classmethod
     def check_labels(cls, y: Floats, whose: str) -> None:
-        """See `FixedPointLoss`."""
         allowed = np.arange(MOST_RELEVANCE + 1.0)
         wrong = int(np.count_nonzero(~np.isin(y[:, 0], allowed)))
         if wrong:
@@ -78,20 +77,16 @@ class LambdaMart(FixedPointLoss, frozen=True):
 
     @property
     def hess_clip(self) -> float:
-        """See `FixedPointLoss`."""
         return self.grad_clip
 
     @property
     def xgboost_parameters(self) -> dict[str, Any]:
-        """See `FixedPointLoss`."""
         return {"lambdarank_param": {"lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": str(PAIRED)}}
 
     def predictions(self, margins: Floats) -> Floats:
-        """See `FixedPointLoss`."""
         return margins
 
     def loss(self, margins: Floats, y: Floats, weight: Floats | None) -> float:
-        """See `FixedPointLoss`."""
         return mean_ndcg(margins[:, 0], y, weight, PAIRED)
 
     def gradients(

@@ -144,17 +144,14 @@ class AdditiveRouting:
         self._messages = count()  # numbers of messages to users, none used twice
 
     def keep(self, rows: Words) -> None:
-        """See `Routing`."""
         key, _ = self._dealt(WantedRows(len(rows)), 0)
         self._rows, seed = self._run(mask_rows(self._own, rows, key))
         self._fresh = FreshShares(self._own, seed)
 
     def at_root(self, trees: int, rows: int) -> Words:
-        """See `Routing`."""
         return at_root(self._own, trees, rows)
 
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
-        """See `Routing`."""
         rows, (trees, slots) = self._rows.part(part), weights.shape[:2]
         wanted = WantedLevel(part.indices(len(self._rows))[0], len(rows), trees, slots)
         dealt = self._dealt(wanted, numbers_of_level(len(rows), trees, slots, self._bits))
@@ -163,18 +160,15 @@ class AdditiveRouting:
         return self._fresh.bits(next(self._messages), left), paths
 
     def leaves(self, paths: Words, values: Words) -> Words:
-        """See `Routing`."""
         leaves, rows = paths.shape
         dealt = self._dealt(WantedLeaves(rows, leaves), rows)
         found = self._run(leaf_values(self._own, paths[None], values[None], *dealt))[0]
         return self._fresh.numbers(next(self._messages), found)
 
     def add(self, a: Words, b: Words) -> Words:
-        """See `Routing`."""
         return a + b
 
     def rest(self) -> None:
-        """See `Routing`."""
         if self._own == 0:
             self._party.send(self._dealer, DealingEnd())
 

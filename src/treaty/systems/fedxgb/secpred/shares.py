@@ -157,7 +157,6 @@ class ShamirRouting:
         self._rows = np.empty((0, layout.columns, 2), np.uint64)
 
     def keep(self, rows: Words) -> None:
-        """See `Routing`."""
         self._rows = rows
 
     def at_root(self, trees: int, rows: int) -> Words:
@@ -165,7 +164,6 @@ class ShamirRouting:
         return np.broadcast_to(field.constant(1), (trees, 1, rows, 2)).copy()
 
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
-        """See `Routing`."""
         rows = self._rows[part]
         ready = self._run(prepare(self._setting, self._own, len(weights) * len(rows)))
         program = secure_routing.route_level(
@@ -174,11 +172,9 @@ class ShamirRouting:
         return self._run(program)
 
     def leaves(self, paths: Words, values: Words) -> Words:
-        """See `Routing`."""
         return self._run(secure_routing.leaf_values(self._setting, self._own, paths, values))
 
     def add(self, a: Words, b: Words) -> Words:
-        """See `Routing`."""
         return field.add(np.ascontiguousarray(a), b)
 
     def rest(self) -> None:

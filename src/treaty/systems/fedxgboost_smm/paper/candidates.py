@@ -147,7 +147,6 @@ class CandidatesByProduct(PaperColumns):
         """See `SumsSource`; `take` has asked already."""
 
     def left(self) -> tuple[Int32, Bools]:
-        """See `SumsSource`."""
         return self._left
 
 
@@ -161,7 +160,6 @@ class CandidatesFinder(PaperFinder):
         self._others = {k: source for k, source in enumerate(sources) if isinstance(source, CandidatesByProduct)}
 
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
-        """See `SplitFinder`."""
         self._values = np.stack([grad, hess, np.ones_like(grad)], axis=1)
         if rows is not None:
             self._values[np.setdiff1d(np.arange(len(grad)), rows)] = 0

@@ -47,7 +47,6 @@ class PaperColumns(PassiveColumns):
     """Columns of a passive party in paper mode: nodes' rows are named, sums come from matrix products."""
 
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
-        """See `SumsSource`."""
         self.features = columns
         self._party.send(self.peer, PaperTree(Array.of(columns)))
 
@@ -65,7 +64,6 @@ class PaperFinder(SumsFinder):
         self._party = party
 
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> Int64:
-        """See `SplitFinder`."""
         totals = super().start_tree(grad, hess, rows, columns)
         self._party.round += 1
         return totals

@@ -87,12 +87,10 @@ class SumsByProduct(PaperColumns):
         self._shared = shared
 
     def start_tree(self, grad: Int64, hess: Int64, rows: Int32 | None, columns: Int32) -> None:
-        """See `SumsSource`."""
         super().start_tree(grad, hess, rows, columns)
         self._shared.start_tree(grad, hess)
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        """See `SumsSource`."""
         self._totals = level.asked_totals
         self._shared.ask(level, rows)
 
@@ -134,7 +132,6 @@ class SumsFinderByProduct(PaperFinder):
     """The split finder of version 1."""
 
     def best_splits(self, level: Level) -> Splits:
-        """See `SplitFinder`."""
         return super().best_splits(every_node(level))
 
 

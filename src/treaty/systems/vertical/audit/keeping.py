@@ -57,7 +57,6 @@ class ActiveRecord:
     _secrets: list[Array] = field(default_factory=list)
 
     def note(self, peer: str, message: Message) -> None:
-        """Note a message that is sent to a peer."""
         self.sent[peer].add(message)
 
     def begin_tree(self, nonce: bytes) -> None:
@@ -86,7 +85,6 @@ class KeepingFinder(SumsFinder):
     on_tree: Callable[[Tree, NDArray[np.int32]], None]
 
     def finish(self, tree: Tree, margins: Floats) -> None:
-        """See `SplitFinder`."""
         super().finish(tree, margins)
         leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
         rows, starts = self.leaf_rows(leaves)
@@ -167,15 +165,15 @@ class Announced(Protocol):
     """The active party's set-up message."""
 
     @property
-    def model_id(self) -> str: ...  # noqa: D102
+    def model_id(self) -> str: ...
     @property
-    def rounds(self) -> int: ...  # noqa: D102
+    def rounds(self) -> int: ...
     @property
-    def encryption(self) -> str: ...  # noqa: D102
+    def encryption(self) -> str: ...
     @property
-    def payload(self) -> list[Array]: ...  # noqa: D102
+    def payload(self) -> list[Array]: ...
     @property
-    def audit(self) -> bytes: ...  # noqa: D102
+    def audit(self) -> bytes: ...
 
 
 def keep_passive(seat: Seat, keeping: Keeping, setup: Announced, blind: bool, seed: bytes) -> PassiveRecord:

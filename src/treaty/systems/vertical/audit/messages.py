@@ -35,8 +35,8 @@ from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 class Opener(Protocol):
     """What opens a cipher's messages: `DisclosedLattice` or `DisclosedKey`."""
 
-    def begin_tree(self, grad: Integers, hess: Integers) -> None: ...  # noqa: D102
-    def open(self, query: Payload, secrets: NDArray[np.int8] | None) -> Opened: ...  # noqa: D102
+    def begin_tree(self, grad: Integers, hess: Integers) -> None: ...
+    def open(self, query: Payload, secrets: NDArray[np.int8] | None) -> Opened: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,6 @@ class RecordFile:
         self._write(len(content).to_bytes(8, "little"), content, self._digest)
 
     def close(self) -> None:
-        """End the record."""
         self.add(End())
         self._file.close()
 
@@ -219,7 +218,6 @@ class Sent:
         self._digest = hashlib.sha256(length_prefixed("treaty audit", job, number, active, peer, key))
 
     def add(self, message: Message) -> None:
-        """Add the next message."""
         self._digest.update(length_prefixed(type(message).__name__, encode_body(message)))
 
     def digest(self) -> bytes:

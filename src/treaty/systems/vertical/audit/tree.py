@@ -122,7 +122,6 @@ class Replay:
         return root
 
     def best_splits(self, level: Level) -> Splits:
-        """See `SplitFinder`."""
         shape, splits = self._shape, Splits.none(len(level.nodes))
         for k, node in enumerate(level.nodes.tolist()):
             if node < len(shape.left) and shape.left[node] >= 0:
@@ -134,14 +133,12 @@ class Replay:
         return splits
 
     def divide(self, nodes: Int32s, children: Int32s, chosen: Splits) -> Int32s:
-        """See `SplitFinder`."""
         if not np.array_equal(self._shape.left[nodes], children):
             raise Unsound("its nodes are in another order than a tree's grow in")
         records: NDArray[np.int32] = self._shape.record[nodes]
         return records
 
     def leaf_rows(self, leaves: Int32s) -> tuple[Int32s, Integers]:
-        """See `SplitFinder`."""
         order = np.argsort(self._shape.leaf, kind="stable").astype(np.int32)
         return order, np.searchsorted(self._shape.leaf[order], np.append(leaves, len(self._shape.left)))
 

@@ -116,7 +116,6 @@ class SealedGradients(EncryptedGradients):
     turns: list[Bits]
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
-        """Return the question for a piece of the level's nodes."""
         before, after, own_after = "", "", False
         if peer in self.chain:
             at = self.chain.index(peer)
@@ -154,7 +153,6 @@ class SealedPeer(PassiveColumns):
         return len(Candidates(self.offsets, self.categorical, self.missing, columns))
 
     def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        """See `SumsSource`."""
         super().start_tree(grad, hess, rows, columns)
         self.candidates = Candidates(self.offsets, self.categorical, self.missing, columns)
         self.slots: Wide | None = None
@@ -210,7 +208,6 @@ class SealedPeer(PassiveColumns):
         self._answered = self._fetched[self._order], self._going[rows]
 
     def left(self) -> tuple[Int32s, Flags]:
-        """See `SumsSource`."""
         return self._answered
 
 
@@ -243,7 +240,6 @@ class SealedFinder(SumsFinder):
     gradients: SealedGradients
 
     def begin_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        """See `SumsFinder`."""
         super().begin_tree(grad, hess, rows, columns)
         self._derivatives = grad, hess
         self._order: Order | None = None
@@ -259,7 +255,6 @@ class SealedFinder(SumsFinder):
         return self._own
 
     def best_splits(self, level: Level) -> Splits:
-        """See `SplitFinder`."""
         shown, asked = self._parts_of(level)
         own = asked.pop(self._own_source, None)
         for_others = next(iter(asked.values()), None) if self._chain else None
