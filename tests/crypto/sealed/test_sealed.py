@@ -14,7 +14,7 @@ from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed import quads
 from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
 from treaty.crypto.sealed.best import Entry, Known, best_of_shared
-from treaty.crypto.sealed.comparison import negatives
+from treaty.crypto.sealed.comparison import carries, negatives
 from treaty.crypto.sealed.steps import Steps, together
 from treaty.crypto.sealed.sums import Widths, integer_shares
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
@@ -260,3 +260,24 @@ def test_sizes_of_a_step_that_are_none_are_refused(sizes: np.ndarray) -> None:
     next(steps)
     with pytest.raises(CryptoError, match="as many protocols"):
         steps.send([sizes, np.zeros(1)])
+
+
+def test_no_transfer_is_drawn_twice() -> None:
+    """Neither of a piece of the stock that is drawn in parts nor of the next piece."""
+    ends = play(open_transfers(), open_transfers())
+    parts = [play(*(end.draw_for(np.zeros(count, np.uint8)) for end in ends)) for count in (700, 700, 40_000, 300)]
+    for end in (0, 1):
+        for rows in ([part[end].q for part in parts], [part[end].t for part in parts]):
+            assert len(np.unique(np.concatenate(rows), axis=0)) == sum(map(len, rows))
+
+
+@pytest.mark.parametrize("role", [0, 1])
+def test_shares_of_compared_digits_are_even(ends: tuple[Transfers, Transfers], role: int) -> None:
+    """Whatever the digits are. Of one alone: joining several draws on quads, which would hide what the shares open."""
+    n = 6000
+    for mine in (0, 15):
+        low = np.tile(np.array([mine >> place & 1 for place in range(4)], np.uint8), (n, 1))
+        found = play(*(carries(ends[k], low if k == role else 1 - low, k) for k in (0, 1)))
+        assert not np.any(found[0] ^ found[1])
+        for share in found:
+            assert np.all(np.abs(np.array([part.mean() for part in np.split(share, 2)]) - 0.5) < 6 / np.sqrt(2 * n))
