@@ -283,3 +283,15 @@ def test_a_message_in_parts_that_never_fits_is_refused_with_the_limit_it_needs(p
     with pytest.raises(PeerProtocolError, match=r"the share of lab in the inbox_limit of clinic.*raise inbox_limit"):
         parties["clinic"].receive("lab", Rows)
     assert not taken
+
+
+# ---------------------------------------------------------------- faults of the account itself
+
+
+def test_empty_frames_are_taken_while_what_is_kept_of_each_has_room(monkeypatch):
+    credit = Credit("clinic", 10 * OVERHEAD, ["lab"])
+    monkeypatch.setattr(credit._changed, "wait", lambda seconds: None)
+    assert [credit.take("lab", 0, lambda: False) for _ in range(11)] == [*10 * [True], False]
+    credit.give_back("lab", 0)
+    assert credit.take("lab", 0, lambda: False)
+    assert not credit.take("lab", 0, lambda: False)

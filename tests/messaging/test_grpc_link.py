@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -284,6 +285,24 @@ def test_a_refused_connection_is_not_told_as_one_that_is_alive(patient):
     assert sent.value.public == "lab took no message for 1 s: its connection broke and has not come back"
     with pytest.raises(PeerTimeout, match="got nothing; lab is not reachable just now"):
         party.receive("lab", Rows, timeout=0.2)
+
+
+def test_a_frame_that_is_refused_at_once_again_and_again_is_resent_until_its_deadline_alone(patient, monkeypatch):
+    """As gRPC answers for a connection that stands no more: before it looks at the time that an attempt has."""
+    link, clock, attempts = patient[0]._links["lab"], time.monotonic(), []
+
+    def refuse(link, announcement, frame, timeout):
+        attempts.append(timeout)
+        assert len(attempts) < 100
+        return grpc.StatusCode.UNAVAILABLE, "connection refused"
+
+    monkeypatch.setattr(grpc_link.Link, "_hand_over", refuse)
+    monkeypatch.setattr(grpc_link.Link, "_hopeless", lambda *_: False)  # the watch has not given the peer up
+    monkeypatch.setattr(grpc_link, "time", SimpleNamespace(monotonic=lambda: clock + 0.25 * len(attempts)))
+    monkeypatch.setattr(grpc_link, "RETRY_PAUSE", 0.0)
+    with pytest.raises(PeerTimeout, match="lab took no message for 2 s: its connection broke and has not come back"):
+        link.deliver(b"x", 2.0)
+    assert len(attempts) == 8
 
 
 @pytest.mark.slow

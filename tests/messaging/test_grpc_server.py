@@ -169,6 +169,36 @@ def test_delivery_of_another_length_than_announced_is_refused(clinic, dial, deli
     assert bytes(clinic.receive(0).frame) == b"abc"
 
 
+def test_what_frames_that_fail_were_given_of_the_inbox_comes_back(clinic, dial):
+    """Those of another length than announced, and those whose sender gives up halfway."""
+    whole, full = 5_000_000, 20 * [bytes(250_000)]
+    for pieces in ([b"ab"], [b"ab", *full]):
+        with pytest.raises(grpc.RpcError):
+            hand_over(DELIVER, dial("lab"), pieces, size=whole)
+        assert clinic._credit._unread == {"lab": 0, "shop": 0}
+    announcement, begun, end = Announcement(Introduction(VERSION, "lab", bytes(16)), 0, whole), [], threading.Event()
+
+    def halfway():
+        yield encode(announcement)
+        yield b"ab"
+        begun.append(1)
+        end.wait(20)
+
+    call = dial("lab").stream_unary(DELIVER).future(halfway())
+    until(lambda: begun and clinic._credit._unread["lab"])
+    call.cancel()
+    until(lambda: not clinic._credit._unread["lab"])
+    end.set()
+    assert hand_over(DELIVER, dial("lab"), full, size=whole) == b""
+
+
+def until(true):
+    deadline = time.monotonic() + within(10)
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("first", [[], [b""], [b"\x91" * 5000], [b"\x80\x04\x95."]], ids=str)
 def test_malformed_announcement_is_refused(clinic, dial, first):
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "expected Announcement"):
