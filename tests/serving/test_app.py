@@ -272,3 +272,25 @@ def test_keys_are_each_drawn_anew_and_files_of_keys_checked(tmp_path):
             read_keys(file)
     with pytest.raises(ConfigError, match="cannot read"):
         read_keys(tmp_path / "none")
+
+
+def test_the_limit_of_a_body_is_of_all_its_pieces_together():
+    taken: list[int] = []
+
+    async def ask() -> list[dict[str, Any]]:
+        sent = []
+
+        async def receive() -> dict[str, Any]:
+            taken.append(1)
+            return {"type": "http.request", "body": b" " * 150, "more_body": len(taken) < 50}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers}
+        await make_app(Service(whole(), Limits(body_bytes=200)))(scope, receive, send)
+        return sent
+
+    assert asyncio.run(ask())[0]["status"] == 413
+    assert len(taken) == 2
