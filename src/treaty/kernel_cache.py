@@ -61,7 +61,8 @@ class _OfUser(_CacheLocator):  # type: ignore[misc]
         self._py_file = path  # named in numba's warnings
         self._line = function.__code__.co_firstlineno
         self._stamp = _digest_of(path)
-        self._folder = _folder_of_user() / f"{Path(path).stem}-{self._stamp[:16]}"
+        kernels = Path(AppDirs(appname="treaty", appauthor=False).user_cache_dir) / "kernels"
+        self._folder = kernels / f"{Path(path).stem}-{self._stamp[:16]}"
 
     @classmethod
     def from_function(cls, function: Any, path: str) -> _OfUser | None:
@@ -92,10 +93,6 @@ class _OfUser(_CacheLocator):  # type: ignore[misc]
 
     def get_disambiguator(self) -> str:
         return str(self._line)
-
-
-def _folder_of_user() -> Path:
-    return Path(AppDirs(appname="treaty", appauthor=False).user_cache_dir) / "kernels"
 
 
 @cache

@@ -259,17 +259,13 @@ def _regression(
         "max_iter": _EPOCHS, "random_state": 0, "batch_size": max(least, min(1000, len(train) // 4))
     }  # fmt: skip
     rows_of = _tables_of(columns, cut)
+    solver: Any = None if alone else type(options).system  # finds the weights on one table as the system does
     return Scenario(
         model=LogisticRegression(options, **common, **played),
-        pooled=LogisticRegression(Pooled(solver=None if alone else _solver(options)), **common),
+        pooled=LogisticRegression(Pooled(solver=solver), **common),
         columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
         aligned=list(cut),
     )  # fmt: skip
-
-
-def _solver(options: SystemOptions) -> Any:
-    """Return what finds the weights on one table as the system does."""
-    return type(options).system
 
 
 def _tables_of(columns: Any, cut: Mapping[str, list[str]]) -> Rows:

@@ -37,7 +37,8 @@ def forget(
         raise ConfigError(f"expected JOB or --older DAYS, got {'neither' if job is None else 'both'}")
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
-        rows = [store.job(job)] if job is not None else _ended_before(store, time.time() - 86400.0 * (older or 0.0))
+        before = time.time() - 86400.0 * (older or 0.0)
+        rows = [store.job(job)] if job is not None else [row for row in store.jobs(FINAL) if row.changed < before]
         going: dict[JobRow, list[Path]] = {}
         for row in rows:
             why, left = forgetting.kept_for(store, row), forgetting.left_of(settings, store, row)
@@ -57,10 +58,6 @@ def forget(
         for row in going:
             removed = forgetting.forget(settings, store, row, getpass.getuser())
             _say(f"job {row.id[:12]} is forgotten: {len(removed)} files or folders removed")
-
-
-def _ended_before(store: Store, when: float) -> list[JobRow]:
-    return [row for row in store.jobs(FINAL) if row.changed < when]
 
 
 def _say(text: str) -> None:

@@ -183,7 +183,9 @@ class Server:
         try:
             if announced.number <= sender.last:
                 return b""
-            self._refuse_oversized(announced.size, peer, context)
+            refused = self._credit.refusal(peer, announced.size)
+            if refused is not None:
+                self._offence(peer, grpc.StatusCode.OUT_OF_RANGE, refused, context)
             if not self._credit.take(peer, announced.size, context.is_active):
                 return b""
             frame = None
@@ -245,11 +247,6 @@ class Server:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"{self._name} has already talked to another process of {owner}; restart the job",
             )
-
-    def _refuse_oversized(self, size: int, peer: str, context: Any) -> None:
-        text = self._credit.refusal(peer, size)
-        if text is not None:
-            self._offence(peer, grpc.StatusCode.OUT_OF_RANGE, text, context)
 
     def _offence(self, peer: str, code: Any, text: str, context: Any) -> NoReturn:
         """Report at both sides what an authenticated peer did wrong."""

@@ -25,7 +25,7 @@ from treaty.runs.rows import read_rows
 from treaty.runs.threads import Role, play
 from treaty.systems import find_system
 from treaty.systems.options import SystemOptions, converted
-from treaty.systems.system import Cast, Phase, Place, Seat, Service
+from treaty.systems.system import Cast, Phase, Place, Seat
 
 
 def service_cast(job: Job) -> Cast | None:
@@ -47,7 +47,8 @@ def serve_party(job: Job, name: str, cast: Cast, phase: Phase | None = None) -> 
 
     Raises TreatyError, whatever ends it; ConfigError where this party takes no part in it.
     """
-    service, (own, common) = _service_of(job), job.settings()
+    service, (own, common) = job.system.service, job.settings()
+    assert service is not None
     if name not in cast.roles:
         raise ConfigError(f"{name} takes no part in predictions: expected --as to be one of {', '.join(cast.roles)}")
     has_part, store = cast.roles[name] in job.system.has_model, store_of(job, name) or Path(job.output)
@@ -137,8 +138,3 @@ def predict_hidden(
 def _given(table: Table | None, schema: Schema) -> Table:
     assert table is not None
     return table
-
-
-def _service_of(job: Job) -> Service:
-    assert job.system.service is not None
-    return job.system.service

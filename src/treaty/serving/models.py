@@ -45,8 +45,9 @@ class ServedModel:
             Where the part is a passive party's.
         """
         if not part.is_active:
+            holds = "trees" if isinstance(part, ModelPart) else "intercept"
             raise ConfigError(
-                f"expected the part of the active party, which has the {_holds(part)}, got that of {part.party}, "
+                f"expected the part of the active party, which has the {holds}, got that of {part.party}, "
                 "a passive one: serve the model at the party with the labels"
             )
         self.part = part
@@ -168,7 +169,3 @@ def _other_owners(part: LinearPart) -> tuple[str, ...]:
     if not part.encryption:
         return ()
     return tuple(name for name in part.alone if name != part.party) or ("the other parties",)
-
-
-def _holds(part: ModelPart | LinearPart) -> str:
-    return "trees" if isinstance(part, ModelPart) else "intercept"

@@ -8,7 +8,7 @@ import numpy as np
 
 from treaty.models.trees import ModelPart
 from treaty.trees.boosting import Forest
-from treaty.trees.ensemble import Tree, Walk, join_splits
+from treaty.trees.ensemble import Walk, join_splits
 
 
 def absent_owners(part: ModelPart) -> tuple[str, ...]:
@@ -19,14 +19,10 @@ def absent_owners(part: ModelPart) -> tuple[str, ...]:
 
 
 def whole_walk(part: ModelPart) -> Walk:
-    """Make a part's trees ready, whose splits in use are all its own."""
-    trees = [_of_one_owner(tree) for tree in forest_of_active(part).trees]
+    """Make a part's trees ready, whose splits in use are all its own: in the walk it is the only owner."""
+    forest = forest_of_active(part)
+    trees = [replace(tree, source=np.where(tree.source < 0, -1, 0).astype(np.int16)) for tree in forest.trees]
     return Walk(trees, join_splits([part.splits], [len(part.schema.names)]))
-
-
-def _of_one_owner(tree: Tree) -> Tree:
-    """Return a tree whose splits all have the same owner, as one with this owner alone."""
-    return replace(tree, source=np.where(tree.source < 0, -1, 0).astype(np.int16))
 
 
 def forest_of_active(part: ModelPart) -> Forest:

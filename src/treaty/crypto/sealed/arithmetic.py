@@ -98,7 +98,7 @@ def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wi
     half = len(bits) // 2  # of one half each party is the receiver
     mine, theirs = (bits[:half], bits[half:]) if role == 0 else (bits[half:], bits[:half])
     longest = len(bits) - half
-    drawn = yield from transfers.draw_for(_padded(mine, longest))
+    drawn = yield from transfers.draw_for(np.pad(mine, (0, longest - len(mine))))
     offered = np.zeros((longest, 1, words), np.uint64)
     offered[: len(theirs), 0, 0] = theirs
     received, given = yield from _swapped(drawn, offered)
@@ -130,12 +130,6 @@ def _swapped(drawn: Drawn, offered: Wide) -> Steps[tuple[Wide, Wide]]:
         (yield [flips, sent.message]), (np.uint64, flips.shape), (np.uint64, sent.message.shape)
     )  # fmt: skip
     return _received(drawn, message, offered.shape, 1), sent.share(unpacked(came, len(offered)))
-
-
-def _padded(bits: Bits, length: int) -> Bits:
-    out = np.zeros(length, np.uint8)
-    out[: len(bits)] = bits
-    return out
 
 
 # ---------------------------------------------------------------- correlated transfers of wide numbers

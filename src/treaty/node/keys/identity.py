@@ -108,7 +108,8 @@ def load_own(folder: str | Path, name: str) -> Own:
 def own_cards(folder: str | Path) -> dict[str, Card]:
     """Return the cards of the organisations whose keys are in a folder, mostly one, by name."""
     with _alone(Path(folder)):
-        return {name: _own_card(Path(folder), name) for name in _own_names(Path(folder))}
+        names = sorted(file.name.removesuffix(".sign.pem") for file in Path(folder).glob("*.sign.pem"))
+        return {name: _own_card(Path(folder), name) for name in names}
 
 
 def rotate(folder: str | Path, name: str) -> Card:
@@ -292,10 +293,6 @@ def _alone(folder: Path) -> Iterator[list[str]]:
         yield _finish(folder)
     finally:
         os.close(handle)
-
-
-def _own_names(folder: Path) -> list[str]:
-    return sorted(file.name.removesuffix(".sign.pem") for file in folder.glob("*.sign.pem"))
 
 
 def _own_card(folder: Path, name: str) -> Card:

@@ -218,23 +218,7 @@ class NoisyColumns(ColumnSource):
 
 
 def active(seat: Seat) -> ModelPart:
-    """Train as the active party, on the others' noisy buckets; passive parties decide eval rows.
-
-    Parameters
-    ----------
-    seat : Seat
-        With labels, own columns (perhaps none), and every passive party as a peer.
-
-    Returns
-    -------
-    ModelPart
-        Own splits, all trees and leaf weights.
-
-    Raises
-    ------
-    ConfigError, PeerProtocolError
-        When parties disagree on parameters or rows, or one sends what the protocol does not allow.
-    """
+    """Train as the active party, on the others' noisy buckets; passive parties decide eval rows."""
     party, data, common, threads = seat.party, seat.rows, seat.common, seat.threads
     training = open_training(seat)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
@@ -322,7 +306,9 @@ def passive(seat: Seat) -> ModelPart:
         for rows in seat.eval_sets:  # before anything is told of training rows
             check_unknown(seat, known, rows)
     persons = seat.rows_digest or b""
-    pieces, noisy, spent = noisy_buckets(codes, bins, epsilons, _open_ledger(seat), numbers, party.job, persons)
+    kept = None if seat.store is None else noise_folder(seat.store, party.name)
+    ledger = BucketLedger(kept, seat.epsilon_limits)
+    pieces, noisy, spent = noisy_buckets(codes, bins, epsilons, ledger, numbers, party.job, persons)
     send_buckets(party, active, pieces)
     start = party.receive(active, Start)
     told = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
@@ -353,7 +339,3 @@ def passive(seat: Seat) -> ModelPart:
     return follower.follow(
         Order(CONVERSATION, "training"), {ChosenSplits: record, CheckpointRequest: keep, Finish: end}
     )
-
-
-def _open_ledger(seat: Seat) -> BucketLedger:
-    return BucketLedger(None if seat.store is None else noise_folder(seat.store, seat.party.name), seat.epsilon_limits)

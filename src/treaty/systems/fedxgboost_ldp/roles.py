@@ -175,18 +175,7 @@ def _refit(seat: Seat, part: ModelPart) -> None:
 
 
 def passive(seat: Seat) -> ModelPart:
-    """Train as a passive party: answer the active one until it is done.
-
-    Parameters
-    ----------
-    seat : Seat
-        With own columns of the aligned rows, and the active party as the only peer.
-
-    Returns
-    -------
-    ModelPart
-        Own splits.
-    """
+    """Train as a passive party: answer the active one until it is done."""
     party, options, common, table = seat.party, seat.options, seat.common, seat.rows.table
     check_consent(options)
     (active,) = party.peers

@@ -77,13 +77,7 @@ class DealEnd(Message):
 
 
 def dealer(seat: Seat) -> None:
-    """Deal until the active party is done.
-
-    Parameters
-    ----------
-    seat : Seat
-        Without data; all parties are its peers.
-    """
+    """Deal until the active party is done; all parties are the dealer's peers."""
     party, active = seat.party, seat.cast.active
     agree(party, seat.public_terms)
     wanted = party.receive(active, DealOrder)

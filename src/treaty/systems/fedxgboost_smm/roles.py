@@ -100,18 +100,7 @@ def active(seat: Seat) -> ModelPart:
 
 
 def passive(seat: Seat) -> ModelPart:
-    """Train as a passive party, in the options' mode: answer the active one until it is done.
-
-    Parameters
-    ----------
-    seat : Seat
-        With own columns of the aligned rows, and as peers the active party and the dealer, where there is one.
-
-    Returns
-    -------
-    ModelPart
-        Own splits.
-    """
+    """Train as a passive party, in the options' mode: answer the active one until it is done."""
     if seat.options.mode == "paper":
         return paper.passive(seat)
     dealer = _meet_dealer(seat)

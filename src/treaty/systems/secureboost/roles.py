@@ -28,41 +28,14 @@ from treaty.trees.columns import MayShow
 
 
 def active(seat: Seat) -> ModelPart:
-    """Train as the active party.
-
-    Parameters
-    ----------
-    seat : Seat
-        With labels (for `label_rr` the noisy ones), own columns (perhaps none), and every passive party as a peer.
-
-    Returns
-    -------
-    ModelPart
-        Own splits, all trees and leaf weights.
-
-    Raises
-    ------
-    ConfigError, PeerProtocolError
-        When parties disagree on parameters or rows, or one sends what the protocol does not allow.
-    """
+    """Train as the active party, with labels that for `label_rr` are the noisy ones."""
     return encrypted.train_active(
         seat, seat.options.ciphers, alone_rounds=seat.options.rl_trees or 0, may_show=_guard(seat)
     )
 
 
 def passive(seat: Seat) -> ModelPart:
-    """Train as a passive party: answer the active one until it is done.
-
-    Parameters
-    ----------
-    seat : Seat
-        With own columns of the aligned rows, and the active party as the only peer.
-
-    Returns
-    -------
-    ModelPart
-        Own splits.
-    """
+    """Train as a passive party: answer the active one until it is done."""
     return encrypted.train_passive(seat, seat.options.ciphers)
 
 

@@ -255,7 +255,8 @@ def edge(
         if not deals:
             raise PeerProtocolError(server, f"expected PredictionTerms, got DealerTerms - from {server}")
         _check_size(rules, grown, terms.outputs, server)
-        _deal(party, edges, _dealt_layout(terms))
+        layout = Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
+        _deal(party, edges, layout)
         return
     if deals:
         raise PeerProtocolError(server, f"expected DealerTerms, got PredictionTerms - from {server}")
@@ -300,10 +301,6 @@ def _check_size(rules: PredictionRules, grown: ModelSize, n_outputs: int, server
             f"expected at most {most_trees} trees of depth {rules.max_depth}, as the options say, got {grown.trees} of "
             f"depth {grown.depth} - at ModelSize from {server}",
         )
-
-
-def _dealt_layout(terms: DealerTerms) -> Layout:
-    return Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
 
 
 def _deal(party: Party, edges: Sequence[str], layout: Layout) -> None:

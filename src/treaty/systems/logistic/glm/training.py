@@ -108,10 +108,11 @@ def train(seat: Seat) -> LinearPart:
     evals = EvalSets.of(seat, setting, preparation)
     parts = []
     products = _products(seat, setting, own)
+    family = "logistic" if setting.family == "multiclass" else setting.family
     for number, target in enumerate(targets):
         part = LinearPart(
             model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
-            coef=np.zeros(0), encryption=setting.cipher, family=_family_of_one(setting.family), alone=alone,
+            coef=np.zeros(0), encryption=setting.cipher, family=family, alone=alone,
         )  # fmt: skip
         _fit(seat, setting, X, target, products, part, own.weight, evals)
         if target is not None and part.family == "logistic":
@@ -133,10 +134,6 @@ def _shown(seat: Seat, own: OwnData, X: Floats) -> OwnData:
 def _n_targets(seat: Seat) -> int:
     """Return how many models are trained: one for each class where there are more than two."""
     return seat.n_classes if seat.common.family == "multiclass" else 1
-
-
-def _family_of_one(family: str) -> str:
-    return "logistic" if family == "multiclass" else family
 
 
 def _targets(seat: Seat) -> list[Target]:
