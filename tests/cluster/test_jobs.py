@@ -10,6 +10,7 @@ import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -197,6 +198,65 @@ def test_an_error_in_a_step_is_as_on_one_machine_and_names_no_machine(ray):
     with opened(Cluster("ray", 2)) as shards, pytest.raises(CryptoError) as caught:
         shards.each(refusing)
     assert str(caught.value) == "a word is not below its prime - in a query"
+
+
+# ---------------------------------------------------------------- workers that are lost
+
+
+class OwnRay:
+    """What `RayShards` uses of Ray, in this process; `lost` names the workers that the next calls of a step lose."""
+
+    class exceptions:
+        class RayError(Exception):
+            """A worker is lost."""
+
+    def __init__(self) -> None:
+        self.lost: list[int] = []
+
+    def remote(self, **_):
+        return lambda kind: SimpleNamespace(remote=lambda *args: self._actor(kind(*args), args[0]))
+
+    def get(self, call):
+        return call()
+
+    def wait(self, calls):
+        return calls, []
+
+    def kill(self, actor):
+        pass
+
+    def _actor(self, worker, number):
+        def run(*args):
+            if number in self.lost:
+                self.lost.remove(number)
+                raise self.exceptions.RayError("it died")
+            return worker.run(*args)
+
+        def call(*args):
+            worker.call(*args)
+            return lambda: None
+
+        return SimpleNamespace(
+            run=SimpleNamespace(remote=lambda *args: lambda: run(*args)), call=SimpleNamespace(remote=call)
+        )
+
+
+def test_workers_are_replaced_three_times_in_a_step_and_then_given_up():
+    ray, rows = OwnRay(), np.arange(50_000)
+    shards = RayShards(ray, 2, 1)
+    shards.keep("rows", rows)
+
+    def total(shard):
+        return shard.arrays["rows"].sum()
+
+    for replaced in (3, 6):  # of each step
+        ray.lost = [1, 1, 1]
+        assert sum(shards.each(total)) == rows.sum()
+        assert (shards.replaced, ray.lost) == (replaced, [])
+    ray.lost = [0] * 50
+    with pytest.raises(ClusterLost, match="lost 4 times in one step"):
+        shards.each(total)
+    assert (shards.replaced, len(ray.lost)) == (9, 46)
 
 
 # ---------------------------------------------------------------- job files

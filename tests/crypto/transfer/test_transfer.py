@@ -194,6 +194,14 @@ def test_rows_and_bits_are_new_in_every_piece_and_every_session() -> None:
     assert shared == 4 * 2 * STEP
 
 
+def test_each_sender_has_a_delta_of_its_own() -> None:
+    offer = Receiver().offer
+    deltas = np.stack([Sender(offer).delta for _ in range(9)])
+    assert len(np.unique(deltas.reshape(-1))) == deltas.size
+    ones = np.bitwise_count(deltas).sum()
+    assert abs(ones - deltas.size * 32) < 6 * np.sqrt(deltas.size * 16)
+
+
 def test_senders_message_says_nothing_of_the_bits_without_delta() -> None:
     """Each column of the message is masked by a stream of which the sender lacks one leaf: bits look fair to it."""
     receiver, _ = ends(4)

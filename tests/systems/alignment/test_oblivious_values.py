@@ -235,6 +235,23 @@ def test_nothing_sent_is_sent_again_in_another_run_and_no_id_travels() -> None:
     assert [len(part) for part in seen] == [3 * 40, 1536] * 2
 
 
+def test_code_words_of_empty_bins_are_random_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the code word of an id, the active party would learn that id's values in bins that are not its own."""
+    used: list[np.ndarray] = []
+    extend = oprf.Receiver.extend
+
+    def extending(self: oprf.Receiver, codes: np.ndarray, first: int, threads: int = 1) -> Any:
+        used.append(codes.copy())
+        return extend(self, codes, first, threads)
+
+    monkeypatch.setattr(oprf.Receiver, "extend", extending)
+    for _ in range(2):
+        run({"a": list(range(20)), "b": [1, 2]})
+    codes = np.concatenate(used)
+    assert len(codes) == 2 * 1536  # of which 32 of a run are ids and padding, hashed under its own key
+    assert len(np.unique(codes.reshape(-1))) == codes.size
+
+
 def test_matches_tell_nothing_of_the_bin_in_which_the_active_party_found_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The token that it shows is the same whichever of the three values it opened."""
     opened: list[np.ndarray] = []

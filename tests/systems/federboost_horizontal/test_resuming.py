@@ -12,8 +12,6 @@ from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper
 from treaty.systems.federboost_horizontal.trees import TreeLeader
 
-pytestmark = pytest.mark.slow
-
 SAMPLED = {"subsample": 0.7, "colsample_bytree": 0.5, "n_estimators": 5}
 
 
@@ -41,6 +39,16 @@ def interrupted(monkeypatch, folder, parts, options, classes, leader, after=2):
             train(parts, options, classes, leader=leader, keepers=keepers(folder, {*parts, leader}))
 
 
+def assert_same(resumed, whole):
+    for name, part in whole.results.items():
+        found = resumed.results[name]
+        assert found.forest.objective == part.forest.objective
+        assert repr(found.splits) == repr(part.splits)
+        for one, other in zip(found.forest.trees, part.forest.trees, strict=True):
+            np.testing.assert_array_equal(one.value, other.value)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "leader"), [("multiclass", "p1"), ("multiclass", "server"), ("regression", "p1")])
 def test_the_resumed_model_is_that_of_an_uninterrupted_training(monkeypatch, tmp_path, task, leader):
     parts, _, classes = dealt(task, 3)
@@ -48,17 +56,32 @@ def test_the_resumed_model_is_that_of_an_uninterrupted_training(monkeypatch, tmp
     interrupted(monkeypatch, tmp_path, parts, options, classes, leader)
     resumed = train(parts, options, classes, leader=leader, keepers=keepers(tmp_path, {*parts, leader}, resume=True))
     whole = train(parts, options, classes, leader=leader)
-    for name, part in whole.results.items():
-        found = resumed.results[name]
-        assert found.forest.objective == part.forest.objective
-        assert repr(found.splits) == repr(part.splits)
-        for one, other in zip(found.forest.trees, part.forest.trees, strict=True):
-            np.testing.assert_array_equal(one.value, other.value)
+    assert_same(resumed, whole)
     steps = {e.step for e in resumed.transcripts["p0"].entries}
     assert "CommonBins" in steps
     assert not steps & {"ProbeRequest", "LabelUnits", "TrainingStart"}
 
 
+def test_rounds_that_the_leader_has_not_kept_are_dropped_at_all_others(monkeypatch, tmp_path):
+    parts, _, classes = dealt("binary", 3, rows=200)
+    options = options_of(random_state=4, max_depth=2, **{**SAMPLED, "n_estimators": 3})
+    keep, count = Keeper.keep, itertools.count()
+
+    def failing(self, current, began=None):
+        if self.path.stem == "p0" and next(count) == 1:
+            raise Interrupted
+        return keep(self, current, began)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "keep", failing)
+        with pytest.raises(Interrupted):
+            train(parts, options, classes, keepers=keepers(tmp_path, parts))
+    again = keepers(tmp_path, parts, resume=True)
+    assert [keeper.found().rounds for keeper in again.values()] == [1, 2, 2]
+    assert_same(train(parts, options, classes, keepers=again), train(parts, options, classes))
+
+
+@pytest.mark.slow
 def test_checkpoints_of_another_training_are_refused(monkeypatch, tmp_path):
     parts, _, classes = dealt("binary", 3)
     options = options_of(random_state=4, **SAMPLED)
