@@ -128,3 +128,24 @@ def test_any_index_is_compared():
         with pytest.raises(treaty.DataError, match=f"a and b hold the {ANOTHER_ORDER}"):
             check_row_labels([("a", table), ("b", table.iloc[::-1])])
     check_row_labels([("a", table), ("b", pd.DataFrame([[1, 2]], columns=["a", "a"]))])  # another error says more
+
+
+def test_scores_and_reports_are_of_rows_in_one_order(tmp_path):
+    X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    X, y = X.iloc[:, :3].set_axis(X.index + 7), y.set_axis(y.index + 7)
+    weights, groups = pd.Series(1.0, y.index), pd.Series(np.arange(len(y)) // 50, y.index)
+    models = [
+        treaty.GBDTClassifier(n_estimators=1), treaty.GBDTRegressor(n_estimators=1),
+        treaty.LogisticRegression(treaty.Pooled(loss="logistic")), treaty.LinearRegression(), treaty.PoissonRegressor(),
+    ]  # fmt: skip
+    for model in models:
+        model.set_params(n_jobs=1).fit(X, y)
+        for labels, beside in ((shuffled(y), None), (y, shuffled(weights))):
+            with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
+                model.score(X, labels, beside)
+        assert model.score(X, y.to_numpy(), weights) == model.score(X, y)
+    with pytest.raises(treaty.DataError, match=ANOTHER_ORDER):
+        models[0].report(tmp_path / "report.html", X, shuffled(y))
+    ranker = treaty.GBDTRanker(n_estimators=1, n_jobs=1).fit(X, y, qid=groups)
+    with pytest.raises(treaty.DataError, match=f"X and qid hold the {ANOTHER_ORDER}"):
+        ranker.score(X, y, qid=shuffled(groups))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -19,8 +19,8 @@ from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened, shown
 from treaty.estimators.inputs import (
+    check_beside,
     check_one_kind,
-    check_row_labels,
     known_tables,
     split_by_party,
     training_tables,
@@ -79,6 +79,15 @@ def _option_class(protocol: Any) -> type[SystemOptions] | None:
         return find_system(protocol).options if isinstance(protocol, str) else None
     except ConfigError:
         return None
+
+
+class Scored:
+    """Stands before scikit-learn's mixins, whose `score` would pair rows by position whatever their indexes say."""
+
+    def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return scikit-learn's score of predictions; DataError for rows in another order, as of `fit`."""
+        check_beside(X, {"y": y, "sample_weight": sample_weight})
+        return float(super().score(X, y, sample_weight))  # type: ignore[misc]
 
 
 class TableEstimator(BaseEstimator):
@@ -192,6 +201,7 @@ class TableEstimator(BaseEstimator):
     def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
         """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the same rows."""
         system = self._chosen()[0]
+        check_beside(X, beside)
         if self.parties is not None if reset else hasattr(self, "columns_by_party_"):
             X = self._by_party(X, system, reset=reset)
         if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
@@ -203,7 +213,6 @@ class TableEstimator(BaseEstimator):
                     "a dict, or say in parties={party: columns} which party has which columns of the one table"
                 )
             X = opened(X)
-            check_row_labels([("X", X), *beside.items()])
             if not reset and getattr(X, "ndim", 2) == 2:
                 validate_data(self, shown(X), reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
@@ -214,7 +223,6 @@ class TableEstimator(BaseEstimator):
             raise DataError(f"a model of protocol {system.name!r} takes one table, as it is whole; got a mapping")
         if not all(isinstance(name, str) for name in X) or not X:
             raise DataError("expected a mapping of party names (text) to tables")
-        check_row_labels([*X.items(), *beside.items()])
         if reset and system.split == "none" and len(X) > 1 and self.parties is None:
             warn_user(
                 f"protocol 'pooled' puts the tables of {', '.join(X)} side by side in one place; name a system that "
@@ -253,8 +261,8 @@ class TableEstimator(BaseEstimator):
         """Return the parties whose columns the model uses."""
         raise NotImplementedError
 
-    def _matched(self, X: Tables) -> dict[str, Table]:
-        tables = self._tables(X, reset=False)
+    def _matched(self, X: Tables, **beside: Any) -> dict[str, Table]:
+        tables = self._tables(X, reset=False, **beside)
         match_rows(tables)
         return tables
 

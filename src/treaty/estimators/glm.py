@@ -11,11 +11,12 @@ from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import Tags
 
 from treaty.data.labels import check_targets
-from treaty.estimators.base import Tables, one_column
+from treaty.estimators.base import Scored, Tables, one_column
+from treaty.estimators.inputs import check_beside
 from treaty.estimators.linear import LinearModel
 
 
-class _Regression(RegressorMixin, LinearModel):
+class _Regression(Scored, RegressorMixin, LinearModel):
     """What both regressions of numbers have in common: training, and predictions by the inverse of their link."""
 
     _mean: ClassVar[Any]  # of margins, the mean: the inverse of the link
@@ -148,4 +149,5 @@ class PoissonRegressor(_Regression):
         -------
         float
         """
+        check_beside(X, {"y": y, "sample_weight": sample_weight})
         return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))

@@ -154,6 +154,12 @@ def check_row_labels(given: Collection[tuple[str, Any]]) -> None:
             )
 
 
+def check_beside(X: Any, beside: Mapping[str, Any]) -> None:
+    """Do so with a table, or those of several parties, and what is given beside it by name: labels, weights."""
+    tables = X.items() if isinstance(X, Mapping) and not hasattr(X, "nnz") else [("X", X)]
+    check_row_labels([*tables, *beside.items()])
+
+
 def _counts_rows(index: Any) -> bool:
     """Whether an index is what dataframes have that nobody gave one: 0, 1, 2 and so on."""
     return bool(index.dtype.kind in "iu" and np.array_equal(index, np.arange(len(index))))

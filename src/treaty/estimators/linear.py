@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from treaty.data.labels import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, warn_user
-from treaty.estimators.base import TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
 from treaty.estimators.class_weights import weights_of_classes
 from treaty.estimators.inputs import pairs_of, refuse_labels, rows_with_weight
 from treaty.estimators.watching import Watch
@@ -265,7 +265,7 @@ class LinearModel(TableEstimator):
         return {name for name, parts in each.items() if any(np.any(part.coef) for part in parts)}
 
 
-class LogisticRegression(ClassifierMixin, LinearModel):
+class LogisticRegression(Scored, ClassifierMixin, LinearModel):
     """Logistic regression, by quasi-Newton steps or gradient descent: on a small table to the optimum, else stochastic.
 
     More than two classes are each set against the rest, on the whole table at every step.

@@ -39,7 +39,7 @@ def contents_of(model: Any, X: Any, y: Any, pooled: Any, consent: Iterable[str] 
     known = willing(model.parts_, consent) | {viewer}
     _check_given(model, X, y, pooled)
     system, own, common = model._settings(random_state=None)
-    rows = None if X is None else model._matched(X)
+    rows = None if X is None else model._matched(X, y=y)
     labels = None if y is None or rows is None else _labels(model, y, viewer, next(iter(rows.values())).n_rows)
     contents = Contents(
         title=title or f"{type(own).__name__}: {type(model).__name__}",

@@ -12,10 +12,10 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 
 from treaty.data.labels import check_weights
 from treaty.errors import ConfigError
-from treaty.estimators.base import Tables, one_column
+from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.boosted import BoostedTrees
 from treaty.estimators.glm import LinearRegression, PoissonRegressor
-from treaty.estimators.inputs import pairs_of
+from treaty.estimators.inputs import check_beside, pairs_of
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.saving import params_of, read_parts, read_saved
 from treaty.models.linear import load_linear_part
@@ -25,7 +25,7 @@ from treaty.systems.system import System
 from treaty.trees.losses.ranking import mean_ndcg
 
 
-class GBDTClassifier(ClassifierMixin, BoostedTrees):
+class GBDTClassifier(Scored, ClassifierMixin, BoostedTrees):
     """Gradient boosted trees for two or more classes.
 
     Parameters
@@ -180,7 +180,7 @@ class GBDTClassifier(ClassifierMixin, BoostedTrees):
         return self._class_numbers(y, party, n_rows, classes)
 
 
-class GBDTRegressor(RegressorMixin, BoostedTrees):
+class GBDTRegressor(Scored, RegressorMixin, BoostedTrees):
     """Gradient boosted trees for a numeric target; parameters as `GBDTClassifier`.
 
     `objective` is the loss: "squared_error" (None), "poisson" for counts and rates, "tweedie" for amounts that are
@@ -243,6 +243,7 @@ class GBDTRanker(BoostedTrees):
 
     def score(self, X: Tables, y: ArrayLike, sample_weight: ArrayLike | None = None, *, qid: ArrayLike) -> float:
         """Return the mean over groups of NDCG of all their rows, 1 for the best order; ties stay in their order."""
+        check_beside(X, {"y": y, "sample_weight": sample_weight, "qid": qid})
         predicted = self.predict(X)
         target = check_relevance(y, qid, "y", len(predicted), self.objective or "ndcg")
         weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(predicted), party="y")
