@@ -76,6 +76,14 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
     return found
 
 
+def as_path(given: Any, argument: str) -> Path:
+    """Return a path that an argument has, ``~`` being the user's own folder; ConfigError for what is none."""
+    if not isinstance(given, str | os.PathLike) or "://" in str(given):
+        got = repr(given) if isinstance(given, str) else type(given).__name__
+        raise ConfigError(f"expected {argument} to be a path on this machine, got {got}")
+    return Path(given).expanduser()
+
+
 def placed(here: Path, name: str) -> str:
     """Return a path that a file in the folder `here` names; ``~`` is the user's own folder."""
     return str(here / Path(name).expanduser())

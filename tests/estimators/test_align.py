@@ -244,3 +244,11 @@ def test_text_that_is_kept_for_ids_is_numbers_as_a_feature(tmp_path, monkeypatch
 def test_an_argument_of_another_type_is_named(given, said):
     with pytest.raises(treaty.ConfigError, match=f"expected {said}"):
         treaty.align(**{"tables": {"a": TABLE, "b": TABLE}, **given})
+
+
+def test_repeated_names_and_lazy_tables_are_refused_by_party() -> None:
+    twice = pd.DataFrame([["a", 1, 2]], columns=["id", "x", "x"])
+    with pytest.raises(DataError, match=r"^shop: expected unique column names, got more than one of 'x'"):
+        align({"bank": TABLE, "shop": twice})
+    with pytest.raises(DataError, match=r"^shop: .*got LazyFrame; call \.collect\(\) first"):
+        align({"bank": TABLE, "shop": pl.from_pandas(TABLE).lazy()})

@@ -216,7 +216,7 @@ def test_files_are_brought_into_common_order(tmp_path, kind, text, monkeypatch):
             found.append(treaty.GBDTClassifier("pooled", base_score=0.5, **OPTIONS).fit(tables, labels))
     assert_same_trees(*found)
     if not text:
-        with pytest.raises(DataError, match="bank: expected a column 'key' of ids, got a table without it"):
+        with pytest.raises(DataError, match="bank: expected a column of ids, 'key', got a file without it"):
             treaty.align(files, "key")
 
 

@@ -85,3 +85,9 @@ def test_fit_warns_when_the_training_loss_rises() -> None:
     with pytest.warns(UserWarning, match=r"the training loss rose from .* after round \d+ to .* after round 16: lower"):
         model = treaty.GBDTClassifier(n_estimators=16, learning_rate=12.0, n_jobs=1).fit(X[["x"]], noisy)
     assert "lower learning_rate" in model.warnings_[0]
+
+
+def test_no_more_bins_are_advised_where_there_are_no_more() -> None:
+    X, y = coded(levels=300, rows=3)
+    with pytest.warns(UserWarning, match=r"cannot be told apart\. Group the categories beforehand"):
+        treaty.GBDTClassifier(n_estimators=1, n_jobs=1).fit(X, y)

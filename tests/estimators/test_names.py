@@ -333,3 +333,27 @@ def test_advice_is_in_the_words_of_the_library_that_the_table_is_of():
         treaty.GBDTClassifier().fit(frame, [0, 1] * 20)
     with pytest.raises(treaty.DataError, match=r'convert with \.astype\("category"\)'):
         treaty.GBDTClassifier().fit(frame.to_pandas(), [0, 1] * 20)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"n_estimators": np.array([1, 2])}, "option n_estimators=.*: expected `int`"),
+        ({"objective": np.array(["a"])}, "option objective="),
+        ({"class_weight": [1, 2]}, "class_weight to be {label: weight} or 'balanced', got"),
+        ({"class_weight": np.array([1, 2])}, "class_weight to be {label: weight}"),
+        ({"protocol": "secureboost", "active": ["p"], "parties": {"p": [0, 1], "q": [2]}}, "active to be one of p, q"),
+    ],
+)
+def test_a_value_of_another_type_names_its_parameter(given, said):
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    with pytest.raises(treaty.ConfigError, match=said):
+        treaty.GBDTClassifier(**{"n_jobs": 1, "n_estimators": 1, **given}).fit(X, [0, 1] * 30)
+
+
+@pytest.mark.parametrize("rows", [[], None, 3], ids=str)
+def test_what_is_no_table_to_predict_is_refused_as_to_fit(rows):
+    model = treaty.GBDTClassifier(n_estimators=1, n_jobs=1).fit(np.zeros((60, 2)) + np.arange(60)[:, None], [0, 1] * 30)
+    for call in (model.predict, lambda X: model.fit(X, [])):
+        with pytest.raises(treaty.DataError, match="Expected 2D array"):
+            call(rows)

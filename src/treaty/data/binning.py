@@ -182,10 +182,11 @@ def joined_categories(table: Table, max_bin: int) -> list[str]:
         joined = (of_category == n_bins - 1) & (counts > 0) if has_other else np.zeros(len(counts), np.bool_)
         if np.count_nonzero(joined) > 1:
             share = 100 * counts[joined].sum() / counts.sum()
+            more = f"Raise max_bin (at most {MOST_BINS}), or group" if max_bin < MOST_BINS else "Group"
             found.append(
                 f"column {name!r} has {np.count_nonzero(counts[:-1])} categories and max_bin={max_bin} bins: its "
                 f"{np.count_nonzero(joined)} rarest categories, {share:.1f} % of its rows, share one bin and cannot be "
-                f"told apart. Raise max_bin (at most {MOST_BINS}), or group the categories beforehand"
+                f"told apart. {more} the categories beforehand"
             )
     return found
 

@@ -75,11 +75,12 @@ def open_dataset(
     folder: Path | None = None,
     columns: Sequence[str] | None = None,
     drop: Sequence[str] = (),
+    drop_all: bool = False,
     party: str = "the table",
 ) -> Any:
     """Return columns of a `pyarrow.dataset.Dataset` as `open_table` does."""
     place = Path("a pyarrow data set")
-    names = kept_names(dataset.schema, place, columns, drop, False, party)
+    names = kept_names(dataset.schema, place, columns, drop, drop_all, party)
 
     def damaged(error: Exception) -> DataError:
         return DataError(f"{party}: cannot read the data set: {type(error).__name__} - at {place}")

@@ -217,11 +217,7 @@ def _open(data: Any, party: str, schema: Schema | None) -> _Source:
         )
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
-    try:
-        native = nw.from_native(data, pass_through=True, allow_series=True)
-    except nw.exceptions.DuplicateError:
-        native, names = None, data.column_names if isinstance(data, pa.Table) else data.columns
-        _refuse_repeated(tuple(map(str, names)), party)
+    native = of_frame(data, party)
     if isinstance(native, nw.LazyFrame):
         raise DataError(f"{party}: expected a dataframe in memory, got a lazy one; call .collect() first")
     if isinstance(native, nw.DataFrame):
@@ -229,6 +225,15 @@ def _open(data: Any, party: str, schema: Schema | None) -> _Source:
     if isinstance(native, nw.Series):
         native = native.to_numpy()
     return _array_source(native, party, schema)
+
+
+def of_frame(data: Any, party: str) -> Any:
+    """Return any dataframe or series as narwhals has it, and other data as it came; refuse names that are repeated."""
+    try:
+        return nw.from_native(data, pass_through=True, allow_series=True)
+    except nw.exceptions.DuplicateError:
+        names = data.column_names if isinstance(data, pa.Table) else data.columns
+        return _refuse_repeated(tuple(map(str, names)), party)
 
 
 def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from treaty.data.file_tables import FileTable
 from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, Psi, read_ids
 from treaty.data.run_log import MAX_RUNS, RunLog
+from treaty.data.table import of_frame
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
+from treaty.files import as_path
 from treaty.parallel import cores
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
@@ -128,7 +130,7 @@ def align(
     frames = {party: _frame(table, column[party], party) for party, table in tables.items()}
     threads = cores(n_jobs)
     logs = {
-        party: RunLog(Path(log).expanduser() / f"{quote(party, safe=' ')}.jsonl", max_runs=max_runs) if log else None
+        party: RunLog(as_path(log, "log") / f"{quote(party, safe=' ')}.jsonl", max_runs=max_runs) if log else None
         for party in tables
     }
 
@@ -157,9 +159,10 @@ def _frame(table: Any, column: str, party: str) -> nw.DataFrame[Any] | FileTable
     table = opened(table, party, column)
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
-    frame = table if isinstance(table, FileTable) else nw.from_native(table, pass_through=True)
+    frame = table if isinstance(table, FileTable) else of_frame(table, party)
     if not isinstance(frame, nw.DataFrame | FileTable):
-        raise DataError(f"{party}: expected a dataframe in memory, got {type(table).__name__}")
+        lazy = "; call .collect() first" if isinstance(frame, nw.LazyFrame) else ""
+        raise DataError(f"{party}: expected a dataframe in memory, got {type(table).__name__}{lazy}")
     if column not in (frame.column_names if isinstance(frame, FileTable) else frame.columns):
         raise DataError(f"{party}: expected a column {column!r} of ids, got a table without it")
     return frame

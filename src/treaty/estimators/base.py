@@ -27,6 +27,7 @@ from treaty.estimators.inputs import (
     warn_unseen,
 )
 from treaty.estimators.saving import SavedEstimator, write_model
+from treaty.files import as_path
 from treaty.named_code import trust
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Recorded, Run
@@ -213,7 +214,7 @@ class TableEstimator(BaseEstimator):
                     "a dict, or say in parties={party: columns} which party has which columns of the one table"
                 )
             X = opened(X)
-            if not reset and getattr(X, "ndim", 2) == 2:
+            if not reset and (len(X.shape) == 2 if hasattr(X, "shape") else isinstance(X, list | tuple) and X):
                 validate_data(self, shown(X), reset=False, skip_check_array=True)
             table = to_table(X, schema=None if reset else self.schemas_[ALONE], on_unseen=warn_unseen)
             if reset:
@@ -269,7 +270,7 @@ class TableEstimator(BaseEstimator):
     def _active(self, tables: Mapping[str, Any]) -> str:
         if self.active is None:
             return next(iter(tables))
-        if self.active not in tables:
+        if not isinstance(self.active, str) or self.active not in tables:
             raise ConfigError(f"expected active to be one of {', '.join(tables)}, got {self.active!r}")
         return self.active
 
@@ -363,7 +364,7 @@ class TableEstimator(BaseEstimator):
         from treaty.estimators.reporting import contents_of  # late: few fits are followed by a report
         from treaty.report.page import check_possible, write_page
 
-        path = Path(path).expanduser()
+        path = as_path(path, "path")
         check_possible(path)
         write_page(path, contents_of(self, X, y, pooled, consent, title))
 
@@ -382,10 +383,11 @@ class TableEstimator(BaseEstimator):
             If the folder cannot be written, or is called like a file ("model.json").
         """
         check_is_fitted(self, "parts_")
-        if Path(folder).suffix.lower() in _SUFFIXES_OF_FILES:
+        folder = as_path(folder, "folder")
+        if folder.suffix.lower() in _SUFFIXES_OF_FILES:
             raise ConfigError(
                 "save makes a folder, with a file for each party and model.json, which names them: expected the name "
-                f"of a folder, as in save({Path(folder).stem!r}), got {str(folder)!r}"
+                f"of a folder, as in save({folder.stem!r}), got {str(folder)!r}"
             )
         names = getattr(self, "feature_names_in_", None)
         saved = SavedEstimator(

@@ -30,6 +30,7 @@ from treaty.estimators.inputs import (
 )
 from treaty.estimators.trained_trees import TrainedTrees
 from treaty.estimators.watching import Watch
+from treaty.files import as_path
 from treaty.models.trees import ModelPart, forest_of
 from treaty.runs.fit import no_rows, train
 from treaty.runs.threads import Run
@@ -211,7 +212,7 @@ class BoostedTrees(TrainedTrees):
         trained = train(
             replace(run, recorded=self._recorded),
             transport=self.transport,
-            checkpoint=None if checkpoint is None else Path(checkpoint).expanduser(),
+            checkpoint=None if checkpoint is None else as_path(checkpoint, "checkpoint"),
             weighted=any(rows.weight is not None for rows in run.data.values()),
             finished=self._finished,
             watch=watch,

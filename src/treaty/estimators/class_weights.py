@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -21,7 +22,7 @@ def refuse_told_labels(system: System, own: SystemOptions, class_weight: Any) ->
             "weights of classes would tell labels that noise is to hide: leave scale_pos_weight and class_weight out, "
             "or the noise"
         )
-    if class_weight == "balanced" and (system.split == "rows" or own.adds_noise):
+    if isinstance(class_weight, str) and class_weight == "balanced" and (system.split == "rows" or own.adds_noise):
         raise ConfigError(
             f"class_weight='balanced' counts the labels of all, which protocol {system.name!r} does not tell: name "
             "the weight of each class, class_weight={label: weight}"
@@ -50,6 +51,8 @@ def weights_of_classes(
             raise ConfigError(f"expected a number scale_pos_weight above 0, got {scale_pos_weight!r}")
         of_rows = np.where(target == 1.0, float(scale_pos_weight), 1.0)
     else:
+        if not isinstance(class_weight, str | Mapping):
+            raise ConfigError(f"expected class_weight to be {{label: weight}} or 'balanced', got {class_weight!r}")
         try:
             of_rows = compute_sample_weight(class_weight, classes[target.astype(np.intp)])
         except (ValueError, TypeError) as error:

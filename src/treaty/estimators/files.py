@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from treaty.data.opening import is_dataset, open_dataset
 from treaty.data.opening import open_table as open_file
 from treaty.data.sources import as_text, changed, is_csv, refuse_absent, refuse_strays, with_categories
 from treaty.data.sources import read_table as read_file
+from treaty.errors import ConfigError
+from treaty.files import as_path
 
 
 def read_table(
@@ -51,7 +54,7 @@ def read_table(
         The file is missing, malformed or has other columns; or a column has numbers, or dates, and some cells that
         are none (``treaty.data.number_text`` has the rule). The error names their lines.
     """
-    return _opened(path, "the table", categorical, columns, drop, in_memory=True, any_ids=True)
+    return _opened(as_path(path, "path"), "the table", categorical, columns, drop, in_memory=True, any_ids=True)
 
 
 def open_table(
@@ -99,7 +102,9 @@ def open_table(
     ConfigError
         The folder has not enough room.
     """
-    folder = None if folder is None else Path(folder).expanduser()
+    folder = None if folder is None else as_path(folder, "folder")
+    if not isinstance(id, str | NoneType):
+        raise ConfigError(f"expected id to be the name of a column, got {type(id).__name__}")
     return _opened(source, "the table", categorical, columns, drop, id, folder, any_ids=id is None)
 
 
@@ -108,21 +113,29 @@ def _opened(
     drop: Sequence[str] = (), ids: str | None = None, folder: Path | None = None, *, in_memory: bool = False,
     any_ids: bool = False,
 ) -> Any:  # fmt: skip
-    read = read_file if in_memory else partial(open_file, folder=folder)
+    for what, names in (("categorical", categorical), ("columns", columns or ()), ("drop", drop)):
+        if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(of, str) for of in names):
+            raise ConfigError(f"expected {what} to be a list of columns' names, got {names!r}")
+        if what == "columns" and len(set(names)) < len(names):
+            raise ConfigError(f"expected every column once, got columns={names!r}")
+    read = partial(
+        read_file if in_memory else partial(open_file, folder=folder), columns=columns, drop=drop, party=party
+    )
     lossy: dict[str, pa.DataType] = {}
     if is_dataset(source):
         place = "a pyarrow data set"
-        table = open_dataset(source, columns=columns, drop=drop, folder=folder, party=party)
+        table = open_dataset(source, columns=columns, drop=drop, drop_all=True, folder=folder, party=party)
     else:
-        source = Path(source).expanduser()
+        source = as_path(source, "source")
         place = str(source)
         text = [*categorical, *([] if ids is None else [ids])]
-        table = read(source, columns=columns, drop=drop, text=text, party=party)
+        table = read(source, drop_all=True, text=text)
         if any_ids and is_csv(source) and (lossy := lossy_as_ids(source, table.schema)):
-            table = read(source, columns=columns, drop=drop, text=[*text, *lossy], party=party)
+            table = read(source, text=[*text, *lossy])
         if ids in table.column_names and is_csv(source):
             typed = typed_ids(table[ids])
             table = changed(table, str(ids), typed.type, lambda _: typed)
+    refuse_absent([] if ids is None else [ids], "a column of ids", table.column_names, place, party)
     return _with_kinds(table, place, party, [name for name in categorical if name not in drop], ids, lossy)
 
 

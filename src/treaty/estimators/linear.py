@@ -24,6 +24,7 @@ from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, r
 from treaty.estimators.class_weights import weights_of_classes
 from treaty.estimators.inputs import pairs_of, refuse_labels, rows_with_weight
 from treaty.estimators.watching import Watch
+from treaty.files import as_path
 from treaty.linear.calibration import Calibration
 from treaty.linear.losses import warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder
@@ -152,7 +153,7 @@ class LinearModel(TableEstimator):
         trained = train(
             replace(run, eval_sets=self._eval_sets(eval_set, settings, active), recorded=self._recorded),
             transport=self.transport,
-            checkpoint=None if checkpoint is None else Path(checkpoint).expanduser(),
+            checkpoint=None if checkpoint is None else as_path(checkpoint, "checkpoint"),
             weighted=weight is not None,
             watch=watch,
         )

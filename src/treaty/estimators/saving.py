@@ -36,9 +36,8 @@ class SavedEstimator(msgspec.Struct, kw_only=True):
     positions: dict[str, list[int]] | None = None  # of each party's columns in one table, where `parties` says whose
 
 
-def write_model(folder: str | Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
+def write_model(folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
     """Write a model to a folder, made when missing; ConfigError if it cannot be written."""
-    folder = Path(folder).expanduser()
     try:
         finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}  # JSON has none
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,9 +50,9 @@ def write_model(folder: str | Path, saved: SavedEstimator, parts: Mapping[str, M
         raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
 
 
-def read_saved(folder: str | Path) -> SavedEstimator:
+def read_saved(folder: Path) -> SavedEstimator:
     """Read what `write_model` wrote beside the parts; ConfigError if there is no such file, or it is another one."""
-    return read_json(Path(folder).expanduser() / "model.json", SavedEstimator, FORMAT)
+    return read_json(folder / "model.json", SavedEstimator, FORMAT)
 
 
 def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
@@ -75,9 +74,9 @@ def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
     return {**saved.params, **pairs, "protocol": own if own != system.options() else name}
 
 
-def read_parts(folder: str | Path, saved: SavedEstimator, load: Callable[[Path, str], AnyPart]) -> dict[str, AnyPart]:
+def read_parts(folder: Path, saved: SavedEstimator, load: Callable[[Path, str], AnyPart]) -> dict[str, AnyPart]:
     """Read every party's part; ConfigError if a file is missing or is not one of a Treaty model."""
-    return {name: load(_part_file(Path(folder).expanduser(), name), name) for name in saved.parties}
+    return {name: load(_part_file(folder, name), name) for name in saved.parties}
 
 
 def _part_file(folder: Path, party: str) -> Path:

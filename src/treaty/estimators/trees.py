@@ -18,6 +18,7 @@ from treaty.estimators.glm import LinearRegression, PoissonRegressor
 from treaty.estimators.inputs import check_beside, pairs_of
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.saving import params_of, read_parts, read_saved
+from treaty.files import as_path
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import forest_of, load_part, of_classes
 from treaty.systems.pooled.training import check_numbers, check_relevance
@@ -297,6 +298,7 @@ def load(
     ConfigError
         If a file is missing or is not one of a Treaty model, or names code that is not `trusted`.
     """
+    folder = as_path(folder, "folder")
     saved = read_saved(folder)
     regressions: tuple[type[LogisticRegression | LinearRegression | PoissonRegressor], ...]
     regressions = (LogisticRegression, LinearRegression, PoissonRegressor)

@@ -292,7 +292,13 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
-    return math.inf if value == "inf" else value.item() if isinstance(value, np.generic) else value
+    return (
+        math.inf
+        if isinstance(value, str) and value == "inf"
+        else value.item()
+        if isinstance(value, np.generic)
+        else value
+    )
 
 
 def _explained(message: str, values: Mapping[str, Any], kind: type) -> str:
