@@ -452,7 +452,6 @@ def _byte_grid(headings: tuple[str, ...]) -> Grid:
 
 
 def _bytes_by_pair(model: Any) -> Grid:
-    """Return what each party sent to each."""
     grid = _byte_grid(("from -> to", "messages", "MB", "mostly"))
     for pair, totals in model.communication_.items():
         largest = max(totals["by_type"], key=totals["by_type"].get)

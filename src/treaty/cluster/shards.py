@@ -110,7 +110,6 @@ class ByRows:
             yield from (rows[part] for part in pieces(len(rows), most))
 
     def size(self, number: int, count: int) -> int:
-        """Return how many rows one worker has."""
         if self.places is not None:
             return len(self.places[number])
         return sum(part.stop - part.start for part in own_stripes(number, count, self.first, self._length()))
@@ -138,8 +137,7 @@ class Shards(Protocol):
     """A party's workers."""
 
     @property
-    def count(self) -> int:
-        """Number of workers."""
+    def count(self) -> int: ...
 
     def keep(
         self, name: str, array: NDArray[Any], places: Sequence[NDArray[np.int64]] | None = None, first: int = 0

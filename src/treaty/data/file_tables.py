@@ -131,7 +131,6 @@ class FileTable:
         return self._with(pa.schema([self.schema.field(name) for name in names], self.schema.metadata))
 
     def drop_columns(self, names: Sequence[str]) -> FileTable:
-        """Return a table without some columns."""
         return self.select([name for name in self.column_names if name not in names])
 
     def take(self, rows: Any) -> FileTable:

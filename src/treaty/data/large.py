@@ -254,7 +254,6 @@ def open_unnamed() -> IO[bytes]:
 
 
 def write_all(file: IO[bytes], values: NDArray[Any]) -> None:
-    """Write an array at the end of a file."""
     left = values.reshape(-1).view(np.uint8).data
     try:
         file.seek(0, 2)

@@ -284,5 +284,4 @@ def encode(commitment: NDArray[np.uint8]) -> str:
 
 
 def decode(text: str) -> NDArray[np.uint8]:
-    """Read what `encode` wrote."""
     return np.frombuffer(b64decode(text), np.uint8).reshape(-1, 32)

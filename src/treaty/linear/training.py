@@ -44,7 +44,6 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """Whether training ends."""
         return settled(self.losses, self.tol) or len(self.losses) >= self.max_iter
 
     def end_epoch(self, loss: float) -> bool:
@@ -78,7 +77,6 @@ class EvalLosses:
 
     @property
     def over(self) -> bool:
-        """Whether training ends."""
         last = self._deciding
         return self.patience is not None and bool(last) and len(last) - 1 - int(np.argmin(last)) >= self.patience
 

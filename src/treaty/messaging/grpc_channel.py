@@ -188,7 +188,6 @@ class GrpcChannel:
             raise gone
 
     def send(self, to: str, frame: bytes, timeout: float) -> None:
-        """Deliver a frame; see `Channel.send`."""
         link = self._links.get(to)
         if link is None:
             raise LocalProtocolError(

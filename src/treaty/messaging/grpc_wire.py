@@ -92,7 +92,6 @@ class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """Encode one of the structs above."""
     return msgspec.msgpack.encode(value)
 
 

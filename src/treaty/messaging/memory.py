@@ -115,7 +115,6 @@ class MemoryChannel:
         self._own.mark_read(sender, nbytes)
 
     def close(self) -> None:
-        """Leave; see `Channel.close`."""
         due = 0.0 if self._link is None else self._due(0, self._link)
         self._departures.setdefault(self._name, due)  # before it is missing from the inboxes
         if self._inboxes.pop(self._name, None) is not None:

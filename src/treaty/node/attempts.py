@@ -75,7 +75,6 @@ class Standing:
 
     @property
     def leads(self) -> bool:
-        """Whether this node leads."""
         return self.name == self.active
 
     @cached_property

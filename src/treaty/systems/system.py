@@ -291,7 +291,6 @@ def mesh(cast: Cast, options: SystemOptions) -> dict[str, list[str]]:
 
 
 def nobody(cast: Cast, options: SystemOptions) -> list[str]:
-    """Return no party."""
     return []
 
 

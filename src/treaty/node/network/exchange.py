@@ -209,7 +209,6 @@ class Exchange:
             caller.start()
 
     def close(self) -> None:
-        """End all conversations."""
         self._closing.set()
         for talk in self._all():
             talk.end()
@@ -231,7 +230,6 @@ class Exchange:
         return False
 
     def is_up(self, peer: str) -> bool:
-        """Whether there is a conversation with a peer."""
         return bool(self._newest(peer))
 
     def _all(self) -> list[Conversation]:

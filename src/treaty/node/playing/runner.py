@@ -58,7 +58,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self._process.pid
 
     def end(self) -> None:

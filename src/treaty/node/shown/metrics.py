@@ -36,7 +36,6 @@ class _OfStore(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric as it is now."""
         info = GaugeMetricFamily("treaty_node_info", "The node and its version; always 1.", labels=["node", "version"])
         info.add_metric([self._name, treaty.__version__], 1)
         yield info

@@ -34,7 +34,6 @@ def results_of(folder: Path, job: str, model: str = "") -> Path:
 
 
 def log_of(folder: Path, job: str) -> Path:
-    """Return the log of a job's processes."""
     return folder / "logs" / f"{job}.log"
 
 

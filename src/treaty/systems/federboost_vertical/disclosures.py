@@ -13,7 +13,6 @@ from treaty.systems.system import Cast
 def disclosures(
     cast: Cast, options: FederBoostVertical, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Return sentences by party."""
     cost = (
         f"epsilon {options.epsilon_person:g} per person, shared by the party's columns"
         if options.epsilon_person is not None

@@ -11,7 +11,6 @@ from treaty.systems.system import Cast
 def disclosures(
     cast: Cast, options: FedXGBoostLDP, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Return sentences by party."""
     active, mechanism, epsilon = cast.active, options.noise_mechanism, options.noise_epsilon
     most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {active}'s ledger"
     if mechanism == "label_rr":

@@ -72,7 +72,6 @@ class FedXGBoostLDP(SystemOptions):
 
     @property
     def label_epsilon(self) -> float | None:
-        """`epsilon`, where labels are randomised."""
         return self.epsilon if self.mechanism == "label_rr" else None
 
     @property

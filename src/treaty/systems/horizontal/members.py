@@ -125,7 +125,6 @@ class ToldDigest:
         self.digest = hashlib.sha256(length_prefixed("treaty heard", told_first)).digest()
 
     def hear(self, message: Message) -> None:
-        """Add the next message to the digest."""
         named = length_prefixed(self.digest, type(message).__name__, encode_body(message))
         self.digest = hashlib.sha256(named).digest()
 

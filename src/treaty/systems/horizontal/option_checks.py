@@ -6,7 +6,6 @@ from treaty.errors import ConfigError
 
 
 def refuse_goss(common: Any) -> None:
-    """Refuse one-side sampling."""
     if common.goss:
         raise ConfigError("goss ranks rows by gradient, which participants cannot do together; use subsample")
 

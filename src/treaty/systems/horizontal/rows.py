@@ -107,7 +107,6 @@ def describe(data: LabelledRows, classes: list[Category] | None, bins: bytes = b
 
 
 def schema_of(names: Sequence[str], categories: Categories, origins: Origins) -> Schema:
-    """Return the schema that a message describes."""
     return Schema(tuple(names), tuple(None if c is None else tuple(c) for c in categories), origins)
 
 

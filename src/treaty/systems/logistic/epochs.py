@@ -62,7 +62,6 @@ class EvalSets:
 
     @classmethod
     def of(cls, seat: Seat, setting: Setting, preparation: Preparation) -> EvalSets:
-        """Prepare the seat's eval sets."""
         leads = seat.party.name == setting.active
         sets = {rows.name: prepared(rows, preparation, intercept=leads) for rows in seat.eval_sets}
         return cls(

@@ -67,7 +67,6 @@ def _reason(
 
 
 def _first_hessian(forest: Forest, rows: LabelledRows) -> float:
-    """Return the sum of the rows' hessians of the first tree."""
     loss = forest.objective
     margins = np.full((len(rows.y), loss.n_outputs), loss.base_margins)
     return float(loss.gradients(margins, rows.y, rows.weight)[1][0].sum()) * loss.hess_unit

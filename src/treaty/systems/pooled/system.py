@@ -43,7 +43,6 @@ def side_by_side(tables: Mapping[str, Table]) -> Table:
 
 
 def in_one_place(places: Mapping[str, Place], active: str, options: Pooled) -> Cast:
-    """Put everything in one place."""
     return Cast(active, dict.fromkeys(places, "alone"), list(places))
 
 

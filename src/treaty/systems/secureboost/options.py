@@ -144,12 +144,10 @@ class SecureBoost(SystemOptions):
 
     @property
     def label_epsilon(self) -> float | None:
-        """`epsilon`, where labels are randomised."""
         return self.epsilon if self.mechanism == "label_rr" else None
 
     @property
     def hides_decisions(self) -> bool:
-        """`he_inference`."""
         return bool(self.he_inference)
 
     def check(self, common: Any) -> None:

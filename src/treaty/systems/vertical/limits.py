@@ -66,7 +66,6 @@ class TreeLimits:
         self._active, self._max_depth, self._fewest_rows = active, max_depth, fewest_rows
 
     def start(self, columns: NDArray[np.int32]) -> None:
-        """Begin a tree on these columns."""
         self._columns, self._levels, self._nodes, self._last_row = columns, 0, 0, -1
 
     def sampled(self, rows: NDArray[np.int32]) -> None:

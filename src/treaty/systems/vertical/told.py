@@ -152,7 +152,6 @@ SPLIT_ANSWER = Told(
 
 
 def public_seed(reference: str) -> Lines:
-    """Return the lines of the public seed of the lattice map."""
     return lines(
         Told(SeedOffer, ACTIVE, PASSIVE, "which answer to an earlier set-up the active party has kept", "control"),
         Told(SeedCommitment, PASSIVE, ACTIVE, "whether the sender has an earlier job's table and secrets", "control"),

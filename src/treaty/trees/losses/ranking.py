@@ -168,7 +168,6 @@ def _places(starts: Integers) -> Integers:
 
 
 def _mean_of_groups(values: Floats, weight: Floats | None, ranked: Integers, starts: Integers) -> float:
-    """Return the mean over groups, each with the weight of its rows."""
     return float(np.average(values, weights=None if weight is None else weight[ranked][starts[:-1]]))
 
 

@@ -56,7 +56,6 @@ class GradientVectors:
         self._level: Level | None = None
 
     def start_tree(self, grad: Int64, hess: Int64) -> None:
-        """Take a tree's gradients."""
         self._gradients, self._level = np.stack([grad, hess], axis=1).astype(np.float64), None
 
     def ask(self, level: Level, partition: RowPartition) -> None:

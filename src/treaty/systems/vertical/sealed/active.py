@@ -148,7 +148,6 @@ class SealedPeer(PassiveColumns):
         return told.key
 
     def count_candidates(self) -> int:
-        """Return how many candidates all columns have."""
         columns = np.arange(len(self.categorical), dtype=np.int32)
         return len(Candidates(self.offsets, self.categorical, self.missing, columns))
 

@@ -65,7 +65,6 @@ class SealedOwner:
         self._end = End(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
     def start_tree(self, columns: Int32s) -> None:
-        """Begin a tree on these columns."""
         self._candidates = Candidates(*self._columns, columns)
         self._before: Wide | None = None
         self._parts: list[Wide] = []
