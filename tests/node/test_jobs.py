@@ -75,6 +75,11 @@ def test_jobs_that_spend_of_one_budget_do_not_play_at_once(shop):
     with_policy(shop, most_epsilon_total=1.0)
     assert shop.jobs.share_budget(one, [other])
     assert not shop.jobs.share_budget(one, [one])
+    twin = msgspec.structs.replace(shop.jobs.settings.data["rows"], name="twin", ledgers="rows")
+    shop.jobs.settings = msgspec.structs.replace(shop.jobs.settings, data={**shop.jobs.settings.data, "twin": twin})
+    shop_of = {"shop": {"table": "twin", "predict_table": "twin"}}
+    of_twin = shop.jobs.standings[shop.proposed({**NOISY, "parties": {**NOISY["parties"], **shop_of}})]
+    assert shop.jobs.share_budget(of_twin, [other])
 
 
 def test_a_party_that_is_not_needed_ends_with_the_job_that_went_on_without_it(shop):

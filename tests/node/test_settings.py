@@ -102,6 +102,27 @@ def test_a_data_set_may_have_a_cluster(tmp_path: Path) -> None:
         load(tmp_path, f'{DATA}table = "t.csv"\ncluster = "dask"')
 
 
+def test_data_sets_over_one_file_have_one_ledger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "t.csv").write_text("a\n1\n")
+    (tmp_path / "link.csv").symlink_to("t.csv")
+    tables = ('table = "t.csv"', f'table = "{tmp_path}/./link.csv"', 'table = "other.csv"', 'table = "./other.csv"')
+    queries = [f'sql = "SELECT a FROM {of} ORDER BY a"\ndatabase = "env:URI"' for of in "ppq"]
+    given = 'name = "bank"\n' + "".join(f"[data.d{k}]\n{of}\n" for k, of in enumerate([*tables, *queries]))
+
+    def stores() -> list[str]:
+        return [Path(of.store).name for of in load(tmp_path, given).data.values()]
+
+    assert stores() == ["d0", "d0", "d2", "d2", "d4", "d4", "d6"]
+    (tmp_path / "state" / "stores" / "d1").mkdir(parents=True)
+    assert stores()[:2] == ["d1", "d1"]  # where something was spent
+    assert not caplog.messages
+    (tmp_path / "state" / "stores" / "d0").mkdir()
+    assert stores()[:2] == ["d0", "d1"]
+    assert caplog.messages == [
+        "data sets 'd0', 'd1' are one table and have a ledger each: people of it pay the budgets of all"
+    ]
+
+
 def test_a_page_is_for_this_machine_alone_or_for_all_by_consent(tmp_path: Path) -> None:
     for listen in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
         load(tmp_path, f'name = "bank"\n[web]\nlisten = "{listen}"')

@@ -335,10 +335,10 @@ class Jobs:
                 raise BudgetSpent(f"{of}: {over}")
 
     def _budgets(self, at: Standing) -> set[str]:
-        """Return a job's data sets whose releases under noise are limited by what all jobs together spend."""
+        """Return the stores of a job's data sets whose releases under noise are limited by what all jobs spend."""
         named = data_sets(at.job, self.name, at.proposal.verb)
         known = (self.settings.data.get(of) for of in named)
-        return {of.name for of in known if of is not None and of.policy.most_epsilon_total is not None}
+        return {of.store for of in known if of is not None and of.policy.most_epsilon_total is not None}
 
     def change(self, at: Standing, **changes: Any) -> None:
         """Change a job in the database, and tell all its parties."""

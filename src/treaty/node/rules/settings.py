@@ -5,7 +5,8 @@ Paths are relative to the file. Unknown names are refused: a misspelt rule of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +25,8 @@ from treaty.node.proposals import Verb
 from treaty.runs.job import Member, fault_of
 from treaty.runs.toml_tables import Places, converted
 from treaty.systems import SYSTEMS, find_system
+
+logger = logging.getLogger(__name__)
 
 Sums = Literal["open", "sealed"]
 Consent = Literal["paper", "allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins", "dropout"]
@@ -158,8 +161,8 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cluster, cluster_workers : str or None, int or None
         The cluster that adds up its rows in trainings, as in a job file; protocols that cannot use one do without.
     policy : Policy
-    name, folder : str
-        Its own name, and the node's folder; not in the file.
+    name, folder, ledgers : str
+        Its own name, the node's folder, and the data set of the same table whose store it has; not in the file.
     """
 
     table: str | None = None
@@ -175,6 +178,7 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     policy: Policy = Policy()
     name: str = ""
     folder: str = ""
+    ledgers: str = ""
 
     def __post_init__(self) -> None:
         if self.cluster is not None:
@@ -188,7 +192,16 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def store(self) -> str:
         """Folder of what serves later jobs about it: ledgers, hints, counts of alignments."""
-        return str(Path(self.folder) / "stores" / self.name)
+        return str(Path(self.folder) / "stores" / (self.ledgers or self.name))
+
+    @property
+    def source(self) -> object:
+        """What two data sets over one table have in common: its file, or the query."""
+        try:
+            found = None if self.table is None else Path(self.table).stat()
+        except OSError:  # it is not there yet
+            return str(Path(str(self.table)).resolve())
+        return (self.database, self.sql) if found is None else (found.st_dev, found.st_ino)
 
     def member(self, given: Member, *, aligned: bool) -> Member:
         """Return a party's fields of a job, as proposed, with its own of this data set; ids are no features."""
@@ -289,7 +302,7 @@ def load_settings(path: str | Path) -> Settings:
     return settings
 
 
-_FILLED_IN = ("name", "folder")  # fields of a data set that are not the file's
+_FILLED_IN = ("name", "folder", "ledgers")  # fields of a data set that are not the file's
 _PLACES: Places = {
     "at the top": (Settings, Settings.__struct_fields__),
     "in [web]": (Web, Web.__struct_fields__),
@@ -336,8 +349,27 @@ def _absolute(settings: Settings, here: Path) -> Settings:
         table = None if table is None else placed(here, table)
         return msgspec.structs.replace(data_set, table=table, database=database, name=name, folder=folder)
 
-    data = {name: of_data(name, data_set) for name, data_set in settings.data.items()}
+    data = _sharing({name: of_data(name, data_set) for name, data_set in settings.data.items()})
     return msgspec.structs.replace(settings, folder=folder, keys=placed(here, settings.keys), data=data)
+
+
+def _sharing(data: Mapping[str, DataSet]) -> dict[str, DataSet]:
+    """Give data sets over one table one store: each with a ledger of its own, people would pay every budget again."""
+    over: dict[object, list[DataSet]] = {}
+    for data_set in data.values():
+        over.setdefault(data_set.source, []).append(data_set)
+    of_name = {}
+    for alike in over.values():
+        begun = [data_set.name for data_set in alike if Path(data_set.store).exists()]
+        if len(begun) > 1:  # by an earlier version, or before they had one table
+            logger.warning(
+                "data sets %s are one table and have a ledger each: people of it pay the budgets of all", _listed(begun)
+            )
+        first = begun[0] if begun else alike[0].name
+        for data_set in alike:
+            own = "" if data_set.name in (first, *begun) else first
+            of_name[data_set.name] = msgspec.structs.replace(data_set, ledgers=own)
+    return {name: of_name[name] for name in data}
 
 
 def _check(settings: Settings) -> None:
