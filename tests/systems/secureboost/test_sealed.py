@@ -48,6 +48,11 @@ def filled(array: Array, value: int) -> Array:
     return Array.of(np.full(array.shape, value, array.dtype))
 
 
+def alike(array: Array) -> Array:
+    """Return an array whose values are all its last one."""
+    return filled(array, int(np.frombuffer(array.data, np.int32)[-1]))
+
+
 SEALED = SecureBoost(sums="sealed")
 SMALL = {"max_bin": 6, "max_cat_to_onehot": 256}  # a bin of a hint takes a millisecond or two
 
@@ -550,13 +555,14 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
         ("p0", "WonCandidates", lambda m: replace(m, numbers=filled(m.numbers, 1 << 60)), "candidates' numbers"),
         ("p0", "WonCandidates", lambda m: replace(m, nodes=filled(m.nodes, 99)), "ascending nodes"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, parents=filled(m.parents, 5)), "nodes of the last level"),
+        ("p0", "SealedSumsRequest", lambda m: replace(m, parents=alike(m.parents)), "each once"),
         ("p0", "SealedSumsRequest", lambda m: replace(m, before="nobody"), "parties of the job"),
         ("p0", "TournamentTerms", lambda m: replace(m, keys={"nobody": (bytes(32), b"")}), "keys of the job's other"),
     ],
 )  # fmt: skip
 def test_garbage_ends_the_job_with_one_clear_error(faulty, kind, change, message):
     tables, y = tables_and_labels(parties=2)
-    options = {**OPTIONS, **SMALL_JOB, "max_bin": 6}
+    options = {**OPTIONS, **SMALL_JOB, "max_bin": 6, "max_depth": 3}
     honest = {"p0": secureboost.active, "p1": secureboost.passive}
 
     def role(party):

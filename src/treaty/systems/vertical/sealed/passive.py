@@ -81,11 +81,13 @@ class SealedOwner:
         parents = view(request.parents, np.int32, (len(shares),), peer=self._active, what="SealedSumsRequest.parents")
         nodes = 0 if self._before is None else len(self._before)
         of_level = parents == -1 if nodes == 0 else (parents >= 0) & (parents < nodes)
-        if not of_level.all() or not {request.before, request.after} <= self._key.others | {""}:
-            what = "nodes of the last level, and parties of the job"
-            raise PeerProtocolError(self._active, f"expected {what} - at SealedSumsRequest from {self._active}")
         self._parts.append(shares)
         self._parents.append(parents)
+        told = np.concatenate(self._parents)  # a parent twice would be two nodes whose sides are under the same pads
+        once = len(np.unique(told)) == len(told)
+        if not (once and of_level.all()) or not {request.before, request.after} <= self._key.others | {""}:
+            what = "nodes of the last level, each once, and parties of the job"
+            raise PeerProtocolError(self._active, f"expected {what} - at SealedSumsRequest from {self._active}")
         if request.last:
             self._find_level(request)
 
