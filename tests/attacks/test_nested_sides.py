@@ -16,8 +16,12 @@ from tables import real_table
 from treaty import GBDTClassifier, SecureBoost
 from treaty.attacks.auditing import audit
 from treaty.attacks.nested_sides import grouped, known_share
-from treaty.errors import TreatyError
+from treaty.data.binning import fit_bins
+from treaty.errors import ConfigError, TreatyError
+from treaty.models.checkpoints import sides_folder
 from treaty.systems.secureboost import roles
+from treaty.systems.vertical.encrypted_columns import TreeEnd
+from treaty.systems.vertical.told_sides import ToldSides
 
 REPOSITORY = Path(__file__).parents[2]
 JOB = {"n_estimators": 12, "max_depth": 3, "max_bin": 32, "learning_rate": 0.3, "n_jobs": 1}
@@ -80,3 +84,36 @@ def test_an_owner_that_reaches_its_limit_ends_the_job() -> None:
 
     with pytest.raises(TreatyError, match=r"expected at most 5\.0% \(most_recoverable\): train fewer or shallower"):
         play_training(tables, y, replace={"p1": passive}, **options)
+
+
+def test_a_tree_that_is_broken_off_is_counted(tmp_path: Path) -> None:
+    """An active party could else have most of a tree's sides told, end the attempt, and have a new one begun."""
+    tables, y = tables_and_labels(parties=2)
+    options = {
+        "insecure_test_key_bits": None, "allow_insecure": False, "sums": "sealed", "max_bin": 6, "n_estimators": 1,
+        "max_depth": 3, "min_child_samples": 5,
+    }  # fmt: skip
+
+    def passive(store: str) -> Any:
+        return lambda party: roles.passive(seat_of(party, tables, y, options, store=tmp_path / store))
+
+    def active(party: Any) -> Any:
+        send = party.send
+
+        def until_the_end(to: str, sent: Any) -> None:
+            if isinstance(sent, TreeEnd):
+                raise ConfigError("it has seen enough")
+            send(to, sent)
+
+        party.send = until_the_end
+        return roles.active(seat_of(party, tables, y, options))
+
+    with pytest.raises(ConfigError, match="seen enough"):
+        play_training(tables, y, replace={"p0": active, "p1": passive("broken off")}, **options)
+    play_training(tables, y, replace={"p1": passive("whole")}, **options)
+    bins = fit_bins(tables["p1"], 6, 1)
+    shares = [
+        ToldSides(sides_folder(tmp_path / store, "p1"), bins, bins.transform(tables["p1"], 1)).share
+        for store in ("whole", "broken off")
+    ]
+    assert 0.0 < shares[0] < 2 * shares[1] < 0.1

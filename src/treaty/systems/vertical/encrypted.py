@@ -355,6 +355,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             follower.follow(Order(encrypted_table(SumsRequest, SplitRequest), "between trees"), handlers)
             return _with_share(party, active, follower.part)
         sealed = SealedOwner(seat, server, bins.offsets, owner)
+        held.callback(sealed.end_tree, None)
         answer = answer_split if by_column else partial(answer_split, divide=sealed.divide)
         handlers |= _under_seal(seat, server, sealed, start_tree, answer_sums, answer)
         states = encrypted_table(SealedSumsRequest, WonCandidates)

@@ -49,6 +49,7 @@ class SealedOwner:
         party, (self._active,) = seat.party, seat.party.peers
         self._owner, self._n_rows, self._recording = owner, seat.rows.table.n_rows, seat.recording
         self._party, self._key = party, MovingKey(party, seat.vouching)
+        self._told: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
         party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
         terms = party.receive(self._active, TournamentTerms)
@@ -71,7 +72,6 @@ class SealedOwner:
         self._parents: list[Int32s] = []
         self._numbers = np.zeros(0, np.uint64)
         self._trails: list[list[int]] = [[]]  # of each node of the level, own splits above it, by record number
-        self._told: list[tuple[int, float, float]] = []
         self._paths, self._paths_of_nodes = Paths(self._end.transfers, self._n_rows), np.zeros((1, 0), np.uint8)
 
     def find(self, request: SealedSumsRequest, shares: Wide) -> None:
@@ -145,7 +145,7 @@ class SealedOwner:
         features, left_bins = self._owner.asked(request)
         records, first = self._owner.record(features, left_bins), paths.next_level()
         for place, record in zip(self._won, np.frombuffer(records.data, np.int32).tolist(), strict=True):
-            self._told.append((record, *self._owner.may_divide(record, self._trails[place])))
+            self._told.append((record, *self._owner.may_divide(record, self._trails[place]), paths.levels + 1))
             self._trails[place] = [*self._trails[place], record]
         for part in column_pieces(len(features), n_rows):
             nodes = self._paths_of_nodes[self._won[part]]
@@ -156,12 +156,19 @@ class SealedOwner:
                         self._recording.note_sides(party.name, np.arange(of.start, of.stop, dtype=np.int32), left)
                 yield SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
 
-    def end_tree(self, end: TreeEnd) -> None:
-        """Count what the sides of the tree's splits tell, by the numbers of rows that went left and right."""
-        sent = Array.of(np.empty((0, 2), np.uint8)) if end.rows is None else end.rows
-        sizes = view(sent, np.uint8, (len(self._told), 2), peer=self._active, what="TreeEnd.rows")
+    def end_tree(self, end: TreeEnd | None) -> None:
+        """Count what the sides of the tree's splits tell, by the numbers of rows that went left and right.
+
+        Of a tree that was broken off (None) nobody says them: each split is taken to halve a node's rows.
+        """
+        if end is None:
+            sizes = np.array([(8 * depth, 8 * depth) for *_, depth in self._told], np.uint8).reshape(-1, 2)
+        else:
+            sent = Array.of(np.empty((0, 2), np.uint8)) if end.rows is None else end.rows
+            sizes = view(sent, np.uint8, (len(self._told), 2), peer=self._active, what="TreeEnd.rows")
         rows = self._n_rows * 0.5 ** (sizes / 8.0)
         self._owner.tell(
             (record, min(1.0, left / max(1.0, below)), min(1.0, right / max(1.0, above)))
-            for (record, below, above), (left, right) in zip(self._told, rows.tolist(), strict=True)
+            for (record, below, above, _), (left, right) in zip(self._told, rows.tolist(), strict=True)
         )
+        self._told = []
