@@ -198,7 +198,7 @@ def test_each_sender_has_a_delta_of_its_own() -> None:
     offer = Receiver().offer
     deltas = np.stack([Sender(offer).delta for _ in range(9)])
     assert len(np.unique(deltas.reshape(-1))) == deltas.size
-    ones = np.bitwise_count(deltas).sum()
+    ones = int(np.bitwise_count(deltas).sum())
     assert abs(ones - deltas.size * 32) < 6 * np.sqrt(deltas.size * 16)
 
 
