@@ -162,7 +162,8 @@ def timeline(of: Timeline) -> Html:
             colour = _SERIES[-1] if number >= most else _colour(number)
             axes.bar(at, amounts, of.step, below, color=colour, label=shortened(arrow(pair)), linewidth=0)
             below = below + amounts
-        axes.set(xlabel="seconds since the first message", ylabel=f"MB in each {_step_in_words(of.step)}")
+        step = f"{of.step:.3g} s" if of.step < 60.0 else f"{of.step / 60.0:.3g} min"
+        axes.set(xlabel="seconds since the first message", ylabel=f"MB in each {step}")
         axes.grid(visible=False, axis="x")
 
     return _drawn(draw, f"Megabytes sent over time, of {', '.join(shown)}")
@@ -209,10 +210,6 @@ def _look(number: int, pooled: bool) -> dict[str, Any]:
 
 def _colour(number: int) -> str:
     return _SERIES[min(number, len(_SERIES) - 1)]
-
-
-def _step_in_words(step: float) -> str:
-    return f"{step:.3g} s" if step < 60.0 else f"{step / 60.0:.3g} min"
 
 
 def _height(n_rows: int, of_each: float = 0.23) -> float:

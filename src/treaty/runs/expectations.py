@@ -67,10 +67,9 @@ class Expectation:
         seconds, nbytes, memory = (float(f"{of:.0e}") for of in (self.seconds, self.sent + self.received, self.memory))
         said = f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
         columns, slots = self.own or (0, 0)
-        size = (
-            f", for about {float(f'{columns:.0e}'):.0f} columns in {float(f'{slots:.1e}'):.0f} bins" if columns else ""
-        )
-        return said + size
+        if not columns:
+            return said
+        return f"{said}, for about {float(f'{columns:.0e}'):.0f} columns in {float(f'{slots:.1e}'):.0f} bins"
 
     @property
     def bytes_in_words(self) -> str:

@@ -47,7 +47,8 @@ def left_of(settings: Settings, store: Store, row: JobRow) -> list[Path]:
     if proposal is not None and proposal.model:
         found = [of_model / f"{settings.name}.{proposal.verb}-{row.id[:16]}.csv"]
     else:
-        found = [file for file in sorted(of_model.glob("*")) if not _is_prediction(file, settings.name)]
+        predictions = [f"{settings.name}.{verb}-*.csv" for verb in ("predict", "explain")]
+        found = [file for file in sorted(of_model.glob("*")) if not any(map(file.match, predictions))]
     found += [checkpoints_of(folder, row.id), log_of(folder, row.id)]
     named = _queries(settings, proposal)
     named -= {of for _, other in _open(store) for of in _queries(settings, other)}
@@ -106,7 +107,3 @@ def _queries(settings: Settings, proposal: Proposal | None) -> set[str]:
     except (TreatyError, KeyError):  # of another version of Treaty
         return set()
     return {of for of in named if of in settings.data and settings.data[of].sql is not None}
-
-
-def _is_prediction(file: Path, name: str) -> bool:
-    return any(file.match(f"{name}.{verb}-*.csv") for verb in ("predict", "explain"))

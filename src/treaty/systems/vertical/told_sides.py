@@ -26,9 +26,7 @@ from treaty.database import Database
 from treaty.files import Format
 from treaty.trees.ensemble import SplitTable
 
-_NEW = (
-    0.25  # of the rows that a further node with the same cut would add, if nodes of trees had nothing to do with others
-)
+_NEW = 0.25  # of the rows that another node with the same cut would add, if nodes of trees were independent
 _SKEW = (0.2, 0.6, 2.2)  # times the mean: how often columns are split, each a third of them
 _FORM = Format("sides", 1)
 _TABLE = """CREATE TABLE sides (name TEXT NOT NULL, threshold TEXT NOT NULL, missing INTEGER NOT NULL,
