@@ -69,6 +69,13 @@ def test_what_needs_no_choice_is_refused_with_the_reason(theirs, why):
         ("early_stopping_min_delta", "leave it out: .*any improvement counts"),
         ("xgb_model", r"leave it out: fit\(\.\.\., checkpoint=FOLDER\)"),
         ("groups", "leave it out: only GBDTRanker.fit takes groups, as qid"),
+        ("loss", "it is called 'objective' here"),  # an option of Pooled, of which it is for linear models
+        ("num_trees", "it is called 'n_estimators' here"),
+        ("boost_from_average", "it is called 'base_score' here"),
+        ("cat_smooth", "leave it out: categories are split one against the rest"),
+        ("rate_drop", "leave it out: no tree is dropped"),  # was "did you mean 'top_rate'?"
+        ("first_metric_only", "leave it out: the last eval_metric decides"),
+        ("force_row_wise", "leave it out: there is no choice of it"),
         ("colour", "docs/options.md has all that there are$"),
         ("max_dept", "did you mean 'max_depth'"),
     ],
@@ -357,3 +364,15 @@ def test_what_is_no_table_to_predict_is_refused_as_to_fit(rows):
     for call in (model.predict, lambda X: model.fit(X, [])):
         with pytest.raises(treaty.DataError, match="Expected 2D array"):
             call(rows)
+
+
+def test_what_fit_has_is_named_and_nothing_else():
+    with pytest.raises(treaty.ConfigError, match=r"it has X, y, sample_weight, checkpoint, eval_set$"):
+        treaty.PoissonRegressor().fit([[1.0]], [1], exposure=[2])
+
+
+def test_the_loss_of_a_linear_model_is_of_its_system():
+    with pytest.raises(treaty.ConfigError, match=r"LogisticRegression\(Pooled\(loss=\.\.\.\)\)"):
+        treaty.LogisticRegression(loss="log_loss")
+    with pytest.raises(treaty.ConfigError, match="'scale_pos_weight'; it is called 'class_weight' here"):
+        treaty.LogisticRegression(scale_pos_weight=2)

@@ -32,7 +32,7 @@ from treaty.named_code import trust
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Recorded, Run
 from treaty.systems import ESTIMATORS, Model, find_system
-from treaty.systems.options import SystemOptions, advice, converted, names_of, plain
+from treaty.systems.options import SystemOptions, advice, called_here, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, System, cast_of
 from treaty.trees.metrics import as_text
@@ -60,12 +60,13 @@ def refuse_misplaced(estimator: type[BaseEstimator], misplaced: Iterable[str], p
     That is `protocol`'s system above all.
     """
     kind, params = estimator.__name__, estimator._get_param_names()
-    known = [name for name in signature(getattr(estimator, method)).parameters if name != "self"] if method else params
+    signed = signature(getattr(estimator, method or "__init__")).parameters
+    known = [name for name in signed if name not in ("self", "unknown")]
     for name in misplaced:
         own = _option_class(protocol)
         if name in params:
             where = f"it belongs to the estimator: {kind}({name}=...)"
-        elif own is not None and name in names_of(own):
+        elif own is not None and name in names_of(own) and not called_here(name, known):
             where = f"it belongs to the system: {kind}({own.__name__}({name}=...))"
         else:
             where = advice(name, known, None)

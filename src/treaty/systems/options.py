@@ -134,17 +134,18 @@ _OURS = {
     **dict.fromkeys(
         ("num_boost_round", "num_round", "num_rounds", "num_iterations", "n_iter", "n_trees"), "n_estimators"
     ),
+    "num_trees": "n_estimators",
     **dict.fromkeys(("nthread", "num_threads", "n_threads"), "n_jobs"),
-    **dict.fromkeys(("seed", "random_seed"), "random_state"),
+    **dict.fromkeys(("seed", "random_seed", "bagging_seed", "data_random_seed"), "random_state"),
     **dict.fromkeys(("max_bins", "n_bins"), "max_bin"),
     **dict.fromkeys(("min_samples_leaf", "min_data_in_leaf"), "min_child_samples"),
     **dict.fromkeys(("feature_fraction", "max_features", "colsample"), "colsample_bytree"),
-    **dict.fromkeys(("bagging_fraction", "sample_fraction"), "subsample"),
+    **dict.fromkeys(("bagging_fraction", "sample_fraction", "max_samples", "bootstrap"), "subsample"),
     **dict.fromkeys(("early_stopping_round", "n_iter_no_change"), "early_stopping_rounds"),
     **dict.fromkeys(("verbosity", "silent", "verbose_eval"), "verbose"),
-    **dict.fromkeys(("loss", "criterion"), "objective"),
-    **dict.fromkeys(("metric", "metrics", "feval", "custom_metric"), "eval_metric"),
-    **dict.fromkeys(("is_unbalance", "class_weights"), "class_weight"),
+    **dict.fromkeys(("loss", "criterion", "application"), "objective"),
+    **dict.fromkeys(("metric", "metrics", "feval", "custom_metric", "scoring", "eval_at"), "eval_metric"),
+    **dict.fromkeys(("is_unbalance", "unbalance", "class_weights"), "class_weight"),
     **dict.fromkeys(("max_epochs", "epochs", "max_iterations"), "max_iter"),
     **dict.fromkeys(("min_samples_split", "min_weight_fraction_leaf"), "min_child_samples"),
     **dict.fromkeys(("min_split_gain", "ccp_alpha"), "min_split_loss"),
@@ -153,12 +154,14 @@ _OURS = {
     **dict.fromkeys(("weight", "weights"), "sample_weight"),
     **dict.fromkeys(("evals", "validation_data", "X_val", "y_val", "X_valid", "y_valid"), "eval_set"),
     "max_cat_threshold": "max_cat_to_onehot",
+    "max_leaf_output": "max_delta_step",
+    "boost_from_average": "base_score",
     "reg_param": "l2",
     "min_sum_hessian_in_leaf": "min_child_weight",
 }
 """What XGBoost, LightGBM and scikit-learn call options of ours."""
 
-_OURS_OF_LINEAR = {"eta": "learning_rate", "alpha": "l2", "lambda": "l2", "reg_lambda": "l2"}
+_OURS_OF_LINEAR = {"alpha": "l2", "lambda": "l2", "reg_lambda": "l2", "scale_pos_weight": "class_weight"}
 """The same where a linear model has no option that `_OURS` names."""
 
 _NOT_NEEDED = {
@@ -168,10 +171,16 @@ _NOT_NEEDED = {
     ),
     "enable_categorical": "columns of a categorical type are always categories",
     **dict.fromkeys(("colsample_bylevel", "colsample_bynode"), "columns are drawn for each tree: colsample_bytree"),
+    "feature_fraction_bynode": "columns are drawn for each tree: colsample_bytree",
+    "subsample_for_bin": "bins are made of all rows",
+    **dict.fromkeys(("cat_smooth", "cat_l2", "min_data_per_group"), "categories are split one against the rest"),
     **dict.fromkeys(("booster", "device", "validate_parameters", "importance_type"), "there is no choice of it"),
+    **dict.fromkeys(("device_type", "gpu_id", "n_gpus", "predictor", "refresh_leaf"), "there is no choice of it"),
+    **dict.fromkeys(("deterministic", "force_row_wise", "force_col_wise", "dual"), "there is no choice of it"),
+    **dict.fromkeys(("extra_trees", "linear_tree", "path_smooth", "oob_score", "positive"), "there is none such here"),
     **dict.fromkeys(("num_class", "use_label_encoder"), "classes are what the labels are, numbers or text"),
-    "missing": "None, NaN and null are missing",
-    "penalty": "the penalty is on squared weights, and l2 says how much",
+    **dict.fromkeys(("missing", "use_missing", "zero_as_missing"), "None, NaN and null are missing"),
+    **dict.fromkeys(("penalty", "l1_ratio"), "the penalty is on squared weights, and l2 says how much"),
     "fit_intercept": "there is always an intercept",
     "solver": "it belongs to the system: Pooled(solver=...), or protocol='quasi-newton' and protocol='sgd'",
     **dict.fromkeys(
@@ -204,6 +213,8 @@ _NOT_NEEDED = {
     ),
     **dict.fromkeys(("bagging_freq", "subsample_freq"), "rows are drawn for each tree: subsample"),
     **dict.fromkeys(("boosting_type", "sampling_method"), "no tree is dropped, and goss=True draws rows by gradients"),
+    **dict.fromkeys(("boosting", "rate_drop", "drop_rate", "skip_drop"), "no tree is dropped"),
+    "first_metric_only": "the last eval_metric decides early stopping",
     "kwargs": "parameters go by their own names",
 }
 """Options of XGBoost, LightGBM and scikit-learn without a counterpart, and why."""
@@ -272,9 +283,14 @@ def place_of(name: str, kind: Any) -> str:
     return f"{name} is an option of {', '.join(owners)}" if owners else ""
 
 
+def called_here(name: str, known: Sequence[str]) -> str | None:
+    """Return what an option of another library is called among the `known` ones; None where none is the same."""
+    return next((of[name] for of in (_OURS, _OURS_OF_LINEAR) if of.get(name) in known), None)
+
+
 def advice(name: str, known: Sequence[str], kind: Any) -> str:
     """Say what to do about a name that is not among the `known` ones of `kind`: take it elsewhere, or write another."""
-    ours = next((of[name] for of in (_OURS, _OURS_OF_LINEAR) if of.get(name) in known), None)
+    ours = called_here(name, known)
     if ours is not None:
         return f"it is called {ours!r} here"
     if name in _NOT_NEEDED and not place_of(name, kind):
