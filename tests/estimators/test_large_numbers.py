@@ -63,6 +63,7 @@ def frames(values: np.ndarray, gaps: np.ndarray) -> dict[str, Any]:
         "arrow": pa.table({"x": column}),
         "pandas": pd.DataFrame({"x": pd.array(column.to_pylist(), "UInt64" if values.min() >= 0 else "Int64")}),
         "polars": pl.from_arrow(pa.table({"x": column})),
+        "objects": pd.DataFrame({"x": pd.Series(column.to_pylist(), dtype=object)}),  # as databases hand them over
     }
 
 

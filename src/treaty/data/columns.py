@@ -115,10 +115,7 @@ def column_from_series(
         # with missing values numpy has these as objects, or not at all
         return column_from_array(series.cast(nw.Float64).to_numpy(), origin=origin)
     if dtype in (nw.Int64, nw.UInt64) and 0 < series.null_count() < len(series):  # numpy would have these as floats
-        there = column_from_array(series.drop_nulls().to_numpy(), origin=origin)
-        values = np.full(len(series), np.nan, there.values.dtype)
-        values[~series.is_null().to_numpy()] = there.values
-        return Column(values, None, there.origin)
+        return _with_gaps(series.drop_nulls().to_numpy(), series.is_null().to_numpy(), origin)
     try:
         return column_from_array(series.to_numpy(), text_as_categories=text_as_categories, origin=origin)
     except (TypeError, NotImplementedError) as error:  # arrow's own error is one of the latter
@@ -186,7 +183,20 @@ def _objects(values: NDArray[np.object_], text_as_categories: bool, origin: Orig
         if not text_as_categories:
             raise _text_problem("object", text, n_present)
         return _text(text)
-    return column_from_array(floats_from_objects(values), origin=origin)
+    floats = floats_from_objects(values)
+    if np.any(np.abs(floats) >= WHOLE) and all(isinstance(value, int | np.integer) for value in values[~absent]):
+        whole = np.array(values[~absent].tolist())  # as it came, unless it is longer than 64 bits
+        if whole.dtype.kind in "iu":
+            return _with_gaps(whole, absent, origin)
+    return column_from_array(floats, origin=origin)
+
+
+def _with_gaps(there: NDArray[Any], absent: NDArray[np.bool_], origin: Origin | EllipsisType) -> Column:
+    """Convert the numbers that are there, and put them into their rows."""
+    column = column_from_array(there, origin=origin)
+    values = np.full(len(absent), np.nan, column.values.dtype)
+    values[~absent] = column.values
+    return Column(values, None, column.origin)
 
 
 def _absent(values: NDArray[np.object_]) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
+_WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 _WHOLE_DECIMAL = r"^(0|-?[1-9][0-9]{0,14})(\.0*)?$"  # as pandas writes whole numbers with a missing one among them
 _LISTED = 3  # lengths of ids that a line names
 
@@ -23,7 +23,10 @@ def typed_ids(cells: Any) -> Any:
     if cells.null_count == len(cells):
         return cells
     if _all(pc.match_substring_regex(trimmed, _WHOLE)):
-        return trimmed.cast(pa.int64())
+        try:
+            return trimmed.cast(pa.int64())
+        except pa.ArrowInvalid:  # 2^63 or more
+            return cells
     if _all(pc.match_substring_regex(trimmed, _WHOLE_DECIMAL)):
         return trimmed.cast(pa.float64()).cast(pa.int64())
     try:

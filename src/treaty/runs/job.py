@@ -315,7 +315,7 @@ def check_whole(job: Job, where: str) -> None:
     used: dict[str, str] = {}
     for name, member in job.parties.items():
         for field, address in (("address", member.address), ("listen", member.listen)):
-            if address is not None and (fault := fault_of(address)):
+            if address is not None and (fault := fault_of(address, int(field == "address"))):
                 raise ConfigError(f"parties.{name}.{field} = {address!r}: {fault} - in {where}")
         if member.address is not None and used.setdefault(member.address, name) != name:
             raise ConfigError(
@@ -337,12 +337,16 @@ def check_whole(job: Job, where: str) -> None:
     _check_classifies(job, where)
 
 
-def fault_of(address: str) -> str:
-    """Return what is wrong with an address that has the form host:port; "" where nothing is."""
+def fault_of(address: str, least: int) -> str:
+    """Return what is wrong with an address of the form host:port, whose port is `least` or more; "" if nothing is."""
     scheme, _, rest = address.partition("://")
     if rest:
         return f"expected host:port without {scheme}://"
-    host = address.rpartition(":")[0]
+    host, _, port = address.rpartition(":")
+    if set(host) & set(" /@") and not address.startswith("unix:"):
+        return "expected host:port, the name or number of a machine alone"
+    if port.isdecimal() and not least <= int(port) <= 65535:
+        return f"expected a port from {least} to 65535"
     if ":" in host and not address.startswith("unix:") and not (host.startswith("[") and host.endswith("]")):
         return "expected an IPv6 address in brackets, [::1]:7000 say"
     return ""

@@ -402,10 +402,8 @@ def _check_ports(settings: Settings) -> None:
     ports |= {f"[peers.{name}] address": address for name, address in settings.dialled.items()}
     for where, address in ports.items():
         least = 1 if where.endswith("address") else 0  # a node that listens at 0 takes any free port
-        if fault := fault_of(address):
+        if fault := fault_of(address, least):
             raise ConfigError(f"{where} = {address!r}: {fault}")
-        if not least <= int(address.rpartition(":")[2]) <= 65535:
-            raise ConfigError(f"{where} = {address!r}: expected a port from {least} to 65535")
 
 
 def _check_data(data_set: DataSet) -> None:
