@@ -45,3 +45,11 @@ def test_a_server_without_examples_is_refused_before_anybody_connects(name, tmp_
     assert check_training(job, "u0").roles["u0"] == "user"
     with pytest.raises(ConfigError, match=r"to run as u0 alone the job must name parties\.u0\.address"):
         train_party(msgspec.structs.replace(job, output=str(tmp_path)), "u0")
+
+
+def test_a_limit_that_nobody_would_keep_to_is_refused():
+    limited = {"a": Member(table="a.csv"), "b": Member(table="b.csv", most_recoverable=0.05)}
+    check_training(job_of("secureboost", **limited), "a")
+    for protocol in ("federboost-vertical", "fedxgboost-ldp"):
+        with pytest.raises(ConfigError, match=f"b has a limit, most_recoverable, .* what protocol '{protocol}' tells"):
+            check_training(job_of(protocol, **limited), "a")

@@ -38,6 +38,11 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
             f"{', '.join(kept)}: {reason}"
         )
     for party, member in job.parties.items():
+        if member.most_recoverable is not None and not hasattr(job.settings()[0], "ciphers"):
+            raise ConfigError(
+                f"{party} has a limit, most_recoverable, and nobody counts what protocol {job.protocol!r} tells: take "
+                "the limit out, or a system whose sides of splits are counted (docs/sealed.md)"
+            )
         cluster_of(member)
         if member.cluster is not None and cast.roles[party] not in system.on_clusters(job.settings()[0]):
             raise ConfigError(

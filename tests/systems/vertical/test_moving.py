@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from systems.secureboost.test_sealed import SMALL_JOB
 from systems.vertical.playing import play_training, seat_of, tables_and_labels
+from treaty.crypto.wide import add
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import Party
@@ -71,6 +73,19 @@ def test_a_signature_is_for_one_job_and_owner():
     for signed in (key("another job", "p2").signed(), ours.signed()):
         with pytest.raises(CryptoError, match="expected a key signed by p2"):
             ours.meet({"p2": signed})
+
+
+def test_what_two_parties_move_to_each_other_has_two_masks():
+    """The active party says who moves to whom: under one mask it would learn the difference of what both hold."""
+    ours, theirs = (MovingKey(Party(name, "job", "secureboost", _Channel(name), []), Vouching()) for name in ("1", "2"))
+    signed = {"1": ours.signed(), "2": theirs.signed()}
+    ours.meet({"2": signed["2"]})
+    theirs.meet({"1": signed["1"]})
+    shares = np.zeros((4, 5, 2), np.uint64)
+    moved = ours.without_mask("2", shares)
+    assert not (moved == theirs.without_mask("1", shares)).any()
+    moved = ours.without_mask("2", shares)
+    assert np.array_equal(add(moved, theirs.mask("1", shares.shape)), shares)
 
 
 def test_passive_parties_of_sealed_sums_need_each_others_certificates():

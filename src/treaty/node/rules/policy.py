@@ -296,23 +296,27 @@ def _mode_of_sums(case: _Case) -> str | None:
 
 
 def _recoverable(case: _Case) -> _Found:
-    most = case.policy.most_recoverable
-    if most is None or not case.trains:
+    most, job = case.policy.most_recoverable, case.job
+    if most is None:
         return None
     (own, common), mode = case.settings, _mode_of_sums(case)
+    if not case.trains and (mode is None or own.hides_decisions):
+        return None
     allowed = f"allowed: {most:.0%} of the bins of its rows"
     if mode is None or own.mode == "paper":
-        return False, f"cannot be decided: what {case.job.protocol!r} shows is not only sums of bins; {allowed}"
-    if case.party == case.job.active:
+        return False, f"cannot be decided: what {job.protocol!r} shows is not only sums of bins; {allowed}"
+    if case.party == job.active:
         return True, f"no sum of bins is shown of its own columns; {allowed}"
-    job = case.job
-    varied = job.task != "classification" or job.weight is not None
     codes = case.facts.codes(case.features, common.most_bins)
-    if mode == "sealed":
-        share = expected_sides(codes, own.ciphers, common, case.rounds_of_trees, len(job.cast().owners))
-        return share <= most, f"sides of splits tell {job.active} an estimated {share:.1%}; {allowed}"
-    share = expected_share(codes, common, case.rounds_of_trees, varied=varied)
-    return share <= most, f"open sums, of which {job.active} may work out an estimated {share:.1%}; {allowed}"
+    decided = not case.trains or case.data_set.name in job.parties[case.party].eval_tables
+    owners = len([name for name, member in job.parties.items() if member.role is None])
+    share = expected_sides(codes, own.ciphers, common, case.rounds_of_trees, owners, decided=decided)
+    said = f"sides of splits tell {job.active} an estimated {share:.1%}"
+    if case.trains and mode == "open":
+        varied = job.task != "classification" or job.weight is not None
+        share = max(share, expected_share(codes, common, case.rounds_of_trees, varied=varied))
+        said = f"open sums, of which {job.active} may work out an estimated {share:.1%}"
+    return share <= most, f"{said}; {allowed}"
 
 
 def _epsilon(case: _Case) -> _Found:

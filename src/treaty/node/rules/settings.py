@@ -114,7 +114,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     least_min_child_samples : int or None
         Fewest rows of a leaf that a training may allow.
     most_recoverable : float or None
-        Largest share of the table's bins that the active party may work out from open sums, as estimated.
+        Largest share of the table's bins that the active party may work out from open sums, or from sides of splits,
+        as estimated.
     most_epsilon, most_epsilon_total : float or None
         What noisy releases may cost a person of this table: by one job, and with all that the ledger already has.
     approve : bool

@@ -50,13 +50,20 @@ def expected_share(
 
 
 def expected_sides(
-    codes: NDArray[np.uint8], ciphers: CipherOptions, common: BoostingOptions, trees_a_round: int, owners: int
+    codes: NDArray[np.uint8],
+    ciphers: CipherOptions,
+    common: BoostingOptions,
+    trees_a_round: int,
+    owners: int,
+    *,
+    decided: bool = False,
 ) -> float:
     """Return the share of bins that sides of splits are expected to tell, roughly; `codes` are as in `expected_share`.
 
-    For `owners` of columns, and under the lattice map where the cipher is not named.
+    For `owners` of columns, and under the lattice map where the cipher is not named. With `decided` of rows that the
+    model is applied to, whose sides at all splits are told.
     """
-    whole = ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
+    whole = decided or ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
     counts = [np.bincount(codes[:, feature]) for feature in range(codes.shape[1])]
     trees = common.n_estimators * trees_a_round
     return estimated_sides(counts, common.max_depth, trees, owners, whole=whole)

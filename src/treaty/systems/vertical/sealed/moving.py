@@ -60,11 +60,15 @@ class MovingKey:
         return length_prefixed("treaty key for moved shares", self._party.job, self._party.protocol, name, key)
 
     def mask(self, other: str, shape: tuple[int, int, int]) -> Wide:
-        """Return the next mask shared with another passive party, uniform uint64 of this shape."""
-        number, self._drawn[other] = self._drawn[other], self._drawn[other] + 1
-        key = hashlib.sha256(self._seeds[other] + number.to_bytes(8, "little")).digest()
-        return np.frombuffer(Keystream(key).raw(8 * int(np.prod(shape))), "<u8").astype(np.uint64).reshape(shape)
+        """Return the next mask of what another passive party moves to this one, uniform uint64 of this shape."""
+        return self._next(other, self._party.name, shape)
 
     def without_mask(self, other: str, shares: Wide) -> Wide:
-        """Return shares less the next mask shared with another passive party."""
-        return subtract(shares, self.mask(other, (len(shares), *shares.shape[1:])))
+        """Return shares, which move to another passive party, less the next mask."""
+        return subtract(shares, self._next(other, other, (len(shares), *shares.shape[1:])))
+
+    def _next(self, other: str, receiver: str, shape: tuple[int, int, int]) -> Wide:
+        # the active party says who moves shares to whom: two that move theirs to each other must not have one mask
+        number, self._drawn[other] = self._drawn[other], self._drawn[other] + 1
+        key = hashlib.sha256(self._seeds[other] + number.to_bytes(8, "little") + receiver.encode()).digest()
+        return np.frombuffer(Keystream(key).raw(8 * int(np.prod(shape))), "<u8").astype(np.uint64).reshape(shape)
