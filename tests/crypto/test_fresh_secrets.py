@@ -1,0 +1,485 @@
+"""Every secret, pad, mask and tweak of `treaty.crypto`: it differs from draw to draw, and serves once.
+
+`LINES` has a line for each place in the source that draws from the system's generator, a keystream, a cipher's streams
+or a curve, or that derives a mask's key; a place without a line fails, and so does a line without its place.
+"""
+
+from __future__ import annotations
+
+import ast
+import secrets
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+import treaty
+from crypto.aggregation import summing
+from crypto.lattice.oracle import SEED
+from crypto.sealed.test_sealed import play
+from crypto.sharing.servers import Play
+from crypto.sums.test_sealed_answers import Attacker
+from crypto.vectors.test_lattice_vectors import both
+from treaty import GBDTClassifier
+from treaty.crypto.additive import key_generation, key_proofs, randomiser
+from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.aggregation.key_agreement import EphemeralKeys, seal
+from treaty.crypto.aggregation.masks import PairStreams, pair_keys
+from treaty.crypto.aggregation.round_keys import RoundKeys
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.lattice.map_client import LinearMapClient
+from treaty.crypto.lattice.map_server import LinearMapServer
+from treaty.crypto.lattice.matrix import Field, SecretMatrix
+from treaty.crypto.lattice.parameters import choose
+from treaty.crypto.psi import ristretto
+from treaty.crypto.sealed.comparison import carries
+from treaty.crypto.sealed.transfers import open_transfers
+from treaty.crypto.sharing import additive_comparison, additive_routing, secure_comparison
+from treaty.crypto.sharing.fresh_shares import FreshShares
+from treaty.crypto.sharing.secret_sharing import make_shares
+from treaty.crypto.sharing.shamir_field import random_numbers
+from treaty.crypto.transfer import base, extension, oprf
+from treaty.crypto.transfer.aes import Hash, Streams
+from treaty.crypto.transfer.extension import STEP
+from treaty.crypto.vectors import matrix_triples
+from treaty.crypto.vectors.cancelling_masks import CancellingMasks
+from treaty.crypto.vectors.encrypted_vectors import Fields
+from treaty.errors import CryptoError
+
+CRYPTO = Path(treaty.__file__).parent / "crypto"
+TEST_KEY = 384  # bits: more than any repetition by chance, and made in milliseconds
+
+Rows = Iterable[Any]
+
+
+# ---------------------------------------------------------------- what the lines draw: rows that never come twice
+
+
+def ou_key() -> Rows:
+    key = generate_key(insecure_test_key_bits=TEST_KEY)
+    return [*key.secret_numbers[:2], key.secret_numbers[-1], key.public.g, key.public.h]
+
+
+def paillier_key() -> Rows:
+    key = generate_paillier_key(insecure_test_key_bits=TEST_KEY)
+    return [key.public.n, key.public.h]
+
+
+OU, PAILLIER = generate_key(insecure_test_key_bits=TEST_KEY), generate_paillier_key(insecure_test_key_bits=TEST_KEY)
+P, Q, U, _, A = OU.secret_numbers
+FIVES = np.full((20, 1), 5, np.uint64)
+
+
+def proofs() -> Rows:
+    """Return two of one key: every message and root is another, and of 128 square roots some are."""
+    proof = key_proofs.prove_okamoto_uchiyama(OU.public.n, OU.public.g, OU.public.h, P, Q, A)
+    first = 2 * key_proofs.parameters.KEY_PROOF_ROOTS
+    return [*proof[:first], repr(proof[first:]).encode()]
+
+
+def key_agreement() -> Rows:
+    return EphemeralKeys("job", "p0", b"scope").advertise(summing.SIGNING[0])[:2]
+
+
+def round_keys() -> Rows:
+    return [RoundKeys("job", "p0", b"scope", {}).public]
+
+
+def boxes() -> Rows:
+    found = [seal(bytes(32), bytes(64), b"bound") for _ in range(9)]
+    return [part for box in found for part in (box[:12], box[12:])]
+
+
+def round_of_sums() -> Rows:
+    """Return zeros under masks, and sealed shares of the seeds of these."""
+    this_round = summing.make_round(4, length=8)
+    made = summing.Sum(this_round, dict.fromkeys(this_round.roster, np.zeros(8, np.int64)))
+    shares = [box for of in made.boxes.values() for box in of.values()]
+    of_seeds = np.sum(list(made.inputs.values()), axis=0)  # pairs' masks cancel
+    return [*(m._self_seed for m in made.members.values()), *shares, *_words(*made.inputs.values(), of_seeds)]
+
+
+def pair_masks() -> Rows:
+    """Return the keys and the masks of two vectors."""
+    seeds = {peer: secrets.token_bytes(32) for peer in "abd"}
+    rows = [key for nonce in (b"1", b"2") for of in pair_keys("c", seeds, seeds, nonce) for key in of]
+    streams, vectors = PairStreams("c", seeds), np.zeros((2, 16), np.uint64)
+    for nonce, vector in zip((bytes(16), bytes([1] * 16)), vectors, strict=True):
+        streams.add(vector, nonce)
+    return [*rows, *_words(vectors)]
+
+
+def cancelling() -> Rows:
+    masks = CancellingMasks("job", "sum", "c", {peer: secrets.token_bytes(32) for peer in "abd"})
+    return [x for place in (0, 1) for purpose in ("one", "two") for x in masks.draw(5, 128, place, purpose)]
+
+
+def dealer() -> Rows:
+    of = matrix_triples.Dealer(16, {"a": 8, "b": 8})
+    masks = [matrix_triples.vector_mask(of.asker_seed, number, 16) for number in (0, 1)]
+    products = [matrix_triples.product_mask(of.asker_seed, holder, number, 8) for holder in "ab" for number in (0, 1)]
+    matrices = np.zeros((2, 8, 16), np.uint64)
+    for matrix, seed in zip(matrices, of.holder_seeds.values(), strict=True):
+        matrix_triples.subtract_matrix_mask(matrix, seed, 0)
+    return [of.asker_seed, *of.holder_seeds.values(), *_words(*masks, *products, matrices)]
+
+
+def lattice() -> Rows:
+    """Return queries of zeros, a hint, and answers to one query."""
+    codes = np.zeros((1, 40), np.uint8)
+    matrix = SecretMatrix.of_bins(codes, np.array([0, 2]))
+    parameters = choose(70, 40, 1 << 22, 40)
+    client = LinearMapClient(parameters, [Field(0, 1 << 16)], SEED, 40)
+    server = LinearMapServer(parameters, matrix, SEED)
+    hint = np.concatenate(list(server.hint(2)))
+    queries = [client.begin(2) for _ in range(2)]
+    words = [query.encrypt([np.zeros((1, 40), np.int32)] * 2) for query in queries]
+    errors = [query._error(vector, block) for query in queries for vector in (0, 1) for block in (0, 1)]
+    answers = [server.answer(words[0], queries[0].own, np.array([0])) for _ in range(2)]
+    flat = [row for query in queries for row in (*query.secrets, *query.own.reshape(-1, query.own.shape[-1]))]
+    of_words = np.concatenate(words).reshape(-1, 40)
+    return [
+        *server.random,
+        *hint.reshape(-1, hint.shape[-1]),
+        *flat,
+        *errors,
+        *of_words,
+        *np.concatenate(answers)[:, 0],
+    ]
+
+
+def sealed_answers() -> Rows:
+    attacker = Attacker()
+    query = attacker.ask(2)
+    opened = [attacker.open(query) for _ in range(2)]
+    masks = np.concatenate(opened).astype(np.uint16)
+    return [attacker.server._nonce, attacker.server.binding, *masks.reshape(-1, masks.shape[-1])]
+
+
+def vector_answers() -> Rows:
+    _, _, server, client = both(np.random.default_rng(0), columns=8)
+    query = client.query(np.arange(3), np.zeros(3, np.int64))
+    return [x for _ in range(2) for x in server.answer(query)[1]]
+
+
+def comparisons() -> Rows:
+    """Return shares of whether digits exceed others, and of the bits under which they are joined."""
+    ends = play(open_transfers(), open_transfers())
+    shares = play(*(carries(ends[k], np.full((2048, 4), k, np.uint8), k) for k in (0, 1)))
+    quads = play(*(end.quads.draw(end, 2048) for end in ends))
+    bits = [of >> np.uint32(place) & np.uint32(1) for of in quads for place in range(1, 8)]
+    return [row for of in (shares[0], *bits) for row in np.packbits(of.astype(np.uint8)).reshape(-1, 32)]
+
+
+def triples() -> Rows:
+    dealt = additive_comparison.deal(640, 8)
+    return [dealt[0].key, dealt[1].key, *_words(dealt[1].corrections)]
+
+
+def shares_of_zeros() -> Rows:
+    return _words(additive_routing.share_integers(np.zeros(64, np.int64)))
+
+
+def routing() -> Rows:
+    mask, keys = additive_routing.deal_mask(9, 3)
+    zeros = np.zeros((9, 3), np.uint64)
+    (_, seed), _ = Play([additive_routing.mask_rows(own, zeros, keys[own]) for own in (0, 1)]).results
+    level, corrections = additive_routing.deal_level(mask, 2, 2, 8)
+    leaves, products = additive_routing.deal_leaves(9, 2, 4)
+    return [*keys, seed, *level, *leaves, *_words(mask, corrections, products)]
+
+
+def fresh_shares() -> Rows:
+    fresh, zeros = FreshShares(0, secrets.token_bytes(32)), np.zeros(128, np.uint8)
+    bits = [np.packbits(fresh.bits(message, zeros)) for message in (3, 4)]
+    return [*_words(*(fresh.numbers(message, np.zeros(16, np.uint64)) for message in (5, 6))), *bits]
+
+
+def shamir() -> Rows:
+    return [*_pairs(make_shares(np.zeros((9, 2), np.uint64), (1, 2, 3), 2)), *_pairs(random_numbers(9))]
+
+
+def prepared() -> Rows:
+    setting = secure_comparison.Setting(servers=3, degree=1, bits=8)
+    made = Play([secure_comparison.prepare(setting, own, 4) for own in range(3)])
+    sent = [row for of in made.rounds[:1] for array in of.values() for row in _pairs(array)]
+    return [*sent, *_pairs(secure_comparison._below_power_of_two(100, 9))]
+
+
+def extensions() -> Rows:
+    receiver = extension.Receiver()
+    sender = extension.Sender(receiver.offer)
+    corrections = receiver.prepare(sender.points)
+    sender.prepare(corrections)
+    made = [receiver.extend(STEP) for _ in range(2)]
+    own = sender.extend(STEP, np.zeros_like(made[0][0]))
+    return [own, *corrections.reshape(-1, 16), *_words(sender.delta, *(part for of in made for part in of))]
+
+
+def base_transfers() -> Rows:
+    secret, offered = base.offer()
+    keys, points = base.choose(offered, np.zeros(20, np.bool_))
+    return [secret, offered, *keys, *points, *(ristretto.random_scalar() for _ in range(9))]
+
+
+def oblivious_values() -> Rows:
+    receiver = oprf.Receiver()
+    sender = oprf.Sender(receiver.offer)
+    receiver.accept(sender.points)
+    codes = np.zeros((STEP, oprf.WORDS), np.uint64)
+    made = [receiver.extend(codes, first) for first in (0, STEP)]
+    rows = sender.extend(np.zeros_like(made[0][0]))
+    return _words(sender._secret, rows, *(part for of in made for part in of))
+
+
+def _words(*arrays: Any) -> Rows:
+    """Return words of 64 bits, of which none may come again."""
+    return list(np.concatenate([array.reshape(-1, 1) for array in arrays]))
+
+
+def _pairs(array: Any) -> Rows:
+    return list(array.reshape(-1, 2))
+
+
+# ---------------------------------------------------------------- the lines
+
+
+class Line(NamedTuple):
+    """What to draw, and whether its bits are even."""
+
+    draw: Callable[[], Rows]
+    even: bool = True
+
+
+NOT_SECRET = {
+    "lattice/sampling.public_ring_elements: Keystream": "expanded from a public seed, by everybody alike",
+    "lattice/store.HintStore._new: token_hex": "the name of a file",
+    "lattice/store.HintStore._place: token_hex": "the name of a file",
+    "aggregation/round_keys.is_mask_key: generate": "thrown away: it tries another's public key",
+    "psi/cuckoo.placed: randbits": "which items push others out: nobody else sees the table",
+    "transfer/extension.Receiver.__init__: Streams": "none yet",
+    "aggregation/secure_aggregation.Aggregator.open: mask_key": "a mask made before, to be taken off",
+    "aggregation/secure_aggregation.Aggregator._keys_with: mask_key": "a mask made before, to be taken off",
+    "aggregation/participant.Participant.unmask_for: mask_key": "the key of a mask made before, to be taken off",
+}
+
+LINES: dict[str, Line] = {
+    "additive/key_generation._candidate: randbelow": Line(
+        lambda: [key_generation._candidate(256, 3, 7)[0] for _ in range(9)], even=False
+    ),
+    "additive/key_generation._element_of_order: randbelow": Line(
+        lambda: [key_generation._element_of_order(U, P * (P - 1), P * P) for _ in range(9)], even=False
+    ),
+    "additive/key_generation._random_prime: randbits": Line(
+        lambda: [key_generation._random_prime(127) for _ in range(9)], even=False
+    ),
+    "additive/key_generation.generate_key: randbelow randbelow randbelow": Line(ou_key, even=False),
+    "additive/key_generation.generate_paillier_key: randbelow": Line(paillier_key, even=False),
+    "additive/key_proofs._square_roots: randbelow": Line(proofs, even=False),
+    "additive/key_proofs.prove_okamoto_uchiyama: randbelow randbelow": Line(proofs, even=False),
+    "additive/okamoto_uchiyama.PrivateKey.encrypt: Keystream": Line(lambda: OU.encrypt(FIVES, 1), even=False),
+    "additive/paillier.PrivateKey.encrypt: Keystream": Line(lambda: PAILLIER.encrypt(FIVES, 1), even=False),
+    "additive/randomiser.KeyRandomness.exponents: Keystream": Line(
+        lambda: randomiser.KeyRandomness(OU.public).exponents(20), even=False
+    ),
+    "additive/randomiser.Randomiser.exponents: Keystream": Line(
+        lambda: randomiser.Randomiser(OU.public, 1).exponents(20), even=False
+    ),
+    "additive/randomiser._units: Keystream": Line(lambda: randomiser._units(OU.public.n, 20), even=False),
+    "aggregation/key_agreement.EphemeralKeys.__init__: generate generate": Line(key_agreement, even=False),
+    "aggregation/key_agreement.seal: token_bytes": Line(boxes),
+    "aggregation/masks.PairStreams.__init__: mask_key": Line(pair_masks),
+    "aggregation/masks.pair_keys: mask_key mask_key": Line(pair_masks),
+    "aggregation/participant.Participant.__init__: token_bytes": Line(round_of_sums),
+    "aggregation/participant.Participant.masked_input: mask_key": Line(round_of_sums),
+    "aggregation/round_keys.RoundKeys.__init__: generate": Line(round_keys, even=False),
+    "keystream.Keystream.__init__: token_bytes": Line(lambda: [Keystream().raw(32) for _ in range(9)]),
+    "lattice/map_client.EncryptedQuery._error: Keystream": Line(lattice, even=False),
+    "lattice/map_client.LinearMapClient.begin: Keystream": Line(lattice, even=False),
+    "lattice/map_server.LinearMapServer._hint_of: Keystream": Line(lattice, even=False),
+    "lattice/map_server.PartialSums.answer: Keystream": Line(lattice, even=False),
+    "psi/ristretto.random_scalar: randbelow": Line(base_transfers, even=False),
+    "sealed/comparison._digits: Keystream": Line(comparisons),
+    "sealed/quads._made: Keystream": Line(comparisons),
+    "sharing/additive_comparison._TripleStream.__init__: Keystream": Line(triples),
+    "sharing/additive_comparison.deal: token_bytes token_bytes": Line(triples),
+    "sharing/additive_routing._DealerNumbers.__init__: token_bytes token_bytes": Line(routing),
+    "sharing/additive_routing._ServerNumbers.__init__: Keystream": Line(routing),
+    "sharing/additive_routing._share_of_mask: Keystream": Line(routing),
+    "sharing/additive_routing.deal_mask: token_bytes token_bytes": Line(routing),
+    "sharing/additive_routing.mask_rows: token_bytes": Line(routing),
+    "sharing/additive_routing.share_integers: Keystream": Line(shares_of_zeros),
+    "sharing/fresh_shares.FreshShares._stream: Keystream mask_key": Line(fresh_shares),
+    "sharing/secret_sharing.make_shares: random_numbers": Line(shamir, even=False),
+    "sharing/secure_comparison._below_power_of_two: Keystream": Line(prepared, even=False),
+    "sharing/secure_comparison.prepare: random_numbers": Line(prepared, even=False),
+    "sharing/shamir_field.random_numbers: Keystream": Line(shamir, even=False),
+    "sums/lattice_sums.LatticeSumsServer._masks: Keystream": Line(sealed_answers),
+    "sums/lattice_sums.LatticeSumsServer.settle: token_bytes": Line(sealed_answers),
+    "transfer/base.choose: random_scalar": Line(base_transfers, even=False),
+    "transfer/base.offer: random_scalar": Line(base_transfers, even=False),
+    "transfer/extension.Receiver.prepare: Streams token_bytes": Line(extensions),
+    "transfer/extension.Sender.__init__: Streams token_bytes": Line(extensions),
+    "transfer/extension.Sender.prepare: Streams": Line(extensions),
+    "transfer/oprf.Receiver.accept: Streams Streams": Line(oblivious_values),
+    "transfer/oprf.Sender.__init__: Streams token_bytes": Line(oblivious_values),
+    "vectors/cancelling_masks.CancellingMasks.draw: Keystream": Line(cancelling, even=False),
+    "vectors/encrypted_vectors.Fields.masks: randbits": Line(
+        lambda: Fields.of(40, 1000, masks=1).masks(99), even=False
+    ),
+    "vectors/lattice_vectors.VectorServer.answer: Keystream": Line(vector_answers, even=False),
+    "vectors/matrix_triples.Dealer.__init__: token_bytes token_bytes": Line(dealer),
+    "vectors/matrix_triples._mask: mask_key": Line(dealer),
+    "vectors/matrix_triples.subtract_matrix_mask.one: mask_key": Line(dealer),
+}
+
+DRAWING = frozenset(
+    """token_bytes token_hex token_urlsafe randbelow randbits urandom getrandom generate generate_private_key
+    Keystream Streams random_scalar random_numbers mask_key default_rng Generator RandomState SystemRandom Random
+    randrange randint getrandbits shuffle permutation uuid4""".split()
+)
+"""Calls that draw or derive secrets. Those from `default_rng` on would be wrong here: no line has them."""
+
+
+def places(module: Path) -> Iterator[str]:
+    """Name the functions of a module that draw, and what from."""
+    found = defaultdict[str, list[str]](list)
+
+    def look(node: ast.AST, path: list[str]) -> None:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.ClassDef)
+            if isinstance(child, ast.Call):
+                name = ast.unparse(child.func).rpartition(".")[2]
+                if name in DRAWING:
+                    found[".".join(path)].append(name)
+            look(child, [*path, child.name] if named else path)
+
+    look(ast.parse(module.read_text(encoding="utf-8")), [])
+    where = module.relative_to(CRYPTO).with_suffix("").as_posix()
+    yield from (f"{where}.{path}: {' '.join(sorted(names))}" for path, names in found.items())
+
+
+def test_every_place_that_draws_has_a_line() -> None:
+    assert sorted(place for module in CRYPTO.rglob("*.py") for place in places(module)) == sorted(LINES | NOT_SECRET)
+
+
+# ---------------------------------------------------------------- differs from draw to draw
+
+
+def fresh(line: Line) -> bool:
+    """Draw twice; tell whether no row comes again, and bits are even where they are to be."""
+    rows = [_bytes(row) for _ in range(2) for row in line.draw()]
+    bits = np.unpackbits(np.frombuffer(b"".join(rows), np.uint8))
+    even = abs(bits.mean(dtype=np.float64) - 0.5) < 3 / np.sqrt(bits.size)  # six standard deviations
+    return len(set(rows)) == len(rows) > 1 and (bool(even) or not line.even)
+
+
+def _bytes(row: Any) -> bytes:
+    if isinstance(row, int):
+        return row.to_bytes(128, "big", signed=True)
+    return row if isinstance(row, bytes) else np.asarray(row).tobytes()
+
+
+@pytest.mark.parametrize("place", LINES)
+def test_draws_differ_from_each_other(place: str) -> None:
+    assert fresh(LINES[place])
+
+
+ONE_KEY = X25519PrivateKey.generate()
+ALIKE: dict[str, Callable[..., Any]] = {
+    "token_bytes": bytes,
+    "randbelow": lambda bound: 12345 % bound,
+    "randbits": lambda bits: (1 << bits) - 1,
+    "Keystream": lambda key=None, number=0: Keystream(bytes(32), number),
+    "Streams": lambda seeds: Streams(np.zeros_like(seeds)),
+    "generate": lambda: ONE_KEY,
+    "random_scalar": lambda: np.full(32, 1, np.uint8),
+    "random_numbers": lambda *shape, key=None: np.zeros((*shape, 2), np.uint64),
+    "mask_key": lambda seed, nonce: bytes(32),
+}
+OWNERS = {"token_bytes": "secrets", "randbelow": "secrets", "randbits": "secrets", "random_scalar": "ristretto",
+          "random_numbers": "field", "generate": "X25519PrivateKey"}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", LINES)
+def test_a_line_sees_draws_that_are_alike(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line fails where its place draws the same again and again."""
+    where, _, names = place.partition(": ")
+    module, _, path = where.partition(".")
+    of = import_module(f"treaty.crypto.{module.replace('/', '.')}")
+    for name in set(names.split()):
+        owner = getattr(of, OWNERS[name]) if name in OWNERS else of
+        draw = getattr(owner, name)
+
+        def drawing(*args: Any, draw: Any = draw, name: str = name, **by_name: Any) -> Any:
+            caller = sys._getframe(1).f_code
+            parts = [part for part in caller.co_qualname.split(".") if not part.startswith("<")]
+            here = caller.co_filename == of.__file__ and ".".join(parts) == path
+            return (ALIKE[name] if here else draw)(*args, **by_name)
+
+        monkeypatch.setattr(owner, name, drawing)
+    try:
+        assert not fresh(LINES[place])
+    except CryptoError:
+        pass  # a square of zero, say, is refused
+
+
+# ---------------------------------------------------------------- is used once
+
+
+def test_a_sealed_training_uses_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a keystream nor a seed; nor, under a key of the hash, a tweak, a row or a pad."""
+    streams, seeds = list[bytes](), list[bytes]()
+    hashed = defaultdict[int, list[np.ndarray]](list)
+    kept = list[Hash]()  # or another could have the number of one that is gone
+    of_stream, of_seeds, rows_of, low_bits_of = Keystream.__init__, Streams.__init__, Hash.rows, Hash.low_bits
+
+    def stream(self: Keystream, key: bytes | None = None, number: int = 0) -> None:
+        key = secrets.token_bytes(32) if key is None else key
+        if Path(sys._getframe(1).f_code.co_filename).name != "sampling.py":  # whose seeds are public
+            streams.append(key + number.to_bytes(8, "big"))
+        of_stream(self, key, number)
+
+    def of_trees(self: Streams, given: np.ndarray) -> None:
+        if sys._getframe(1).f_code.co_qualname == "Receiver.prepare":  # the sender has all but one of each tree, too
+            seeds.extend(seed.tobytes() for seed in given)
+        of_seeds(self, given)
+
+    def note(of: Hash, rows: np.ndarray, first: int, offset: np.ndarray) -> None:
+        kept.append(of)
+        hashed[id(of)].append(
+            np.column_stack([np.arange(first, first + len(rows), dtype=np.uint64), rows, rows ^ offset])
+        )
+
+    def rows(self: Hash, rows: np.ndarray, first: int, blocks: int = 1, offset: np.ndarray | None = None) -> np.ndarray:
+        note(self, rows, first, np.zeros(2, np.uint64) if offset is None else offset)
+        return rows_of(self, rows, first, blocks, offset)
+
+    def low_bits(self: Hash, rows: np.ndarray, first: int, offsets: np.ndarray, width: int) -> np.ndarray:
+        for offset in offsets:
+            note(self, rows, first, offset)
+        return low_bits_of(self, rows, first, offsets, width)
+
+    monkeypatch.setattr(Keystream, "__init__", stream)
+    monkeypatch.setattr(Streams, "__init__", of_trees)
+    monkeypatch.setattr(Hash, "rows", rows)
+    monkeypatch.setattr(Hash, "low_bits", low_bits)
+    rng = np.random.default_rng(3)
+    X, y = rng.normal(size=(200, 3)), rng.integers(0, 2, 200)
+    tables = {"a": pd.DataFrame(X[:, :1], columns=["x"]), "b": pd.DataFrame(X[:, 1:], columns=["y", "z"])}
+    GBDTClassifier("secureboost", n_estimators=2, max_depth=3, max_bin=4, min_child_samples=3).fit(tables, y)
+    for drawn in (streams, seeds):
+        assert len(set(drawn)) == len(drawn) > 9
+    assert len(hashed) == 4  # a sender's and a receiver's at either party
+    for parts in hashed.values():
+        of = np.concatenate(parts)
+        assert len(np.unique(of[:, [0, 3, 4]], axis=0)) == len(of)  # one pad, one use
+        pairs, tweaks, rows = (len(np.unique(of[:, part], axis=0)) for part in (slice(0, 3), slice(0, 1), slice(1, 3)))
+        assert pairs == tweaks == rows > 1 << 14  # a row of its own under each tweak
