@@ -271,6 +271,14 @@ def test_no_transfer_is_drawn_twice() -> None:
             assert len(np.unique(np.concatenate(rows), axis=0)) == sum(map(len, rows))
 
 
+def test_no_quad_is_drawn_twice() -> None:
+    ends = play(open_transfers(), open_transfers())
+    parts = [play(*(end.quads.draw(end, count) for end in ends)) for count in (700, 700, 5000, 300)]
+    for end in (0, 1):
+        blocks = np.concatenate([part[end] for part in parts]).reshape(-1, 50)
+        assert len(np.unique(blocks, axis=0)) == len(blocks)
+
+
 @pytest.mark.parametrize("role", [0, 1])
 def test_shares_of_compared_digits_are_even(ends: tuple[Transfers, Transfers], role: int) -> None:
     """Whatever the digits are. Of one alone: joining several draws on quads, which would hide what the shares open."""
