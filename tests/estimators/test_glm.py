@@ -369,3 +369,13 @@ def test_wrong_targets_name_the_party():
     ]:
         with pytest.raises(treaty.DataError, match=words):
             model.fit(tables, target)
+
+
+@pytest.mark.parametrize("alpha", [5, 95, 0.0, 1.0, float("nan"), "0.05"])
+def test_a_share_of_errors_that_is_none_is_refused(alpha):
+    """Limits were NaN."""
+    X = np.random.default_rng(0).normal(size=(50, 2))
+    model = treaty.LinearRegression(standard_errors=True, n_jobs=1).fit(X, X @ [1.0, 2.0] + X[:, 0] ** 2)
+    with pytest.raises(treaty.ConfigError, match="expected alpha between 0 and 1"):
+        model.summary(alpha)
+    assert "lower" in model.summary(0.1)

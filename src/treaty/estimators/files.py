@@ -39,7 +39,7 @@ def read_table(
     columns : sequence of str, optional
         The columns to read, in this order; by default all.
     drop : sequence of str, default ()
-        Columns to leave out.
+        Columns to leave out; the file must have them.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def open_table(
     columns : sequence of str, optional
         The columns to take, in this order; by default all.
     drop : sequence of str, default ()
-        Columns to leave out: that of labels, say.
+        Columns to leave out, which the file must have: that of labels, say.
     id : str, optional
         A column of ids, for `treaty.align`: it may hold anything.
     folder : str or Path, optional

@@ -243,6 +243,8 @@ class LinearModel(TableEstimator):
             and "upper", and "standardized_coef".
         """
         check_is_fitted(self)
+        if not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
+            raise ConfigError(f"expected alpha between 0 and 1, as 0.05 for limits of 95 % confidence, got {alpha!r}")
         holder, found = label_holder(self.parts_.values()), dict[str, list[Any]]()
         models = {name: part.of_classes or [part] for name, part in self.parts_.items()}
         for name, of_party in models.items():
