@@ -50,6 +50,7 @@ def test_a_server_without_examples_is_refused_before_anybody_connects(name, tmp_
 def test_a_limit_that_nobody_would_keep_to_is_refused():
     limited = {"a": Member(table="a.csv"), "b": Member(table="b.csv", most_recoverable=0.05)}
     check_training(job_of("secureboost", **limited), "a")
-    for protocol in ("federboost-vertical", "fedxgboost-ldp"):
-        with pytest.raises(ConfigError, match=f"b has a limit, most_recoverable, .* what protocol '{protocol}' tells"):
-            check_training(job_of(protocol, **limited), "a")
+    paper = msgspec.structs.replace(job_of("fedxgboost-smm", **limited), own={"mode": "paper", "allow_insecure": True})
+    for job in (job_of("federboost-vertical", **limited), job_of("fedxgboost-ldp", **limited), paper):
+        with pytest.raises(ConfigError, match=f"b has a limit, most_recoverable, .* protocol '{job.protocol}' tells"):
+            check_training(job, "a")

@@ -24,27 +24,26 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     ------
     ConfigError
     """
-    cast, system, (_, common) = job.cast(), job.system, job.settings()
-    simulated = system.only_simulated(job.settings()[0])
-    if simulated:
+    cast, system, (own, common) = job.cast(), job.system, job.settings()
+    if simulated := system.only_simulated(own):
         raise ConfigError(simulated)
     if resume and "resume" in system.cannot:
         raise ConfigError(system.cannot["resume"])
     _check_identities(job, cast, system)
     kept = [party for party, member in job.parties.items() if member.keep_for_audit is not None]
-    if kept and (reason := system.unaudited(job.settings()[0])):
+    if kept and (reason := system.unaudited(own)):
         raise ConfigError(
             f"expected no keep_for_audit with protocol {job.protocol!r} and these options, got it at "
             f"{', '.join(kept)}: {reason}"
         )
     for party, member in job.parties.items():
-        if member.most_recoverable is not None and not hasattr(job.settings()[0], "ciphers"):
+        if member.most_recoverable is not None and (not hasattr(own, "ciphers") or own.mode == "paper"):
             raise ConfigError(
-                f"{party} has a limit, most_recoverable, and nobody counts what protocol {job.protocol!r} tells: take "
-                "the limit out, or a system whose sides of splits are counted (docs/sealed.md)"
+                f"{party} has a limit, most_recoverable, and nobody counts all that protocol {job.protocol!r} tells "
+                "with these options: take the limit out, or a system whose sides of splits are counted (docs/sealed.md)"
             )
         cluster_of(member)
-        if member.cluster is not None and cast.roles[party] not in system.on_clusters(job.settings()[0]):
+        if member.cluster is not None and cast.roles[party] not in system.on_clusters(own):
             raise ConfigError(
                 f"expected no cluster at {party}, got one, which would have nothing to do: it is the "
                 f"{cast.roles[party]} of protocol {job.protocol!r} with these options (docs/clusters.md)"

@@ -22,8 +22,8 @@ TOLD: dict[Played, Lines] = {
             RowsDescription,
             _MEMBER,
             _LEADER,
-            "names of its columns, their categories, which are empty, which classes its rows have, and whether "
-            "it has bins of an earlier training on these rows",
+            "names of its columns, their categories, which are empty or have numbers beyond float32, which classes its "
+            "rows have, and whether it has bins of an earlier training on these rows",
             "exact",
         ),
         Told(
