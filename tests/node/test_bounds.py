@@ -156,6 +156,18 @@ def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch,
     assert "and epsilon 1 " in [event["why"] for event in shop.node.store.events_of(shop.job) if "why" in event][-1]
 
 
+def test_a_leader_cannot_have_its_attempts_counted_as_other_jobs(led, monkeypatch):
+    """The ledger takes the model's id off an entry's name to find its job: one that is no id would stay."""
+    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Vouching())
+    made = (f"{number}{'z' * 31}" for number in range(9))
+    shop = led(NOISY, policy="approve = true\nmost_epsilon = 1.0")
+    shop.playing = play_with_a_leader_that_leaves
+    monkeypatch.setattr("treaty.systems.federboost_horizontal.roles.secrets.token_hex", lambda count: next(made))
+    shop.attempts(5)
+    ledger = noise_folder(shop.settings.data["rows"].store, "shop")
+    assert not ledger.exists() or per_person(Ledger(ledger).entries()) <= 1.0
+
+
 def test_a_budget_holds_within_an_attempt_whatever_was_asked_before_it(led, monkeypatch):
     """Another job may spend between the question and the release: the ledger itself refuses."""
     shop = led(NOISY, policy="approve = true\nmost_epsilon_total = 1.0")

@@ -130,6 +130,8 @@ def view(
 
 Arrays = Annotated[list[Array], msgspec.Meta(max_length=1 << 16)]
 """Several arrays in one message; each takes ten times its bytes to decode where it is empty."""
+ModelId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+"""Of a model that one party begins: part of names of files, and of what ledgers call a training (`ledger.job_of`)."""
 
 
 def digests_in(content: bytes, most: int, *, peer: str, what: str) -> set[bytes]:

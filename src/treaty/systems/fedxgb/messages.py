@@ -9,7 +9,7 @@ import msgspec
 from treaty.data.columns import Category
 from treaty.errors import ConfigError
 from treaty.messaging.conversation import Table
-from treaty.messaging.messages import Array, Message
+from treaty.messaging.messages import Array, Message, ModelId
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, Sides
@@ -33,7 +33,7 @@ class UserOffer(Message):
 class Task(Message):
     """What is trained: columns, classes, options; the server's keys; how many `rounds` an interrupted training has."""
 
-    model_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    model_id: ModelId
     names: list[str]
     categories: Categories
     classes: list[Category] | None

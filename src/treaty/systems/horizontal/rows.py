@@ -15,7 +15,7 @@ import numpy as np
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.messaging.messages import Message, encode_body
+from treaty.messaging.messages import Message, ModelId, encode_body
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
 from treaty.systems.system import TRAIN, LabelledRows
@@ -49,7 +49,7 @@ class ModelBegin(Message):
     `bins` is SHA-256 of kept ones that all have named; empty where bins are searched for, or are a checkpoint's.
     """
 
-    model_id: str
+    model_id: ModelId
     names: list[str]
     categories: Categories
     classes: list[Category] | None

@@ -33,7 +33,7 @@ from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Schedule
 from treaty.messaging.agreement import Term
-from treaty.messaging.messages import M, Message
+from treaty.messaging.messages import M, Message, ModelId
 from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
@@ -64,7 +64,7 @@ class TrainingSizes(Message):
     Also whether rows have weights, and whether an interrupted training is resumed.
     """
 
-    model_id: str
+    model_id: ModelId
     n_rows: RowSize
     n_columns: list[ColumnSize]
     weighted: bool

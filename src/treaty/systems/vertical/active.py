@@ -19,7 +19,7 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.messaging.agreement import Term, agree
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import Message, ModelId
 from treaty.messaging.party import Party
 from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin
@@ -37,7 +37,7 @@ class Start(Message):
     own columns) the kept `rounds` use.
     """
 
-    model_id: str
+    model_id: ModelId
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
     rounds: Annotated[int, msgspec.Meta(ge=0)]
