@@ -136,7 +136,7 @@ _MANY = 2**31 - 1
         TableSize(_MANY, _MANY, []),
         TableSize(2**31, 1, []),
         TableSize(1, 1, [2**31]),
-        TrainingSizes("m", 5, [3, _MANY], False, False),
+        TrainingSizes("0" * 32, 5, [3, _MANY], False, False),
         Sum(0, _MANY),
         DealOrder(2**31, {"shop": 3}),
         DealOrder(5, {"shop": _MANY}),
