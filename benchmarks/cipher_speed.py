@@ -25,9 +25,8 @@ from treaty.crypto.additive.key_generation import generate_key, generate_paillie
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.additive.randomiser import Randomiser
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.sums.bin_products import Items, bin_products
+from treaty.crypto.sums.bin_products import Items, bin_products, plan_blocks
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
-from treaty.crypto.sums.joint_sums import plan_blocks
 from treaty.parallel import concurrently, pieces
 
 ROWS, BINS, FRACTION = 20_000, 32, 1 << 16

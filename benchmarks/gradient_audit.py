@@ -26,9 +26,9 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import Keeping, LabelledRows, Place, Seat, star
+from treaty.systems.vertical.active import cast_by_column
 from treaty.systems.vertical.audit import keeping
 from treaty.systems.vertical.audit.replay import audit
-from treaty.systems.vertical.cast import cast_by_column
 
 ROWS, THREADS, BAR = 20_000, 2, 1.5
 CIPHERS = [("lattice", None, 20, 5), ("ou", 3072, 4, 1), ("paillier", 2048, 1, 1)]  # bits, trees, pairs

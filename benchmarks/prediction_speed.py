@@ -17,8 +17,7 @@ import numpy as np
 
 from data import Data, arguments, give_me_some_credit, report
 from treaty.data.table import Table, to_table
-from treaty.models.decisions import leaves, margins
-from treaty.models.trees import ModelPart
+from treaty.models.trees import ModelPart, leaves, margins
 from treaty.runs.threads import play, traffic_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for, own_columns

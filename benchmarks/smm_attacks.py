@@ -43,8 +43,8 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, di
 from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, Place, Seat, star
-from treaty.systems.vertical.cast import cast_by_column
-from treaty.trees.candidates import candidate_columns, candidate_slots, count_bins
+from treaty.systems.vertical.active import cast_by_column
+from treaty.trees.splits import candidate_columns, candidate_slots, count_bins
 
 BINS, TREES, STEP = 20, 20, 2.0**16
 RANDOM = Keystream()

@@ -30,9 +30,8 @@ from crypto.vectors.test_lattice_vectors import both
 from treaty import GBDTClassifier
 from treaty.crypto.additive import key_generation, key_proofs, randomiser
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
-from treaty.crypto.aggregation.key_agreement import EphemeralKeys, seal
+from treaty.crypto.aggregation.key_agreement import EphemeralKeys, RoundKeys, seal
 from treaty.crypto.aggregation.masks import PairStreams, pair_keys
-from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer
@@ -42,7 +41,7 @@ from treaty.crypto.psi import ristretto
 from treaty.crypto.sealed.comparison import carries
 from treaty.crypto.sealed.transfers import open_transfers
 from treaty.crypto.sharing import additive_comparison, additive_routing, secure_comparison
-from treaty.crypto.sharing.fresh_shares import FreshShares
+from treaty.crypto.sharing.additive_comparison import FreshShares
 from treaty.crypto.sharing.secret_sharing import make_shares
 from treaty.crypto.sharing.shamir_field import random_numbers
 from treaty.crypto.transfer import base, extension, oprf
@@ -262,7 +261,7 @@ NOT_SECRET = {
     "lattice/sampling.public_ring_elements: Keystream": "expanded from a public seed, by everybody alike",
     "lattice/store.HintStore._new: token_hex": "the name of a file",
     "lattice/store.HintStore._place: token_hex": "the name of a file",
-    "aggregation/round_keys.is_mask_key: generate": "thrown away: it tries another's public key",
+    "aggregation/key_agreement.is_mask_key: generate": "thrown away: it tries another's public key",
     "psi/cuckoo.placed: randbits": "which items push others out: nobody else sees the table",
     "transfer/extension.Receiver.__init__: Streams": "none yet",
     "aggregation/secure_aggregation.Aggregator.open: mask_key": "a mask made before, to be taken off",
@@ -299,7 +298,7 @@ LINES: dict[str, Line] = {
     "aggregation/masks.pair_keys: mask_key mask_key": Line(pair_masks),
     "aggregation/participant.Participant.__init__: token_bytes": Line(round_of_sums),
     "aggregation/participant.Participant.masked_input: mask_key": Line(round_of_sums),
-    "aggregation/round_keys.RoundKeys.__init__: generate": Line(round_keys, even=False),
+    "aggregation/key_agreement.RoundKeys.__init__: generate": Line(round_keys, even=False),
     "keystream.Keystream.__init__: token_bytes": Line(lambda: [Keystream().raw(32) for _ in range(9)]),
     "lattice/map_client.EncryptedQuery._error: Keystream": Line(lattice, even=False),
     "lattice/map_client.LinearMapClient.begin: Keystream": Line(lattice, even=False),
@@ -316,7 +315,7 @@ LINES: dict[str, Line] = {
     "sharing/additive_routing.deal_mask: token_bytes token_bytes": Line(routing),
     "sharing/additive_routing.mask_rows: token_bytes": Line(routing),
     "sharing/additive_routing.share_integers: Keystream": Line(shares_of_zeros),
-    "sharing/fresh_shares.FreshShares._stream: Keystream mask_key": Line(fresh_shares),
+    "sharing/additive_comparison.FreshShares._stream: Keystream mask_key": Line(fresh_shares),
     "sharing/secret_sharing.make_shares: random_numbers": Line(shamir, even=False),
     "sharing/secure_comparison._below_power_of_two: Keystream": Line(prepared, even=False),
     "sharing/secure_comparison.prepare: random_numbers": Line(prepared, even=False),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.data.kernels import pad_cuts, tie_aware_cuts, write_codes
+from treaty.data.binning import pad_cuts, tie_aware_cuts, write_codes
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST = float(np.finfo(np.float32).max)

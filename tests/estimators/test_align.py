@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treaty
-from treaty.data import csv_streams, opening
+from treaty.data import csv_files, opening
 from treaty.data.sources import read_table as source_table
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
@@ -199,7 +199,7 @@ WAYS = {
 )
 def test_ids_are_what_the_file_says_however_it_is_read(tmp_path, monkeypatch, way, on_disk, bank, shop) -> None:
     """Read as numbers 007 was 7, so that a table of `read_table` had other common rows than its path."""
-    monkeypatch.setattr(csv_streams, "PIECE", 16)
+    monkeypatch.setattr(csv_files, "PIECE", 16)
     monkeypatch.setattr(opening, "ON_DISK", 0 if on_disk else 1 << 30)
     tables = {}
     for name, ids in {"bank": bank, "shop": shop}.items():

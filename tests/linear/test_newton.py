@@ -11,11 +11,10 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.linear_model import LogisticRegression
 
 from treaty.errors import DataError
-from treaty.linear.coordinates import random_rotation, uncorrelated
 from treaty.linear.lbfgs import Coordinator, Slice
-from treaty.linear.losses import LOGISTIC, POISSON, SQUARED, TAYLOR
-from treaty.linear.newton import minimise, standard_errors
-from treaty.linear.targets import LARGEST_TARGET, target_of
+from treaty.linear.losses import LARGEST_TARGET, LOGISTIC, POISSON, SQUARED, TAYLOR, target_of
+from treaty.linear.preparation import random_rotation, uncorrelated
+from treaty.linear.training import minimise, standard_errors
 
 EXACT = {"l2": 0.0, "tol": 1e-14, "max_iter": 50}
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
-from treaty.messaging.credit import OVERHEAD, Credit
-from treaty.messaging.grpc_limits import CALLS
-from treaty.messaging.grpc_wire import DELIVER, VERSION, WATCH, Introduction, encode
+from treaty.messaging.conversation import OVERHEAD, Credit
+from treaty.messaging.grpc_wire import CALLS, DELIVER, VERSION, WATCH, Introduction, encode
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 

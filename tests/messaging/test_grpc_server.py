@@ -14,9 +14,19 @@ import pytest
 
 from pace import within
 from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
-from treaty.messaging.credit import OVERHEAD
-from treaty.messaging.daemon_threads import DaemonThreads
-from treaty.messaging.grpc_wire import CHUNK, DELIVER, POST, VERSION, WATCH, Announcement, Introduction, Parcel, encode
+from treaty.messaging.conversation import OVERHEAD
+from treaty.messaging.grpc_wire import (
+    CHUNK,
+    DELIVER,
+    POST,
+    VERSION,
+    WATCH,
+    Announcement,
+    DaemonThreads,
+    Introduction,
+    Parcel,
+    encode,
+)
 
 
 @pytest.fixture

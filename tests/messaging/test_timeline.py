@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.messaging.timeline import OTHERS, Timeline, joined, timeline_of
-from treaty.messaging.transcript import Entry, Transcript
+from treaty.messaging.transcript import OTHERS, Entry, Timeline, Transcript, joined, timeline_of
 
 MESSAGES = st.lists(st.tuples(st.floats(0.0, 5000.0), st.integers(1, 10**9)), min_size=1, max_size=40)
 

@@ -12,7 +12,7 @@ from node.nodes import columns_of, organisations, wait_for
 from node.shop import Shop
 from treaty.node.keys.identity import sign
 from treaty.node.network.notes import Back, Head, Hello, Proposed, View, Wanted
-from treaty.node.playing.local import tables_of
+from treaty.node.playing.runner import tables_of
 from treaty.node.proposals import data_sets, id_of, statement
 from treaty.node.rules.settings import DataSet, Policy, load_settings
 from treaty.node.rules.verdicts import verdict_on

@@ -28,8 +28,8 @@ from treaty.node.playing.worker import Event
 from treaty.node.proposals import id_of, statement
 from treaty.node.rules.settings import load_settings
 from treaty.node.service import Node
-from treaty.node.state import job_files
-from treaty.node.state.job_files import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
+from treaty.node.state import forgetting
+from treaty.node.state.forgetting import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
 from treaty.node.state.store import JobRow, Store
 from treaty.runs.job import decoded_job
 
@@ -200,7 +200,7 @@ def test_checkpoints_go_once_the_process_of_the_killed_node_has_ended(bank, when
 
 
 def test_checkpoints_that_a_process_never_lets_go_of_are_left_with_a_word(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(job_files, "LOCK_TIMEOUT", 0.2)
+    monkeypatch.setattr(forgetting, "LOCK_TIMEOUT", 0.2)
     checkpoints_of(tmp_path, "a1").mkdir(parents=True)
     with lock_of(tmp_path, "a1").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

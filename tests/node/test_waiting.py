@@ -10,7 +10,7 @@ from node.hostile import JOB
 from node.nodes import wait_for
 from treaty.node import jobs as all_jobs
 from treaty.node.rules.policy import Verdict
-from treaty.node.rules.waiting import AT_ONCE, OF_ONE, Verdicts
+from treaty.node.rules.verdicts import AT_ONCE, OF_ONE, Verdicts
 
 YES = Verdict(True, False, [])
 

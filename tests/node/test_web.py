@@ -22,7 +22,7 @@ from treaty.errors import ConfigError
 from treaty.node.shown import impatience, web
 from treaty.node.shown.page import STYLE, JobView, Progress
 from treaty.node.state.store import JobRow, Store
-from treaty.report.html import tag
+from treaty.report.contents import tag
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 RUNNING = list(TITLES)[1]

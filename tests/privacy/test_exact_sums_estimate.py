@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treaty.privacy.exact_sums_estimate import estimated_share
+from treaty.privacy.exact_sums import estimated_share
 
 
 def even(rows: int, *bins: int) -> list[np.ndarray]:

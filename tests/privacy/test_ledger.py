@@ -20,7 +20,7 @@ from pace import within
 from tables import real_table
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.privacy.bucket_rr import BucketLedger, Column
+from treaty.privacy.label_rr import BucketLedger, Column
 from treaty.privacy.ledger import Entry, EpsilonLimits, Ledger, cost, model_job, per_person, read_ledger
 from treaty.privacy.zcdp import epsilon_of
 

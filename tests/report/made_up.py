@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treaty.messaging.timeline import Timeline
+from treaty.messaging.transcript import Timeline
 from treaty.report.contents import Contents, Curve, Points, Scores, Spread
 
 HOSTILE = (

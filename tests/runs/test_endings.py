@@ -17,9 +17,9 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.grpc_channel import GrpcChannel
 from treaty.runs import local_checks
 from treaty.runs import party as runs
-from treaty.runs.endings import check_writable
 from treaty.runs.job import Job
 from treaty.runs.party import owners_of_model, part_file, predict_party
+from treaty.runs.progress import check_writable
 from treaty.runs.warm_up import compile_kernels
 
 SMALL = ["quasi-newton", *(system for system in SYSTEMS if system != "quasi-newton")]

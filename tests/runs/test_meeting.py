@@ -8,7 +8,7 @@ import pytest
 from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
 from treaty.runs.job import Align, load_job
-from treaty.runs.meeting import terms as compared
+from treaty.runs.meeting import connecting as compared
 from treaty.runs.meeting.connecting import wait_of
 from treaty.runs.party import train_party
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from treaty.errors import ConfigError
-from treaty.runs.checks import check_training
 from treaty.runs.job import Job, Member
+from treaty.runs.local_checks import check_training
 from treaty.runs.party import owners_of_model, train_party
 
 

@@ -12,7 +12,7 @@ import pytest
 from treaty import GBDTClassifier, SecureBoost
 from treaty.runs import warm_up
 from treaty.systems import find_system
-from treaty.trees import walking
+from treaty.trees import ensemble
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_garbage_is_collected_afterwards_as_before(enabled, monkeypatch):
 def test_walks_are_compiled_as_predictions_need_them():
     warm_up.compile_trees()
     warm_up.compile_walks()
-    kernels = (walking.record_bits, walking.walk_bits, walking.walk_values)
+    kernels = (ensemble.record_bits, ensemble.walk_bits, ensemble.walk_values)
     before = [list(kernel.signatures) for kernel in kernels]
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))

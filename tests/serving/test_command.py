@@ -22,8 +22,8 @@ from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
 from treaty.node.network.hosts import is_loopback
+from treaty.serving.app import listen, split_address
 from treaty.serving.keys import add_key
-from treaty.serving.server import listen, split_address
 
 TREATY = [sys.executable, "-m", "treaty"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -80,6 +81,10 @@ def spoken(source: str) -> list[str]:
 def modules_that_tell() -> dict[str, str]:
     systems = Path(import_module("treaty.systems").__file__).parent
     files = {str(path.relative_to(systems)): path.read_text() for path in sorted(systems.rglob("*disclosures.py"))}
+    for path in sorted(systems.glob("*/system.py")):
+        for section in re.split("^# -{8,} ", path.read_text(), flags=re.MULTILINE):
+            if re.search(r"^def disclosures\(", section, re.MULTILINE):
+                files[str(path.relative_to(systems))] = f"# {section}"
     assert len(files) >= 8
     return {**files, "alignment": inspect.getsource(alignment.disclosures)}
 

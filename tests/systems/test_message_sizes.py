@@ -36,8 +36,8 @@ from treaty.systems.fedxgboost_ldp.roles import ColumnCount
 from treaty.systems.fedxgboost_smm.dealer import DealOrder
 from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, told_rows
 from treaty.systems.horizontal.rows import RowsDescription
-from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.setup import TableSize, TrainingSizes
+from treaty.systems.logistic.steps import EpochEnd
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS
 from treaty.systems.vertical.encrypted_columns import BinLayout, Hint, PassiveColumns
 from treaty.systems.vertical.named_rows import NamedRows, read_nodes

@@ -33,8 +33,8 @@ from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.systems.vertical.encrypted import Setup
 from treaty.systems.vertical.encrypted_columns import SumsPiece, SumsRequest, TreeStart, unpack
+from treaty.systems.vertical.exact_sums import content_of
 from treaty.systems.vertical.sealed.level import SealedSumsRequest
-from treaty.systems.vertical.transcripts import content_of
 
 QUERIES: dict[str, type[SumsRequest] | type[SumsPiece]] = {
     kind.__name__: kind for kind in (SumsRequest, SealedSumsRequest, SumsPiece)

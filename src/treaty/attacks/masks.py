@@ -27,7 +27,7 @@ from treaty.compute import Floats, Integers
 from treaty.messaging.messages import view as array_view
 from treaty.systems.fedxgb.paper.sums import InputAndShares
 from treaty.systems.horizontal.masked_sums import MaskedInput
-from treaty.systems.vertical.transcripts import content_of
+from treaty.systems.vertical.exact_sums import content_of
 
 KINDS: dict[str, type[MaskedInput] | type[InputAndShares]] = {
     kind.__name__: kind for kind in (MaskedInput, InputAndShares)

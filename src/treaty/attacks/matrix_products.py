@@ -25,8 +25,8 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper.attacks import left_over, rounded, solved, two_valued
 from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
 from treaty.systems.vertical.encrypted_columns import BinLayout
-from treaty.systems.vertical.transcripts import content_of
-from treaty.trees.candidates import candidate_columns
+from treaty.systems.vertical.exact_sums import content_of
+from treaty.trees.splits import candidate_columns
 
 MOST_SOLVED = 2000
 """Rows of a system of equations that is solved, which takes their cube."""

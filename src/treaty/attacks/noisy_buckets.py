@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.attacks.views import Finding, Truth, View
 from treaty.messaging.row_pieces import row_pieces
-from treaty.privacy.bucket_rr import chances
+from treaty.privacy.label_rr import chances
 from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, unpack_buckets
 
 

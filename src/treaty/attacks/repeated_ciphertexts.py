@@ -36,7 +36,7 @@ from treaty.messaging.transcript import Entry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.systems.vertical.encrypted import Setup
 from treaty.systems.vertical.encrypted_columns import Sums, SumsRequest, TreeRows, TreeStart, unpack
-from treaty.systems.vertical.transcripts import content_of
+from treaty.systems.vertical.exact_sums import content_of
 
 MOST = 4096
 """Combinations tried for each half of the bins of a ciphertext."""

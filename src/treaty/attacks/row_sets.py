@@ -15,7 +15,7 @@ import numpy as np
 from treaty.attacks.views import Finding, Truth, View, label_finding
 from treaty.privacy.clustering import cluster_scores
 from treaty.systems.vertical.encrypted_columns import SplitColumns, TreeStart
-from treaty.systems.vertical.transcripts import node_sets_from_transcript
+from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 
 Partitions = list[list[np.ndarray[tuple[int], np.dtype[np.int32]]]]
 

@@ -71,7 +71,7 @@ def demo(
     Under fedxgb people's rows stay on devices of their own; a server gets the model, and the devices nothing of it.
     With --model logistic a clinic and a laboratory fit a logistic regression together, beside scikit-learn's.
     """
-    from treaty.runs.compiled_beside import trees_compiled_beside
+    from treaty.runs.warm_up import trees_compiled_beside
 
     # begun before what the demo needs is imported, which takes a second
     with trees_compiled_beside(wanted=model == "trees") as compiling:

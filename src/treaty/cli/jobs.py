@@ -17,9 +17,8 @@ from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, log_of_all, logged
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
 from treaty.parallel import keep_to
-from treaty.runs.checks import check_training
-from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, id_column, load_job
+from treaty.runs.local_checks import check_training
 from treaty.runs.party import (
     check_explainable,
     explain_party,
@@ -32,7 +31,7 @@ from treaty.runs.party import (
     written_files,
 )
 from treaty.runs.processes import FROM_PARENT, job_of_parent, run_all
-from treaty.runs.progress import TrainingBar, phases_bar
+from treaty.runs.progress import TrainingBar, check_writable, phases_bar
 from treaty.runs.report import load_reports, service_report_file
 from treaty.runs.serving import serve_party, service_cast
 

@@ -80,9 +80,8 @@ def serve(
     if api_keys is not None and no_keys:
         raise ConfigError("expected --api-keys or --no-keys, got both")
     try:
-        from treaty.serving.app import make_app
-        from treaty.serving.server import listen as listen_at
-        from treaty.serving.server import run, split_address
+        from treaty.serving.app import listen as listen_at
+        from treaty.serving.app import make_app, run, split_address
     except ModuleNotFoundError as error:
         raise ConfigError("treaty serve needs FastAPI: pip install 'treaty-learn[web]'") from error
     from treaty.serving.keys import read_keys
@@ -125,7 +124,7 @@ def _names_job(model: Path) -> bool:
 
 def _of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
     """Return the part that a node's job has left, and who is asked for partners' splits, where it is a service."""
-    from treaty.serving.errors import Refused
+    from treaty.serving.requests import Refused
 
     settings = load_settings(node)
     state = Path(settings.folder)

@@ -19,10 +19,9 @@ from treaty.cluster.lattice import ClusterLatticeClient, ClusterLatticeServer
 from treaty.cluster.shards import ByRows, Shard, Shards, local_rows, places
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer
-from treaty.crypto.sums.bin_products import Items, bin_products
+from treaty.crypto.sums.bin_products import Block, Group, Items, bin_products, keep_features, plan_blocks
 from treaty.crypto.sums.blind_sums import BlindSumsServer
 from treaty.crypto.sums.encrypted_sums import Ends
-from treaty.crypto.sums.joint_sums import Block, Group, keep_features, plan_blocks
 from treaty.parallel import pieces, share
 
 Words = NDArray[np.uint64]

@@ -6,13 +6,25 @@ A file is parsed as one block, so that all values of a column settle its type, n
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import mmap
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.ipc
+from numpy.typing import NDArray
+
+from treaty.compute import kernel
+from treaty.data.number_text import stays_text
+from treaty.scratch import unusable
 
 _LARGEST_BLOCK = (1 << 31) - 1  # arrow counts the bytes of a block in int32
 _SMALLEST_BLOCK = 1 << 16
@@ -126,3 +138,151 @@ def what_is_wrong(lines: Iterable[str]) -> str:
         elif row and len(row) != len(header):
             return f"expected {len(header)} values per row, as in the header, got {len(row)} in line {rows.line_num}"
     return "expected comma-separated values in UTF-8, got something else"
+
+
+# --------- CSV files that are too large for memory: read piece by piece, with the types that the whole file would have
+#
+# Arrow tries one type after the other until all cells of a column fit. Types are found in each piece so; where pieces
+# differ, arrow's order is gone on with over all of them. A second reading writes columns of these types to a file.
+
+PIECE = 1 << 25
+"""Bytes of a file that are parsed at a time."""
+
+_LONGEST = 1 << 28  # bytes of a line, whose quoted cells may go over several
+
+_ORDER = (
+    pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
+    pa.string(), pa.binary(),
+)  # fmt: skip
+"""Types in arrow's order; times with a zone come after those without."""
+
+
+def csv_facts(path: Path, text: Sequence[str]) -> tuple[int, pa.Schema]:
+    """Return the number of rows of a CSV file, and its schema; columns of `text` are text.
+
+    Raises what `parse_csv` raises, and what the system does where the file cannot be read or unpacked.
+    """
+    names: list[str] = []
+    found: dict[int, set[pa.DataType]] = {}
+    rows = 0
+    try:
+        for piece in _pieces(path):
+            table = parse(piece, dict.fromkeys(text, pa.string()), names or None)
+            names = table.column_names
+            rows += table.num_rows
+            for place, kind in enumerate(table.schema.types):
+                found.setdefault(place, set()).add(kind)
+    except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
+        with opened_text(path) as lines:
+            raise CsvProblem(what_is_wrong(lines)) from None
+    if not names:
+        raise CsvProblem("expected a table, got an empty file")
+    kinds = [_settled(path, names, place, found[place]) for place in range(len(names))]
+    return rows, pa.schema(list(zip(names, kinds, strict=True)))
+
+
+def write_csv_columns(path: Path, schema: pa.Schema, folder: Path) -> pa.Table:
+    """Return a CSV file's table, which lies in a file of `folder` without a name, of types from `csv_facts`.
+
+    Raises ConfigError where the folder has not enough room.
+    """
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    try:
+        with tempfile.TemporaryFile(prefix="treaty-", dir=folder) as file:
+            with pa.ipc.new_file(file, schema) as writer:
+                for number, piece in enumerate(_pieces(path)):
+                    writer.write_table(parse(piece, kinds, schema.names if number else None))
+            file.flush()
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise unusable(folder, path.stat().st_size, error.strerror or str(error)) from None
+    return pa.ipc.open_file(pa.py_buffer(content)).read_all()
+
+
+def lossy_as_ids(path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the types of those columns of whole numbers, read by this schema, whose cells are other ids: 007, 1e3."""
+    kinds = {field.name: field.type for field in schema if field.type in (pa.int64(), pa.float64())}
+    lossy: set[str] = set()
+    names: list[str] = []
+    for piece in _pieces(path):
+        read = parse(piece, kinds, names or None, list(kinds) if names else None)
+        # no id has a fraction: most columns of numbers need not be read as text
+        kinds = {name: kind for name, kind in kinds.items() if kind == pa.int64() or _all_whole(read[name])}
+        if not kinds:
+            break
+        cells = parse(piece, dict.fromkeys(kinds, pa.string()), names or None, list(kinds))
+        lossy |= {name for name, ids in zip(kinds, cells.columns, strict=True) if stays_text(ids)}
+        names = names or read.column_names
+    return {name: kind for name, kind in kinds.items() if name in lossy}
+
+
+def _all_whole(values: pa.ChunkedArray) -> bool:
+    return pc.all(pc.equal(pc.floor(values), values)).as_py() is not False  # None of a piece without any
+
+
+def _settled(path: Path, names: list[str], place: int, found: set[pa.DataType]) -> pa.DataType:
+    """Return the type of a column in which pieces have these."""
+    found = found - {pa.null()} or {pa.null()}
+    if len(found) == 1 or len(set(names)) < len(names):  # repeated names are refused by whoever asked
+        return found.pop()
+    first = max(_ORDER.index(kind) if kind in _ORDER else _ORDER.index(pa.float64()) for kind in found)
+    for kind in _ORDER[first:-1]:
+        if all(_fits(piece, names, place, kind, number) for number, piece in enumerate(_pieces(path))):
+            return kind
+    return _ORDER[-1]
+
+
+def _fits(piece: bytes, names: list[str], place: int, kind: pa.DataType, number: int) -> bool:
+    try:
+        parse(piece, {names[place]: kind}, names if number else None, [names[place]])
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yield a file's content in pieces that end with a line; CsvProblem where it begins as no such file does."""
+    rest, first = b"", True
+    with _opened(path) as file:
+        while block := file.read(PIECE):
+            rest = beginning_of(rest + block) if first else rest + block
+            first = False
+            if len(rest) > max(_LONGEST, 2 * PIECE):
+                raise CsvProblem(f"expected lines, got none that ends within {len(rest)} bytes; is a quote not closed?")
+            if end := _end_of_lines(np.frombuffer(rest, np.uint8)):
+                yield rest[:end]
+                rest = rest[end:]
+    if rest.strip():
+        yield rest
+
+
+def opened_text(path: Path) -> IO[str]:
+    """Open a CSV file, packed or not, to read its lines."""
+    return io.TextIOWrapper(_opened(path), "utf-8-sig", errors="replace", newline="")
+
+
+def _opened(path: Path) -> BinaryIO:
+    opened = gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")
+    return cast(BinaryIO, opened)
+
+
+@kernel
+def _end_of_lines(content: NDArray[np.uint8]) -> int:
+    """Return where the last whole line ends, as arrow sees it: a quote at the beginning of a field opens it."""
+    end = 0
+    begins, quoted = True, False
+    for i in range(content.size - 1):
+        at = content[i]
+        if quoted:
+            quoted = at != 34  # a doubled quote closes and, as the next one, opens again
+            begins = False
+            reopened = not quoted and content[i + 1] == 34
+            if reopened:
+                begins = True
+        elif at == 34 and begins:
+            quoted = True
+        else:
+            if at == 10 or (at == 13 and content[i + 1] != 10):
+                end = i + 1
+            begins = at == 44 or at == 10 or at == 13
+    return end

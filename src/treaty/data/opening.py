@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treaty.data.csv_streams import write_csv_columns
+from treaty.data.csv_files import write_csv_columns
 from treaty.data.file_tables import FileTable
 from treaty.data.parquet_files import files_of
 from treaty.data.sources import checked_ending, facts_of, kept_names, not_that, read_table, refuse_bytes

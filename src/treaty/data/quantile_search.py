@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import MOST_BINS
-from treaty.data.float_keys import floats_of, keys_of
-from treaty.data.quantile_kernels import insert_points, place_cuts
+from treaty.data.quantile_kernels import floats_of, insert_points, keys_of, place_cuts
 from treaty.errors import ConfigError, LocalProtocolError
 from treaty.parallel import concurrently
 from treaty.scratch import folder_of, forget, new

@@ -26,8 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
-from treaty.data.csv_files import CsvProblem, lines_of, parse_csv
-from treaty.data.csv_streams import csv_facts, opened_text
+from treaty.data.csv_files import CsvProblem, csv_facts, lines_of, opened_text, parse_csv
 from treaty.data.file_tables import FileTable
 from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
 from treaty.data.parquet_files import FolderProblem, files_of, parquet_facts, read_parquet

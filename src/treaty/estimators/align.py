@@ -24,7 +24,7 @@ from treaty.parallel import cores
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive
-from treaty.systems.alignment.shares import tell_shared
+from treaty.systems.alignment.told import tell_shared
 
 _TYPES: dict[str, tuple[Any, str]] = {  # what an argument may be, and how an error says it
     "tables": (Mapping, "a mapping of party to table"),
@@ -99,7 +99,8 @@ def align(
     Warns
     -----
     UserWarning
-        Fewer than one in ten of a party's ids are common; how many are is logged (``treaty.systems.alignment.shares``).
+        Fewer than one in ten of a party's ids are common; how many are is logged
+        (``treaty.systems.alignment.told``).
 
     Raises
     ------

@@ -37,9 +37,9 @@ from treaty.runs.threads import Run
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.horizontal.rows import all_columns, describe, schema_of
 from treaty.systems.options import SystemOptions
-from treaty.systems.pooled.no_splits import why_no_split
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, side_by_side
+from treaty.systems.pooled.training import why_no_split
 from treaty.systems.system import LabelledRows, System, cast_of
 from treaty.trees.boosting import Forest
 from treaty.trees.metrics import check_watched

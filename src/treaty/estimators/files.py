@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from treaty.data.csv_streams import lossy_as_ids
+from treaty.data.csv_files import lossy_as_ids
 from treaty.data.file_tables import FileTable, as_numbers_in_features
-from treaty.data.id_text import typed_ids
+from treaty.data.number_text import typed_ids
 from treaty.data.opening import is_dataset, open_dataset
 from treaty.data.opening import open_table as open_file
 from treaty.data.sources import as_text, changed, is_csv, refuse_absent, refuse_strays, with_categories

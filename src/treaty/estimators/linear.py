@@ -25,8 +25,7 @@ from treaty.estimators.class_weights import weights_of_classes
 from treaty.estimators.inputs import pairs_of, refuse_labels, rows_with_weight
 from treaty.estimators.watching import Watch
 from treaty.files import as_path
-from treaty.linear.calibration import Calibration
-from treaty.linear.losses import warn_beyond_taylor
+from treaty.linear.losses import Calibration, warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder
 from treaty.runs.fit import train
 from treaty.systems.logistic.options import RegressionOptions

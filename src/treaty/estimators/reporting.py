@@ -13,12 +13,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
-from treaty.models.decisions import staged_margins
 from treaty.models.interpretation import Contributions, willing
-from treaty.models.trees import forest_of
+from treaty.models.trees import forest_of, staged_margins
 from treaty.parallel import cores
 from treaty.report.contents import Contents, Curve, Scores, Section, Spread
-from treaty.report.scores import scores_of_classes, scores_of_numbers
+from treaty.report.figures import scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
 from treaty.systems.options import given

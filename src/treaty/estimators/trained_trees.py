@@ -13,10 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables
-from treaty.models import decisions
-from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
-from treaty.models.trees import forest_of
+from treaty.models.trees import RowDecisions, forest_of, leaves, staged_margins
 from treaty.parallel import cores
 from treaty.runs.threads import active_of
 from treaty.systems.pooled.system import ALONE
@@ -99,7 +97,7 @@ class TrainedTrees(TableEstimator):
             The leaf's number among its tree's nodes, the root being 0. With more than two classes a round has a tree
             per class.
         """
-        return decisions.leaves(self._decided(X), cores(self.n_jobs))
+        return leaves(self._decided(X), cores(self.n_jobs))
 
     def apply(self, X: Tables) -> NDArray[np.int32]:
         """Return the leaf each row ends in, as `predict_leaf`; XGBoost's name for it."""
@@ -130,7 +128,7 @@ class TrainedTrees(TableEstimator):
         """Yield probabilities or means (n_rows, n_outputs) after each round, from one batch of decisions."""
         found = self._decided(X)
         objective = forest_of(list(self.parts_.values())).objective
-        for margins in decisions.staged_margins(found, objective, cores(self.n_jobs)):
+        for margins in staged_margins(found, objective, cores(self.n_jobs)):
             yield objective.predictions(margins)
 
     def predict_contributions(self, X: Tables) -> NDArray[np.float64] | Contributions:

@@ -13,10 +13,16 @@ Three methods, bytes in and out, no generated stubs:
     For frames of at most `CHUNK` bytes.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Annotated, Any, TypeVar
 
+import grpc as grpc
 import msgspec
 
 from treaty.compute import decoder_of
@@ -24,7 +30,6 @@ from treaty.compute import decoder_of
 # gRPC's C library reports every failed handshake and lost connection on standard error; we report them as
 # errors. It reads the variable when it is loaded, so this comes first; what the user has set stays.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-import grpc as grpc
 
 SERVICE = "treaty.Mail"
 WATCH = f"/{SERVICE}/Watch"
@@ -128,3 +133,89 @@ def ping_options(time: float, timeout: float = BULK_PING_TIMEOUT) -> list[tuple[
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_receive_message_length", 2 * CHUNK),
     ]
+
+
+# ---------------- what a listening party lets strangers and peers take of it: connections, calls, time for a handshake
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds a connection may take to show its certificate; the C library's own default is two minutes."""
+
+CALLS = 8
+"""Calls that one peer may have under way, on all its connections. It needs two, and two more when it dials again."""
+
+_DESCRIPTORS = 1 << 16  # as many as are asked for: some systems name a hard limit that they do not grant
+_CONNECTIONS = 4096  # the most, whatever the system allows
+_OF_A_PEER = 4  # connections: a watch and one for frames, twice while it dials again
+
+
+def raise_descriptors() -> int:
+    """Raise this process's limit of open files to what the system allows; return it."""
+    if resource is None:
+        return _DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError):  # macOS grants less than its hard limit
+            return soft
+        return wanted
+    return _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def limiting_options(peers: int) -> list[tuple[str, Any]]:
+    """Return a server's options: half of the open files are kept for tables, models and the party's own connections.
+
+    Whoever is beyond is hung up on at once, so that connections which came before go on.
+    """
+    connections = max(_OF_A_PEER * peers + 16, min(raise_descriptors() // 2, _CONNECTIONS))
+    return [
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_TIMEOUT * 1000)),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_concurrent_streams", CALLS),
+    ]
+
+
+# ------------------------------------------------------ threads for calls that may lie open for as long as a job takes
+
+
+class DaemonThreads(futures.Executor):
+    """Runs calls in daemon threads, as many as calls were ever under way at once.
+
+    No call waits for another, and an open one does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """Run a call in a thread that waits for one, else in a new one; see `futures.Executor.submit`."""
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._tasks.put(run)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="treaty-grpc-call", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End each thread when it is idle; nothing may be submitted afterwards."""
+        self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # releases the call
+            self._idle.release()
+        self._tasks.put(None)  # for the next thread

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TypeVar
 
 from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
-from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
+from treaty.messaging.memory import Arrival, Channel
 from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
 from treaty.messaging.transcript import Transcript
 from treaty.parallel import concurrently

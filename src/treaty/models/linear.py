@@ -20,8 +20,7 @@ from treaty.data.table import Schema, Table
 from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.linear.calibration import Calibration
-from treaty.linear.losses import beyond_taylor, probabilities
+from treaty.linear.losses import Calibration, beyond_taylor, probabilities
 from treaty.linear.preparation import Preparation, prepare
 
 FORMAT = Format("linear-part", 5)

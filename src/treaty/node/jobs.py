@@ -25,10 +25,8 @@ from treaty.node.network.notes import Proposed, View, Wanted
 from treaty.node.proposals import Proposal, cast_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
 from treaty.node.rules.policy import Verdict, over_budget
 from treaty.node.rules.settings import Settings
-from treaty.node.rules.verdicts import checked, verdict_on
-from treaty.node.rules.waiting import Verdicts
-from treaty.node.state.forgetting import is_forgotten
-from treaty.node.state.job_files import keeps_part
+from treaty.node.rules.verdicts import Verdicts, checked, verdict_on
+from treaty.node.state.forgetting import is_forgotten, keeps_part
 from treaty.node.state.store import FINAL, JobRow, Store
 from treaty.runs.job import Job
 

@@ -20,8 +20,8 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_names
 from treaty.messaging.messages import clean
 from treaty.runs.job import Job, Member, check_whole, decoded_job, names_of_code, read_job
-from treaty.runs.online import check_online
 from treaty.runs.party import check_explainable, predicting
+from treaty.runs.serving import check_online
 from treaty.systems import SYSTEMS
 from treaty.systems.system import Cast
 

@@ -33,7 +33,7 @@ from treaty.node.playing.worker import Event
 from treaty.node.rules.settings import Settings
 from treaty.node.state import audit
 from treaty.node.state.audit import head_statement
-from treaty.node.state.job_files import clear_checkpoints, keeps_part, log_of
+from treaty.node.state.forgetting import clear_checkpoints, keeps_part, log_of
 from treaty.node.state.store import FINAL, Store
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ def cluster_scores(trees: NodeSets, n_rows: int) -> Floats:
 
     Every node's score is the mean of its rows', every row's the mean of its nodes'; repeated, with the mean taken out,
     this converges to the direction that separates the rows best. `trees` is what the attacker saw
-    (`node_sets_from_transcript` of `treaty.systems.vertical.transcripts` reads it). Scores have mean 0 and standard
+    (`node_sets_from_transcript` of `treaty.systems.vertical.exact_sums` reads it). Scores have mean 0 and standard
     deviation 1 and are high for the smaller group, mostly the rarer class; all are 0 if nothing was seen.
     """
     seen = _Nodes.of(trees, n_rows)

@@ -13,19 +13,23 @@ NeurIPS 2014, on the K-ary form; Ghazi et al., "Deep Learning with Label Differe
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
+from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.privacy.ledger import Entry, Ledger
 
 FORMAT = Format("noisy-labels", 2)
 Randomness = Callable[[int], bytes]
@@ -129,3 +133,156 @@ def uniform_below(draw: Randomness, bound: int, count: int) -> Integers:
     while len(again := np.flatnonzero(values > last)):
         values[again] = uniform64(draw, len(again))
     return (values % np.uint64(bound)).astype(np.int64)
+
+
+# ----------------------------------------------------------------
+# Randomised response on buckets: every bucket is randomised once, and whatever is computed from it costs no more.
+#
+# A value in one of k buckets stays with probability p = e^epsilon / (e^epsilon + k - 1) and goes to each other bucket
+# with r = (1 - p) / (k - 1): epsilon-local differential privacy of the value, given the buckets' edges, which are not
+# themselves randomised. A person has a value in every column: the columns' epsilons add up, most of all where
+# columns are copies of each other.
+#
+# Noise drawn again for the same values would average out. So it is not stored but computed, from a secret key and a
+# name of the draw, which is a digest of all that is randomised: the column, its edges and epsilon, the rows' ids where
+# they have some, and every row's bucket in its place. A column is either sent again as it was, which tells nothing more
+# and costs nothing, or drawn anew for all rows and entered in the ledger. There is nothing between. Were the noise of
+# unchanged rows kept where others have changed, whose value has changed would show with certainty; were it drawn by the
+# row's place alone, the same table in another order would be new noise for free. What draws tell besides is whether all
+# of a column is as it was.
+#
+# References
+# ----------
+# Kairouz, Oh, Viswanath, "Extremal Mechanisms for Local Differential Privacy", NeurIPS 2014; Tian et al., FederBoost,
+# arXiv 2011.02796, section 4.
+
+MECHANISM = "bucket_rr"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a column of `size` buckets (k) is randomised, with `epsilon` per value (infinite: no noise).
+
+    `name` is for the ledger, which does not leave the party. `edges` identify the buckets.
+    """
+
+    name: str
+    size: int
+    epsilon: float
+    edges: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCost:
+    """The epsilon of each column by name: of this draw (`now`), and summed over the ledger's draws (`ever`).
+
+    Draws are summed as though everybody were in each of them.
+    """
+
+    now: dict[str, float]
+    ever: dict[str, float]
+
+    @property
+    def person(self) -> float:
+        """Epsilon of a person in this draw: the sum over columns."""
+        return sum(self.now.values())
+
+    @property
+    def person_ever(self) -> float:
+        """Epsilon of a person over all draws of these columns."""
+        return sum(self.ever.values())
+
+    def __str__(self) -> str:
+        values = sorted(set(self.now.values())) or [0.0]
+        each = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
+        return (
+            f"epsilon {each} per value and {self.person:g} per person over {len(self.now)} columns; "
+            f"{self.person_ever:g} per person with all draws of these columns that the ledger knows"
+        )
+
+
+def randomise_buckets(
+    codes: NDArray[np.uint8], size: int, epsilon: float, words: NDArray[np.uint64]
+) -> NDArray[np.uint8]:
+    """Randomise the buckets (rows,) of one column, all below `size`, with uniform `words`, uint64 (rows, 2).
+
+    The first word of a row decides whether its bucket changes, the second to what. It is compared with the probability
+    of a change, rounded up by more than the error of floats and the bias of the remainder: no value costs more than
+    `epsilon`. From epsilon 44 on the rounding shows: a value changes with 2^-64 at least.
+    """
+    if size < 2 or epsilon == math.inf:
+        return codes
+    others = size - 1
+    other = (words[:, 1] % np.uint64(others)).astype(np.uint8)
+    return np.where(words[:, 0] < change_limit(others, epsilon), other + (other >= codes), codes).astype(np.uint8)
+
+
+def chances(size: int, epsilon: float) -> tuple[float, float]:
+    """Return r and p - r of k-ary randomised response: 0 and 1 without noise or with one bucket."""
+    if size < 2:
+        return 0.0, 1.0
+    fade = math.exp(-epsilon)
+    total = 1.0 + (size - 1) * fade
+    return fade / total, -math.expm1(-epsilon) / total
+
+
+def unbiased(sums: Integers, totals: Integers, size: int, epsilon: float) -> Floats:
+    """Return unbiased sums over true buckets, float64 (..., size, parts), from sums over noisy ones of that shape.
+
+    `totals` (..., parts) are of the same rows, which were not chosen by the noise and whose numbers do not depend on
+    it. E[noisy sum of b] = p sum_b + r (total - sum_b), so the estimate of sum_b is (noisy sum - r total) / (p - r),
+    whose deviation is 1 / (p - r) times that of the noisy sum.
+    """
+    r, excess = chances(size, epsilon)
+    return (sums - r * totals[..., np.newaxis, :]) / excess
+
+
+class BucketLedger(Ledger):
+    """A party's privacy ledger, which also draws its noisy buckets."""
+
+    def noisy(
+        self,
+        codes: NDArray[np.uint8],
+        columns: Sequence[Column],
+        row_numbers: Integers,
+        job: str = "",
+        persons: bytes = b"",
+    ) -> tuple[NDArray[np.uint8], BucketCost]:
+        """Return noisy buckets, uint8 (rows, columns), and what they and all earlier ones cost.
+
+        `row_numbers` are the rows' places in the party's own table: a row that is there several times is randomised
+        once. `persons` is a digest of who the rows are, where that is known.
+        """
+        _, first, which = np.unique(row_numbers, return_index=True, return_inverse=True)
+        places = first[which].astype("<u8")  # of each row's first copy
+        draws = [self._draw(column, persons, places, codes[:, f]) for f, column in enumerate(columns)]
+        self.spend([
+            Entry(draw, job, MECHANISM, column.name, column.epsilon)
+            for draw, column in zip(draws, columns, strict=True)
+        ])  # fmt: skip
+        noisy = np.empty_like(codes)
+        for f, (draw, column) in enumerate(zip(draws, columns, strict=True)):
+            noisy[:, f] = randomise_buckets(codes[:, f], column.size, column.epsilon, self._words(draw, places))
+        now = {column.name: column.epsilon for column in columns}
+        ever = dict.fromkeys(now, 0.0)
+        for entry in self.entries():
+            if entry.mechanism == MECHANISM and entry.what in ever:
+                ever[entry.what] += entry.epsilon
+        return noisy, BucketCost(now, ever)
+
+    def _draw(self, column: Column, persons: bytes, places: NDArray[np.uint64], codes: NDArray[np.uint8]) -> str:
+        """Return the name of a column's draw: a keyed digest of column and persons, every row's place and bucket.
+
+        Without the persons, others with the same buckets would get the same noise: who knows the values of the first
+        would know those of the second.
+        """
+        what = msgspec.msgpack.encode([column.name, column.size, column.epsilon, column.edges])
+        content = [hashlib.sha256(part).digest() for part in (what, persons, places.tobytes(), codes.tobytes())]
+        return hmac.digest(self.key, b"treaty bucket draw" + b"".join(content), "sha256").hex()
+
+    def _words(self, draw: str, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return two words for every row: its place, encrypted under a key of this draw."""
+        key = hashlib.sha256(b"treaty noisy buckets" + self.key + draw.encode()).digest()
+        blocks = np.stack([places, np.zeros_like(places)], axis=1)
+        encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of distinct blocks
+        return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2).astype(np.uint64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Int32s
+from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.errors import DataError
 
 
@@ -84,3 +85,26 @@ def shares_from_weights(weights: Floats, hess: Floats, *, base: float = 0.5, reg
     """
     shares: Floats = base + base * (1.0 - base) * weights * (1.0 + reg_lambda / hess)
     return shares
+
+
+# ------------------------------------------- the purity guard: which tree nodes would reveal labels to a passive party
+
+
+def mixed_nodes(y: Floats, n_classes: int, limit: float) -> Callable[[Int32s, Integers], Flags]:
+    """Return ``mixed(rows, starts)``, which marks nodes whose classes are mixed about as in the whole table.
+
+    `y` are class numbers below `n_classes`; `limit` is the largest allowed difference of a class's share in the node
+    from its share in the table, 0 to 1. Node k is ``rows[starts[k]:starts[k + 1]]``; an empty node counts as mixed.
+    Kang et al. 2024 (arXiv 2404.04490), section 5, propose a purity threshold; measured here against the prior.
+    """
+    classes = y.astype(np.int64)
+    prior = np.bincount(classes, minlength=n_classes) / max(len(classes), 1)
+
+    def mixed(rows: Int32s, starts: Integers) -> Flags:
+        sizes = np.diff(starts)
+        node = np.repeat(np.arange(len(sizes)), sizes)
+        counts = np.bincount(node * n_classes + classes[rows], minlength=len(sizes) * n_classes)
+        shares = counts.reshape(-1, n_classes) / np.maximum(sizes, 1)[:, None]
+        return np.asarray((np.abs(shares - prior).max(axis=1) <= limit) | (sizes == 0))
+
+    return mixed

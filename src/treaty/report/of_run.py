@@ -16,11 +16,11 @@ import numpy as np
 from treaty.data.sources import read_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import kind_of, read_json
-from treaty.messaging.timeline import joined
+from treaty.messaging.transcript import joined
 from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import load_part
 from treaty.report.contents import Contents, Curve, Scores, Section
-from treaty.report.scores import scores_of_classes, scores_of_numbers
+from treaty.report.figures import scores_of_classes, scores_of_numbers
 from treaty.runs.job import load_job
 from treaty.runs.report import FORMAT, Report
 

@@ -9,8 +9,8 @@ from typing import Any
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Abort, Goodbye, Part
 from treaty.named_code import trust
-from treaty.runs.endings import AllKept, PartKept
 from treaty.runs.job import Align, Job
+from treaty.runs.progress import AllKept, PartKept
 from treaty.runs.report import learned_by
 from treaty.runs.rows import RowOrder
 from treaty.systems import Model, find_system

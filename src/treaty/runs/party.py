@@ -24,11 +24,10 @@ from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
 from treaty.parallel import cores
-from treaty.runs.checks import check_training, cluster_of
-from treaty.runs.endings import put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.job import Job, id_column, store_of
-from treaty.runs.local_checks import check_cheaply, check_file
+from treaty.runs.local_checks import check_cheaply, check_file, check_training, cluster_of
 from treaty.runs.meeting.connecting import connected
+from treaty.runs.progress import put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.reading import (
     TrainingTables,
     among_owners,
@@ -42,7 +41,7 @@ from treaty.runs.records import begin_record, write_record
 from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows, read_to_predict
 from treaty.runs.threads import predicting_cast
-from treaty.systems.pooled.no_splits import why_no_split
+from treaty.systems.pooled.training import why_no_split
 from treaty.systems.system import (
     Cast,
     Keeping,

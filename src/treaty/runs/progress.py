@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +25,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-if TYPE_CHECKING:  # commands show bars before they import what trains
+from treaty.errors import ConfigError
+from treaty.messaging.messages import Message
+from treaty.messaging.party import Party
+from treaty.runs.job import Job
+from treaty.systems.system import Cast
+
+if TYPE_CHECKING:
     from treaty.systems.system import Phase
+
 
 logger = logging.getLogger(__name__)
 
@@ -114,3 +124,146 @@ class TrainingBar:
         self._progress.update(self._task, completed=done, loss=loss)
         unit = "epochs" if of_epochs else "rounds"
         logger.info("%s: %d of %d %s%s", self._title, done, self._rounds, unit, loss and f", {loss}")
+
+
+# ----------------------------------------------------------------
+# How a run ends well: that outputs can be written is known before it begins, and all keep their parts or all know.
+#
+# What a training leaves is staged under other names until all have theirs, and replaces nothing: what an earlier
+# training left stays beside it, under its date.
+
+LAST_ROUND = 1 << 40
+"""The round of the two messages below: after those of any training."""
+
+
+class PartKept(Message):
+    """The sender has written its part of the model and its report."""
+
+
+class AllKept(Message):
+    """Everybody with a part of the model has written it."""
+
+
+def output_folders(job: Job, name: str) -> list[Path]:
+    """Return the folders that a party's training writes to, as far as the job names them.
+
+    The folder beside a table, where what serves later jobs is kept by default, need not be writable: few systems use
+    it.
+    """
+    member = job.parties[name]
+    named = [job.output, job.checkpoints, job.store if member.table else None, member.keep_for_audit, member.record]
+    named.append(None if job.align is None else job.align.log)
+    named.append(None if member.noisy_labels is None else str(Path(member.noisy_labels).parent))
+    return [Path(folder) for folder in dict.fromkeys(named) if folder]
+
+
+def check_writable(folders: Iterable[Path]) -> None:
+    """Make folders that do not exist, and try to write in all.
+
+    Raises
+    ------
+    ConfigError
+        Which names the folder; other parties are told only that files cannot be written.
+    """
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".treaty-") as trial:
+                trial.write(bytes(1 << 12))
+                trial.flush()
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(
+                f"cannot write in {folder}: a file has that name, or that of a folder above; move it, or name "
+                "another folder",
+                public="its files cannot be written; it has the details",
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write in {folder}: {error.strerror}; make room, change its permissions or name another folder",
+                public="its files cannot be written; it has the details",
+            ) from None
+
+
+def wait_until_all_kept(
+    party: Party,
+    cast: Cast,
+    owners: list[str],
+    may_lose: Iterable[str],
+    patience: float | None = None,
+    *,
+    keep: Callable[[], None],
+) -> None:
+    """Return once every party with a part of the model has written it; call it when this one has written its own.
+
+    `keep` puts this party's part in its place. The active party hears of all, keeps its own, and tells all: nobody
+    hears of a model that the active party may yet lose. Users hear it from their edge server. One that could not write
+    its part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection
+    lost between the two messages can still leave a party in doubt: it ends with an error although all have their parts.
+
+    Parameters
+    ----------
+    owners : list of str
+        The parties with a part, or with files that are kept until then.
+    may_lose : iterable of str
+        Those that the active party does not insist on.
+    patience : float or None
+        Seconds that a user of an edge server has to take the message.
+    """
+    if party.name not in owners:
+        keep()
+        return
+    party.round = LAST_ROUND
+    if party.name in cast.edges:
+        party.receive(cast.edges[party.name], AllKept)
+        keep()
+        return
+    if party.name != cast.active:
+        party.send(cast.active, PartKept())
+        party.receive(cast.active, AllKept)
+        keep()
+        users = [user for user in party.peers if cast.edges.get(user) == party.name]
+        party.send_each({user: AllKept() for user in users if user in owners}, timeout=patience)
+        return
+    others = [peer for peer in owners if peer in party.peers]
+    expendable = set(may_lose)
+    for peer in others:
+        if peer not in expendable:
+            party.receive(peer, PartKept)
+    rest = [peer for peer in others if peer in expendable]
+    heard = party.gather(rest, PartKept) if rest else {}
+    keep()
+    party.send_each({peer: AllKept() for peer in others if peer in heard or peer not in expendable})
+
+
+def staged_file(path: Path) -> Path:
+    """Return where a file of a finished training is until all parties have theirs."""
+    return path.with_suffix(".staged" if path.suffix == ".part" else f".staged{path.suffix}")
+
+
+def put_in_place(name: str, files: Iterable[Path]) -> None:
+    """Give a party's staged files their names; those of an earlier training get the date it ended in theirs.
+
+    `bank.part` becomes `bank.2026-11-23T210538Z.part`, and so do its other files.
+    """
+    files = list(files)
+    staged = [path for path in files if staged_file(path).exists()]
+    earlier = [path for path in files if path.exists()] if staged else []
+    if earlier:
+        ended = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime(earlier[0].stat().st_mtime))
+        kept = [path.with_name(f"{name}.{ended}{path.name.removeprefix(name)}") for path in earlier]
+        for path, dated in zip(earlier, kept, strict=True):
+            _keep(path, dated, moved=path not in staged)
+        logger.warning("%s: an earlier training's files are kept: %s", name, ", ".join(map(str, kept)))
+    for path in staged:
+        staged_file(path).replace(path)
+
+
+def _keep(path: Path, dated: Path, *, moved: bool) -> None:
+    """Give a file a second name, so that one that is to be replaced is there at any moment; or another name."""
+    try:
+        if moved or dated.exists():
+            path.replace(dated)
+        else:
+            os.link(path, dated)
+    except OSError:  # a file system without links
+        path.replace(dated)

@@ -14,8 +14,7 @@ from treaty.data.ids import Psi
 from treaty.data.table import Schema
 from treaty.files import Format, read_json, write_json
 from treaty.messaging.party import Party
-from treaty.messaging.timeline import Timeline, timeline_of
-from treaty.messaging.transcript import Transcript
+from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
 from treaty.runs.job import Job

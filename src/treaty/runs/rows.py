@@ -18,9 +18,9 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from treaty.data.columns import quoted
-from treaty.data.id_text import typed_ids, widths
 from treaty.data.ids import by_id, canonical_ids, read_ids
 from treaty.data.labels import check_labels, check_weights
+from treaty.data.number_text import typed_ids, widths
 from treaty.data.opening import open_table
 from treaty.data.run_log import RunLog
 from treaty.data.sources import (
@@ -42,7 +42,7 @@ from treaty.messaging.party import Party
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column, store_of
 from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
-from treaty.systems.alignment.shares import tell_shared
+from treaty.systems.alignment.told import tell_shared
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows, Phase

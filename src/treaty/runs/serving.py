@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.parallel import cores
-from treaty.runs.endings import check_writable
 from treaty.runs.job import Job, store_of
+from treaty.runs.local_checks import check_file
 from treaty.runs.meeting.connecting import connected
-from treaty.runs.party import apart, find_part, patience_of, places_to_predict, to_predict
+from treaty.runs.party import apart, find_part, patience_of, places_to_predict, predicting, to_predict
+from treaty.runs.progress import check_writable
+from treaty.runs.reading import among_owners
 from treaty.runs.report import trained_model, write_service_report
-from treaty.runs.rows import read_rows
+from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import Role, play
 from treaty.systems import find_system
 from treaty.systems.options import SystemOptions, converted
-from treaty.systems.system import Cast, Phase, Place, Seat
+from treaty.systems.system import Cast, LabelledRows, Phase, Place, Seat
+from treaty.systems.vertical.online import Requests
 
 
 def service_cast(job: Job) -> Cast | None:
@@ -138,3 +141,57 @@ def predict_hidden(
 def _given(table: Table | None, schema: Schema) -> Table:
     assert table is not None
     return table
+
+
+# ----------------------------------------------------------------
+# Prediction for a service: parties align their rows once and stay connected, and rows are asked for one by one.
+
+Ready = Callable[[dict[str, int]], Requests]
+"""``ready(numbers)``: the active party can be asked; `numbers` are those of common rows, by their canonical ids."""
+
+
+def check_online(job: Job) -> None:
+    """Refuse a service of what can only be predicted in batches.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not job.system.online or job.settings()[0].hides_decisions:
+        raise ConfigError(
+            f"models of protocol {job.protocol!r} under these options are predicted in batches, or served by who has "
+            "the whole model: a service with other parties is for linear models, and for trees whose splits each owner "
+            "decides in the open"
+        )
+    if job.align is None:
+        raise ConfigError("a service names rows by their ids: expected [align] in the job, got none")
+
+
+def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) -> None:
+    """Run one party's role of a service with its saved part, until the active party's requests end.
+
+    Raises
+    ------
+    TreatyError
+        Whatever ends it.
+    """
+    check_online(job)
+    cast, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
+    part, path = find_part(job, name), to_predict(job, name)
+    check_file(name, path)
+
+    def role(party: Party) -> None:
+        with among_owners(party, cast):
+            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, in_order=True)
+        assert rows.canonical is not None
+        data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
+        requests = None
+        if name == job.active:
+            requests = ready({one: number for number, one in enumerate(rows.canonical())})
+        seat = Seat(
+            party=party, options=own, common=common, cast=cast, part=part, data=data, threads=threads, phase=phase,
+            apart=apart(job), requests=requests,
+        )  # fmt: skip
+        job.system.online[cast.roles[name]](seat)
+
+    connected(job, name, cast, "serve", role, phase=phase)

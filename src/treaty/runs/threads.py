@@ -16,11 +16,10 @@ from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.messaging.memory import Link, memory_channels
 from treaty.messaging.party import Party, run_role
-from treaty.messaging.timeline import Timeline, timeline_of
-from treaty.messaging.transcript import Transcript
+from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
-from treaty.models.decisions import RowDecisions
 from treaty.models.interpretation import Contributions, rows_first
+from treaty.models.trees import RowDecisions
 from treaty.parallel import cores
 from treaty.systems.recording import Recording
 from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System

@@ -8,6 +8,8 @@ two is about to compile the other waits for (`kernel_cache`).
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,10 +18,11 @@ import numpy as np
 
 from treaty.crypto.psi import cuckoo, hashing, ristretto
 from treaty.crypto.transfer import oprf
+from treaty.data.grouping import KEY, hashes
 from treaty.data.ids import Psi, read_ids
-from treaty.data.keyed_hash import KEY, hashes
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
+from treaty.kernel_cache import is_compiled
 from treaty.parallel import share
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
@@ -28,6 +31,7 @@ from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import Cast, LabelledRows, System, cast_of
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_bits, margins_from_values
+from treaty.trees.scanning import scan_splits
 
 _SMALL = {
     "boosting": {"n_estimators": 1, "max_bin": 6, "min_child_samples": 1},
@@ -158,3 +162,32 @@ def _train(system: System, options: SystemOptions) -> None:
         eval_sets=[] if regression else [(evals, data.y)], n_jobs=1,
     )  # fmt: skip
     train_in_threads(run, {})
+
+
+# ----------------------------------------------------------------
+# A second process that compiles what trees are grown by, while the first compiles the rest; `warm_up` says what.
+#
+# Few modules are imported here, so that this process begins before a command has imported what it needs.
+
+
+@contextmanager
+def trees_compiled_beside(*, wanted: bool = True) -> Iterator[bool]:
+    """Let a process of its own compile what grows trees, if nothing is compiled yet; give whether that is so.
+
+    If it is not `wanted`, there is no such process.
+    """
+    first_time = not is_compiled(scan_splits)
+    if not (first_time and wanted):
+        yield first_time
+        return
+    script = (
+        "import gc; from treaty.runs.warm_up import compile_trees; compile_trees(); gc.freeze()"  # frozen, it ends soon
+    )
+    words = [sys.executable, "-c", script]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet) as process:  # noqa: S603 - our own interpreter
+        try:
+            yield True
+        except BaseException:
+            process.terminate()
+            raise

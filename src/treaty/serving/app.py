@@ -4,23 +4,81 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from msgspec import json
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import treaty
+from treaty.errors import ConfigError
 from treaty.node.network.hosts import asks_for
-from treaty.serving.errors import Refused
+from treaty.node.shown.impatience import Impatient
 from treaty.serving.keys import Keys
-from treaty.serving.metrics import Metrics
+from treaty.serving.requests import Refused
 from treaty.serving.schema import CONTENT_SECURITY_POLICY, docs_page, predict_operation
 from treaty.serving.service import Answer, Service
+
+# ----------------------------------------------------------------
+# What is counted of requests, for Prometheus: how many, how long, how many rows. No value of a row is among it.
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Metrics:
+    """The counts of one server, in a registry of their own."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "treaty_serve_requests", "Requests for predictions, by HTTP status.", ["status"], registry=self._registry
+        )
+        self._rows = Counter("treaty_serve_rows", "Rows predicted.", registry=self._registry)
+        self._fallback = Counter(
+            "treaty_serve_fallback_rows", "Rows predicted without partners, of all.", registry=self._registry
+        )
+        self._seconds = Histogram(
+            "treaty_serve_seconds", "Seconds from a request for predictions to its answer.", buckets=_SECONDS,
+            registry=self._registry,
+        )  # fmt: skip
+        self._under_way = Gauge(
+            "treaty_serve_under_way", "Requests for predictions that are being answered.", registry=self._registry
+        )
+
+    def began(self) -> None:
+        """Count a request that is being answered."""
+        self._under_way.inc()
+
+    def ended(self) -> None:
+        """Count it no more."""
+        self._under_way.dec()
+
+    def answered(self, status: int, seconds: float, n_rows: int = 0, *, fallback: bool = False) -> None:
+        """Count an answer, with the rows that were predicted."""
+        self._requests.labels(str(status)).inc()
+        self._seconds.observe(seconds)
+        self._rows.inc(n_rows)
+        if fallback:
+            self._fallback.inc(n_rows)
+
+    def page(self) -> bytes:
+        """Return all counts as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+# ---------------------------------------------------------------- app
+
 
 logger = logging.getLogger(__name__)
 
@@ -199,3 +257,72 @@ def _header(scope: Any, wanted: bytes) -> str:
         if name == wanted:
             return str(value.decode("latin-1"))
     return ""
+
+
+# ---------------------------------------------------------------- where the application listens, and until when
+
+_KEPT = 75  # seconds for which a connection may be silent between requests
+_CONNECTIONS = 1000
+_WAITING = 2048  # connections that are not yet taken up
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens at ``host:port``; ConfigError where that is not possible."""
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # asyncio sends at once on sockets that say TCP, which those of `socket.create_server` do not: an answer, head
+        # and body, would wait 40 ms for the receiver's delayed acknowledgment
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen(_WAITING)
+        except OSError:
+            listening.close()
+            raise
+        return listening
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {address}: {error.strerror or error}; name another with --listen"
+        ) from None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[host]:port``; ConfigError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8000, got {address!r} - at --listen")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def run(
+    app: Any,
+    listening: socket.socket,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve an application until a signal ends it; requests under way are answered first.
+
+    `ready` is called when it listens. Raises ConfigError where certificate and key cannot be used.
+    """
+    config = uvicorn.Config(
+        app, http=Impatient, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
+        ssl_certfile=certificate, ssl_keyfile=key, limit_concurrency=_CONNECTIONS, timeout_keep_alive=_KEPT,
+        timeout_graceful_shutdown=30,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"cannot use the certificate {certificate} with the key {key}: {error.strerror or error}"
+        ) from None
+    ready()
+    server = uvicorn.Server(config)
+    try:
+        server.run(sockets=[listening])
+    except (SystemExit, KeyboardInterrupt):  # uvicorn raises the signal again that it has ended for
+        if not server.should_exit:
+            raise

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import LocalProtocolError, TreatyError
-from treaty.serving.errors import Refused
 from treaty.serving.models import Margins, ServedModel
-from treaty.serving.requests import Request, RequestReader
+from treaty.serving.requests import Refused, Request, RequestReader
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.additive.key_checks import check_order
+from treaty.crypto.additive.key_proofs import check_order
 from treaty.errors import CryptoError
 
 SMALL = [2, 3**10, 13**4, 251, 65521]  # the largest prime powers below 2^16, some of them

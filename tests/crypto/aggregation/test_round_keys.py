@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from crypto.aggregation.summing import make_round
+from treaty.crypto.aggregation.key_agreement import RoundKeys, unsigned
 from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.aggregation.round import Unmasking
-from treaty.crypto.aggregation.round_keys import RoundKeys, unsigned
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import CryptoError
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed import quads
 from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
-from treaty.crypto.sealed.best import Entry, Known, best_of_shared
 from treaty.crypto.sealed.comparison import carries, negatives
-from treaty.crypto.sealed.steps import Steps, together
-from treaty.crypto.sealed.sums import Widths, integer_shares
+from treaty.crypto.sealed.quads import Steps, together
+from treaty.crypto.sealed.sums import Entry, Known, Widths, best_of_shared, integer_shares
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
 from treaty.crypto.sums.lattice_sums import sealed_places, split_fields
 from treaty.crypto.wide import add, from_ints, prefix_sums

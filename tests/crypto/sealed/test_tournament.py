@@ -7,10 +7,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from treaty.crypto.sealed.best import rounds_of, steps_of, winner_of
 from treaty.crypto.sealed.comparison import comparison_steps, negatives
-from treaty.crypto.sealed.steps import Steps
-from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.sealed.quads import Steps
+from treaty.crypto.sealed.sums import Widths, rounds_of, steps_of, winner_of
 from treaty.crypto.sealed.transfers import Transfers, open_transfers
 
 WIDTHS = Widths(count=16, hess=36, node_grad=36)

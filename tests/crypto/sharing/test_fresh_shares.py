@@ -6,6 +6,7 @@ from scipy import stats
 
 from crypto.sharing.dealer_attacks import BITS, CODES, NONE, Root, leaf_values_found, splits_left
 from crypto.sharing.servers import FALSE_ALARM, Play
+from treaty.crypto.sharing.additive_comparison import FreshShares
 from treaty.crypto.sharing.additive_routing import (
     at_root,
     deal_leaves,
@@ -18,7 +19,6 @@ from treaty.crypto.sharing.additive_routing import (
     route_level,
     share_integers,
 )
-from treaty.crypto.sharing.fresh_shares import FreshShares
 from treaty.errors import CryptoError
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crypto.asking import answered, asked, begun
 from treaty.crypto.additive.montgomery import to_words
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sums import additive_sums, joint_sums
+from treaty.crypto.sums import additive_sums, bin_products
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
 from treaty.errors import CryptoError
 
@@ -173,7 +173,7 @@ def test_answer_leaves_out_the_fullest_slot_and_empty_bins():
 def test_answers_made_in_pieces_give_the_plain_histogram(monkeypatch, cipher, most):
     """Pieces smaller than a block, a node and a level; the groups of k sums run across them."""
     rng = np.random.default_rng(11)
-    monkeypatch.setattr(joint_sums, "_BLOCK_COLUMNS", 3)
+    monkeypatch.setattr(bin_products, "_BLOCK_COLUMNS", 3)
     monkeypatch.setattr(additive_sums, "_OPENED_AT_A_TIME", 5)
     codes = rng.integers(0, 9, (150, 8)).astype(np.uint8)
     pair = Pair(codes, np.arange(9) * 10, cipher=cipher, threads=2)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from treaty.crypto.additive.montgomery import Modulus, from_words
 from treaty.crypto.sums import bin_products as module
-from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
-from treaty.crypto.sums.joint_sums import Block, plan_blocks
+from treaty.crypto.sums.bin_products import Block, Items, bin_products, level_pieces, plan_blocks
 
 MODULUS = Modulus((1 << 127) - 1)
 

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.sums import joint_sums
-from treaty.crypto.sums.joint_sums import plan_blocks, sort_cells
+from treaty.crypto.sums import bin_products
+from treaty.crypto.sums.bin_products import plan_blocks, sort_cells
 
 
 def plan_groups(codes, left_out, bins):
@@ -71,11 +71,11 @@ def test_groups_never_cost_more_products_than_columns_alone(table):
 @given(tables(), st.integers(1, 4), st.integers(1, 3))
 def test_blocks_hold_neighbouring_columns_in_order(table, width, threads):
     codes, left_out, bins = table
-    before, joint_sums._BLOCK_COLUMNS = joint_sums._BLOCK_COLUMNS, width
+    before, bin_products._BLOCK_COLUMNS = bin_products._BLOCK_COLUMNS, width
     try:
         blocks = plan_blocks(codes, left_out, bins, threads)
     finally:
-        joint_sums._BLOCK_COLUMNS = before
+        bin_products._BLOCK_COLUMNS = before
     covered = []
     for block in blocks:
         inside = sorted(f for group in block.groups for f in columns_of(group))

@@ -25,9 +25,9 @@ from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import DEFAULT_DELTA, read_ledger
 from treaty.privacy.zcdp import rho_for
 from treaty.runs.threads import play
-from treaty.systems.federboost_horizontal import kept_bins, roles
-from treaty.systems.federboost_horizontal.kept_bins import FORMAT, FREE_OF_BINS, kept_file
+from treaty.systems.federboost_horizontal import roles, search
 from treaty.systems.federboost_horizontal.roles import leader as leader_program
+from treaty.systems.federboost_horizontal.search import FORMAT, FREE_OF_BINS, kept_file
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription, describe
 from treaty.systems.system import star
 
@@ -150,7 +150,7 @@ def test_rows_are_the_same_whether_all_classes_are_known_or_their_own_alone():
 
     def digest(y: list[float], classes: list[str]) -> bytes:
         data = SimpleNamespace(table=to_table(np.ones((4, 1))), y=np.array(y), weight=None)
-        return kept_bins._rows_of(SimpleNamespace(data=data, classes=classes))
+        return search._rows_of(SimpleNamespace(data=data, classes=classes))
 
     among_all = digest([0.0, 2.0, 2.0, 0.0], ["a", "b", "c"])
     assert among_all == digest([0.0, 1.0, 1.0, 0.0], ["a", "c"])
@@ -189,11 +189,11 @@ def test_bins_of_trainings_with_others_or_of_other_options_are_not_offered(rows,
 
 
 def test_the_newest_are_kept(monkeypatch, rows, tmp_path):
-    monkeypatch.setattr(kept_bins, "MOST_KEPT", 2)
+    monkeypatch.setattr(search, "MOST_KEPT", 2)
     for max_bin in (3, 4, 5):
         fit(rows, tmp_path, max_bin=max_bin, n_estimators=1)
     for name in NAMES:
-        assert len(read_file(kept_file(tmp_path, name), kept_bins._File, FORMAT, name).entries) == 2
+        assert len(read_file(kept_file(tmp_path, name), search._File, FORMAT, name).entries) == 2
     assert not searched(fit(rows, tmp_path, max_bin=5))
     assert searched(fit(rows, tmp_path, max_bin=3))
 
@@ -249,8 +249,8 @@ def test_no_damaged_file_is_read_as_something_else(rows, tmp_path, flips):
     fit(rows, tmp_path)
     file = kept_file(tmp_path, "south")
     for what in chain(flipped(file, flips), damaged(file)):
-        assert kept_bins.read_cached(file, kept_bins._File, FORMAT, "south") is None, what
-    assert kept_bins.read_cached(file, kept_bins._File, FORMAT, "south") is not None
+        assert search.read_cached(file, search._File, FORMAT, "south") is None, what
+    assert search.read_cached(file, search._File, FORMAT, "south") is not None
 
 
 def test_where_bins_cannot_be_kept_they_are_searched_for_each_time(rows, tmp_path, caplog):

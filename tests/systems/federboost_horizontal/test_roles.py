@@ -37,7 +37,7 @@ from treaty.systems.horizontal.sums import Collector
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import make_objective
-from treaty.trees.shard import RowShard
+from treaty.trees.slots import RowShard
 
 TASKS = pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 

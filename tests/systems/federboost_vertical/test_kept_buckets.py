@@ -26,9 +26,8 @@ from treaty.files import read_file
 from treaty.messaging.messages import encode_body
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import per_person, read_ledger
-from treaty.systems.federboost_vertical import kept_buckets
-from treaty.systems.federboost_vertical.buckets import Buckets
-from treaty.systems.federboost_vertical.kept_buckets import FORMAT, MOST_KEPT, HeldBuckets, SameBuckets, kept_file
+from treaty.systems.federboost_vertical import buckets
+from treaty.systems.federboost_vertical.buckets import FORMAT, MOST_KEPT, Buckets, HeldBuckets, SameBuckets, kept_file
 
 OPTIONS = {"n_estimators": 2, "min_child_samples": 5, "max_bin": 16, "n_jobs": 1}
 OTHERS = ("p1", "p2")
@@ -181,7 +180,7 @@ def test_of_each_partner_the_newest_are_kept_for_their_owner_alone(table, folder
     for name in OTHERS:
         file = kept_file(folder, "p0", name)
         assert file.stat().st_mode & 0o077 == file.parent.stat().st_mode & 0o077 == 0
-        assert len(read_file(file, kept_buckets._Kept, FORMAT, "p0").tables) == MOST_KEPT
+        assert len(read_file(file, buckets._Kept, FORMAT, "p0").tables) == MOST_KEPT
     assert min(bucket_bytes(fit(tables, y, folder, max_bin=5))) > 0
     assert bucket_bytes(fit(tables, y, folder, max_bin=5 + MOST_KEPT)) == [0, 0]
 
@@ -218,12 +217,12 @@ def test_a_damaged_file_is_reported_and_made_anew(table, folder, caplog):
 def test_no_damaged_file_is_read_as_something_else(table, folder, flips):
     fit(*table, folder)
     file = kept_file(folder, "p0", "p1")
-    whole = kept_buckets._read(file, "p0")
+    whole = buckets._read(file, "p0")
     assert len(whole) == 1
     for what in chain(flipped(file, flips), damaged(file)):
-        assert kept_buckets._read(file, "p0") == {}, what
-    assert kept_buckets._read(file, "p0") == whole
-    assert kept_buckets._read(file, "p9") == {}
+        assert buckets._read(file, "p0") == {}, what
+    assert buckets._read(file, "p0") == whole
+    assert buckets._read(file, "p9") == {}
 
 
 def test_a_passive_party_whose_key_is_another_sends_and_pays_anew(table, folder):
@@ -272,7 +271,7 @@ def test_an_offer_and_its_answer_hold_digests_alone(tmp_path):
     first, again = (play_training(tables, y, fields=fields) for _ in range(2))
     (sent,) = [e for e in first.transcripts["p1"].entries if e.step == "Buckets"]
     steps = [(e.step, e.content) for e in again.transcripts["p1"].entries]
-    digest = kept_buckets._digest([sent.content])
+    digest = buckets._digest([sent.content])
     assert ("HeldBuckets", encode_body(HeldBuckets(digest))) in steps
     assert ("SameBuckets", encode_body(SameBuckets(digest))) in steps
     assert first.results["p0"].forest.trees == again.results["p0"].forest.trees

@@ -23,10 +23,9 @@ from systems.fedxgb.domain import (
     without,
 )
 from systems.fedxgb.playing import cast_with, crowd_rows, laid_out, options_of, play_crowd, seat_of, uniform
-from treaty.crypto.aggregation.key_agreement import agree
+from treaty.crypto.aggregation.key_agreement import RoundKeys, agree
 from treaty.crypto.aggregation.masks import add_masks, mask_key, pair_keys
 from treaty.crypto.aggregation.round import RoundVoid
-from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.transcript import Transcript

@@ -11,8 +11,7 @@ from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, pl
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import messages, server
-from treaty.systems.fedxgb.limits import MOST_VOID, ServerLimits, SumLimit
-from treaty.systems.fedxgb.messages import RoundStart, RowSummary, Splits, terms_of
+from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, ServerLimits, Splits, SumLimit, terms_of
 from treaty.systems.fedxgb.secpred.routing import LeafShares, Turn
 from treaty.systems.fedxgb.sums.edge import DomainSums
 from treaty.systems.fedxgb.sums.server import Sum

@@ -28,11 +28,10 @@ from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
 from treaty.systems.fedxgboost_ldp import roles as fedxgboost_ldp
-from treaty.systems.fedxgboost_ldp.disclosures import disclosures
 from treaty.systems.fedxgboost_ldp.noise import SENT_STEPS, NoisyGradients
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.scoring import CONVERSATION, LevelDivision, NoisyTree, ScoredSplitRequest
-from treaty.systems.fedxgboost_ldp.system import SYSTEM
+from treaty.systems.fedxgboost_ldp.system import SYSTEM, disclosures
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import side_by_side

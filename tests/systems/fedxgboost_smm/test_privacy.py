@@ -31,8 +31,8 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
     vectors_used,
 )
 from treaty.systems.vertical.encrypted_columns import Hint, SplitRequest, Sums, SumsRequest, TreeStart
+from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 from treaty.systems.vertical.named_rows import NamedRows
-from treaty.systems.vertical.transcripts import node_sets_from_transcript
 
 ROWS = 240
 NEVER = 1e-9

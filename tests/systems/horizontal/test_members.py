@@ -11,7 +11,7 @@ from systems.horizontal.uniform import looks_uniform
 from treaty.errors import PeerProtocolError
 from treaty.messaging.certificates import make_identity
 from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, ToldDigest
-from treaty.systems.pooled.rounds import CheckpointRequest
+from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import Vouching
 
 

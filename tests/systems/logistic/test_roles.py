@@ -23,14 +23,13 @@ from treaty.crypto.additive.montgomery import Modulus, from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_file
-from treaty.linear.calibration import fit_calibration
+from treaty.linear.losses import fit_calibration
 from treaty.messaging.messages import decode_body, view
 from treaty.systems.logistic import lattice as lattice_products
 from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
-from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.roles import active
-from treaty.systems.logistic.steps import InnerProducts
+from treaty.systems.logistic.steps import EpochEnd, InnerProducts
 from treaty.systems.logistic.system import cast, helpers
 from treaty.systems.system import Place
 

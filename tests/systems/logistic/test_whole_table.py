@@ -15,7 +15,7 @@ from tables import real_table
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError, PeerError
 from treaty.linear.losses import SQUARED, TAYLOR
-from treaty.linear.newton import minimise, standard_errors
+from treaty.linear.training import minimise, standard_errors
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.systems.logistic import lattice as lattice_products
 from treaty.systems.logistic.glm.inference import CrossProducts

@@ -23,7 +23,7 @@ from treaty.privacy.label_rr import randomise_labels
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.encrypted_columns import SplitColumns
-from treaty.systems.vertical.transcripts import node_sets_from_transcript
+from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body
-from treaty.models.decisions import leaves
-from treaty.systems.secureboost import hidden_prediction, hidden_sums, hidden_terms
+from treaty.models.trees import leaves
+from treaty.systems.secureboost import hidden_prediction, hidden_sums
 from treaty.systems.secureboost.hidden_prediction import (
     ChainKey,
     EncryptedGains,
@@ -28,7 +28,7 @@ from treaty.systems.secureboost.hidden_prediction import (
     hidden_active,
     hidden_passive,
 )
-from treaty.systems.secureboost.hidden_terms import (
+from treaty.systems.secureboost.hidden_sums import (
     PRECISION_BITS,
     find_conditions,
     make_route,
@@ -201,7 +201,7 @@ def products_of_kept(played, parts, tables):
     packed = parts["p1"].splits.decide(tables["p1"].matrix())
     sides = np.unpackbits(packed, axis=1, count=len(terms)).astype(bool)
     away = pow(radix, -1, n)
-    no_gain = pow(g, hidden_terms.NO_GAIN, n)
+    no_gain = pow(g, hidden_sums.NO_GAIN, n)
     expected = []
     for row in range(len(terms)):
         met = sides[record, row] == left
@@ -503,14 +503,14 @@ def test_terms_kept_along_the_route_add_up_to_the_leaf_values(seed, n_owners, n_
     n_rows = 8
     trees, tables, matrices = _random_forest(seed, n_rows, n_owners, n_outputs, n_rounds, depth)
     own = seed % n_owners
-    exponent = hidden_terms.fixed_point(trees)
+    exponent = hidden_sums.fixed_point(trees)
     terms = make_terms(trees, own, np.arange(len(tables[own]), dtype=np.int32), exponent)
     sides = [
         np.unpackbits(table.decide(part), axis=1, count=n_rows).astype(bool)
         for table, part in zip(tables, matrices, strict=True)
     ]
     values, gains = values_and_gains(terms, sides[own])
-    assert np.abs(gains).max(initial=0) <= hidden_terms.NO_GAIN
+    assert np.abs(gains).max(initial=0) <= hidden_sums.NO_GAIN
     conditions = find_conditions(terms)
     met = np.ones(gains.shape, bool)
     for t, s, r, left in zip(conditions.term, conditions.source, conditions.record, conditions.left, strict=True):
@@ -538,7 +538,7 @@ def test_terms_kept_along_the_route_add_up_to_the_leaf_values(seed, n_owners, n_
 )  # fmt: skip
 def test_packed_gains_add_up_to_what_unpacking_returns(n_rows, rows_each, n_fields, n_terms, seed, limit):
     rng = np.random.default_rng(seed)
-    most = hidden_terms.NO_GAIN
+    most = hidden_sums.NO_GAIN
     gains = rng.integers(-most, most + 1, (n_terms, n_rows))
     if limit:
         gains = np.sign(gains) * most
@@ -553,7 +553,7 @@ def test_packed_gains_add_up_to_what_unpacking_returns(n_rows, rows_each, n_fiel
         for row in plaintexts[first : first + rows_each]:
             whole = (whole << 64 * n_fields) + sum(row)
         joined.append([whole >> 64 * i & (1 << 64) - 1 for i in range(13)])
-    sums = hidden_terms.unpack_sums(np.array(joined, np.uint64), n_rows, rows_each, n_fields, n_terms)
+    sums = hidden_sums.unpack_sums(np.array(joined, np.uint64), n_rows, rows_each, n_fields, n_terms)
     expected = np.stack([gains[fields == field].sum(axis=0) for field in range(n_fields)], axis=1)
     np.testing.assert_array_equal(sums, expected)
 
@@ -568,7 +568,7 @@ def test_packed_gains_add_up_to_what_unpacking_returns(n_rows, rows_each, n_fiel
 )
 def test_plaintexts_that_are_no_sums_are_refused(plaintexts, n_rows):
     with pytest.raises(ValueError, match="expected sums of 3 terms"):
-        hidden_terms.unpack_sums(np.array(plaintexts, np.uint64), n_rows, 2, 1, 3)
+        hidden_sums.unpack_sums(np.array(plaintexts, np.uint64), n_rows, 2, 1, 3)
 
 
 def leaf(value):
@@ -578,6 +578,6 @@ def leaf(value):
 
 @pytest.mark.parametrize("value", [1e-300, 3e-7, 0.3, 1.0, 2.0, 7e5], ids=str)
 def test_the_largest_leaf_value_takes_the_precision_bits(value):
-    scaled = np.ldexp(value, hidden_terms.fixed_point([leaf(value / 3), leaf(-value)]))
+    scaled = np.ldexp(value, hidden_sums.fixed_point([leaf(value / 3), leaf(-value)]))
     assert 2.0 ** (PRECISION_BITS - 1) <= scaled <= 2.0**PRECISION_BITS
-    assert hidden_terms.fixed_point([leaf(0.0)]) == PRECISION_BITS
+    assert hidden_sums.fixed_point([leaf(0.0)]) == PRECISION_BITS

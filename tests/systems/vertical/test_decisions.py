@@ -11,8 +11,7 @@ from systems.vertical.trained_models import at, grow, predict, split_table, take
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array
-from treaty.models.decisions import leaves, margins, row_decisions, staged_margins
-from treaty.models.trees import predict_pooled
+from treaty.models.trees import leaves, margins, predict_pooled, row_decisions, staged_margins
 from treaty.systems.vertical import decisions
 from treaty.systems.vertical.decisions import (
     Decisions,

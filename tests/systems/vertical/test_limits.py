@@ -24,14 +24,14 @@ from treaty.runs.threads import play
 from treaty.systems import find_system
 from treaty.systems.fedxgboost_smm import dealer as dealing
 from treaty.systems.fedxgboost_smm import roles as smm
-from treaty.systems.pooled.rounds import CheckpointRequest
+from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, Seat
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical.decisions import DecideRequest, RowSets
 from treaty.systems.vertical.encrypted import _answering
 from treaty.systems.vertical.encrypted_columns import SumsRequest, pack
-from treaty.systems.vertical.limits import TrainingLimits, TreeLimits
 from treaty.systems.vertical.links import LinkProbe
+from treaty.systems.vertical.passive import TrainingLimits, TreeLimits
 from treaty.trees.ensemble import SplitTable
 
 SYSTEMS: dict[str, dict[str, Any]] = {

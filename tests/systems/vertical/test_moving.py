@@ -18,10 +18,10 @@ from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
 from treaty.systems.system import Place, Vouching
-from treaty.systems.vertical.cast import fellow_owners
+from treaty.systems.vertical.active import fellow_owners
 from treaty.systems.vertical.sealed.active import SealedPeer
+from treaty.systems.vertical.sealed.candidates import MovingKey
 from treaty.systems.vertical.sealed.level import MovedShares
-from treaty.systems.vertical.sealed.moving import MovingKey
 
 IDENTITIES = {name: make_identity(name) for name in ("p0", "p1", "p2")}
 PINNED = {name: identity.certificate for name, identity in IDENTITIES.items()}

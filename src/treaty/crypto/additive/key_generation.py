@@ -22,8 +22,7 @@ import gmpy2
 
 from treaty.crypto import parameters
 from treaty.crypto.additive import paillier
-from treaty.crypto.additive.key_checks import check_key_size
-from treaty.crypto.additive.key_proofs import prove_okamoto_uchiyama, prove_paillier
+from treaty.crypto.additive.key_proofs import check_key_size, prove_okamoto_uchiyama, prove_paillier
 from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
 
 

@@ -31,11 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto import parameters
-from treaty.crypto.additive.key_checks import check_base, check_messages, check_modulus, check_order
-from treaty.crypto.additive.key_proofs import OKAMOTO_UCHIYAMA_NUMBERS, check_okamoto_uchiyama
-from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
+from treaty.crypto.additive.key_proofs import (
+    OKAMOTO_UCHIYAMA_NUMBERS,
+    check_base,
+    check_messages,
+    check_modulus,
+    check_okamoto_uchiyama,
+    check_order,
+)
+from treaty.crypto.additive.montgomery import FixedBase, Modulus, PrimeSquare, Residues, from_words, to_words
 from treaty.crypto.additive.multiplier import HAS_IFMA
-from treaty.crypto.additive.residues import PrimeSquare, Residues
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError

@@ -33,10 +33,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto import parameters
-from treaty.crypto.additive.key_checks import check_base, check_messages, check_modulus, check_order
-from treaty.crypto.additive.key_proofs import PAILLIER_NUMBERS, check_paillier
-from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
-from treaty.crypto.additive.residues import PrimeSquare
+from treaty.crypto.additive.key_proofs import (
+    PAILLIER_NUMBERS,
+    check_base,
+    check_messages,
+    check_modulus,
+    check_order,
+    check_paillier,
+)
+from treaty.crypto.additive.montgomery import Modulus, PrimeSquare, from_words, to_words
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError

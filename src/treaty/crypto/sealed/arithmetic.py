@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from treaty.compute import kernel
-from treaty.crypto.sealed.steps import Steps, take
+from treaty.crypto.sealed.quads import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import random_pairs

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.compute import kernel
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.sealed.quads import join
-from treaty.crypto.sealed.steps import Steps, take
+from treaty.crypto.sealed.quads import Steps, join, take
 from treaty.crypto.sealed.transfers import Bits, Transfers, triples
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import joined, message_bits

@@ -16,16 +16,20 @@ chance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.arithmetic import both_of
-from treaty.crypto.sealed.steps import Steps
-from treaty.crypto.sealed.transfers import Transfers
-from treaty.crypto.wide import Wide, add, from_ints, only, shifted, subtract, wide
+from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
+from treaty.crypto.sealed.comparison import comparison_steps, conjunctions, negatives
+from treaty.crypto.sealed.quads import Steps, together
+from treaty.crypto.sealed.transfers import Bits, Transfers
+from treaty.crypto.wide import Wide, add, cut, from_ints, negative, only, resized, shifted, subtract, wide
 
 WORDS = 2
 """Of a share of a sum: shares are modulo 2^128, which no product with a node's own sums passes."""
@@ -101,3 +105,220 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
         out[..., place, :] = subtract(out[..., place, :], shifted(wraps[..., place, :], width))
     out = add(out, wraps[..., 1:, :])
     return subtract(out, from_ints([1 << places.grad - 2, 1, 1], WORDS)) if role == 0 else out
+
+
+# -------- the best split of each node among candidates whose sums are shared, without opening a sum, a gain or a loser
+#
+# With G and H of a node, a = H_L + ridge, T = H + 2 ridge and V = T G_L - G a, the gain of a candidate is, but for
+# factors and terms that all candidates of the node have in common, V^2 / (a (T - a)) (`trees.exact`): the largest such
+# fraction is the best split, exactly. The *knower* (role 0, the active party) knows G, H and what a candidate must
+# pass; the *owner* (role 1) has the columns. Both hold shares of every candidate's sums.
+#
+# 1. V is a linear function of G_L and a whose factors the knower has. Squares, products a (T - a), and comparisons of
+#    hess and rows with the least and most that a child may have; the numerator of a candidate that may not be chosen
+#    becomes 0.
+# 2. A tournament: of each group, all pairs are compared by their cross products, exactly, and the winner is selected.
+#    The first of equal fractions wins.
+#
+# The result stays shared. Large groups take fewer steps and more work: `rounds_of` chooses. Honest but curious parties;
+# nothing fails by chance.
+
+_LARGEST = 16  # a group: the work grows with its square
+
+TOP, BELOW, NUMBER, OWNER = range(4)
+"""What an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of every node that the knower knows: fractions, and the number of the owner that each stands for."""
+
+    fractions: Sequence[tuple[int, int]]
+    owners: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the knower adds of n nodes.
+
+    `totals`, int64 (n, 3), are sums of grad, hess and rows. `hess` and `count`, int64 (2, n), are the least that a left
+    child may have and one more than the most, which is not below the least. `owner` is the number of the candidates'
+    owner. `before` and `after` are entries before and after the candidates, of n fractions each; at the owner they are
+    as many, and empty.
+    """
+
+    totals: NDArray[np.int64]
+    ridge: int
+    hess: NDArray[np.int64]
+    count: NDArray[np.int64]
+    owner: int
+    before: list[Entry] = field(default_factory=list)
+    after: list[Entry] = field(default_factory=list)
+
+    def only(self, part: slice) -> Known:
+        """Return what concerns some of the nodes."""
+        kept = ([Entry(e.fractions[part], e.owners[part]) for e in entries] for entries in (self.before, self.after))
+        return Known(self.totals[part], self.ridge, self.hess[:, part], self.count[:, part], self.owner, *kept)
+
+    @classmethod
+    def nothing(cls, nodes: int, before: int, after: int) -> Known:
+        """Return what the owner adds."""
+        none = Entry([(0, 0)] * nodes, [0] * nodes)
+        zeros = np.zeros((2, nodes), np.int64)
+        return cls(np.zeros((nodes, 3), np.int64), 0, zeros, zeros, 0, [none] * before, [none] * after)
+
+
+def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int, step: int) -> Steps[Wide]:
+    """Return shares of each node's best entry, (n, 4, words), from sums of candidates, (n, candidates, 3, 2).
+
+    An entry `before` that loses to no candidate wins, and so does one of equal fractions that comes first.
+    """
+    nodes, candidates = sums.shape[:2]
+    words, all_of = widths.words, (nodes, candidates)
+    of_top, of_below = (-(-bits // 64) for bits in (widths.top, widths.below))  # words: what is sent grows with them
+    a = _left_hess(sums, known).reshape(-1, WORDS)
+    whole = np.broadcast_to((known.totals[:, 1] + 2 * known.ridge)[:, None], all_of).reshape(-1)
+    a = cut(resized(a, of_below), widths.hess)
+    rest = cut(subtract(wide(whole, of_below), a), widths.hess)
+    top, below, fit_hess, fit_count = yield from together(
+        _tops(transfers, sums, known, widths, role),
+        products(transfers, a, rest[:, None], widths.hess, widths.hess, widths.below),
+        _within(transfers, sums[:, :, 1], known.hess, widths.hess, role),
+        _within(transfers, sums[:, :, 2], known.count, widths.count, role),
+    )
+    (fit,) = yield from conjunctions(transfers, fit_hess, fit_count[None], role)
+    top = cut((yield from selected(transfers, fit, top[:, None])), widths.top)
+    values = np.zeros((nodes, candidates, 4, words), np.uint64)
+    values[:, :, TOP, :of_top] = top.reshape(*all_of, of_top)
+    values[:, :, BELOW, :of_below] = below.reshape(*all_of, of_below)
+    if role == 0:
+        values[:, :, NUMBER, 0], values[:, :, OWNER, 0] = np.arange(candidates), known.owner
+    before, after = ([entry_of(entry, widths) for entry in entries] for entries in (known.before, known.after))
+    return (yield from winner_of(transfers, np.concatenate([*before, values, *after], axis=1), widths, role, step))
+
+
+def entry_of(entry: Entry, widths: Widths) -> Wide:
+    """Return the knower's shares of an entry that it knows, (n, 1, 4, words); the owner's are zeros.
+
+    A numerator beyond all candidates' is cut to the largest that fits: with a denominator of H + ridge, at most any
+    a (T - a), no candidate is larger.
+    """
+    values, most = np.zeros((len(entry.owners), 1, 4, widths.words), np.uint64), (1 << widths.top - 1) - 1
+    for part in (TOP, BELOW):
+        values[:, 0, part] = from_ints([min(fraction[part], most) for fraction in entry.fractions], widths.words)
+    values[:, 0, OWNER, 0] = np.array(entry.owners, np.uint64)
+    return values
+
+
+def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, step: int) -> Steps[Wide]:
+    """Return shares of each node's largest entry, (n, 4, words), from entries (n, entries, 4, words).
+
+    `step` says how many comparisons take as long as a step does, see `rounds_of`.
+    """
+    nodes = len(values)
+    for size, groups in rounds_of(values.shape[1], nodes, widths.difference, step):
+        missing = max(0, size * groups - values.shape[1])
+        if missing:  # 0 / 1 beats nothing that comes before
+            padding = np.zeros((nodes, missing, *values.shape[2:]), np.uint64)
+            padding[:, :, BELOW, 0] = 1 - role
+            values = np.concatenate([values, padding], axis=1)
+        playing = np.ascontiguousarray(values[:, : size * groups]).reshape(nodes * groups, size, *values.shape[2:])
+        won = (yield from _winners(transfers, playing, widths, role)).reshape(nodes, groups, *values.shape[2:])
+        values = np.concatenate([won, values[:, size * groups :]], axis=1)
+    return values[:, 0]
+
+
+@cache
+def rounds_of(entries: int, nodes: int, bits: int, step: int) -> tuple[tuple[int, int], ...]:
+    """Return the rounds of a tournament that take the least time: sizes of groups, and how many of them play.
+
+    Each of so many nodes has as many entries; one that is in no group goes on to the next round. A round takes the
+    comparisons of all pairs in its groups, and steps, each of which takes as long as `step` comparisons of `bits` bits.
+    """
+    best: dict[int, tuple[int, int, int]] = {1: (0, 0, 0)}  # by entries left: time, and the first round
+
+    def time_for(left: int) -> int:
+        if left not in best:
+            options = []
+            for size in range(2, min(left, _LARGEST) + 1):
+                groups, rest = divmod(left, size)
+                groups, rest = (groups + 1, 0) if rest > 1 else (groups, rest)
+                took = step * steps_of(size, bits) + nodes * groups * size * (size - 1) // 2
+                options.append((took + time_for(groups + rest), size, groups))
+            best[left] = min(options)
+        return best[left][0]
+
+    time_for(entries)
+    rounds: list[tuple[int, int]] = []
+    while entries > 1:
+        _, size, groups = best[entries]
+        rounds.append((size, groups))
+        entries = max(entries - size * groups, 0) + groups
+    return tuple(rounds)
+
+
+def steps_of(size: int, bits: int) -> int:
+    """Return the steps of a round whose groups have this size: products, a comparison, conjunctions, a selection."""
+    return 2 + comparison_steps(bits) + (size - 2).bit_length()
+
+
+def _left_hess(sums: Wide, known: Known) -> Wide:
+    """Return shares of a, (n, candidates, 2)."""
+    return add(sums[:, :, 1], from_ints([known.ridge], WORDS))
+
+
+def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
+    """Return shares of V^2 modulo 2^top, (n * candidates, words of it)."""
+    nodes, words = len(sums), -(-widths.grad // 64)
+    factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
+    numbers = resized(np.concatenate([sums[:, :, 0], negative(_left_hess(sums, known))]), words)
+    bits = max(widths.hess, widths.node_grad)
+    parts = yield from times_known(transfers, factors, bits, numbers, role)
+    v = cut(add(parts[:nodes], parts[nodes:]), widths.grad).reshape(-1, words)
+    return (yield from squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role))
+
+
+def _within(transfers: Transfers, shares: Wide, limits: NDArray[np.int64], bits: int, role: int) -> Steps[Bits]:
+    """Return shares of whether numbers (n, candidates) are at least `limits[0]` and below `limits[1]`, (n,) each.
+
+    Whoever is below the first is below the second, too, so that exclusive or serves for the difference.
+    """
+    apart = subtract(shares[None], wide(limits, WORDS)[:, :, None])
+    found = yield from negatives(transfers, cut(apart.reshape(-1, WORDS), bits), bits, role)
+    half = len(found) // 2
+    return found[:half] ^ found[half:]
+
+
+def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> Steps[Wide]:
+    """Return shares of the winner of each group, (n, 4, words), from `values`, (n, size, 4, words)."""
+    n, size, parts, words = values.shape
+    others = np.array([[j for j in range(size) if j != i] for i in range(size)])
+    tops = np.ascontiguousarray(values[:, :, TOP][:, others]).reshape(n * size, size - 1, words)
+    below = np.ascontiguousarray(values[:, :, BELOW]).reshape(n * size, words)
+    cross = yield from products(transfers, below, tops, widths.below, widths.top, widths.difference)
+    cross = cross.reshape(n, size, size - 1, words)  # [i, j]: the denominator of i, the numerator of others[i, j]
+    pairs = list(combinations(range(size), 2))
+    apart = np.concatenate([subtract(cross[:, j, i], cross[:, i, j - 1]) for i, j in pairs])
+    later = (yield from negatives(transfers, cut(apart, widths.difference), widths.difference, role)).reshape(-1, n)
+    beats = dict(zip(pairs, later, strict=True))  # (i, j): j, the later one, is larger than i
+    won = np.stack([
+        np.stack([beats[i, j] if i < j else beats[j, i] ^ np.uint8(1 - role) for i in range(size) if i != j])
+        for j in range(1, size)
+    ], axis=1)  # fmt: skip
+    while len(won) > 1:
+        half = len(won) // 2
+        (found,) = yield from conjunctions(transfers, won[:half].ravel(), won[half : 2 * half].reshape(1, -1), role)
+        won = np.concatenate([found.reshape(half, size - 1, n), won[2 * half :]])
+    more = subtract(values[:, 1:], values[:, :1]).swapaxes(0, 1).reshape(-1, parts, words)
+    chosen = (yield from selected(transfers, won[0].ravel(), more)).reshape(size - 1, n, parts, words)
+    out = values[:, 0]
+    for part in chosen:
+        out = add(out, part)
+    return fitted(out, widths)
+
+
+def fitted(entries: Wide, widths: Widths) -> Wide:
+    """Return entries, (n, 4, words), whose shares of fractions are cut to their widths."""
+    out = entries.copy()
+    out[:, TOP], out[:, BELOW] = cut(out[:, TOP], widths.top), cut(out[:, BELOW], widths.below)
+    return out

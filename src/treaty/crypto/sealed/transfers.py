@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.sealed.quads import Quads
-from treaty.crypto.sealed.steps import Steps, take
+from treaty.crypto.sealed.quads import Quads, Steps, take
 from treaty.crypto.transfer.base import KEY
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender, chosen, random_pairs

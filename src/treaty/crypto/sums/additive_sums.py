@@ -43,8 +43,7 @@ from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.additive.randomiser import RandomisableKey, Randomiser, ReadyFactors
 from treaty.crypto.payload import LEAST_ROWS, Payload, SumsBounds, check_payload
-from treaty.crypto.sums.bin_products import Items, bin_products, level_pieces
-from treaty.crypto.sums.joint_sums import Block, keep_features, plan_blocks
+from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, level_pieces, plan_blocks
 from treaty.crypto.sums.whole_table import bins_of
 from treaty.errors import CryptoError
 from treaty.parallel import PIECE_BYTES, concurrently, pieces

@@ -6,15 +6,226 @@ joint group each thread also holds the products of the cells, fewer in all than 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.compute import kernel
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.crypto.sums.joint_sums import LEAST_GAIN, Block, Cells, Group, Index, Labels, sort_cells
-from treaty.parallel import concurrently
+from treaty.parallel import concurrently, pieces
+
+# ---------------------------- which products of ciphertexts are needed for the bin sums of a table, and in which order
+#
+# Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first
+# multiplied together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and to the
+# other's: m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one while that saves a
+# fair share of products on the table, and in each node a group is used only where it does there. Rows that lie in the
+# left-out bin of every column of a group take no part. Columns join within *blocks* of neighbours, so that thousands of
+# them are planned in seconds and a level's products can be made block by block.
+#
+# Everything here is the passive party's own plaintext; no ciphertext and no secret is involved.
+
+Labels = NDArray[np.int32]
+Index = NDArray[np.int64]
+
+_MOST_CELLS = 1 << 22  # joint cells are numbered in a table of this size
+_PLANNING_STEPS = 1 << 28  # rows looked at while planning: about a second
+_LEAST_SAMPLE = 4096
+_BLOCK_COLUMNS = 64
+LEAST_GAIN = 4  # a group must save more than a fourth of its items' products; its cells take memory, too
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One column, or two groups whose cells are told apart together.
+
+    Labels give the cell of each cell of the enclosing group, or of each table row at the top; -1 takes no part. They
+    are as short as the number of cells allows: with thousands of columns these are most of what a server keeps.
+    """
+
+    cells: int
+    labels: NDArray[np.signedinteger]
+    feature: int  # the column (its cells are its bins), or -1
+    parts: tuple[Group, ...]  # the two groups inside, or none
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Items of several nodes sorted by node and cell: cell k holds items[starts[k]:starts[k + 1]], never none.
+
+    Its label is labels[k]; node i owns the cells node_starts[i]..node_starts[i + 1] - 1, whose labels differ.
+    """
+
+    items: Labels
+    starts: Index
+    labels: Labels
+    node_starts: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring columns and their top groups, which hold each of them once."""
+
+    columns: slice
+    groups: list[Group]
+
+
+def plan_blocks(
+    codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDArray[np.int64], threads: int
+) -> list[Block]:
+    """Group the columns of a table of bin codes (rows, columns), in blocks of neighbours that together hold all.
+
+    `left_out` (columns,) is the bin of each column whose sum is not needed, `bins` (columns,) the number of its bins.
+    """
+    rows, columns = codes.shape
+    looks = max(1, columns * min(columns, _BLOCK_COLUMNS))
+    step = max(1, rows // max(_LEAST_SAMPLE, _PLANNING_STEPS // looks))
+
+    def plan(part: slice) -> Block:
+        labels = np.ascontiguousarray(codes[:, part].T).astype(np.int32)
+        labels[labels == left_out[part, np.newaxis]] = -1
+        return Block(part, _plan_groups(labels, bins[part], part.start, step))
+
+    return concurrently(plan, pieces(columns, _BLOCK_COLUMNS), threads)
+
+
+def _plan_groups(labels: Labels, bins: NDArray[np.int64], first: int, step: int) -> list[Group]:
+    """Join greedily, always the two groups whose joining saves most products, judged on every `step`-th row."""
+    sizes = [int(b) for b in bins]
+    groups = [Group(b, _shortened(labels[f], b), first + f, ()) for f, b in enumerate(sizes)]
+    if len(groups) < 2 or labels.shape[1] == 0:
+        return groups
+    stamps, sample = np.zeros(_MOST_CELLS, np.int32), [x[::step].copy() for x in labels]
+    gains = np.zeros((len(groups), len(groups)), np.int64)
+    pairs = [(i, j) for j in range(len(groups)) for i in range(j)]
+    while True:
+        for i, j in pairs:
+            gains[i, j] = _gain(groups[i], groups[j], sample[i], sample[j], stamps)
+        i, j = (int(x) for x in np.unravel_index(np.argmax(gains), gains.shape))
+        if gains[i, j] <= 0:
+            return groups
+        groups[i] = _join(groups[i], groups[j])
+        sample[i] = groups[i].labels[::step].astype(np.int32)
+        del groups[j], sample[j]
+        gains = np.delete(np.delete(gains, j, 0), j, 1)
+        pairs = [(min(i, k), max(i, k)) for k in range(len(groups)) if k != i]
+
+
+def keep_features(groups: Iterable[Group], features: set[int]) -> list[Group]:
+    """Return the groups without the columns that are not in `features`."""
+    kept = []
+    for group in groups:
+        parts = tuple(keep_features(group.parts, features))
+        if parts or group.feature in features:
+            kept.append(Group(group.cells, group.labels, group.feature, parts))
+    return kept
+
+
+def sort_cells(labels: Labels, node_starts: Index, cells: int) -> Cells:
+    """Sort the items of several nodes by cell, within a node in order of first appearance.
+
+    `labels` (items,) give the cell, below `cells`, of each item, node after node; -1 takes no part. Node i has the
+    items node_starts[i]..node_starts[i + 1] - 1.
+    """
+    return Cells(*_sort_cells(labels, node_starts, cells))
+
+
+def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: NDArray[np.int32]) -> int:
+    if (a.cells + 1) * (b.cells + 1) > len(stamps):
+        return 0
+    either, both, joint, joint_a, joint_b = _count_joint(sample_a, sample_b, b.cells, stamps)
+    gain = both + joint - joint_a - joint_b
+    return gain if LEAST_GAIN * gain > either else 0
+
+
+def _join(a: Group, b: Group) -> Group:
+    stamps = np.zeros((a.cells + 1) * (b.cells + 1), np.int32)
+    labels, in_a, in_b = _joint_labels(a.labels.astype(np.int32), b.labels.astype(np.int32), b.cells, stamps)
+    parts = tuple(Group(g.cells, _shortened(x, g.cells), g.feature, g.parts) for g, x in ((a, in_a), (b, in_b)))
+    return Group(len(in_a), _shortened(labels, len(in_a)), -1, parts)
+
+
+def _shortened(labels: Labels, cells: int) -> NDArray[np.signedinteger]:
+    """Copy labels below `cells` as the shortest integers that hold them."""
+    return labels.astype(np.min_scalar_type(-cells - 1))
+
+
+@kernel
+def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[int, int, int, int, int]:
+    """Count rows in either group, in both, joint cells, those within a, those within b; `stamps` stays zero."""
+    either, both, joint, in_a, in_b = 0, 0, 0, 0, 0
+    for i in range(a.size):
+        if a[i] < 0 and b[i] < 0:
+            continue
+        either += 1
+        both += a[i] >= 0 and b[i] >= 0
+        cell = (a[i] + 1) * (b_cells + 1) + b[i] + 1
+        if stamps[cell] == 0:
+            stamps[cell] = 1
+            joint += 1
+            in_a += a[i] >= 0
+            in_b += b[i] >= 0
+    for i in range(a.size):
+        stamps[(a[i] + 1) * (b_cells + 1) + b[i] + 1] = 0
+    return either, both, joint, in_a, in_b
+
+
+@kernel
+def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[Labels, Labels, Labels]:
+    """Assign numbers to the joint cells as they appear; return also each one's cell in a and in b."""
+    labels, count = np.empty(a.size, np.int32), 0
+    for i in range(a.size):
+        labels[i] = -1
+        if a[i] >= 0 or b[i] >= 0:
+            cell = (a[i] + 1) * (b_cells + 1) + b[i] + 1
+            if stamps[cell] == 0:
+                count += 1
+                stamps[cell] = count
+            labels[i] = stamps[cell] - 1
+    in_a, in_b = np.empty(count, np.int32), np.empty(count, np.int32)
+    for i in range(a.size):
+        if labels[i] >= 0:
+            in_a[labels[i]], in_b[labels[i]] = a[i], b[i]
+    return labels, in_a, in_b
+
+
+@kernel
+def _sort_cells(labels: Labels, node_starts: Index, cells: int) -> tuple[Labels, Index, Labels, Index]:
+    """Sort by counting, node by node; only cells that occur are visited, so that small nodes cost little."""
+    nodes, taking = node_starts.size - 1, 0
+    for label in labels:
+        taking += label >= 0
+    items, starts = np.empty(taking, np.int32), np.empty(taking + 1, np.int64)
+    used, cell_starts = np.empty(taking, np.int32), np.zeros(nodes + 1, np.int64)
+    position, count, done = np.zeros(cells, np.int64), 0, 0
+    for node in range(nodes):
+        first = count
+        for i in range(node_starts[node], node_starts[node + 1]):
+            if labels[i] >= 0:
+                if position[labels[i]] == 0:
+                    used[count] = labels[i]
+                    count += 1
+                position[labels[i]] += 1
+        for k in range(first, count):
+            starts[k] = done
+            done += position[used[k]]
+            position[used[k]] = starts[k]
+        for i in range(node_starts[node], node_starts[node + 1]):
+            if labels[i] >= 0:
+                items[position[labels[i]]] = i
+                position[labels[i]] += 1
+        for k in range(first, count):
+            position[used[k]] = 0
+        cell_starts[node + 1] = count
+    starts[count] = done
+    return items, starts[: count + 1].copy(), used[:count].copy(), cell_starts
+
+
+# ---------------------------------------------------------------- bin products
+
 
 Words = NDArray[np.uint64]
 

@@ -21,9 +21,9 @@ from treaty.compute import Flags, Integers
 from treaty.crypto import parameters
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.packing import Packing
-from treaty.crypto.lattice.disclosed import DisclosedQuery, encode
 from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.packed import packed_words, unpack
+from treaty.crypto.lattice.store import DisclosedQuery, encode
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums import lattice_sums
 from treaty.crypto.sums.lattice_sums import lattice_fields, sums_parameters

@@ -32,12 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice.arrays import NewHint
 from treaty.crypto.lattice.kernels import reduced
 from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer, PartialSums
 from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
-from treaty.crypto.lattice.packed import pack, packed_words, unpack
+from treaty.crypto.lattice.packed import NewHint, pack, packed_words, unpack
 from treaty.crypto.lattice.parameters import (
     DEGREE,
     DIGIT_BITS,

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.aggregation.masks import UsedNonces
-from treaty.crypto.lattice.arrays import NewHint
+from treaty.crypto.lattice.packed import NewHint
 from treaty.crypto.lattice.store import IN_MEMORY
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
-from treaty.crypto.sums.joint_sums import Index
+from treaty.crypto.sums.bin_products import Index
 from treaty.errors import CryptoError
 
 

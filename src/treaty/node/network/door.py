@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from treaty.errors import ConfigError
-from treaty.messaging.grpc_limits import HANDSHAKE_TIMEOUT
+from treaty.messaging.grpc_wire import HANDSHAKE_TIMEOUT
 
 logger = logging.getLogger(__name__)
 

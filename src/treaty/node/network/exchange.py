@@ -23,9 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.compute import decoder_of
 from treaty.errors import TreatyError
-from treaty.messaging.daemon_threads import DaemonThreads
-from treaty.messaging.grpc_limits import limiting_options
-from treaty.messaging.grpc_wire import grpc, ping_options
+from treaty.messaging.grpc_wire import DaemonThreads, grpc, limiting_options, ping_options
 from treaty.messaging.messages import clean
 from treaty.node.keys.cards import Card
 from treaty.node.keys.identity import Own

@@ -28,13 +28,13 @@ from treaty.messaging.transcript import Transcript
 from treaty.node.playing.online import Requests, id_value
 from treaty.node.proposals import Verb
 from treaty.node.rules.settings import DataSet
-from treaty.node.state.job_files import alone
+from treaty.node.state.forgetting import alone
 from treaty.runs.job import Job, decoded_job, id_column
-from treaty.runs.online import serve_online
 from treaty.runs.party import explain_party, find_part, predict_party, train_party
 from treaty.runs.processes import line_of_parent
 from treaty.runs.progress import TrainingBar
 from treaty.runs.report import FORMAT, Report, received_by, report_file
+from treaty.runs.serving import serve_online
 from treaty.signals import ended_by_signals
 from treaty.systems.vertical.online import Asked
 

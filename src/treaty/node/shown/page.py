@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from treaty.node.state.audit import Head
 from treaty.node.state.store import FINAL, JobRow, PeerState
-from treaty.report.html import STYLE as BASE
-from treaty.report.html import Html, joined, tag
+from treaty.report.contents import STYLE as BASE
+from treaty.report.contents import Html, joined, tag
 
 REFRESH = 5  # seconds
 

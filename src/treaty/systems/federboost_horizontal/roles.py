@@ -64,17 +64,18 @@ from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.parallel import stay_on_one_core
 from treaty.privacy.ledger import model_job
-from treaty.systems.federboost_horizontal.kept_bins import (
+from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.search import (
     KeptBins,
+    agree_on_bins,
     agreed_bins,
+    answer_search,
     bins_for_rows,
     chosen_bins,
     keep_bins,
     offered,
 )
-from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.search import agree_on_bins, answer_search
 from treaty.systems.federboost_horizontal.training import (
     Draws,
     OwnRows,
@@ -105,7 +106,7 @@ from treaty.systems.horizontal.rows import (
 )
 from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
+from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import watched
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import Forest, RoundState, run_rounds

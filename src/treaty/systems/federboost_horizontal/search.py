@@ -5,14 +5,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
 
 from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import PeerProtocolError
+from treaty.files import Format, read_cached, write_cached
 from treaty.messaging.conversation import Order
+from treaty.messaging.messages import decode_body, digests_in, encode_body
+from treaty.models.checkpoints import checkpoint_file, fingerprint
 from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import (
@@ -25,9 +34,11 @@ from treaty.systems.horizontal.quantiles import (
     most_rounds,
     told_by_search,
 )
+from treaty.systems.horizontal.rows import ModelBegin
 from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart, agreed_start
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.system import LabelledRows, Seat
+from treaty.trees.losses.custom import Custom
 from treaty.trees.objectives import Objective
 
 
@@ -108,3 +119,154 @@ def answer_search(
 def _search_rounds(noise: SumNoise, origins: Mapping[str, int]) -> int:
     """Return how many rounds the search for quantiles may take."""
     return most_rounds(origins) if noise.budget is None else SEARCH_ROUNDS
+
+
+# ----------------------------------------------------------------
+# Common bins of earlier trainings, which each party keeps, so that a later one on the same rows needs no search.
+#
+# Bins depend on everybody's rows, columns and classes, and on some options, but not on the trees that are grown on
+# them. So each party keeps, in `NAME.bins` beside ledgers, the bins as all were told them, with digests of its own rows
+# and of all else that they depend on. A participant's description names, by SHA-256, the bins that it keeps for its
+# very rows and were found with the same participants, leader and options; of other trainings it says nothing. If all
+# name one, and columns and classes are the same, the training begins with it: no probe, no count and no cut is sent.
+# Under noise the search was paid for when it was made, and is not paid again.
+#
+# Where a file is lost or damaged, or anybody's rows have changed, bins are searched for anew, and paid for anew.
+
+logger = logging.getLogger(__name__)
+
+MOST_KEPT = 16
+"""Bins that a party keeps, of as many numbers of bins, say. The oldest go first."""
+
+FORMAT = Format("common-bins", 4)
+
+FREE_OF_BINS = frozenset({
+    "n_estimators", "max_depth", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight",
+    "max_delta_step", "max_cat_to_onehot", "subsample", "colsample_bytree", "goss", "top_rate", "other_rate",
+    "fractional_bits", "early_stopping_rounds", "eval_metric", "allow_insecure",
+})  # fmt: skip
+"""Options that bins do not depend on; every other one counts, also those that are added later."""
+
+
+class KeptBins(msgspec.Struct):
+    """Bins that a training has found.
+
+    `rows` are a digest of the own rows; `setting` of options, participants and leader, which are known before anybody
+    describes its rows; `terms` of all that bins depend on but rows. `bins` is an encoded `CommonBins`.
+    At the leader `all_rows` says how many rows all had, and `spent`, in words, what the search showed.
+    """
+
+    rows: bytes
+    setting: bytes
+    terms: bytes
+    bins: bytes
+    all_rows: int = 0
+    spent: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 by which parties name them."""
+        return hashlib.sha256(b"treaty common bins" + self.terms + self.bins).digest()
+
+    def told(self, name: str) -> CommonBins:
+        """Return the bins as they were told; `name` is the party that keeps them."""
+        return decode_body(self.bins, CommonBins, peer=name)
+
+
+class _File(msgspec.Struct):
+    """The oldest first."""
+
+    entries: list[KeptBins]
+
+
+def kept_file(store: Path, party: str) -> Path:
+    """Return where a party keeps bins."""
+    return checkpoint_file(store, party).with_suffix(".bins")
+
+
+def bins_for_rows(seat: Seat) -> dict[bytes, KeptBins]:
+    """Return by digest the seat's kept bins of its very rows, participants, leader and options; the oldest first.
+
+    Bins of trainings with others are left out, so that what is offered tells nothing of these.
+    """
+    setting = _setting_of(seat)
+    found = [entry for entry in _read(seat) if entry.setting == setting]
+    rows = _rows_of(seat) if found else b""
+    return {entry.digest: entry for entry in found if entry.rows == rows}
+
+
+def offered(found: Mapping[bytes, KeptBins]) -> bytes:
+    """Return what a participant's description says of bins that it has kept."""
+    return b"".join(found)
+
+
+def chosen_bins(
+    seat: Seat, found: Mapping[bytes, KeptBins], offers: Mapping[str, bytes], begin: ModelBegin
+) -> KeptBins | None:
+    """Return the newest bins that fit the training which `begin` describes, if all participants have offered them."""
+    common = set(found)
+    for name, digests in offers.items():
+        common &= digests_in(digests, MOST_KEPT, peer=name, what="RowsDescription.bins")
+    terms = _terms_of(seat, begin)
+    fitting = [entry for digest, entry in found.items() if digest in common and entry.terms == terms]
+    return fitting[-1] if fitting else None
+
+
+def agreed_bins(seat: Seat, found: Mapping[bytes, KeptBins], begin: ModelBegin) -> KeptBins:
+    """Return the bins that the leader names; PeerProtocolError where they were not offered, or are of other terms."""
+    kept = found.get(begin.bins)
+    if kept is None or kept.terms != _terms_of(seat, begin):
+        leader = seat.cast.active
+        raise PeerProtocolError(leader, f"expected bins that were offered and fit - at ModelBegin.bins from {leader}")
+    return kept
+
+
+def keep_bins(seat: Seat, begin: ModelBegin, told: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
+    """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing.
+
+    Nothing, too, of a loss of one's own: next time its class may be another one under its name, with other bounds.
+    """
+    if seat.store is None or seat.common.loss_class is Custom:
+        return
+    new = KeptBins(_rows_of(seat), _setting_of(seat), _terms_of(seat, begin), encode_body(told), all_rows, spent)
+    entries = [entry for entry in _read(seat) if (entry.rows, entry.terms) != (new.rows, new.terms)]
+    name = seat.party.name
+    write_cached(kept_file(seat.store, name), _File([*entries, new][-MOST_KEPT:]), FORMAT, name)
+
+
+def _read(seat: Seat) -> list[KeptBins]:
+    if seat.store is None:
+        return []
+    name = seat.party.name
+    kept = read_cached(kept_file(seat.store, name), _File, FORMAT, name)
+    return [] if kept is None else kept.entries[-MOST_KEPT:]
+
+
+def _rows_of(seat: Seat) -> bytes:
+    """Digest own rows, labels and weights, which bound gradients; of a leader without rows, nothing.
+
+    Labels count as the classes that own rows are of: in threads those of all parties are known, a file has its own.
+    """
+    data = seat.data
+    if data is None:
+        return b""
+    y, classes = data.y, seat.classes or ()
+    if classes:
+        present, number = np.unique(y, return_inverse=True)
+        y, classes = number.astype(np.float64), [classes[int(k)] for k in present]
+    return fingerprint([(data.table, (y, data.weight))], classes)
+
+
+def _setting_of(seat: Seat) -> bytes:
+    """Digest what bins depend on and all know beforehand: options, participants and leader."""
+    options = {name: value for name, value in seat.public_terms.items() if name not in FREE_OF_BINS}
+    return _digest([options, seat.cast.active, seat.cast.owners])
+
+
+def _terms_of(seat: Seat, begin: ModelBegin) -> bytes:
+    """Digest what bins depend on besides rows: the setting, and everybody's columns and classes."""
+    return _digest([_setting_of(seat).hex(), begin.names, begin.categories, begin.classes, begin.origins])
+
+
+def _digest(content: object) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest()

@@ -3,15 +3,198 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from treaty.errors import ConfigError
-from treaty.systems.federboost_horizontal.disclosures import disclosures
-from treaty.systems.federboost_horizontal.expected import expected
+from treaty.models.trees import ModelPart
+from treaty.privacy.ledger import DEFAULT_DELTA
+from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.roles import check_members, leader, member
-from treaty.systems.federboost_horizontal.told import TOLD
+from treaty.systems.federboost_horizontal.roles import ModelEnd, check_members, leader, member
+from treaty.systems.federboost_horizontal.trees import TreeStep
+from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
+from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_sums
+from treaty.systems.horizontal.told import input_told, keys_told, lost_told, search_told, sums_of_rows
 from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.system import checkpoints_told
 from treaty.systems.system import Cast, Place, System
+from treaty.systems.told import AGREEMENT, Lines, Played, Told, When, lines
+
+# ------------------------------------------ what each party of a FederBoost training by row learns beyond its own rows
+
+
+def disclosures(
+    cast: Cast, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
+) -> dict[str, list[str]]:
+    """Say in words what each party learned; the leader's `part` says what the search parted, or what noise cost."""
+    everybody = _of_everybody(options, common)
+    estimated = starts_from_sums(options, common)
+    learned = {cast.active: _of_leader(cast, options, "" if part is None else part.spent, everybody)}
+    if estimated:
+        learned[cast.active].insert(1, SUMS_OF_LABELS)
+        everybody = [START, *everybody]
+    return learned | {name: _of_member(options, everybody) for name in cast.owners if name != cast.active}
+
+
+def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
+    """Return what the leader and members learned alike, about single rows."""
+    learned = []
+    if common.fewest_rows < 20:
+        learned.append(
+            f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that splits "
+            "and leaf values may describe single rows"
+        )
+    if options.epsilon_total is not None:
+        learned.append(
+            f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
+            f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (told as they are: names "
+            "of columns, their categories, classes, and whether rows are those of an earlier training)"
+        )
+    return learned
+
+
+def _of_leader(cast: Cast, options: FederBoostHorizontal, spent: str, everybody: list[str]) -> list[str]:
+    noisy, has_rows = options.epsilon_total is not None, cast.active in cast.owners
+    whose = "over all participants' rows" + (", and so, less its own, over the others'" if has_rows else "")
+    search = "how many rows lie below each point that was tried in search of quantiles"
+    if noisy:
+        search += f", noisy as well ({spent})" if spent else ", noisy as well"
+    elif spent:
+        search += f"; {spent}, whose values are known to lie between two such points"
+    learned = [
+        f"sums {whose}{', under noise' if noisy else ''}: at every node of every tree, of each bin of each column "
+        "the sum of gradients, sum of hessians and number of rows; how many rows there are, in how many a column "
+        "is present and in how many it has each category",
+        search,
+        "of each participant: the names of its columns, their categories, which classes its rows have, and whether it "
+        "has kept bins of earlier trainings of the same participants and options with the rows it has now",
+        _model(options),
+        "with the help of all other participants but one, everything above of that one's rows alone",
+        *everybody,
+    ]
+    if not noisy:
+        learned.insert(
+            2, "how many participants have largest labels, gradients and weights of which order of magnitude"
+        )
+    if len(cast.owners) == 2:
+        learned.append(
+            f"the other participant's sums{', but for its noise' if noisy else ' exactly'}: a sum of two less its own"
+            if has_rows
+            else "sums of two participants alone: with the help of one, those of the other"
+        )
+    if options.dropout == "accept":
+        learned.append(
+            "should a participant be lost and training go on without: what its sums were, by comparing those before "
+            'and after (dropout="accept")'
+        )
+    return learned
+
+
+def _of_member(options: FederBoostHorizontal, everybody: list[str]) -> list[str]:
+    bounds = (
+        "" if options.epsilon_total is not None else ", and the order of magnitude of the largest target and weight"
+    )
+    return [
+        _model(options),
+        "the points that were tried in search of quantiles and the bins of all columns, and so about where "
+        "quantiles of all participants' rows lie and which categories are frequent",
+        f"the names and categories of the first participant's columns, all participants' classes{bounds}",
+        "which of two sibling nodes has fewer rows of all; no sum, and nothing of any other participant alone",
+        "whether all have kept the bins of an earlier training with the rows they have now, which are then used again",
+        *everybody,
+    ]
+
+
+def _model(options: FederBoostHorizontal) -> str:
+    counts = (
+        ", which in the first round give away, for most leaves, how many rows of each class they have (of later rounds "
+        "and inner nodes the model has no counts)"
+    )
+    whole = "the model, whole: all splits, their gains to three digits and all leaf values"
+    return whole if options.epsilon_total is not None else whole + counts
+
+
+# ---------------------------- what a training on participants' sums is expected to take; messages are those of `roles`
+
+
+def expected(cast: Cast, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
+    """Return it, with as many rows at every participant."""
+    found, lead = Expected(), cast.active
+    trees = Trees.of(common, shape, shape.rows * len(cast.owners))
+    sums = sums_of_rows(common, shape, trees)
+    for owner in cast.owners:
+        found.memory[owner] = 60.0 * shape.rows + 24.0 * max(shape.slots.values()) * max(trees.nodes)
+        if owner == lead:
+            continue
+        found.agree([(owner, lead)])
+        found.send(owner, lead, 8.0 * sums.numbers, sums.sums)
+        found.send(lead, owner, sums.told, sums.sums)
+    masks = len(cast.owners) * sums.numbers * 10e-9
+    computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
+    found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP
+    return found
+
+
+# ---------------------------------------------------------------- what the messages of FederBoost by row tell
+
+_LEADER, _MEMBER = ("leader",), ("member",)
+_PLAIN = When("without epsilon_total", lambda options, common: options.epsilon_total is None)
+_NOISY = When("epsilon_total", lambda options, common: options.epsilon_total is not None)
+
+TOLD: dict[Played, Lines] = {
+    "train": lines(
+        AGREEMENT,
+        Told(
+            RowsDescription,
+            _MEMBER,
+            _LEADER,
+            "names of its columns, their categories, which are empty or have numbers beyond float32, which classes its "
+            "rows have, and whether it has bins of an earlier training on these rows",
+            "exact",
+        ),
+        Told(
+            ModelBegin,
+            _LEADER,
+            _MEMBER,
+            "the model's number, names and categories of the first participant's columns, everybody's classes, and "
+            "whether all have kept bins",
+            "control",
+        ),
+        lines(keys_told(_LEADER, _MEMBER), reference="docs/federboost.md, Masks"),
+        search_told(_LEADER, _MEMBER),
+        input_told(_MEMBER, _LEADER, "epsilon_total, min_child_samples", _PLAIN),
+        replace(input_told(_MEMBER, _LEADER, "epsilon_total", _NOISY), form="noisy"),
+        lines(
+            lost_told(_LEADER, _MEMBER),
+            when=When('dropout="accept"', lambda options, common: options.dropout == "accept"),
+            reference="docs/federboost.md, When a participant is lost",
+        ),
+        Told(
+            TreeStep,
+            _LEADER,
+            _MEMBER,
+            "the model: splits, their gains to three digits, leaf values; which of two nodes has fewer rows",
+            "aggregated",
+            "epsilon_total, min_child_samples",
+            when=_PLAIN,
+        ),
+        Told(
+            TreeStep,
+            _LEADER,
+            _MEMBER,
+            "the model, made of noisy sums: splits, their gains, leaf values",
+            "noisy",
+            "epsilon_total",
+            when=_NOISY,
+        ),
+        checkpoints_told("leader", _MEMBER),
+        Told(ModelEnd, _LEADER, _MEMBER, "how many rounds the model has", "control"),
+        reference="arXiv 2011.02796; docs/federboost.md, Who learns what by row",
+    )
+}
+
+
+# ---------------------------------------------------------------- system
 
 
 def cast(places: Mapping[str, Place], active: str, options: FederBoostHorizontal) -> Cast:

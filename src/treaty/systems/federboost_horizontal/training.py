@@ -20,7 +20,7 @@ from treaty.systems.horizontal.rows import own_seed
 from treaty.systems.system import LabelledRows, Seat
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree, join_splits, margins_from_values
-from treaty.trees.shard import RowShard
+from treaty.trees.slots import RowShard
 
 
 @dataclass(frozen=True, slots=True)

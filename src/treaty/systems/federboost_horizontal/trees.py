@@ -15,7 +15,7 @@ from treaty.systems.recording import Recording
 from treaty.trees.boosting import draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
-from treaty.trees.shard import LevelSplits, RowShard
+from treaty.trees.slots import LevelSplits, RowShard
 from treaty.trees.splits import SplitRules, complete_sums, scan
 
 NodesByOutput = Sequence[tuple[int, Int32s]]

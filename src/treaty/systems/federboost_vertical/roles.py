@@ -62,19 +62,27 @@ from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import put_together, row_pieces
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
-from treaty.privacy.bucket_rr import BucketLedger, chances, unbiased
+from treaty.privacy.label_rr import BucketLedger, chances, unbiased
 from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
-from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, noisy_buckets, stand_ins, unpack_buckets
-from treaty.systems.federboost_vertical.kept_buckets import keep_buckets, offer_held, send_buckets, take_buckets
-from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
+from treaty.systems.federboost_vertical.buckets import (
+    Buckets,
+    bits_of_row,
+    keep_buckets,
+    noisy_buckets,
+    offer_held,
+    send_buckets,
+    stand_ins,
+    take_buckets,
+    unpack_buckets,
+)
+from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.sizes import MOST_COLUMNS
 from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner
-from treaty.systems.vertical.decisions import Finish, RecordCount
+from treaty.systems.vertical.decisions import Finish, RecordCount, check_unknown
 from treaty.systems.vertical.passive import Follower, between_trees
-from treaty.systems.vertical.shown_rows import check_unknown
 from treaty.trees.columns import ColumnSource, JoinedFinder, MakeSums, SumsFinder
 from treaty.trees.objectives import Objective
 

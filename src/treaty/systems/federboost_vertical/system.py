@@ -2,17 +2,131 @@
 
 from __future__ import annotations
 
-from treaty.systems.federboost_vertical.disclosures import disclosures
-from treaty.systems.federboost_vertical.expected import expected
+import math
+
+from treaty.models.trees import ModelPart
+from treaty.systems.expected import Expected, Shape, Trees
+from treaty.systems.federboost_vertical.buckets import Buckets, HeldBuckets, SameBuckets
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.federboost_vertical.roles import active, passive
-from treaty.systems.federboost_vertical.told import TOLD
+from treaty.systems.federboost_vertical.roles import ChosenSplits, UsedColumns, active, passive
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import System
-from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.system import Cast, System
+from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
+from treaty.systems.vertical.active import Start, cast_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.online import online_active, online_passive
+from treaty.systems.vertical.told import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT, RECORDS
+
+# -------------------- what each party of a FederBoost training by column learns beyond its own data and its own splits
+
+
+def disclosures(
+    cast: Cast, options: FederBoostVertical, common: BoostingOptions, part: ModelPart | None
+) -> dict[str, list[str]]:
+    cost = (
+        f"epsilon {options.epsilon_person:g} per person, shared by the party's columns"
+        if options.epsilon_person is not None
+        else f"epsilon {options.value_epsilon:g} per value, and per person as many times that as the party has columns "
+        "(its report has the sum)"
+    )
+    told = (
+        "the order of all values of every column of the others, to within buckets, in the clear (epsilon=inf)"
+        if options.epsilon == math.inf
+        else f"of every column of the others and every row a bucket of values, right or randomised: {cost}, whatever "
+        "is done with them later. This is data about each aligned person, under local differential privacy"
+    )
+    sides = (
+        "the true one"
+        if options.epsilon == math.inf
+        else "of rows trained on, as far as they are recognised by ids, that of the bucket above; of all others the "
+        "true one"
+    )
+    learned = {
+        cast.active: [
+            told,
+            "where it has a folder for later trainings, a copy of these buckets, which it keeps there (NAME.buckets)",
+            "how many buckets each column of the others has (by number, not name), whether it holds categories and "
+            "whether values are missing",
+            "of each column of the others, whether its rows, their order and all their buckets are those of an earlier "
+            "training: it is then sent as it was, and else with new noise in all rows, which is paid for",
+            f"for eval sets and at prediction, each row's side at every split in use: {sides}",
+            "the shape of all trees and all leaf weights",
+        ]
+    }
+    for name in cast.having("passive"):
+        learned[name] = [
+            "which of its own columns and buckets were chosen, at how many nodes of which tree",
+            "of how many of its earlier buckets the active party has kept a copy, and whether these are among them",
+            "nothing of labels, gradients or which rows are in a node, beyond that",
+        ]
+    return learned
+
+
+# --------------------------------- what a training on noisy buckets is expected to take; messages are those of `roles`
+
+
+def expected(cast: Cast, options: FederBoostVertical, common: BoostingOptions, shape: Shape) -> Expected:
+    """Return it; buckets are sent once, then the active party trains alone."""
+    found, active, n = Expected(), cast.active, shape.rows
+    trees = Trees.of(common, shape, n)
+    columns = sum(shape.columns.values())
+    for peer in cast.owners:
+        if peer == active:
+            continue
+        features = shape.columns[peer]
+        buckets = max(2.0, shape.slots[peer] / max(1, features) - 1)
+        found.agree([(active, peer)])
+        found.send(active, peer, 36.0 * trees.count * trees.splits * features / max(1, columns), 10)
+        found.send(peer, active, n * features * math.log2(buckets) / 8, 4)
+        found.memory[peer] = 30.0 * n * features
+        for name in (active, peer):
+            found.kept[name] = found.kept.get(name, 0.0) + n * features
+    found.memory[active] = 80.0 * n + 2.0 * n * columns
+    found.seconds = trees.growing(n, columns) / shape.threads + n * columns * 60e-9
+    return found
+
+
+# ---------------------------------------------------------------- what the messages of FederBoost by column tell
+
+TOLD: dict[Played, Lines] = {
+    "train": lines(
+        AGREEMENT,
+        Told(HeldBuckets, ACTIVE, PASSIVE, "which of its buckets the active party has kept", "control"),
+        Told(
+            Buckets,
+            PASSIVE,
+            ACTIVE,
+            "of every column how many buckets it has and whether values are missing, and of every row which bucket its "
+            "value is in, under randomised response",
+            "noisy",
+            guard="epsilon, epsilon_person",
+        ),
+        Told(SameBuckets, PASSIVE, ACTIVE, "that buckets are those of an earlier training", "control"),
+        Told(Start, ACTIVE, PASSIVE, "the model's number; how many of its splits kept rounds use", "control"),
+        Told(
+            UsedColumns,
+            PASSIVE,
+            ACTIVE,
+            "nothing new: which of the sender's columns have splits, which the active party chose",
+            "nothing",
+            when=When("unbiased=True", lambda options, common: bool(options.unbiased)),
+        ),
+        Told(ChosenSplits, ACTIVE, PASSIVE, "which of its columns and buckets splits are on, and how often", "exact"),
+        RECORDS,
+        CHECKPOINTS,
+        DECISIONS,
+        FINISH,
+        reference="arXiv 2011.02796; docs/federboost.md, Who learns what by column",
+    ),
+    "predict": PREDICT,
+    "explain": EXPLAIN,
+    "online": ONLINE,
+}
+
+
+# ---------------------------------------------------------------- system
+
 
 SYSTEM = System(
     name="federboost-vertical",

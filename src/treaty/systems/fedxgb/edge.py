@@ -14,19 +14,21 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, view
 from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.authority import (
+    ROUNDS,
     Credentials,
+    DomainFile,
     authority_of,
+    digest,
     gather_sound,
     patience_of,
     send_each_or_leave_out,
 )
-from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
 from treaty.systems.fedxgb.layout import check_edges, domains
-from treaty.systems.fedxgb.limits import ServerLimits
 from treaty.systems.fedxgb.messages import (
     Attendance,
     RoundStart,
     RowSummary,
+    ServerLimits,
     Task,
     UserOffer,
     edge_order,

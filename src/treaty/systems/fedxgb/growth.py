@@ -5,23 +5,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.binning import Bins
-from treaty.messaging.messages import Array
-from treaty.models.trees import ModelPart, record_split
-from treaty.systems.fedxgb.limits import MOST_VOID
-from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
+from treaty.data.table import Schema, Table
+from treaty.messaging.messages import Array, decode_body, view
+from treaty.models.checkpoints import Checkpoint
+from treaty.models.trees import ModelPart, keep_records, record_split, records_used
+from treaty.systems.fedxgb.complete_trees import complete_tree, depth_of
+from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, Splits, Values
 from treaty.systems.fedxgb.paper.routing import PaperModel
 from treaty.systems.fedxgb.secpred.routing import HiddenModel
 from treaty.systems.fedxgb.sums.server import Crowd
+from treaty.systems.horizontal.quantiles import (
+    CommonBins,
+    Count,
+    Opening,
+    ProbeRequest,
+    choose_bins,
+    most_rounds,
+    note_search,
+    told_by_search,
+    unpack_bins,
+)
+from treaty.systems.horizontal.start import OwnLabels, agreed_start
 from treaty.systems.recording import Recording
-from treaty.trees.boosting import BoostingPlan
+from treaty.systems.system import LabelledRows, Seat
+from treaty.trees.boosting import BoostingPlan, Forest
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees
+from treaty.trees.objectives import Objective
 from treaty.trees.slots import Cells, SlotSplits, SlotTree
 from treaty.trees.splits import SplitRules
 
@@ -129,3 +146,98 @@ def _opened(crowd: Crowd, lengths: Sequence[int], *, root: bool) -> Sequence[NDA
             raise
         logger.warning("a tree ends early: %s", void)
         return [None] * len(lengths)
+
+
+# ------------------------------------------------ going on with an interrupted training: finished trees are told again
+#
+# All roles start anew, with new keys. The server has the model so far, and takes all rows down its trees once more, by
+# the messages of training without those of sums, so that users have their margins again. `kept` has what the others
+# keep.
+
+
+def forest_of(kept: Checkpoint) -> Forest:
+    """Return the finished rounds of an interrupted training; later splits are dropped."""
+    forest = kept.part.forest
+    assert forest is not None
+    forest.cut(kept.rounds)
+    keep_records(kept.part.splits, records_used(forest.trees, 1)[0])
+    return forest
+
+
+def tell_again(crowd: Crowd, model: Model, part: ModelPart, bins: Bins, growth: Growth) -> None:
+    """Take all rows down the finished trees once more, so that users have the margins after them."""
+    assert part.forest is not None
+    trees, n_outputs = part.forest.trees, part.forest.objective.n_outputs
+    columns = np.arange(len(bins.n_bins), dtype=np.int32)
+    ends = len(columns) * np.arange(1, n_outputs + 1, dtype=np.int32)
+    for first in range(0, len(trees), n_outputs):
+        crowd.begin_tree(RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
+        of_round = trees[first : first + n_outputs]
+        depth = growth.rules.max_depth if growth.full_depth else max(1, *map(depth_of, of_round))
+        complete = [complete_tree(tree, part.splits, bins, depth) for tree in of_round]
+        for level in range(depth):
+            model.split([splits[level] for splits, _ in complete])
+        model.finish(np.stack([values for _, values in complete]))
+
+
+# ----------------- what the server finds out about all users' rows before trees grow: how many there are, bounds, bins
+
+
+@dataclass(frozen=True, slots=True)
+class AllRows:
+    """What the server knows of all users' rows before trees grow; `objective` has the bounds of all their gradients."""
+
+    bins: Bins
+    objective: Objective
+    n_rows: int
+    may_miss: NDArray[np.bool_]  # (features,): whether rows have no value
+    spent: str  # in words: the smallest group of rows that the search for bins told from others
+
+
+def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
+    """Open the number of rows, where training starts and the bounds of gradients, then search for bins."""
+    common = seat.common
+    none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
+    labels = OwnLabels(seat, none, seat.classes, seat.party.name)
+    opening = Opening(schema, bounds=labels.n_bounds)
+
+    def total(own: NDArray[np.int64] | None, length: int) -> NDArray[np.int64]:
+        return crowd.total(length)
+
+    crowd.tell(Count())
+    opened = crowd.total(opening.length)
+    n_rows = opening.rows(opened)
+    objective = agreed_start(labels, opening, opened, total, crowd.tell, has_rows=False)
+    objective.check_sums(n_rows)
+    asked = count(1)
+
+    def ask(probes: ProbeRequest) -> None:
+        note_search(seat.phase, next(asked))
+        crowd.tell(probes)
+
+    bins, smallest = choose_bins(
+        total, ask, opening, opened, schema, common.max_bin,
+        own=None, least_rows=common.fewest_rows, most_rounds=most_rounds(schema.origins), threads=seat.threads,
+    )  # fmt: skip
+    fewest = int(smallest[smallest > 0].min(initial=n_rows))
+    spent = told_by_search(fewest)
+    return AllRows(bins, objective, n_rows, _may_miss(opening, opened, len(schema.names), n_rows), spent)
+
+
+def known(seat: Seat, crowd: Crowd, kept: Checkpoint) -> AllRows:
+    """Return what an interrupted training knew of all rows; nothing is summed again."""
+    crowd.tell(Count())
+    part, name = kept.part, seat.party.name
+    summary = decode_body(kept.bins, RowSummary, peer=name)
+    bins = unpack_bins(decode_body(part.bins, CommonBins, peer=name), part.schema, seat.common.max_bin, name)
+    may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
+    return AllRows(bins, forest_of(kept).objective, summary.n_rows, may_miss, part.spent)
+
+
+def _may_miss(opening: Opening, opened: NDArray[np.int64], n_features: int, n_rows: int) -> NDArray[np.bool_]:
+    """Return which features have rows without a value."""
+    may_miss = np.zeros(n_features, np.bool_)
+    may_miss[opening.numeric] = opening.present(opened) < n_rows
+    for f, counts in opening.categories(opened).items():
+        may_miss[f] = counts.sum() < n_rows
+    return may_miss

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.systems.horizontal.option_checks import refuse_goss, refuse_objectives
+from treaty.systems.horizontal.rows import refuse_goss, refuse_objectives
 from treaty.systems.options import AtLeastOne, SystemOptions
 
 MAX_QUERIES = 100

@@ -64,14 +64,22 @@ from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.authority import Credentials, authority_of
-from treaty.systems.fedxgb.growth import Growth, Model, ShownModel, next_trees
+from treaty.systems.fedxgb.growth import (
+    AllRows,
+    Growth,
+    Model,
+    ShownModel,
+    forest_of,
+    known,
+    next_trees,
+    search,
+    tell_again,
+)
 from treaty.systems.fedxgb.layout import check_edges
 from treaty.systems.fedxgb.messages import RowSummary, Task, TrainingEnd, terms_of
 from treaty.systems.fedxgb.options import PAPER_LEAKS
 from treaty.systems.fedxgb.paper.routing import PaperModel, check_numeric
 from treaty.systems.fedxgb.paper.sums import paper_mode
-from treaty.systems.fedxgb.replay import forest_of, tell_again
-from treaty.systems.fedxgb.search import AllRows, known, search
 from treaty.systems.fedxgb.secpred.routing import HiddenModel, RowOwners, layout_of
 from treaty.systems.fedxgb.sums.server import Crowd, Users
 from treaty.systems.horizontal.quantiles import pack_bins

@@ -2,18 +2,217 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
+from treaty.models.trees import ModelPart
+from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb.authority import authority
-from treaty.systems.fedxgb.disclosures import disclosures
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.expected import expected
 from treaty.systems.fedxgb.layout import cast_of, dropouts, helpers, links, only_simulated
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.secpred.service import SERVICE
+from treaty.systems.fedxgb.secpred.service import SERVICE, disclosures_of_prediction, refused
 from treaty.systems.fedxgb.server import server
 from treaty.systems.fedxgb.told import TOLD
 from treaty.systems.fedxgb.user import user
+from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_sums
+from treaty.systems.horizontal.told import sums_of_rows
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, System
+
+# ------------------------------------------------------- what each role of FedXGB learns beyond its own rows, in words
+
+_TOLD_TO_ALL = (
+    "the bins of all columns, their names and categories, the classes, which columns have missing values, how many "
+    "rows all users have, and the columns drawn for each tree"
+)
+_MODEL = (
+    'the splits and leaf values of all trees, without gains or numbers of rows (expose="model"); in the first round '
+    "they give away, for most leaves, how many rows of each class they have"
+)
+_SHOWN = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
+
+
+def disclosures(cast: Cast, options: FedXGB, common: BoostingOptions, part: ModelPart | None) -> dict[str, list[str]]:
+    """Say what the roles "server", "edge", "user" and "authority" learn; `part` is the server's."""
+    learned = {
+        "server": _of_server(options, "" if part is None else part.spent),
+        "edge": _of_edge(options, len(cast.having("edge"))),
+        "user": _of_user(options),
+    }
+    if starts_from_sums(options, common):
+        learned["server"].insert(1, SUMS_OF_LABELS)
+        for role in ("edge", "user"):
+            learned[role].append(START)
+    if common.fewest_rows < 20:
+        for role in ("server", "edge", "user") if options.exposes in ("model", "paper") else ("server", "user"):
+            learned[role].append(
+                f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that "
+                "splits and leaf values may describe single rows"
+            )
+    if not refused(options):
+        for role, facts in disclosures_of_prediction(cast, options).items():
+            learned[role] += [f"where users have rows predicted later: {fact}" for fact in facts]
+    learned["authority"] = [
+        "names, roles and public keys; no data (it is trusted not to certify keys of its own in a user's name)"
+    ]
+    return learned
+
+
+def _of_server(options: FedXGB, spent: str) -> list[str]:
+    """`spent` says in words how small the groups of rows were that the search for quantiles told apart."""
+    paper = options.mode == "paper"
+    learned = [
+        "sums over the users of all domains: at every node of every tree, of each bin of each column the sum of "
+        "gradients, sum of hessians and number of rows; how many rows there are, in how many a column is present and "
+        "in how many it has each category",
+        "how many rows lie below each point that was tried in search of quantiles"
+        + (f"; {spent}, whose values are known to lie between two such points" if spent else ""),
+        "how many users' largest labels, gradients and weights have which order of magnitude",
+        "who the users are, in which domain, and whose rows are in each sum; where users came or went between two "
+        f"sums, the sum of these alone, who are {1 if paper else options.group} or more of a domain",
+        *([] if paper else [_with_users(options)]),
+        "the model, whole, with the gains of its splits and the sums of its nodes",
+        "with the help of an edge server, everything above of that domain's users alone; with two thirds of the users "
+        "of a domain besides, of each of its users",
+    ]
+    if paper:
+        learned.append("the sums of each domain's users apart")
+    return learned
+
+
+def _with_users(options: FedXGB) -> str:
+    """Say what users who tell the server their own vectors add to what it learns."""
+    fewest = options.group - 1
+    if options.group_size is not None:
+        return (
+            f"with {fewest} users of a group of {options.group}, the sums of the one left; with fewer, of nobody else"
+        )
+    return (
+        "with two users of a group of three, the sums of the one left, and, where many different cohorts were summed, "
+        "perhaps those of others; with one user, of nobody else (group_size)"
+    )
+
+
+def _of_edge(options: FedXGB, edges: int) -> list[str]:
+    """Say what an edge server learns; of a hidden model, that depends on how many of the `edges` collude."""
+    learned = [
+        "who its users are, how active and steady they say they are, and who takes part in which tree or is lost in it",
+        _TOLD_TO_ALL,
+        "each of its users' sums, so labels and values of users with few rows: the masks do not hide them"
+        if options.mode == "paper"
+        else "no sum: those that it opens lie under masks that only the server can remove",
+    ]
+    if options.exposes == "model":
+        return [*learned, _MODEL]
+    bound = (edges - 1) // 2
+    if options.exposes == "paper":
+        return [
+            *learned,
+            _SHOWN,
+            "of every row of all users the slot at each level of each tree, and so, with the leaf values, its margin; "
+            f"nothing of thresholds while at most {bound} of {edges} edge servers look at their shares together",
+        ]
+    hidden, whole = "nothing of splits, leaf values or the way of rows", "all splits, all leaf values"
+    return [
+        *learned,
+        "how many rows each user has; how many trees there are, all of them complete",
+        f"{hidden} while at most {bound} of {edges} edge servers look at their shares together; {bound + 1} of them "
+        f"have {whole} and the bins of every user's rows"
+        if options.compares == "shamir"
+        else f"{hidden} while no two of the first three edge servers, of whom two compute and one deals random "
+        "numbers, look at what they have together (one of them and users have no more than these are told); any two "
+        f'have {whole} and the bins of every user\'s rows (comparison="additive")',
+    ]
+
+
+def _of_user(options: FedXGB) -> list[str]:
+    learned = [
+        "the names of the users of its domain, and who of them takes part in each sum",
+        f"{_TOLD_TO_ALL}; and the points that were tried in search of quantiles, and so about where quantiles of "
+        "all users' rows lie and which categories are frequent",
+    ]
+    if options.mode != "paper":
+        learned.append("no sum, and nothing of any other user alone")
+    if options.exposes == "model":
+        return [*learned, _MODEL]
+    if options.exposes == "paper":
+        return [
+            *learned,
+            _SHOWN,
+            "of its own rows, the slot at each level; with rows made up for that, all thresholds",
+        ]
+    return [
+        *learned,
+        "of its own rows, the slot in the complete tree at each level and the leaf value: with many rows, or rows made "
+        "up, about where the splits are and what leaves are worth",
+    ]
+
+
+# ---------------------------- what a training of a crowd is expected to take; `server` and `secpred` have the messages
+
+_OF_A_SUM, _OF_A_NEIGHBOUR = 350.0, 340.0
+"""Bytes of a sum's keys, shares and lists, each way between a user and its edge server: once, and by user there."""
+
+
+def expected(cast: Cast, options: FedXGB, common: BoostingOptions, shape: Shape) -> Expected:
+    """Return it, with as many rows at every user; raise ConfigError in paper mode."""
+    if options.mode == "paper" or options.exposes == "paper":
+        raise not_expected("the published form")
+    found, server, edges = Expected(), cast.active, cast.having("edge")
+    trees = Trees.of(common, shape, shape.rows * len(cast.owners))
+    sums = sums_of_rows(common, shape, trees)
+    domains = {
+        edge_server: [owner for owner in cast.owners if cast.edges[owner] == edge_server] for edge_server in edges
+    }
+    for edge_server, users in domains.items():
+        beside = sums.sums * (_OF_A_SUM + _OF_A_NEIGHBOUR * len(users))
+        found.send(edge_server, server, 8.0 * sums.numbers + 160.0 * sums.sums)
+        found.send(server, edge_server, sums.told, sums.sums)
+        found.memory[edge_server] = 8.0 * sums.numbers / max(1, sums.sums) * len(users)
+        for owner in users:
+            found.send(owner, edge_server, 8.0 * sums.numbers + beside)
+            found.send(edge_server, owner, sums.told + beside, sums.sums)
+            found.memory[owner] = 100.0 * shape.rows
+    most = max(map(len, domains.values()))
+    masks = most * sums.numbers * 10e-9
+    found.seconds = masks * 2 + trees.growing(shape.rows, max(shape.columns.values())) + sums.sums * 8 * ROUND_TRIP
+    if options.exposes == "nothing":
+        found.seconds += _route(found, cast, options, trees, shape, edges)
+    return found
+
+
+def _route(found: Expected, cast: Cast, options: FedXGB, trees: Trees, shape: Shape, edges: list[str]) -> float:
+    """Count what it takes to lead rows down a hidden model on shares; return its seconds."""
+    rows, columns = shape.rows, max(shape.columns.values())
+    levels, all_rows = trees.count * trees.depth, rows * len(cast.owners)
+    shamir = options.compares == "shamir"
+    holders = edges if shamir else edges[:2]
+    for owner in cast.owners:
+        for edge_server in holders:
+            found.send(owner, edge_server, rows * columns * (16.0 if shamir else 8.0), 1)
+            found.send(
+                edge_server,
+                owner,
+                levels * rows * (16.0 if shamir else 1.3) + trees.count * rows * (16 if shamir else 8),
+            )
+    if shamir:
+        of_a_row = sum(400.0 + 40 * level + 8 * level**2 for level in range(trees.depth)) + 16
+        for one, other in permutations(edges, 2):
+            found.send(one, other, trees.count * all_rows * of_a_row * 3 / len(edges))
+        seconds = levels * all_rows * (1.5e-6 + 0.033e-6 * columns)
+    else:
+        of_a_row = sum(29.0 + 48 * (2**level - 1) for level in range(trees.depth)) + 17.0 * 2**trees.depth
+        masks = 16.0 * columns * all_rows
+        first, second, dealer = edges[:3]
+        for one, other in ((first, second), (second, first), (dealer, second)):
+            found.send(one, other, (trees.count * all_rows * of_a_row + masks) / 3)
+        seconds = levels * all_rows * 0.6e-6
+    for edge_server in edges:
+        found.memory[edge_server] += all_rows * (columns * 16.0 + 500.0)
+    return seconds / shape.threads + levels * 6 * ROUND_TRIP
+
+
+# ---------------------------------------------------------------- system
 
 
 def users(cast: Cast, options: FedXGB) -> list[str]:

@@ -15,14 +15,14 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.parallel import stay_on_one_core
-from treaty.systems.fedxgb.authority import Credentials, authority_of
-from treaty.systems.fedxgb.kept import ROUNDS, seed_of_rows
-from treaty.systems.fedxgb.limits import MOST_VOID, SumLimit
+from treaty.systems.fedxgb.authority import ROUNDS, Credentials, authority_of, seed_of_rows
 from treaty.systems.fedxgb.messages import (
+    MOST_VOID,
     Attendance,
     RoundStart,
     RowSummary,
     Splits,
+    SumLimit,
     TrainingEnd,
     UserOffer,
     Values,

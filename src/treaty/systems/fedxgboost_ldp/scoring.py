@@ -17,7 +17,7 @@ from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import bits_of, row_pieces, send_rows, take_rows
-from treaty.systems.fedxgboost_ldp.scores import ScoresFinder, TreeGradients
+from treaty.systems.fedxgboost_ldp.noise import ScoresFinder, TreeGradients
 from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64
 from treaty.systems.vertical.passive import between_trees

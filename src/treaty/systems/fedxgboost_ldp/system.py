@@ -4,18 +4,162 @@ from __future__ import annotations
 
 import numpy as np
 
+from treaty.models.trees import ModelPart
 from treaty.privacy.mechanisms import MECHANISMS
-from treaty.systems.fedxgboost_ldp.disclosures import disclosures
-from treaty.systems.fedxgboost_ldp.expected import expected
+from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
-from treaty.systems.fedxgboost_ldp.roles import active, passive
-from treaty.systems.fedxgboost_ldp.told import TOLD
+from treaty.systems.fedxgboost_ldp.roles import ColumnCount, NoiseSetup, active, passive
+from treaty.systems.fedxgboost_ldp.scoring import (
+    LevelDivision,
+    NoisyTree,
+    ScoredSplitAnswer,
+    ScoredSplitRequest,
+    Scores,
+)
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import System
-from treaty.systems.vertical.cast import cast_by_column
+from treaty.systems.system import Cast, System
+from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
+from treaty.systems.vertical.active import cast_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.online import online_active, online_passive
+from treaty.systems.vertical.told import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT
+
+# -------------------------- what each party of a FedXGBoost-LDP training learns beyond its own data and its own splits
+
+
+def disclosures(
+    cast: Cast, options: FedXGBoostLDP, common: BoostingOptions, part: ModelPart | None
+) -> dict[str, list[str]]:
+    active, mechanism, epsilon = cast.active, options.noise_mechanism, options.noise_epsilon
+    most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {active}'s ledger"
+    if mechanism == "label_rr":
+        told = f"labels, as randomised once with epsilon {epsilon:g} each, which is also what a person pays"
+    else:
+        told = (
+            f"of every row and every tree a gradient under noise ({mechanism}): epsilon {epsilon:g} per value, and per "
+            f"person as many times that as there are trees{most} ({active}'s report has the sum)"
+        )
+    together = "which training rows are together in each node above the leaves, how large gradients may be"
+    if options.mode == "paper":
+        told += "; and the exact sums of gradients of every node beside it, so that no epsilon holds (mode='paper')"
+    else:
+        together += "; all of it made of what was randomised, so that of labels it tells no more than that epsilon"
+    learned = {
+        active: [
+            "of every other party at every node how good its best split is; how many columns it has",
+            "of every split another party won: which of the node's training rows go left; for eval sets and at "
+            "prediction, each row's side at every such split; several splits of one column order the rows by it",
+            "the shape of all trees and all leaf values",
+        ]
+    }
+    if options.refit:
+        learned[active].append("of all training rows, those outside the node too, the side at every split (refit)")
+    for name in cast.having("passive"):
+        learned[name] = [
+            told,
+            together,
+            "which of its own columns and bins were chosen, at which nodes",
+            "of every split on a column of another party, unprotected: which of the node's rows go left",
+            "not covered by epsilon: when training stops early by labels of eval sets, and the order of magnitude of "
+            "the largest weight or target",
+        ]
+    return learned
+
+
+# ----------------------------- what a training with noisy gradients is expected to take; messages are those of `roles`
+
+
+def expected(cast: Cast, options: FedXGBoostLDP, common: BoostingOptions, shape: Shape) -> Expected:
+    """Return it; every party scores its own columns, at the same time."""
+    found, active, n = Expected(), cast.active, shape.rows
+    trees = Trees.of(common, shape, n)
+    columns, levels = sum(shape.columns.values()), trees.count * trees.depth
+    for peer in cast.owners:
+        if peer == active:
+            continue
+        found.agree([(active, peer)])
+        won = levels * min(1.0, 2.0 * shape.columns[peer] / max(1, columns))
+        gradients = (4.0 if options.first_order else 8.0) * n
+        found.send(active, peer, trees.count * (gradients + (trees.depth - 1) * n / 8), 2 * levels + trees.count)
+        found.send(peer, active, won * n / 8, levels + won)
+        found.memory[peer] = 50.0 * n
+    found.memory[active] = 80.0 * n
+    most = max(shape.columns.values())
+    found.seconds = trees.growing(n, most) / shape.threads + trees.count * n * 60e-9 + levels * 2 * ROUND_TRIP
+    return found
+
+
+# ---------------------------------------------------------------- what the messages of FedXGBoost-LDP tell
+
+_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
+_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
+
+TOLD: dict[Played, Lines] = {
+    "train": lines(
+        AGREEMENT,
+        Told(NoiseSetup, ACTIVE, PASSIVE, "bounds of gradients, so about the largest weight above 1", "control"),
+        Told(ColumnCount, PASSIVE, ACTIVE, "how many columns the sender has", "control"),
+        Told(
+            NoisyTree,
+            ACTIVE,
+            PASSIVE,
+            "of each row of the tree's sample the gradient under noise, so of its label no more than epsilon lets "
+            "through",
+            "noisy",
+            guard="epsilon, epsilon_total",
+            when=_SAFE,
+        ),
+        Told(
+            NoisyTree,
+            ACTIVE,
+            PASSIVE,
+            "of each row the gradient under noise, and exact totals beside them, so that no epsilon holds",
+            "exact",
+            guard='mode="safe"',
+            when=_PAPER,
+        ),
+        Told(Scores, PASSIVE, ACTIVE, "of each node how good the sender's best split is", "aggregated"),
+        Told(ScoredSplitRequest, ACTIVE, PASSIVE, "which nodes its own split won", "noisy", guard="epsilon"),
+        Told(
+            ScoredSplitAnswer,
+            PASSIVE,
+            ACTIVE,
+            "which of a node's rows go left at a split of the sender",
+            "exact",
+            guard="min_child_samples",
+        ),
+        Told(
+            LevelDivision,
+            ACTIVE,
+            PASSIVE,
+            "which rows of each node go left at a split, whoever owns its column: of that column exact, of labels no "
+            "more than epsilon lets through",
+            "exact",
+            guard="epsilon, for labels",
+            when=_SAFE,
+        ),
+        Told(
+            LevelDivision,
+            ACTIVE,
+            PASSIVE,
+            "which rows of each node go left at a split, whoever owns its column, and exact sums of gradients",
+            "exact",
+            guard='mode="safe"',
+            when=_PAPER,
+        ),
+        CHECKPOINTS,
+        DECISIONS,
+        FINISH,
+        reference="arXiv 2106.10662; docs/fedxgboost.md, Who learns what",
+    ),
+    "predict": PREDICT,
+    "explain": EXPLAIN,
+    "online": ONLINE,
+}
+
+
+# ---------------------------------------------------------------- system
 
 
 def warm_up(options: FedXGBoostLDP | None) -> list[FedXGBoostLDP]:

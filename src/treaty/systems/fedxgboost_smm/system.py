@@ -3,21 +3,230 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from treaty.errors import ConfigError
-from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
-from treaty.systems.fedxgboost_smm.disclosures import disclosures
-from treaty.systems.fedxgboost_smm.expected import expected
-from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.models.trees import ModelPart
+from treaty.systems.expected import Expected, Shape, Trees, not_expected
+from treaty.systems.fedxgboost_smm.dealer import (
+    DEALER,
+    AskerSeed,
+    DealEnd,
+    DealOrder,
+    DealRequest,
+    DealtShares,
+    HolderSeed,
+    dealer,
+)
+from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
+from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, WonNodes
+from treaty.systems.fedxgboost_smm.paper.levels import MaskedCandidates, NodeRows, NullVectors, PaperTree
+from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.fedxgboost_smm.roles import active, passive
-from treaty.systems.fedxgboost_smm.told import TOLD
+from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Cast, Place, System
-from treaty.systems.vertical.cast import cast_by_column, fellow_owners
+from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
+from treaty.systems.vertical.active import cast_by_column, fellow_owners
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.encrypted_columns import Hint
+from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, small_leaves
+from treaty.systems.vertical.expected_sums import expected_of_sums
+from treaty.systems.vertical.named_rows import NamedRows
 from treaty.systems.vertical.online import online_active, online_passive
+from treaty.systems.vertical.told import (
+    CHECKPOINTS,
+    DECISIONS,
+    EXPLAIN,
+    FINISH,
+    LAYOUT,
+    ONLINE,
+    PREDICT,
+    SPLIT_ANSWER,
+    SPLITS,
+    TREE_END,
+    encrypted,
+)
+
+# -------------------------- what each party of a FedXGBoost-SMM training learns beyond its own data and its own splits
+
+
+def disclosures(
+    cast: Cast, options: FedXGBoostSMM, common: BoostingOptions, part: ModelPart | None
+) -> dict[str, list[str]]:
+    """Say in words what each party learns, the dealer included; `part` has the estimate of what exact sums showed."""
+    if options.mode == "paper":
+        return _of_matrix_products(cast, options.version)
+    learned = learned_from_sums(cast, options.ciphers, options.cipher, part)
+    learned[cast.active] += small_leaves(options.mode, common)
+    for name in learned:
+        learned[name] += learned_from_test_key(options.insecure_test_key_bits)
+    dealer = cast.holder("dealer")
+    if dealer is None:
+        return learned
+    helped = f"with the help of {dealer}, who must not give it: "
+    learned[cast.active].append(helped + "every bin of every row of the others")
+    for name in cast.having("passive"):
+        learned[name].append(helped + "all gradients, and so labels, and the rows of every node")
+    learned[dealer] = [
+        "how many rows there are, how many bins each passive party has, and how many nodes were asked about; it "
+        "has no data (it is trusted to collude with nobody)"
+    ]
+    return learned
+
+
+def _of_matrix_products(cast: Cast, version: int | None) -> dict[str, list[str]]:
+    """Say what the published protocol shows, as measured by the attacks in `paper.attacks`."""
+    active = cast.active
+    split = (
+        "of every split another party won: which of the node's training rows go left; for eval sets and at prediction, "
+        "each row's side at every such split"
+    )
+    sides = ["which training rows are in each node asked about", "which of its own columns and bins were chosen"]
+    sums, vectors = "the sums of gradients and hessians of each of its candidates, and of", "null vectors of"
+    if version == 2:
+        learned = {
+            active: [
+                f"{vectors} the others' candidates, and so which rows single bins hold in small nodes",
+                "the gain of each party's best split of every node",
+                split,
+                "the shape of all trees and all leaf weights",
+            ]
+        }
+        told = [
+            f"{sums} every node; and from its null vectors, of two or three levels together, every row's gradient and "
+            "hessian exactly, so every label, and in the first tree from one level, most of the time"
+        ]
+    else:
+        learned = {
+            active: [
+                "of every column of the others (by number, not name) at every node the sum of gradients, sum of "
+                "hessians and number of rows in each bin",
+                "the bin of every row in every column of the others, exactly: by rounding what the first tree brings, "
+                "or from the roots of several trees together",
+                split,
+                "the shape of all trees and all leaf weights",
+            ]
+        }
+        told = [
+            f"{vectors} every node's gradients; where they are nearly as many as the node has rows, every row's label"
+        ]
+    for name in cast.having("passive"):
+        learned[name] = [*told, *sides]
+    return {name: [*facts, PAPER_LEAKS] for name, facts in learned.items()}
+
+
+# ------------------- what a training by secure matrix products is expected to take: hidden sums, and a dealer's shares
+
+
+def expected(cast: Cast, options: FedXGBoostSMM, common: BoostingOptions, shape: Shape) -> Expected:
+    """Return it; raise ConfigError in paper mode."""
+    if options.mode == "paper":
+        raise not_expected("the published form")
+    found = expected_of_sums(cast, options.ciphers, common, shape)
+    dealer = cast.holder("dealer")
+    if dealer is not None:
+        trees = Trees.of(common, shape, shape.rows)
+        found.agree((dealer, name) for name in cast.owners)
+        found.send(cast.active, dealer, 0.0, trees.count * trees.depth)
+        for name in cast.owners:
+            if name != cast.active:
+                found.send(
+                    dealer, name, 16.0 * shape.slots[name] * trees.count * trees.asked, trees.count * trees.depth
+                )
+        found.memory[dealer] = 8.0 * shape.rows * max(shape.slots.values())
+    return found
+
+
+# ------------------------------------------------------------- what the messages of FedXGBoost-SMM tell, in both modes
+
+_DEALER = ("dealer",)
+_SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
+_PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
+_FIRST = When("version=1", lambda options, common: options.version != 2)
+_SECOND = When("version=2", lambda options, common: options.version == 2)
+
+_DEALT = lines(
+    Told(DealOrder, ACTIVE, _DEALER, "how many rows there are, and bins at each passive party", "control"),
+    Told(AskerSeed, _DEALER, ACTIVE, "a seed of its masks", "nothing"),
+    Told(HolderSeed, _DEALER, PASSIVE, "a seed of its mask", "nothing"),
+    Told(Hint, PASSIVE, ACTIVE, "its bins under a mask that is used once", "masked"),
+    Told(DealRequest, ACTIVE, _DEALER, "how many nodes are asked about", "control"),
+    Told(DealtShares, _DEALER, PASSIVE, "how many nodes there are; random numbers", "masked"),
+    Told(DealEnd, ACTIVE, _DEALER, "that training is over", "control"),
+    when=When('backend="dealer"', lambda options, common: options.has_dealer),
+    reference="docs/fedxgboost.md, With a dealer",
+)
+
+_PUBLISHED = lines(
+    AGREEMENT,
+    LAYOUT,
+    Told(PaperSetup, ACTIVE, PASSIVE, "the order of magnitude of labels", "control"),
+    Told(PaperTree, ACTIVE, PASSIVE, "which of its columns the tree may use", "control"),
+    Told(NodeRows, ACTIVE, PASSIVE, "how many nodes there are", "control"),
+    Told(NamedRows, ACTIVE, PASSIVE, "which rows are in each node", "exact"),
+    lines(
+        Told(
+            NullVectors,
+            ACTIVE,
+            PASSIVE,
+            "vectors orthogonal to gradients: with few rows, or after some trees, the labels",
+            "exact",
+        ),
+        Told(
+            MaskedCandidates,
+            PASSIVE,
+            ACTIVE,
+            "the sums of every candidate, and in time which rows are in which bin",
+            "exact",
+        ),
+        SPLITS,
+        when=_FIRST,
+    ),
+    lines(
+        Told(CandidateVectors, PASSIVE, ACTIVE, "vectors orthogonal to every candidate's column of bins", "exact"),
+        Told(
+            MaskedGradients,
+            ACTIVE,
+            PASSIVE,
+            "the sums of its candidates and of the node, and, in one tree or less, every row's gradients, so the "
+            "labels",
+            "exact",
+        ),
+        Told(BestGains, PASSIVE, ACTIVE, "the gain of the sender's best split of each node", "aggregated"),
+        Told(WonNodes, ACTIVE, PASSIVE, "which nodes its split won", "exact"),
+        when=_SECOND,
+    ),
+    SPLIT_ANSWER,
+    TREE_END,
+    CHECKPOINTS,
+    DECISIONS,
+    FINISH,
+    guard='mode="safe"',
+    reference="arXiv 2106.10662; docs/fedxgboost.md, What leaks in paper mode",
+)
+
+_SAFELY = lines(
+    *(
+        replace(one, reference="docs/fedxgboost.md, Who learns what in safe mode")
+        if one.reference.startswith("docs/secureboost.md, Who") or one.reference.startswith("arXiv")
+        else one
+        for one in encrypted(seal='reveal="argmax"', hide='backend="lattice"', guards='reveal="column"', blind=True)
+    ),
+    _DEALT,
+)
+
+TOLD: dict[Played, Lines] = {
+    "train": lines(lines(_SAFELY, when=_SAFE), lines(_PUBLISHED, when=_PAPER)),
+    "predict": PREDICT,
+    "explain": EXPLAIN,
+    "online": ONLINE,
+}
+
+
+# ---------------------------------------------------------------- system
 
 
 def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM) -> Cast:

@@ -54,8 +54,8 @@ from treaty.systems.logistic.coordinated import (
     sum_fields,
     take_vectors,
 )
-from treaty.systems.logistic.epochs import end_epoch, receive_end
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
+from treaty.systems.logistic.steps import end_epoch, receive_end
 from treaty.systems.system import Seat
 from treaty.systems.vertical.encrypted_columns import pack
 

@@ -20,12 +20,9 @@ from treaty.compute import Floats
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.linear.batches import batch_seed
-from treaty.linear.calibration import fit_calibration
-from treaty.linear.losses import LOGISTIC, TAYLOR, warn_beyond_taylor
-from treaty.linear.newton import minimise, standard_errors
+from treaty.linear.losses import LOGISTIC, TAYLOR, fit_calibration, target_of, warn_beyond_taylor
 from treaty.linear.preparation import Preparation
-from treaty.linear.targets import target_of
-from treaty.linear.training import Optimiser, settled, train
+from treaty.linear.training import Optimiser, minimise, settled, standard_errors, train
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import prepared as learned

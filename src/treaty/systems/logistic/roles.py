@@ -39,7 +39,7 @@ import numpy as np
 from treaty.compute import Floats, Integers
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.errors import DataError
-from treaty.linear.calibration import fit_calibration
+from treaty.linear.losses import fit_calibration
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import EpochState, settled
 from treaty.messaging.agreement import agree
@@ -47,14 +47,13 @@ from treaty.models.linear import LinearPart
 from treaty.systems.logistic import paper
 from treaty.systems.logistic.batches import agree_on_batches, rows_digest_of, tell_lone_rows
 from treaty.systems.logistic.coordinated import Opener
-from treaty.systems.logistic.epochs import EvalSets, end_epoch, receive_end
 from treaty.systems.logistic.glm import training as whole_table
 from treaty.systems.logistic.lattice import blocks_of
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.resuming import Checkpoints
 from treaty.systems.logistic.row_weights import check_shown, tell_weights
 from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
-from treaty.systems.logistic.steps import Decider, decide_for, products_of
+from treaty.systems.logistic.steps import Decider, EvalSets, decide_for, end_epoch, products_of, receive_end
 from treaty.systems.system import Seat
 
 # ---------------------------------------------------------------- data parties

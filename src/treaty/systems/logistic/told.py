@@ -12,7 +12,6 @@ from treaty.systems.logistic.coordinated import (
     MaskedProducts,
     SharedKey,
 )
-from treaty.systems.logistic.epochs import EpochEnd
 from treaty.systems.logistic.glm.inference import CrossProducts, ErrorVariance, InverseBlock
 from treaty.systems.logistic.glm.poisson import HiddenFactors, MaskedRates, OpenedRates, RateKey
 from treaty.systems.logistic.glm.training import LossShare, TargetUnit
@@ -22,7 +21,7 @@ from treaty.systems.logistic.prediction import MarginPart
 from treaty.systems.logistic.resuming import KeptEpochs, NextEpoch
 from treaty.systems.logistic.row_weights import RowWeights
 from treaty.systems.logistic.setup import PairKey, TableSize, TrainingSizes
-from treaty.systems.logistic.steps import InnerProducts, StepCoefficients
+from treaty.systems.logistic.steps import EpochEnd, InnerProducts, StepCoefficients
 from treaty.systems.logistic.two_party import EncryptedProducts, HiddenRows
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
 from treaty.systems.vertical.decisions import Finish

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError
+from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.pooled.training import train
 from treaty.systems.system import Cast, Place, Seat, System
+from treaty.systems.told import Lines, Told, lines
 
 ALONE = "pooled"
 """Name of the only party."""
@@ -57,3 +59,28 @@ TREES = System(
     has_model=frozenset({"alone"}),
     alone=train_alone,
 )
+
+
+# ---------------------- checkpoint messages, which every system's leading party and the others exchange between rounds
+
+
+class CheckpointRequest(Message):
+    """A round is finished: write a checkpoint. Tells how many rounds there are."""
+
+    rounds: int
+
+
+class CheckpointReceipt(Message):
+    """The checkpoint is written, if one is."""
+
+
+# ----------------------------------- what messages about checkpoints tell, in every system whose parties exchange them
+
+
+def checkpoints_told(lead: str, others: tuple[str, ...]) -> Lines:
+    """Return the lines of checkpoints, which `lead` asks the `others` for between rounds."""
+    return lines(
+        Told(CheckpointRequest, (lead,), others, "how many rounds are finished", "control"),
+        Told(CheckpointReceipt, others, (lead,), "that a checkpoint is written, if one is", "control"),
+        reference="docs/jobs.md, A party's files",
+    )

@@ -43,15 +43,18 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, Term, agree
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
-from treaty.models.decisions import used_records
-from treaty.models.trees import ModelPart
+from treaty.models.trees import ModelPart, used_records
 from treaty.parallel import pieces
-from treaty.systems.secureboost.hidden_sums import EXCHANGE_BYTES, Adder, Box, Words, fields_of
-from treaty.systems.secureboost.hidden_terms import (
+from treaty.systems.secureboost.hidden_sums import (
+    EXCHANGE_BYTES,
     FIELD_BITS,
     MOST_TERMS,
+    Adder,
+    Box,
     Stop,
     TreeTerms,
+    Words,
+    fields_of,
     find_conditions,
     fixed_point,
     make_route,

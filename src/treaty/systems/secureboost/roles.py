@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
-from treaty.privacy.guard import mixed_nodes
+from treaty.privacy.purity import mixed_nodes
 from treaty.systems.system import Seat
 from treaty.systems.vertical import encrypted
 from treaty.trees.columns import MayShow

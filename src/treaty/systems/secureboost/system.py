@@ -5,19 +5,130 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.models.trees import ModelPart
+from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost.disclosures import disclosures
-from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
+from treaty.systems.secureboost.hidden_prediction import (
+    ChainKey,
+    EncryptedGains,
+    EncryptedTotals,
+    PredictionKey,
+    SealedTerms,
+    Station,
+    hidden_active,
+    hidden_passive,
+)
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.roles import active, passive
-from treaty.systems.secureboost.told import TOLD
-from treaty.systems.system import Seat, System
-from treaty.systems.vertical.cast import cast_by_column, fellow_owners
+from treaty.systems.system import Cast, Seat, System
+from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
+from treaty.systems.vertical.active import cast_by_column, fellow_owners
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.encrypted_columns import Sums
+from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, small_leaves
 from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.online import online_active, online_passive
+from treaty.systems.vertical.told import EXPLAIN, FINISH, ONLINE, PREDICT, encrypted
+
+# ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
+
+
+def disclosures(
+    cast: Cast, options: SecureBoost, common: BoostingOptions, part: ModelPart | None
+) -> dict[str, list[str]]:
+    """Say in words what each party learns.
+
+    `part` tells which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
+    """
+    ciphers = options.ciphers
+    cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
+    learned = learned_from_sums(cast, ciphers, cipher, part, options.epsilon)
+    columns = ciphers.reveals_columns(cipher)
+    whose = "all" if columns else "the node's"
+    if options.hides_decisions:
+        learned[cast.active][1] = (
+            f"of every split another party won: which of {whose} training rows go left, and of eval sets each row's "
+            "side; at prediction one sum of leaf weights per row, which gives away the decisions on the row's paths "
+            "unless the model is large (docs/prediction.md)"
+        )
+    if not ciphers.rerandomise:
+        learned[cast.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
+    learned[cast.active] += small_leaves(options.mode, common)
+    if cipher != "lattice" or options.hides_decisions:
+        for name in learned:
+            learned[name] += learned_from_test_key(options.short_key_bits)
+    for name in cast.having("passive"):
+        if options.rl_trees:
+            learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
+        if options.purity_guard is not None:
+            learned[name].append(
+                f"nothing of nodes below a split with a child whose class shares differ from the table's by more than "
+                f"{options.purity_guard:g}, but that there is such a child"
+                + ("; at a split of its own, which rows are in it" if ciphers.names_rows(cipher) else "")
+            )
+        if common.goss and not ciphers.hides_nodes(cipher):
+            learned[name].append(
+                "that rows in many trees' samples have large gradients: they are predicted worst (goss)"
+            )
+    return learned
+
+
+# ---------------------------------------------------------------- what the messages of SecureBoost tell
+
+_PLAIN = When("without he_inference", lambda options, common: not options.hides_decisions)
+_HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisions)
+
+_HIDDEN_PREDICTION = lines(
+    AGREEMENT,
+    Told(ChainKey, PASSIVE, ACTIVE, "how many splits the sender keeps; a public key", "control"),
+    Told(PredictionKey, ACTIVE, PASSIVE, "the cipher's public key", "control"),
+    Told(
+        Station,
+        ACTIVE,
+        PASSIVE,
+        "which of its splits the trees use, how they lie below each other, how many splits of others lie below them",
+        "exact",
+    ),
+    Told(EncryptedGains, ACTIVE, PASSIVE, "how many rows are predicted", "encrypted"),
+    Told(SealedTerms, PASSIVE, ACTIVE, "what the next passive party alone can open", "encrypted"),
+    Told(
+        EncryptedTotals,
+        PASSIVE,
+        ACTIVE,
+        "each row's sum of leaf weights, from which decisions of small models follow",
+        "exact",
+    ),
+    FINISH,
+    reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
+)
+
+_PLAIN_ANSWERS = When("answers not re-randomised", lambda options, common: not options.ciphers.rerandomise)
+
+TOLD: dict[Played, Lines] = {
+    "train": lines(
+        encrypted(
+            seal='sums="sealed"', hide='encryption="lattice"', guards='rl_trees, purity_guard, mechanism="label_rr"'
+        ),
+        Told(
+            Sums,
+            PASSIVE,
+            ACTIVE,
+            "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
+            "exact",
+            guard="rerandomise=True",
+            when=_PLAIN_ANSWERS,
+            reference="docs/audit.md, The attacks",
+        ),
+    ),
+    "predict": lines(lines(PREDICT, when=_PLAIN), lines(_HIDDEN_PREDICTION, when=_HIDDEN)),
+    "explain": lines(EXPLAIN, when=_PLAIN),
+    "online": lines(ONLINE, when=_PLAIN),
+}
+
+
+# ---------------------------------------------------------------- system
 
 
 def predict(seat: Seat) -> NDArray[np.float64]:

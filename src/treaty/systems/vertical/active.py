@@ -12,8 +12,8 @@ A system's role program uses it like this::
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,9 +21,10 @@ from treaty.errors import ConfigError
 from treaty.messaging.agreement import Term, agree
 from treaty.messaging.messages import Message, ModelId
 from treaty.messaging.party import Party
-from treaty.systems.pooled.rounds import CheckpointReceipt, CheckpointRequest
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin
-from treaty.systems.system import Seat
+from treaty.systems.system import Cast, Place, Seat
 from treaty.systems.vertical.decisions import Finish, decided_by_all
 from treaty.trees.boosting import EvalSet, RoundState, boost
 from treaty.trees.columns import SumsFinder, SumsSource
@@ -121,3 +122,40 @@ def finish(party: Party) -> None:
     """Tell all passive parties that training is over."""
     for peer in party.peers:
         party.send(peer, Finish())
+
+
+# ----------------- roles in systems split by column: the active party has the labels, all others with rows are passive
+
+
+def cast_by_column(
+    places: Mapping[str, Place], active: str, options: SystemOptions, *, helper: str | None = None
+) -> Cast:
+    """Give every party its role; a `helper` without rows keeps the role that the job names for it.
+
+    Raises ConfigError where the job names a role or edge server for any other party, where fewer than two parties have
+    rows, and where a party other than the helper has none.
+    """
+    owners = [name for name in places if name != helper]
+    wishing = [name for name in owners if places[name].role or places[name].edge]
+    missing = [name for name in owners if not places[name].has_rows]
+    if wishing:
+        raise ConfigError(
+            f"expected no role and edge with protocol {options.system!r}, got them at {', '.join(wishing)}"
+        )
+    if active not in owners:
+        raise ConfigError(f"expected active to be one of {', '.join(owners)}, got {active!r}")
+    if len(owners) < 2:
+        raise ConfigError(
+            f"expected at least two parties with rows, got {', '.join(owners)}: one party's table is trained on under "
+            "protocol 'pooled'"
+        )
+    if missing:
+        raise ConfigError(f"expected rows at every party, got none at {', '.join(missing)}: name their tables")
+    roles = {name: "active" if name == active else "passive" for name in owners}
+    return Cast(active, {name: roles.get(name) or str(places[name].role) for name in places}, owners)
+
+
+def fellow_owners(cast: Cast, options: Any, name: str) -> list[str]:
+    """Return the passive parties of sealed sums, to each of them: their keys pass through the active party's hands."""
+    passive = [owner for owner in cast.owners if owner != cast.active]
+    return passive if options.ciphers.sealed and name in passive and len(passive) > 1 else []

@@ -36,8 +36,7 @@ from treaty.crypto.lattice.parameters import LEAK_LIMIT, Parameters
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.best import rounds_of, steps_of
-from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.sealed.sums import Widths, rounds_of, steps_of
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
 from treaty.errors import CryptoError
 from treaty.messaging.party import Party

@@ -102,10 +102,9 @@ from treaty.systems.vertical.encrypted_columns import (
     unpack,
 )
 from treaty.systems.vertical.exact_sums import check_share, check_sides, expected_share, watched
-from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe
 from treaty.systems.vertical.named_rows import take_nodes
-from treaty.systems.vertical.passive import Answer, Follower
+from treaty.systems.vertical.passive import Answer, Follower, TreeLimits
 from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedFinder, SealedGradients, SealedPeer, make_ends
 from treaty.systems.vertical.sealed.level import SealedSumsRequest, WonCandidates

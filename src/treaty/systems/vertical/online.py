@@ -19,7 +19,7 @@ from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
-from treaty.models.decisions import margins
+from treaty.models.trees import margins
 from treaty.systems.system import Seat
 from treaty.systems.vertical.decisions import (
     DecideRequest,
@@ -28,9 +28,10 @@ from treaty.systems.vertical.decisions import (
     RowSets,
     ask_all,
     check_present,
+    check_unknown,
     decidable,
+    shown_matrix,
 )
-from treaty.systems.vertical.shown_rows import check_unknown, shown_matrix
 
 MOST_ROWS = 1 << 20
 """Rows of one request, at most."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from treaty.systems.pooled.told import checkpoints_told
+from treaty.systems.pooled.system import checkpoints_told
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Told, When, lines
 from treaty.systems.vertical.contributions import ColumnNumbers, ColumnsRequest, OwnContributions
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, RecordCount

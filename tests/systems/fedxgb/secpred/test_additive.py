@@ -22,8 +22,8 @@ from systems.fedxgb.playing import (
     user_program,
 )
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
+from treaty.crypto.sharing.additive_comparison import FreshShares
 from treaty.crypto.sharing.additive_routing import open_integers
-from treaty.crypto.sharing.fresh_shares import FreshShares
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, decode_body, view

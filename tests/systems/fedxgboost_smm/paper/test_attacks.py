@@ -16,11 +16,11 @@ from treaty.errors import ConfigError
 from treaty.messaging.transcript import Transcript
 from treaty.systems.fedxgboost_smm.paper import attacks as attacks
 from treaty.systems.fedxgboost_smm.paper import candidates as smm_paper_candidates
-from treaty.systems.fedxgboost_smm.paper import sums as smm_paper_sums
+from treaty.systems.fedxgboost_smm.paper import levels as smm_paper_levels
 from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder
 from treaty.systems.fedxgboost_smm.paper.matrix_product import null_vectors
 from treaty.systems.fedxgboost_smm.paper.transcripts import products_from_transcript
-from treaty.trees.candidates import candidate_columns
+from treaty.trees.splits import candidate_columns
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def gradients(monkeypatch):
 def picked(monkeypatch):
     """Return a list of the null vectors that answers were made with."""
     seen = []
-    for module in (smm_paper_sums, smm_paper_candidates):
+    for module in (smm_paper_levels, smm_paper_candidates):
 
         def watching(vectors, random, chosen=module.chosen):
             seen.append(chosen(vectors, random))

@@ -31,9 +31,15 @@ from treaty.systems.fedxgboost_smm.paper.candidates import (
     MaskedGradients,
     WonNodes,
 )
-from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, NullVectors, PaperFinder, PaperTree, widths_of_nodes
+from treaty.systems.fedxgboost_smm.paper.levels import (
+    MaskedCandidates,
+    NodeRows,
+    NullVectors,
+    PaperFinder,
+    PaperTree,
+    widths_of_nodes,
+)
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
-from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
@@ -138,7 +144,7 @@ def test_unusual_tables_give_the_pooled_trees(version, case):
 
 def test_sums_are_within_1e_9_of_the_truth_before_they_are_rounded(monkeypatch):
     from treaty.systems.fedxgboost_smm.paper import candidates as smm_paper_candidates
-    from treaty.systems.fedxgboost_smm.paper import sums as smm_paper_sums
+    from treaty.systems.fedxgboost_smm.paper import levels as smm_paper_levels
 
     seen = []
 
@@ -147,7 +153,7 @@ def test_sums_are_within_1e_9_of_the_truth_before_they_are_rounded(monkeypatch):
         return np.rint(sums).astype(np.int64)
 
     tables, y = tables_and_labels()
-    for version, module in ((1, smm_paper_sums), (2, smm_paper_candidates)):
+    for version, module in ((1, smm_paper_levels), (2, smm_paper_candidates)):
         monkeypatch.setattr(module, "whole_numbers", watching)
         play_training(tables, y, version=version)
     assert len(seen) > 10
@@ -173,7 +179,7 @@ def test_version_1_leaves_alone_only_nodes_of_two_rows(caplog):
     X, y = pd.DataFrame(rng.normal(size=(40, 3)), columns=list("abc")), rng.integers(0, 2, 40)
     options = {"max_depth": 8, "min_child_weight": 0.0, "reg_lambda": 0.0}
     tables = {"bank": X.iloc[:, :0], "shop": X}
-    with caplog.at_level(logging.INFO, "treaty.systems.fedxgboost_smm.paper.sums"):
+    with caplog.at_level(logging.INFO, "treaty.systems.fedxgboost_smm.paper.levels"):
         federated, pooled = fit_both("binary", tables, y, 1, **options)
     assert "have too few rows for null vectors" in caplog.text
     forest = federated.parts_["bank"].forest

@@ -28,6 +28,7 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
+from treaty.crypto.sharing.additive_comparison import FreshShares
 from treaty.crypto.sharing.additive_routing import (
     Keys,
     MaskedRows,
@@ -40,7 +41,6 @@ from treaty.crypto.sharing.additive_routing import (
     numbers_of_level,
     route_level,
 )
-from treaty.crypto.sharing.fresh_shares import FreshShares
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.secure_comparison import Program
 from treaty.crypto.sharing.shamir_field import Words

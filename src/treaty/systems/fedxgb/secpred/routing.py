@@ -41,7 +41,7 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import take_rows
-from treaty.systems.fedxgb.kept import row_key
+from treaty.systems.fedxgb.authority import row_key
 from treaty.systems.fedxgb.pieces import PieceForm, RowShares, pieces_of, send_shares
 from treaty.systems.fedxgb.secpred.dealer import AdditiveRouting
 from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, ShamirRouting, shares_of

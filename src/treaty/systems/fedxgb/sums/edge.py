@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.aggregation.key_agreement import is_mask_key, unsigned
 from treaty.crypto.aggregation.round import Round, RoundVoid, enough
-from treaty.crypto.aggregation.round_keys import is_mask_key, unsigned
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import M, Message

@@ -34,10 +34,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.crypto.aggregation.key_agreement import RoundKeys
 from treaty.crypto.aggregation.masks import UsedNonces, add_masks, mask_key, mask_nonce
 from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.aggregation.round import Round, Unmasking
-from treaty.crypto.aggregation.round_keys import RoundKeys
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party

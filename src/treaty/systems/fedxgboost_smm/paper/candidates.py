@@ -46,12 +46,11 @@ from treaty.systems.fedxgboost_smm.paper.matrix_product import (
 )
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, SplitAnswer, SplitRequest
-from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.named_rows import send_nodes, take_nodes
-from treaty.trees.candidates import bin_sums, undivided, whole_numbers
+from treaty.systems.vertical.passive import TreeLimits
 from treaty.trees.columns import SumsSource
 from treaty.trees.partition import RowPartition
-from treaty.trees.splits import Level, SplitRules, Splits, best_of, scan
+from treaty.trees.splits import Level, SplitRules, Splits, best_of, bin_sums, scan, undivided, whole_numbers
 
 logger = logging.getLogger(__name__)
 

@@ -70,9 +70,13 @@ from treaty.systems.fedxgboost_smm.paper.candidates import (
     CandidatesOwner,
     WonNodes,
 )
-from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, OwnColumns, PaperColumns, PaperFinder, PaperTree
-from treaty.systems.fedxgboost_smm.paper.sums import (
+from treaty.systems.fedxgboost_smm.paper.levels import (
     GradientVectors,
+    NodeRows,
+    OwnColumns,
+    PaperColumns,
+    PaperFinder,
+    PaperTree,
     SumsByProduct,
     SumsFinderByProduct,
     mask_candidates,
@@ -82,9 +86,8 @@ from treaty.systems.system import Seat
 from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, TreeEnd
-from treaty.systems.vertical.limits import TreeLimits
 from treaty.systems.vertical.named_rows import take_nodes
-from treaty.systems.vertical.passive import Follower
+from treaty.systems.vertical.passive import Follower, TreeLimits
 
 logger = logging.getLogger(__name__)
 

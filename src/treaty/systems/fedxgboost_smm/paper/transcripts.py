@@ -12,6 +12,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.systems.fedxgboost_smm.paper.attacks import NodeExchange
 from treaty.systems.fedxgboost_smm.paper.candidates import CandidateVectors, MaskedGradients
 from treaty.systems.fedxgboost_smm.paper.levels import (
+    MaskedCandidates,
     NodeRows,
     NullVectors,
     PaperTree,
@@ -21,11 +22,10 @@ from treaty.systems.fedxgboost_smm.paper.levels import (
     size_of_matrices,
     widths_of_nodes,
 )
-from treaty.systems.fedxgboost_smm.paper.sums import MaskedCandidates
 from treaty.systems.vertical.encrypted_columns import BinLayout
+from treaty.systems.vertical.exact_sums import array_of, content_of
 from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
-from treaty.systems.vertical.transcripts import array_of, content_of
-from treaty.trees.candidates import candidate_slots
+from treaty.trees.splits import candidate_slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ import numpy as np
 
 from treaty.compute import Floats
 from treaty.errors import CryptoError, DataError, PeerProtocolError
-from treaty.linear.coordinates import TOO_FEW_ROWS, determined, random_rotation, with_sums
+from treaty.linear.preparation import TOO_FEW_ROWS, determined, random_rotation, with_sums
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener

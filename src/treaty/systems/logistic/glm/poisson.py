@@ -33,7 +33,7 @@ from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, hide_rows, opened, product_bits
 from treaty.errors import ConfigError, DataError
 from treaty.linear.batches import ROWS_PER_COLUMN
-from treaty.linear.targets import Target
+from treaty.linear.losses import Target
 from treaty.messaging.messages import Array, Arrays, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces

@@ -37,10 +37,8 @@ import numpy as np
 from treaty.compute import Flags, Floats
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, DataError
-from treaty.linear.calibration import fit_calibration
-from treaty.linear.coordinates import uncorrelated
-from treaty.linear.preparation import COLUMN_FRACTION
-from treaty.linear.targets import Target, target_of
+from treaty.linear.losses import Target, fit_calibration, target_of
+from treaty.linear.preparation import COLUMN_FRACTION, uncorrelated
 from treaty.linear.training import settled
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
@@ -48,14 +46,22 @@ from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.batches import tell_lone_rows
 from treaty.systems.logistic.coordinated import Opener
-from treaty.systems.logistic.epochs import EpochEnd, EvalSets, end_epoch, receive_end
 from treaty.systems.logistic.glm.inference import invert_for, open_for_inference, standard_errors
 from treaty.systems.logistic.glm.poisson import RateGradients, RateProducts, check_pairs
 from treaty.systems.logistic.lattice import blocks_of_rows
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.row_weights import tell_weights
 from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
-from treaty.systems.logistic.steps import Decider, Products, decide_for, products_of
+from treaty.systems.logistic.steps import (
+    Decider,
+    EpochEnd,
+    EvalSets,
+    Products,
+    decide_for,
+    end_epoch,
+    products_of,
+    receive_end,
+)
 from treaty.systems.system import Seat
 
 CERTAIN = 16.0

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from treaty.compute import Flags, Int32s, Integers
 from treaty.crypto.payload import Payload, SumsBounds
-from treaty.crypto.sealed.best import NUMBER, OWNER, Entry, Known, entry_of, fitted, winner_of
 from treaty.crypto.sealed.sides import Paths
-from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.sealed.sums import NUMBER, OWNER, Entry, Known, Widths, entry_of, fitted, winner_of
 from treaty.crypto.sealed.transfers import Bits, open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.wide import Wide, add

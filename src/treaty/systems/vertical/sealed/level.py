@@ -35,10 +35,9 @@ import numpy as np
 
 from treaty.compute import Int32s
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.best import Known, best_of_shared
-from treaty.crypto.sealed.steps import Arrays as StepArrays
-from treaty.crypto.sealed.steps import Steps
-from treaty.crypto.sealed.sums import Places, Widths, integer_shares
+from treaty.crypto.sealed.quads import Arrays as StepArrays
+from treaty.crypto.sealed.quads import Steps
+from treaty.crypto.sealed.sums import Known, Places, Widths, best_of_shared, integer_shares
 from treaty.crypto.sealed.transfers import Transfers
 from treaty.crypto.sums.lattice_sums import sealed_places
 from treaty.crypto.wide import Wide, subtract

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from treaty.compute import Int32s
-from treaty.crypto.sealed.best import NUMBER, OWNER, Known, fitted, winner_of
 from treaty.crypto.sealed.sides import Paths
-from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.sealed.sums import NUMBER, OWNER, Known, Widths, fitted, winner_of
 from treaty.crypto.sealed.transfers import open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer
 from treaty.crypto.wide import Wide
@@ -19,7 +18,7 @@ from treaty.messaging.row_pieces import column_pieces, row_pieces, take_rows
 from treaty.systems.system import Seat
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import SplitRequest, TreeEnd
-from treaty.systems.vertical.sealed.candidates import Candidates
+from treaty.systems.vertical.sealed.candidates import Candidates, MovingKey
 from treaty.systems.vertical.sealed.level import (
     CHOICE_BITS,
     End,
@@ -36,7 +35,6 @@ from treaty.systems.vertical.sealed.level import (
     places_of,
     take_steps,
 )
-from treaty.systems.vertical.sealed.moving import MovingKey
 
 
 class SealedOwner:
