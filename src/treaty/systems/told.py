@@ -1,8 +1,8 @@
 """What each message tells whom, as data: one line for each class of message on each way between two roles.
 
-Every system has its lines in its `system.py`, or in a `told.py` beside it, and its record (`System.told`) puts them together with those
-that it shares. Sentences for people, by party, are in each system's `disclosures`; these lines say where what they tell
-comes from. A test plays small jobs and fails where a message goes a way that no line tells of.
+Every system has its lines in its `system.py`, or in a `told.py` beside it, and its record (`System.told`) puts them
+together with those that it shares. Sentences for people, by party, are in each system's `disclosures`; these lines say
+where what they tell comes from. A test plays small jobs and fails where a message goes a way that no line tells of.
 """
 
 from __future__ import annotations
