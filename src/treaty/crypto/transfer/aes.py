@@ -239,18 +239,28 @@ def _encrypt_all(keys: Words, words: Words) -> None:
 @kernel
 def _count(keys: Words, first: int, start: int, stop: int, out: Words) -> None:
     """Write blocks from number `first` on of streams [start, stop): the number, big-endian, encrypted."""
-    block, eight, sixteen, half = np.empty(2 * BLOCKS, np.uint64), np.uint64(8), np.uint64(16), np.uint64(32)
+    words, flat = out.shape[1], out.reshape(out.size)
+    whole = words - words % (2 * BLOCKS)
+    # the same numbers for every stream: made once, and encrypted where they are to stand
+    numbers, rest = np.zeros(whole + 2 * BLOCKS, np.uint64), np.empty(2 * BLOCKS, np.uint64)
+    eight, sixteen, half = np.uint64(8), np.uint64(16), np.uint64(32)
     bytes_, pairs = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+    for k in range(numbers.size // 2):
+        number = np.uint64(first + k)
+        number = ((number & bytes_) << eight) | ((number >> eight) & bytes_)
+        number = ((number & pairs) << sixteen) | ((number >> sixteen) & pairs)
+        numbers[2 * k + 1] = (number << half) | (number >> half)
     for stream in range(start, stop):
-        for at in range(0, out.shape[1], 2 * BLOCKS):
-            for k in range(BLOCKS):
-                number = np.uint64(first + at // 2 + k)
-                number = ((number & bytes_) << eight) | ((number >> eight) & bytes_)
-                number = ((number & pairs) << sixteen) | ((number >> sixteen) & pairs)
-                block[2 * k], block[2 * k + 1] = np.uint64(0), (number << half) | (number >> half)
-            encrypt(keys, KEY_WORDS * stream, block, 0)
-            for k in range(min(2 * BLOCKS, out.shape[1] - at)):
-                out[stream, at + k] = block[k]
+        for at in range(whole):
+            flat[stream * words + at] = numbers[at]
+        for at in range(0, whole, 2 * BLOCKS):
+            encrypt(keys, KEY_WORDS * stream, flat, stream * words + at)
+        if whole < words:
+            for k in range(2 * BLOCKS):
+                rest[k] = numbers[whole + k]
+            encrypt(keys, KEY_WORDS * stream, rest, 0)
+            for at in range(whole, words):
+                flat[stream * words + at] = rest[at - whole]
 
 
 @kernel
