@@ -52,11 +52,18 @@ def integers(residues, primes):
 # ---------------------------------------------------------------- known answers
 
 
-def test_uniform_takes_31_bits_of_each_word_and_leaves_out_what_is_not_below():
+def test_uniform_takes_the_bounds_bits_of_each_word_and_leaves_out_what_is_not_below():
     stream = Fixed(words(99, 100, 1 << 31, 0xFFFFFFFF, (1 << 31) + 7, 98, 101))
     assert uniform(stream.draw, 100, 5).tolist() == [99, 0, 7, 98, 0]
     # five words; then as many as were left out: first two, of which 98 stays, then one more beyond the given bytes
     assert stream.used == 4 * (5 + 2 + 1)
+
+
+@pytest.mark.parametrize("bound", [33177601, 67043329, SETS[5][0]])
+def test_uniform_draws_at_most_about_two_words_a_number(bound):
+    stream, drawn = Keystream(), []
+    uniform(lambda count: drawn.append(count) or stream.raw(count), bound, 10_000)
+    assert sum(drawn) < 2.1 * 4 * 10_000
 
 
 @pytest.mark.parametrize("bound", [1, 2, SETS[5][0], LEAST_PRIME, 1 << 31])

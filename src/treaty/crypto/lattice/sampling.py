@@ -23,10 +23,10 @@ _TRITS = np.array([[byte // 3**k % 3 - 1 for k in range(5)] for byte in range(24
 
 
 def uniform(draw: Bytes, bound: int, count: int) -> NDArray[np.uint32]:
-    """Return uniform numbers below `bound` <= 2^31, uint32 (count,): words of 31 bits, too large ones rejected."""
-    kept = np.empty(0, np.uint32)
+    """Return uniform numbers below `bound` <= 2^31, uint32 (count,): the low bits of words, too large ones rejected."""
+    kept, mask = np.empty(0, np.uint32), np.uint32((1 << (bound - 1).bit_length()) - 1)
     while len(kept) < count:
-        words = np.frombuffer(draw(4 * (count - len(kept))), np.dtype("<u4")) & np.uint32((1 << 31) - 1)
+        words = np.frombuffer(draw(4 * (count - len(kept))), np.dtype("<u4")) & mask
         kept = np.concatenate([kept, words[words < bound]])
     return kept
 

@@ -60,7 +60,7 @@ _MOST_NODES = 1 << 14  # of one query, so that a node's number fits 16 bits
 _RESERVED_AT_A_TIME = 512  # vectors whose leak is entered in the ledger before the first of them is answered
 BINDING_BYTES = 32
 # Of the format of hints, from the expansion of the seed to the digits; hints of other versions are not used.
-VERSION = 2
+VERSION = 3
 
 
 def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> tuple[list[Field], int]:
