@@ -223,7 +223,7 @@ def _all_whole(values: pa.ChunkedArray) -> bool:
 def _settled(path: Path, names: list[str], place: int, found: set[pa.DataType]) -> pa.DataType:
     """Return the type of a column in which pieces have these."""
     found = found - {pa.null()} or {pa.null()}
-    if len(found) == 1 or len(set(names)) < len(names):  # repeated names are refused by whoever asked
+    if len(found) == 1 or len(set(names)) < len(names):  # the caller refuses repeated names
         return found.pop()
     first = max(_ORDER.index(kind) if kind in _ORDER else _ORDER.index(pa.float64()) for kind in found)
     for kind in _ORDER[first:-1]:

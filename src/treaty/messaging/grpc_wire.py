@@ -171,7 +171,7 @@ def raise_descriptors() -> int:
 def limiting_options(peers: int) -> list[tuple[str, Any]]:
     """Return a server's options: half of the open files are kept for tables, models and the party's own connections.
 
-    Whoever is beyond is hung up on at once, so that connections which came before go on.
+    A connection beyond the limit is closed at once; those that came before stay open.
     """
     connections = max(_OF_A_PEER * peers + 16, min(raise_descriptors() // 2, _CONNECTIONS))
     return [

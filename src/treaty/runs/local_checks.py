@@ -58,7 +58,7 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
             f"{', '.join(kept)}: {reason}"
         )
     for party, member in job.parties.items():
-        if member.most_recoverable is not None and (not hasattr(own, "ciphers") or own.mode == "paper"):
+        if member.most_recoverable is not None and (own.ciphers is None or own.mode == "paper"):
             raise ConfigError(
                 f"{party} has a limit, most_recoverable, and nobody counts all that protocol {job.protocol!r} tells "
                 "with these options: take the limit out, or a system whose sides of splits are counted (docs/sealed.md)"
@@ -245,7 +245,7 @@ def _expected(job: Job, name: str, table: Table | None, told: Sizes | None) -> l
         _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
     ]
     (own, common), cast = job.settings(), job.cast()
-    if table is not None and name != job.active and own.mode == "safe" and hasattr(own, "ciphers"):
+    if table is not None and name != job.active and own.mode == "safe" and own.ciphers is not None:
         codes = fit_bins(table, common.most_bins).transform(table)
         trees = job.classes if job.classes > 2 else 1
         share = expected_sides(codes, own.ciphers, common, trees, len(cast.owners))

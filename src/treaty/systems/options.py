@@ -75,6 +75,11 @@ class SystemOptions:
             raise ConfigError(f"{cls.__name__} has no {said}; {advice('' if args else unknown[0], known, cls)}")
         return super().__new__(cls)
 
+    @property
+    def ciphers(self) -> Any:
+        """The `CipherOptions` of a system whose parties ask each other for sums of bins; None of all others."""
+        return None
+
     def settled(self, common: Any) -> Self:
         """Return these options with what was left open and depends on the `common` ones decided."""
         return self

@@ -290,7 +290,7 @@ def _sums(case: _Case) -> _Found:
 def _mode_of_sums(case: _Case) -> str | None:
     """Return how sums of bins are shown; None where that is no question of the system, or its paper mode shows more."""
     own, _ = case.settings
-    if not case.known or not hasattr(own, "ciphers"):
+    if not case.known or own.ciphers is None:
         return None
     return "sealed" if own.ciphers.sealed else "open"
 

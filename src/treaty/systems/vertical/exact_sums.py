@@ -71,7 +71,7 @@ def expected_sides(
     """Return the share of bins that sides of splits are expected to tell, roughly; `codes` are as in `expected_share`.
 
     For `owners` of columns, and under the lattice map where the cipher is not named. With `decided` of rows that the
-    model is applied to, whose sides at all splits are told.
+    model is applied to: the active party learns their sides at all splits.
     """
     whole = decided or ciphers.reveals_columns("lattice" if ciphers.may_hint else ciphers.cipher)
     counts = [np.bincount(codes[:, feature]) for feature in range(codes.shape[1])]
