@@ -87,9 +87,8 @@ def _twice(send: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes
 def node(settings: str) -> None:
     """Run a node."""
     from treaty.cli.main import main
-    from treaty.node.network import exchange
-    from treaty.node.playing import runner
-    from treaty.node.state.store import Store
+    from treaty.node import exchange, runner
+    from treaty.node.store import Store
 
     plan = Plan(Path(settings).parent, "node")
     ahead(float(os.environ.get("FAULTS_SKEW", "0")))
@@ -100,7 +99,7 @@ def node(settings: str) -> None:
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, words: list[str], **given: Any) -> None:
             faulty = [sys.executable, __file__, "worker", str(plan.folder)]
-            super().__init__(faulty if words[-1] == "treaty.node.playing.worker" else words, **given)
+            super().__init__(faulty if words[-1] == "treaty.node.worker" else words, **given)
 
     runner.subprocess = types.SimpleNamespace(Popen=Popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     change = Store.change
@@ -120,7 +119,7 @@ def worker(folder: str) -> None:
     """Play a party."""
     from treaty.messaging.grpc_link import Link
     from treaty.messaging.party import Party
-    from treaty.node.playing.worker import main
+    from treaty.node.worker import main
 
     ahead(float(os.environ.get("FAULTS_SKEW", "0")))
     plan, count, lock = Plan(Path(folder), "worker"), [0], threading.Lock()

@@ -25,9 +25,9 @@ from data import ROOT
 from faults import LONGEST, OF_THE_RUN, Setup, _toml, left_over
 from namespaces import address
 from relays import Relays, outage
-from treaty.node.keys.identity import load_own, sign
+from treaty.node.identity import load_own, sign
 from treaty.node.proposals import id_of, proposed, rounds_of, statement
-from treaty.node.state.store import FINAL, JobRow, Store
+from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.job import read_job
 from treaty.runs.processes import free_ports
 

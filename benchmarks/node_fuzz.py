@@ -24,10 +24,10 @@ from data import ROOT, arguments, report
 sys.path.insert(0, str(ROOT / "tests"))
 from node.hostile import JOB, Peer, content, dialled, mutated, rss, signed
 from node.nodes import Organisation, columns_of, organisations, wait_for
-from treaty.node.network.exchange import VERSION
-from treaty.node.network.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.exchange import VERSION
+from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
 from treaty.node.proposals import id_of
-from treaty.node.state.store import Store
+from treaty.node.store import Store
 
 NAMES = ("bank", "shop", "lab")
 LINES = [b"TREATY/1 node\n", b"TREATY/1 job " + b"ab" * 32 + b"\n", b"TREATY/1 back " + b"0" * 64 + b"\n"]

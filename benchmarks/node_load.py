@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from data import arguments, report, verdict
 from node.nodes import Organisation, columns_of, job_file, organisations, wait_for
-from treaty.node.state.store import FINAL, Store
+from treaty.node.store import FINAL, Store
 
 NAMES = ("bank", "shop")
 OPTIONS = "[boosting]\nn_estimators = 5\nmax_depth = 3\n"

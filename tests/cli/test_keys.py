@@ -14,8 +14,8 @@ from terminal import compare_at_terminal
 from treaty.cli import keys as commands
 from treaty.cli.main import app
 from treaty.errors import ConfigError
-from treaty.node.keys.cards import fingerprint_of, read_card
-from treaty.node.keys.identity import make_keys, own_cards, trusted
+from treaty.node.cards import fingerprint_of, read_card
+from treaty.node.identity import make_keys, own_cards, trusted
 
 
 def keys(*arguments: object, typed: str | None = None) -> Result:

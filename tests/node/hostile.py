@@ -19,11 +19,11 @@ import msgspec
 
 from treaty import named_code, systems
 from treaty.messaging.grpc_wire import grpc
-from treaty.node.keys.cards import read_card
-from treaty.node.keys.identity import Own, load_own, sign
-from treaty.node.network.door import Door
-from treaty.node.network.exchange import TALK, VERSION
-from treaty.node.network.notes import Hello, Note
+from treaty.node.cards import read_card
+from treaty.node.door import Door
+from treaty.node.exchange import TALK, VERSION
+from treaty.node.identity import Own, load_own, sign
+from treaty.node.notes import Hello, Note
 from treaty.node.proposals import id_of, statement
 
 JOB: dict[str, Any] = {

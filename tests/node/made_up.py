@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from treaty.node.shown.page import JobView, Progress
-from treaty.node.state.store import JobRow, Store
+from treaty.node.page import JobView, Progress
+from treaty.node.store import JobRow, Store
 
 TITLES = {
     "01" * 16: "Credit default, boosted trees (secureboost) between bank and clinic",

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from treaty.node.keys.cards import fingerprint_of
-from treaty.node.keys.identity import make_keys, trust
-from treaty.node.playing.online import Partners, find_socket
-from treaty.node.state.store import FINAL, JobRow, Store
+from treaty.node.cards import fingerprint_of
+from treaty.node.identity import make_keys, trust
+from treaty.node.online import Partners, find_socket
+from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.processes import free_ports
 
 PATIENCE = 120.0
@@ -147,7 +147,7 @@ def organisations(
 
 
 def trust_each_other(home: Path, other_home: Path, other: str) -> None:
-    from treaty.node.keys.cards import read_card
+    from treaty.node.cards import read_card
 
     card = read_card(other_home / "keys" / f"{other}.card")
     trust(home / "keys", card, said=fingerprint_of(card))

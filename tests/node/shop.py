@@ -6,12 +6,12 @@ import msgspec
 
 from node.hostile import JOB, content, signed
 from node.nodes import columns_of, organisations
+from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
-from treaty.node.keys.identity import load_own, sign
-from treaty.node.network.notes import Proposed, View
+from treaty.node.notes import Proposed, View
 from treaty.node.proposals import id_of, statement
-from treaty.node.rules.settings import load_settings
-from treaty.node.state.store import Store
+from treaty.node.settings import load_settings
+from treaty.node.store import Store
 
 NAMES = ("bank", "shop", "lab")
 

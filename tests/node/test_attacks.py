@@ -10,13 +10,13 @@ import pytest
 from node.hostile import JOB, Peer, content, dialled, is_hung_up, mutated, rss, signed, without_side_effects
 from node.nodes import columns_of, organisations, wait_for
 from node.shop import Shop
-from treaty.node.keys.identity import sign
-from treaty.node.network.notes import Back, Head, Hello, Proposed, View, Wanted
-from treaty.node.playing.runner import tables_of
+from treaty.node.identity import sign
+from treaty.node.notes import Back, Head, Hello, Proposed, View, Wanted
 from treaty.node.proposals import data_sets, id_of, statement
-from treaty.node.rules.settings import DataSet, Policy, load_settings
-from treaty.node.rules.verdicts import verdict_on
+from treaty.node.runner import tables_of
 from treaty.node.service import Node
+from treaty.node.settings import DataSet, Policy, load_settings
+from treaty.node.verdicts import verdict_on
 
 NAMES = ("bank", "shop", "lab")
 TEXTS = [

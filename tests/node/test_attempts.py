@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
-from treaty.node.network.notes import View
-from treaty.node.state.store import JobRow
+from treaty.node.notes import View
+from treaty.node.store import JobRow
 from treaty.runs.job import Job
 from treaty.systems.system import Cast
 

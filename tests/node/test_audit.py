@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from treaty.cli.main import app
-from treaty.node.keys.cards import fingerprint_of
-from treaty.node.keys.identity import load_own, make_keys, rotate, sign, trust
-from treaty.node.state import audit
-from treaty.node.state.audit import Head
-from treaty.node.state.store import Store
+from treaty.node import audit_log as audit
+from treaty.node.audit_log import Head
+from treaty.node.cards import fingerprint_of
+from treaty.node.identity import load_own, make_keys, rotate, sign, trust
+from treaty.node.store import Store
 
 EVENTS = [
     {"what": "received", "job": "a1b2c3d4e5f6a7b8", "who": "bank"},

@@ -16,14 +16,14 @@ from node.shop import Talk
 from systems.federboost_horizontal.playing import dealt
 from treaty.errors import BudgetSpent, PeerLost
 from treaty.models.checkpoints import noise_folder
+from treaty.node import worker
 from treaty.node.attempts import MOST_TRIES
-from treaty.node.keys.identity import load_own, revoke, sign
-from treaty.node.network.notes import Proposed, View
-from treaty.node.playing import worker
-from treaty.node.playing.worker import Event
+from treaty.node.identity import load_own, revoke, sign
+from treaty.node.notes import Proposed, View
 from treaty.node.proposals import id_of, statement
-from treaty.node.rules.settings import load_settings
 from treaty.node.service import Node
+from treaty.node.settings import load_settings
+from treaty.node.worker import Event
 from treaty.privacy.ledger import Ledger, per_person
 from treaty.runs.job import decoded_job
 from treaty.runs.party import _training_seat

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from node.hostile import dialled, is_hung_up, mutated, rss
 from treaty.errors import ConfigError
-from treaty.node.network import door as doors
-from treaty.node.network.door import Door
+from treaty.node import door as doors
+from treaty.node.door import Door
 
 JOB = "ab" * 32
 NODE = b"TREATY/1 node\n"

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from treaty.cli.main import app
 from treaty.errors import ConfigError
-from treaty.node.keys.cards import read_card
-from treaty.node.keys.endorsements import check_endorsement, endorse
-from treaty.node.keys.identity import make_keys, trusted
+from treaty.node.cards import read_card
+from treaty.node.endorsements import check_endorsement, endorse
+from treaty.node.identity import make_keys, trusted
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from node.hostile import Peer, mutated, rss
 from treaty.messaging.grpc_wire import CHUNK, grpc
-from treaty.node.keys.cards import fingerprint_of, read_card
-from treaty.node.keys.identity import load_own, make_keys, revoke, trust, trusted
-from treaty.node.network import exchange as exchanges
-from treaty.node.network.exchange import MOST_CONVERSATIONS, VERSION, Exchange
-from treaty.node.network.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node import exchange as exchanges
+from treaty.node.cards import fingerprint_of, read_card
+from treaty.node.exchange import MOST_CONVERSATIONS, VERSION, Exchange
+from treaty.node.identity import load_own, make_keys, revoke, trust, trusted
+from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
 
 ID = "ab" * 32
 EVERY = [

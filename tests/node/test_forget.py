@@ -11,7 +11,7 @@ from node.nodes import columns_of, job_file, organisations
 from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.node.proposals import id_of
-from treaty.node.state.store import FINAL, TRANSITIONS, JobRow, Store
+from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
 
 BOTH = ("bank", "shop")
 PREDICTING = {**JOB, "parties": {name: {"predict_table": "rows"} for name in BOTH}}

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from treaty.errors import ConfigError
 from treaty.messaging import certificates
 from treaty.messaging.certificates import load_identity, make_identity, write_identity
-from treaty.node.keys.cards import (
+from treaty.node.cards import (
     LARGEST_CARD,
     Card,
     decode_card,
@@ -33,7 +33,7 @@ from treaty.node.keys.cards import (
     replaces,
     verify,
 )
-from treaty.node.keys.identity import (
+from treaty.node.identity import (
     Own,
     load_own,
     make_keys,
@@ -436,7 +436,7 @@ def test_older_keys_without_a_card_are_named(tmp_path):
 
 KILLED = """
 import os, shutil, signal, sys
-from treaty.node.keys.identity import rotate
+from treaty.node.identity import rotate
 
 def kill_at(step):
     def count(event, arguments):

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from node.nodes import organisations
-from treaty.node import service
-from treaty.node.keys import cards
-from treaty.node.keys.identity import load_own, sign
-from treaty.node.network.notes import Head, Hello
-from treaty.node.rules.settings import load_settings
+from treaty.node import cards, service
+from treaty.node.audit_log import head_statement
+from treaty.node.identity import load_own, sign
+from treaty.node.notes import Head, Hello
 from treaty.node.service import NOTED_EVERY, Node
-from treaty.node.state.audit import head_statement
+from treaty.node.settings import load_settings
 
 HELLO = Hello(1, "shop", "0.1", bytes(16))
 

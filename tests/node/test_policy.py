@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from treaty.models.checkpoints import noise_folder
 from treaty.named_code import trust
-from treaty.node.rules import policy as policies
-from treaty.node.rules.policy import Facts, Finding, Verdict, facts_of, verdict
-from treaty.node.rules.settings import DataSet, Policy
+from treaty.node import policy as policies
+from treaty.node.policy import Facts, Finding, Verdict, facts_of, verdict
+from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, Entry, Ledger
 from treaty.runs.job import Align, Job, Member
 from treaty.systems import OPTIONS, SYSTEMS, option_class
@@ -410,7 +410,7 @@ def test_a_query_is_run_once_and_only_for_rules_that_need_it(tmp_path: Path, mon
         to.parent.mkdir(exist_ok=True)
         pd.DataFrame({"no": [1, 2], "age": [3, 4]}).to_parquet(to)
 
-    monkeypatch.setattr("treaty.node.rules.settings.fetch", fetch)
+    monkeypatch.setattr("treaty.node.settings.fetch", fetch)
     monkeypatch.setenv("BANK_DB", "postgresql://bank@db/x")
 
     def of(**rules: Any) -> Verdict:

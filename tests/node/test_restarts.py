@@ -19,18 +19,17 @@ from node.nodes import columns_of, organisations, wait_for
 from node.shop import Talk
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.errors import CryptoError, DataError, LocalProtocolError, PeerTimeout
+from treaty.node import forgetting, runner, worker
+from treaty.node.cards import verify
+from treaty.node.forgetting import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
+from treaty.node.identity import load_own, rotate, trust
 from treaty.node.jobs import Jobs
-from treaty.node.keys.cards import verify
-from treaty.node.keys.identity import load_own, rotate, trust
-from treaty.node.network.notes import View
-from treaty.node.playing import runner, worker
-from treaty.node.playing.worker import Event
+from treaty.node.notes import View
 from treaty.node.proposals import id_of, statement
-from treaty.node.rules.settings import load_settings
 from treaty.node.service import Node
-from treaty.node.state import forgetting
-from treaty.node.state.forgetting import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
-from treaty.node.state.store import JobRow, Store
+from treaty.node.settings import load_settings
+from treaty.node.store import JobRow, Store
+from treaty.node.worker import Event
 from treaty.runs.job import decoded_job
 
 BOTH = ("bank", "shop")

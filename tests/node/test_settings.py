@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from treaty.data.sources import read_table
 from treaty.errors import ConfigError
-from treaty.node.rules.settings import DataSet, Limits, Peer, Policy, Settings, Web, load_settings
+from treaty.node.settings import DataSet, Limits, Peer, Policy, Settings, Web, load_settings
 from treaty.runs.job import Member
 
 WHOLE = """
@@ -263,7 +263,7 @@ def test_a_query_is_fetched_to_its_snapshot(tmp_path: Path, monkeypatch: pytest.
         to.write_text("id,x\n1,2\n")
         return 1
 
-    monkeypatch.setattr("treaty.node.rules.settings.fetch", fetch)
+    monkeypatch.setattr("treaty.node.settings.fetch", fetch)
     content = f'{DATA}sql = "SELECT 1"\nid = "no"\ncategorical = ["x"]\ndatabase = "file:uri"\nsql_seconds = 5'
     data_set = load(tmp_path, content).data["t"]
     with pytest.raises(ConfigError, match=r"cannot read a database's URI: No such file"):

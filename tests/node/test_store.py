@@ -16,8 +16,8 @@ import pytest
 
 from flips import damaged, flipped
 from treaty.errors import ConfigError, LocalProtocolError
-from treaty.node.state.node_file import FILE, VERSION
-from treaty.node.state.store import FINAL, TRANSITIONS, Head, JobRow, Store
+from treaty.node.node_file import FILE, VERSION
+from treaty.node.store import FINAL, TRANSITIONS, Head, JobRow, Store
 
 JOB = JobRow("a1b2c3", b"proposal", b"signature", "bank", "train", total=60)
 
@@ -249,7 +249,7 @@ def test_who_has_begun_to_change_it_holds_it(store, tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from treaty.node.state.store import JobRow, Store
+from treaty.node.store import JobRow, Store
 store = Store(Path(sys.argv[1]))
 store.add_job(JobRow("a1", b"", b"", "bank", "train", state="running"))
 begin = store.job("a1").rounds

@@ -20,8 +20,8 @@ import pytest
 from terminal import compare_at_terminal
 from treaty.models.trees import load_part
 from treaty.node.proposals import proposed
-from treaty.node.rules.settings import DataSet, Limits, Policy, Settings, load_settings
-from treaty.node.state.store import TRANSITIONS, Store
+from treaty.node.settings import DataSet, Limits, Policy, Settings, load_settings
+from treaty.node.store import TRANSITIONS, Store
 from treaty.runs.processes import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -194,7 +194,7 @@ def test_the_page_on_nodes_names_every_field_and_state():
 
 def test_the_page_on_deployment_names_every_metric(tmp_path):
     pytest.importorskip("prometheus_client")
-    from treaty.node.shown.metrics import registry
+    from treaty.node.metrics import registry
 
     with Store(tmp_path) as store:
         names = {metric.name for metric in registry(store, "bank", lambda row: None).collect()}

@@ -19,9 +19,9 @@ from node.hostile import is_hung_up
 from node.made_up import TITLES, describe, made_up
 from pace import within
 from treaty.errors import ConfigError
-from treaty.node.shown import impatience, web
-from treaty.node.shown.page import STYLE, JobView, Progress
-from treaty.node.state.store import JobRow, Store
+from treaty.node import impatience, web
+from treaty.node.page import STYLE, JobView, Progress
+from treaty.node.store import JobRow, Store
 from treaty.report.contents import tag
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"

@@ -8,7 +8,7 @@ import pytest
 
 import treaty
 from treaty.messaging.certificates import load_certificate, make_identity
-from treaty.node.keys.cards import read_small
+from treaty.node.cards import read_small
 from treaty.runs.job import load_job
 
 JOB = (

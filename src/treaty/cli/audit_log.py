@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 
 from treaty.errors import ConfigError
-from treaty.node.keys.cards import verify as verify_signature
-from treaty.node.keys.identity import has_signed, load_own, sign, trusted
-from treaty.node.rules.settings import load_settings
-from treaty.node.state.audit import Entry, Head, head_statement
-from treaty.node.state.store import Store
+from treaty.node.audit_log import Entry, Head, head_statement
+from treaty.node.cards import verify as verify_signature
+from treaty.node.identity import has_signed, load_own, sign, trusted
+from treaty.node.settings import load_settings
+from treaty.node.store import Store
 
 audit_log = typer.Typer(help="What this node did and why, and whether the log of it is whole.", no_args_is_help=True)
 console = Console(markup=False)

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from treaty.cli.node import DEFAULT, NodeFile
 from treaty.errors import ConfigError
-from treaty.node.rules.settings import load_settings
-from treaty.node.state import forgetting
-from treaty.node.state.store import FINAL, JobRow, Store
+from treaty.node import forgetting
+from treaty.node.settings import load_settings
+from treaty.node.store import FINAL, JobRow, Store
 
 console = Console(markup=False)
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from treaty.errors import ConfigError
 from treaty.files import write_whole
 from treaty.messaging.certificates import RENEW_WITHIN, fingerprint, read_secret
-from treaty.node.keys.cards import Card, ends, fingerprint_of, read_card, read_small
-from treaty.node.keys.endorsements import check_endorsement, endorse
-from treaty.node.keys.identity import make_keys, must_compare, own_cards, peers, revoke, rotate, trust
+from treaty.node.cards import Card, ends, fingerprint_of, read_card, read_small
+from treaty.node.endorsements import check_endorsement, endorse
+from treaty.node.identity import make_keys, must_compare, own_cards, peers, revoke, rotate, trust
 
 keys = typer.Typer(
     help="Make this organisation's keys, and say whose cards it trusts.", no_args_is_help=True, rich_markup_mode="rich"

@@ -22,18 +22,18 @@ import treaty
 from treaty.cli.disclosures import say_learned
 from treaty.errors import NOTED, ConfigError
 from treaty.node.jobs import trained
-from treaty.node.network.notes import View
+from treaty.node.notes import View
 from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
-from treaty.node.rules.settings import Settings, load_settings
-from treaty.node.state.store import FINAL, JobRow, Store
+from treaty.node.settings import Settings, load_settings
+from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.expectations import told_sizes
 from treaty.runs.job import Job
 from treaty.runs.local_checks import EXPECTED, Finding
 
 if TYPE_CHECKING:
+    from treaty.node.page import JobView
     from treaty.node.service import Node
-    from treaty.node.shown.page import JobView
-    from treaty.node.shown.web import Serving
+    from treaty.node.web import Serving
 
 console = Console(markup=False)
 
@@ -65,10 +65,10 @@ def node(
 def _page(running: Node, listen: str) -> Serving:
     """Serve the node's page and metrics from a thread."""
     try:
-        from treaty.node.shown.web import Serving
+        from treaty.node.web import Serving
     except ImportError:
         raise ConfigError('[web] needs more packages: pip install "treaty-learn[web]"') from None
-    from treaty.node.shown.described import describe
+    from treaty.node.described import describe
 
     def described(row: JobRow) -> JobView:
         return describe(running.store, running.settings, row, running.jobs.verdicts.there(row.id))
@@ -94,8 +94,8 @@ def submit(
     Each of them is shown the same hash, checks the job against its own policies, and approves it by itself or by a
     person. Nothing of it can be changed after that.
     """
-    from treaty.node.keys.identity import trusted
-    from treaty.node.rules.verdicts import verdict_on
+    from treaty.node.identity import trusted
+    from treaty.node.verdicts import verdict_on
 
     settings = load_settings(node)
     given: dict[Verb, str | None] = {"predict": predict, "explain": explain, "serve": serve}
@@ -131,7 +131,7 @@ def _check_active(job: Job, settings: Settings, node: Path) -> None:
 
 def _propose(store: Store, settings: Settings, content: bytes) -> str:
     """Sign a proposal and leave it for the node; return the job's id."""
-    from treaty.node.keys.identity import load_own, sign
+    from treaty.node.identity import load_own, sign
 
     proposal, job_id = msgspec.json.decode(content, type=Proposal), id_of(content)
     job, own = proposal.described(), load_own(settings.keys, settings.name)
@@ -145,8 +145,8 @@ def _propose(store: Store, settings: Settings, content: bytes) -> str:
 
 def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) -> tuple[bool, bool]:
     """Check a job for nodes; return whether all is well here, and at others."""
-    from treaty.node.keys.identity import load_own, trusted
-    from treaty.node.rules.verdicts import checked, learned, verdict_on
+    from treaty.node.identity import load_own, trusted
+    from treaty.node.verdicts import checked, learned, verdict_on
 
     settings = load_settings(node)
     content = proposed(file, "train", trial=True)
@@ -208,7 +208,7 @@ def jobs(
     every: Annotated[bool, typer.Option("--all", help="Also those that have ended more than a day ago.")] = False,
 ) -> None:
     """List jobs: those that wait for an approval, run, or have ended."""
-    from treaty.node.shown.described import title_of
+    from treaty.node.described import title_of
 
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
@@ -227,9 +227,9 @@ def jobs(
 
 def show_job(prefix: str, node: Path) -> None:
     """Print a job as all nodes have it, what each party would learn, and the verdict of this node's policy."""
-    from treaty.node.keys.identity import trusted
-    from treaty.node.rules.verdicts import verdict_on
-    from treaty.node.shown.described import describe
+    from treaty.node.described import describe
+    from treaty.node.identity import trusted
+    from treaty.node.verdicts import verdict_on
 
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
@@ -330,7 +330,7 @@ def logs(
 
 def models(node: NodeFile = DEFAULT) -> None:
     """List the models that this organisation has a part of, by the training's job."""
-    from treaty.node.shown.described import results
+    from treaty.node.described import results
 
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:

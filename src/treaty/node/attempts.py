@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from treaty.node.network.notes import View
+from treaty.node.notes import View
 from treaty.node.proposals import Proposal, name_of
-from treaty.node.state.store import FINAL, JobRow
+from treaty.node.store import FINAL, JobRow
 from treaty.runs.job import Job
 from treaty.systems.system import Cast
 

@@ -18,16 +18,16 @@ import msgspec
 from treaty.errors import BudgetSpent, ConfigError, TreatyError
 from treaty.messaging.messages import clean
 from treaty.node.attempts import Standing, all_approved, stopped_by
-from treaty.node.keys.cards import Card, verify
-from treaty.node.keys.identity import Own, sign, trusted
-from treaty.node.network.exchange import Conversation
-from treaty.node.network.notes import Proposed, View, Wanted
+from treaty.node.cards import Card, verify
+from treaty.node.exchange import Conversation
+from treaty.node.forgetting import is_forgotten, keeps_part
+from treaty.node.identity import Own, sign, trusted
+from treaty.node.notes import Proposed, View, Wanted
+from treaty.node.policy import Verdict, over_budget
 from treaty.node.proposals import Proposal, cast_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
-from treaty.node.rules.policy import Verdict, over_budget
-from treaty.node.rules.settings import Settings
-from treaty.node.rules.verdicts import Verdicts, checked, verdict_on
-from treaty.node.state.forgetting import is_forgotten, keeps_part
-from treaty.node.state.store import FINAL, JobRow, Store
+from treaty.node.settings import Settings
+from treaty.node.store import FINAL, JobRow, Store
+from treaty.node.verdicts import Verdicts, checked, verdict_on
 from treaty.runs.job import Job
 
 logger = logging.getLogger(__name__)

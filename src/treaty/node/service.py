@@ -21,20 +21,20 @@ import treaty
 from treaty.errors import ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.messaging.messages import clean
+from treaty.node import audit_log as audit
 from treaty.node.attempts import Standing, counted, decide, follow_up, most_answered, over, pause_after, worn_out
+from treaty.node.audit_log import head_statement
+from treaty.node.cards import near_their_end, verify
+from treaty.node.door import Door
+from treaty.node.exchange import Conversation, Exchange
+from treaty.node.forgetting import clear_checkpoints, keeps_part, log_of
+from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
-from treaty.node.keys.cards import near_their_end, verify
-from treaty.node.keys.identity import load_own, sign
-from treaty.node.network.door import Door
-from treaty.node.network.exchange import Conversation, Exchange
-from treaty.node.network.notes import Back, Head, Hello, Note, Proposed, View, Wanted
-from treaty.node.playing.runner import LAST_WORDS, Process, order_of
-from treaty.node.playing.worker import Event
-from treaty.node.rules.settings import Settings
-from treaty.node.state import audit
-from treaty.node.state.audit import head_statement
-from treaty.node.state.forgetting import clear_checkpoints, keeps_part, log_of
-from treaty.node.state.store import FINAL, Store
+from treaty.node.notes import Back, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.runner import LAST_WORDS, Process, order_of
+from treaty.node.settings import Settings
+from treaty.node.store import FINAL, Store
+from treaty.node.worker import Event
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import treaty
 from treaty.errors import ConfigError
-from treaty.node.network.hosts import asks_for
-from treaty.node.shown.impatience import Impatient
+from treaty.node.hosts import asks_for
+from treaty.node.impatience import Impatient
 from treaty.serving.keys import Keys
 from treaty.serving.requests import Refused
 from treaty.serving.schema import CONTENT_SECURITY_POLICY, docs_page, predict_operation

@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from treaty.data.sources import check_there
 from treaty.errors import TreatyError
-from treaty.node.keys.cards import Card
-from treaty.node.keys.identity import Own
-from treaty.node.playing.runner import local_job, tables_of
+from treaty.node.cards import Card
+from treaty.node.identity import Own
+from treaty.node.policy import Verdict, facts_of, verdict
 from treaty.node.proposals import Verb, cast_of, data_sets
-from treaty.node.rules.policy import Verdict, facts_of, verdict
-from treaty.node.rules.settings import DataSet, Settings
+from treaty.node.runner import local_job, tables_of
+from treaty.node.settings import DataSet, Settings
 from treaty.runs.expectations import Sizes
 from treaty.runs.job import Job
 from treaty.runs.local_checks import Finding, check_own

@@ -23,11 +23,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treaty.errors import ConfigError
-from treaty.node.network.hosts import LOCAL, asks_for, is_loopback
-from treaty.node.shown.impatience import Impatient
-from treaty.node.shown.metrics import registry
-from treaty.node.shown.page import STYLE_HASH, JobView, Shown, job_page, overview
-from treaty.node.state.store import FINAL, TRANSITIONS, JobRow, Store
+from treaty.node.hosts import LOCAL, asks_for, is_loopback
+from treaty.node.impatience import Impatient
+from treaty.node.metrics import registry
+from treaty.node.page import STYLE_HASH, JobView, Shown, job_page, overview
+from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
 
 ENDED = 20  # how many of the jobs that have ended the page shows
 _CONNECTIONS = 100

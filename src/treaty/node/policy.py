@@ -25,7 +25,7 @@ from treaty.data.table import to_table
 from treaty.errors import TreatyError
 from treaty.models.checkpoints import noise_folder
 from treaty.named_code import is_code
-from treaty.node.rules.settings import DataSet, Policy
+from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import Finding

@@ -25,9 +25,9 @@ from treaty.compute import decoder_of
 from treaty.errors import TreatyError
 from treaty.messaging.grpc_wire import DaemonThreads, grpc, limiting_options, ping_options
 from treaty.messaging.messages import clean
-from treaty.node.keys.cards import Card
-from treaty.node.keys.identity import Own
-from treaty.node.network.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.cards import Card
+from treaty.node.identity import Own
+from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from treaty.errors import ConfigError
-from treaty.node.keys.cards import Card, fingerprint_of, read_small
+from treaty.node.cards import Card, fingerprint_of, read_small
 
 _PADDING = padding.PSS(padding.MGF1(hashes.SHA256()), 32)
 _KINDS = "an RSA key or one of an elliptic curve"

@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import treaty
+from treaty.node.page import JobView
 from treaty.node.proposals import Verb
-from treaty.node.shown.page import JobView
-from treaty.node.state.store import FINAL, TRANSITIONS, JobRow, Store
+from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
 
 
 def registry(store: Store, name: str, describe: Callable[[JobRow], JobView]) -> CollectorRegistry:

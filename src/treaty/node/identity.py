@@ -36,7 +36,7 @@ from treaty.messaging.certificates import (
     make_identity,
     read_secret,
 )
-from treaty.node.keys.cards import (
+from treaty.node.cards import (
     Card,
     digits,
     encode_card,

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from treaty.database import translated
 from treaty.errors import ConfigError
-from treaty.node.state import audit
+from treaty.node import audit_log as audit
 
 FILE = "node.db"
 VERSION = 4

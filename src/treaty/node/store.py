@@ -18,9 +18,9 @@ from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from treaty.errors import ConfigError, LocalProtocolError
-from treaty.node.state import audit
-from treaty.node.state.audit import Entry, Head
-from treaty.node.state.node_file import NodeFile
+from treaty.node import audit_log as audit
+from treaty.node.audit_log import Entry, Head
+from treaty.node.node_file import NodeFile
 
 FINAL = frozenset({"rejected", "cancelled", "finished", "failed"})
 TRANSITIONS: dict[str, frozenset[str]] = {

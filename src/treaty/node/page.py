@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from treaty.node.state.audit import Head
-from treaty.node.state.store import FINAL, JobRow, PeerState
+from treaty.node.audit_log import Head
+from treaty.node.store import FINAL, JobRow, PeerState
 from treaty.report.contents import STYLE as BASE
 from treaty.report.contents import Html, joined, tag
 

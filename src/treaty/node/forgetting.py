@@ -17,8 +17,8 @@ import msgspec
 
 from treaty.errors import ConfigError, LocalProtocolError, TreatyError
 from treaty.node.proposals import Proposal, data_sets
-from treaty.node.rules.settings import Settings
-from treaty.node.state.store import FINAL, TRANSITIONS, JobRow, Store
+from treaty.node.settings import Settings
+from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
 
 # ------------------------------- where a job's files are in its node's folder, and who may write those of its attempts
 

@@ -25,10 +25,10 @@ from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
 from treaty.messaging.transcript import Transcript
-from treaty.node.playing.online import Requests, id_value
+from treaty.node.forgetting import alone
+from treaty.node.online import Requests, id_value
 from treaty.node.proposals import Verb
-from treaty.node.rules.settings import DataSet
-from treaty.node.state.forgetting import alone
+from treaty.node.settings import DataSet
 from treaty.runs.job import Job, decoded_job, id_column
 from treaty.runs.party import explain_party, find_part, predict_party, train_party
 from treaty.runs.processes import line_of_parent
@@ -38,7 +38,7 @@ from treaty.runs.serving import serve_online
 from treaty.signals import ended_by_signals
 from treaty.systems.vertical.online import Asked
 
-logger = logging.getLogger("treaty.node.playing.worker")  # it runs as __main__
+logger = logging.getLogger("treaty.node.worker")  # it runs as __main__
 
 OFTEN = 0.2  # seconds, at least, between two events about rounds
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from treaty.node.proposals import LARGEST
-from treaty.node.state.store import TRANSITIONS
+from treaty.node.store import TRANSITIONS
 
 JobId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Name = Annotated[str, msgspec.Meta(max_length=63)]

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from treaty.models.checkpoints import checkpoint_file
-from treaty.node.keys.cards import Card
-from treaty.node.keys.identity import Own
-from treaty.node.playing.online import serving_socket
-from treaty.node.playing.worker import Event, Order
+from treaty.node.cards import Card
+from treaty.node.forgetting import checkpoints_of, lock_of, log_of, report_of, results_of
+from treaty.node.identity import Own
+from treaty.node.online import serving_socket
 from treaty.node.proposals import Verb, data_sets, name_of
-from treaty.node.rules.settings import Settings
-from treaty.node.state.forgetting import checkpoints_of, lock_of, log_of, report_of, results_of
+from treaty.node.settings import Settings
+from treaty.node.worker import Event, Order
 from treaty.parallel import cores
 from treaty.runs.job import Job
 
@@ -123,7 +123,7 @@ class Process:
         self._on_event = on_event
         with os.fdopen(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "treaty.node.playing.worker"],
+                [sys.executable, "-m", "treaty.node.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

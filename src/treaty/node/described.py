@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from treaty.errors import TreatyError
-from treaty.node.network.notes import View
+from treaty.node.notes import View
+from treaty.node.page import JobView, Progress
+from treaty.node.policy import Verdict
 from treaty.node.proposals import Proposal, in_words
-from treaty.node.rules.policy import Verdict
-from treaty.node.rules.settings import Settings
-from treaty.node.rules.verdicts import learned
-from treaty.node.shown.page import JobView, Progress
-from treaty.node.state.store import JobRow, Store
+from treaty.node.settings import Settings
+from treaty.node.store import JobRow, Store
+from treaty.node.verdicts import learned
 
 
 def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | None = None) -> JobView:

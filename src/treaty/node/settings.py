@@ -20,7 +20,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import placed, without_mark
 from treaty.messaging.certificates import check_names
 from treaty.named_code import is_code, trust
-from treaty.node.network.hosts import is_loopback
+from treaty.node.hosts import is_loopback
 from treaty.node.proposals import Verb
 from treaty.runs.job import Member, fault_of
 from treaty.runs.toml_tables import Places, converted
@@ -85,7 +85,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a data set may be used for, see `treaty.node.rules.policy`; None: the rule allows everything.
+    """What a data set may be used for, see `treaty.node.policy`; None: the rule allows everything.
 
     Attributes
     ----------

@@ -1,1 +1,0 @@
-"""Who an organisation is, and whom it trusts."""

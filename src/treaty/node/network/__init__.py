@@ -1,1 +1,0 @@
-"""The one port, and what nodes say to each other over it."""

@@ -1,1 +1,0 @@
-"""Processes that play this organisation's party in a job."""

@@ -1,1 +1,0 @@
-"""A node's jobs in words, on its page and as metrics."""

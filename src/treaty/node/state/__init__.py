@@ -1,1 +1,0 @@
-"""What a node keeps: its database, and the audit log in it."""
