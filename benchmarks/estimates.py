@@ -142,11 +142,11 @@ def measure(title: str, rows: int, case: tuple[str, dict[str, Any], dict[str, An
         shown += [of for of in parties if of == "edge0"]
         for of in shown:
             member = job.parties[of]
-            has_rows = member.table is not None and of in job.cast().owners
+            has_rows = member.table is not None and of in job.roles().owners
             table = read_alone(job, of, str(member.table), training=True)[0].features if has_rows else None
             if table is None and title in ROW_SPLIT:  # an estimate for as many rows as users have
                 table = read_alone(job, "owner0", str(parties["owner0"].table), training=True)[0].features
-            found = expect(job, job.cast(), of, table)
+            found = expect(job, job.roles(), of, table)
             received = sum(reports[of].received.values())
             lines.append({
                 "job": title, "rows": rows, "party": of,

@@ -76,7 +76,7 @@ from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.options import names_of
 from treaty.systems.pooled import training as pooled
 from treaty.systems.pooled.options import BoostingOptions, Pooled
-from treaty.systems.system import Cast, LabelledRows, Seat, cast_of
+from treaty.systems.system import LabelledRows, RoleInput, Roles, roles_of
 
 THREADS = 2
 NEAR = 0.01
@@ -170,7 +170,7 @@ def train(x: Rows, y: Labels, who: NDArray[np.int64], options: Options, threads:
     columns = {SERVER: no_rows(to_table(x[:1]).schema, len(classes))}
     run = Run(
         system=SYSTEM, options=options.own, common=options.common,
-        cast=cast_of(SYSTEM, list(shards), None, options.own), data={**shards, **columns}, classes=classes,
+        roles=roles_of(SYSTEM, list(shards), None, options.own), data={**shards, **columns}, classes=classes,
         n_jobs=threads, progress=mark,
     )  # fmt: skip
     start = time.perf_counter()
@@ -254,8 +254,8 @@ def reference(x: Rows, y: Labels, options: Options) -> ModelPart:
     rows = LabelledRows(to_table(x), y.astype(np.float64))
     alone: Any = None  # no other party
     return pooled.train(
-        Seat(
-            party=alone, options=Pooled(), common=plain.checked(Pooled()), cast=Cast("pooled", {}, []), data=rows,
+        RoleInput(
+            party=alone, options=Pooled(), common=plain.checked(Pooled()), roles=Roles("pooled", {}, []), data=rows,
             classes=np.unique(y).tolist(), threads=THREADS,
         )
     )  # fmt: skip
@@ -468,14 +468,14 @@ class Clock:
         own.stage, own.since = stage, now
         return before
 
-    def role(self, play: Callable[[Seat], Any]) -> Callable[[Seat], Any]:
+    def role(self, play: Callable[[RoleInput], Any]) -> Callable[[RoleInput], Any]:
         """Wrap a role, which waits long for silent users."""
 
-        def timed(seat: Seat) -> Any:
-            seat.patience = PATIENT
-            self._own.name, self._own.stage, self._own.since = seat.party.name, "selection", time.thread_time()
+        def timed(inputs: RoleInput) -> Any:
+            inputs.patience = PATIENT
+            self._own.name, self._own.stage, self._own.since = inputs.party.name, "selection", time.thread_time()
             try:
-                return play(seat)
+                return play(inputs)
             finally:
                 self.turn("selection")
 

@@ -25,8 +25,8 @@ from treaty.runs.warm_up import compile_kernels
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Keeping, LabelledRows, Place, Seat, star
-from treaty.systems.vertical.active import cast_by_column
+from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, RoleInput, star
+from treaty.systems.vertical.active import roles_by_column
 from treaty.systems.vertical.audit import keeping
 from treaty.systems.vertical.audit.replay import audit
 
@@ -36,22 +36,22 @@ CIPHERS = [("lattice", None, 20, 5), ("ou", 3072, 4, 1), ("paillier", 2048, 1, 1
 
 def trained(tables: dict, y: np.ndarray, own: SecureBoost, common: BoostingOptions, folder: Path | None) -> float:
     """Train, with records where there is a folder; return processor seconds of both parties."""
-    cast = cast_by_column(dict.fromkeys(tables, Place()), "bank", own)
+    roles = roles_by_column(dict.fromkeys(tables, PartySpec()), "bank", own)
 
     def role(party: Party) -> ModelPart:
         lead = party.name == "bank"
         program = secureboost.active if lead else secureboost.passive
         data = LabelledRows(tables[party.name], y if lead else np.zeros(0))
-        keeping = None if folder is None else Keeping(folder / party.name, 1 << 34)
+        keeping = None if folder is None else AuditFolder(folder / party.name, 1 << 34)
         return program(
-            Seat(
-                party=party, options=own, common=common, cast=cast, data=data, classes=[0, 1] if lead else None,
+            RoleInput(
+                party=party, options=own, common=common, roles=roles, data=data, classes=[0, 1] if lead else None,
                 threads=THREADS, audit=keeping,
             )
         )  # fmt: skip
 
     begun = time.process_time()
-    play(dict.fromkeys(tables, role), star(cast, own), job="audit", protocol=own.system, timeout=3600)
+    play(dict.fromkeys(tables, role), star(roles, own), job="audit", protocol=own.system, timeout=3600)
     return time.process_time() - begun
 
 

@@ -30,7 +30,7 @@ from treaty.runs.threads import Run, train_in_threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems import find_system
 from treaty.systems.logistic.options import QuasiNewton, RegressionOptions
-from treaty.systems.system import LabelledRows, cast_of
+from treaty.systems.system import LabelledRows, roles_of
 
 BATCH, PERIOD, THREADS, LEAD = 1000, 4, 2, "coordinator"
 FORMS = {
@@ -64,7 +64,7 @@ def trained(
     compile_kernels(system, options)
     moments: list[tuple[float, float]] = []
     run = Run(
-        system=system, options=options, common=common, cast=cast_of(system, list(parts), None, options),
+        system=system, options=options, common=common, roles=roles_of(system, list(parts), None, options),
         data={"active": LabelledRows(parts["active"], y), "passive": LabelledRows(parts["passive"], np.zeros(0))},
         classes=[0, 1], n_jobs=THREADS,
         progress=lambda done, losses: moments.append((time.perf_counter(), time.process_time())),

@@ -314,7 +314,7 @@ class Arena:
 
     def _spared(self) -> list[str]:
         job = read_job(self.folder / "job.toml")
-        return list(job.system.may_lose(job.cast(), job.settings()[0]))
+        return list(job.system.may_lose(job.roles(), job.settings()[0]))
 
     def model_of(self, job: str) -> dict[str, Any]:
         """Return every party's part of the model, but for what two runs do not share."""

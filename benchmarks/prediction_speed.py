@@ -23,7 +23,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for, own_columns
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Cast, LabelledRows, Seat, star
+from treaty.systems.system import LabelledRows, RoleInput, Roles, star
 from treaty.systems.vertical.decisions import collect, predict_passive
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import SumsFinder
@@ -58,19 +58,19 @@ def first_rows(tables: Mapping[str, Table], rows: int) -> dict[str, Table]:
     return {name: Table(t.schema, [column[:rows] for column in t.columns], rows) for name, t in tables.items()}
 
 
-def cast_of(names: list[str]) -> Cast:
+def roles_of(names: list[str]) -> Roles:
     """Make the first party active."""
-    return Cast(names[0], {name: "passive" if name != names[0] else "active" for name in names}, names)
+    return Roles(names[0], {name: "passive" if name != names[0] else "active" for name in names}, names)
 
 
 def seated(
-    program: Callable[[Seat], Any], parts: Mapping[str, ModelPart], tables: Mapping[str, Table]
+    program: Callable[[RoleInput], Any], parts: Mapping[str, ModelPart], tables: Mapping[str, Table]
 ) -> Callable[[Any], Any]:
-    """Return a role: the program at the seat of whoever plays it."""
-    options, cast = SecureBoost(), cast_of(list(parts))
+    """Return a role: the program at the inputs of whoever plays it."""
+    options, roles = SecureBoost(), roles_of(list(parts))
     return lambda party: program(
-        Seat(
-            party=party, options=options, common=BoostingOptions().checked(options), cast=cast, threads=THREADS,
+        RoleInput(
+            party=party, options=options, common=BoostingOptions().checked(options), roles=roles, threads=THREADS,
             data=LabelledRows(tables[party.name], np.zeros(0)), part=parts[party.name],
         )
     )  # fmt: skip
@@ -84,7 +84,7 @@ def timed(
     for _ in range(runs):
         start = time.perf_counter()
         roles = {name: active if name == names[0] else passive for name in names}
-        played = play(roles, star(cast_of(names), SecureBoost()), job="benchmark", protocol="secureboost")
+        played = play(roles, star(roles_of(names), SecureBoost()), job="benchmark", protocol="secureboost")
         seconds.append(time.perf_counter() - start)
         nbytes = sum(pair["bytes"] for pair in traffic_of(played.transcripts.values()).totals.values())
     return min(seconds), nbytes
@@ -112,8 +112,8 @@ def compare(data: Data, parties: int, rounds: int, depth: int, rows: int, runs: 
     few = first_rows(tables, rows)
 
     plain = seated(predict_passive, parts, tables)
-    whole = seated(lambda seat: margins(collect(seat), forest.objective, THREADS), parts, tables)
-    ends = seated(lambda seat: leaves(collect(seat), THREADS), parts, tables)
+    whole = seated(lambda inputs: margins(collect(inputs), forest.objective, THREADS), parts, tables)
+    ends = seated(lambda inputs: leaves(collect(inputs), THREADS), parts, tables)
     whole_seconds, nbytes = timed(whole, plain, names, runs)
     leaf_seconds, _ = timed(ends, plain, names, runs)
     hidden, hidden_bytes = timed(seated(hidden_active, parts, few), seated(hidden_passive, parts, few), names, runs)

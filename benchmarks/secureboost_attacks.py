@@ -33,8 +33,8 @@ from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import LabelledRows, Place, Seat, star
-from treaty.systems.vertical.active import cast_by_column
+from treaty.systems.system import LabelledRows, PartySpec, RoleInput, star
+from treaty.systems.vertical.active import roles_by_column
 from treaty.systems.vertical.encrypted_columns import SplitColumns
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 
@@ -63,15 +63,15 @@ def played(tables: Tables, y: np.ndarray, **options: object) -> RunRecord:
     """Train with the contents of all messages recorded; labels under noise are given as they were drawn."""
     own, common = chosen(**options)
     held = {name: to_table(table, party=name) for name, table in tables.items()}
-    cast = cast_by_column(dict.fromkeys(tables, Place()), "p0", own)
+    roles = roles_by_column(dict.fromkeys(tables, PartySpec()), "p0", own)
 
     def role(party: Party) -> ModelPart:
         data = LabelledRows(held[party.name], y)
         program = secureboost.active if party.name == "p0" else secureboost.passive
         boosting = BoostingOptions(**{"base_score": 0.5, "max_bin": 32, **common}).checked(own)
-        return program(Seat(party=party, options=own, common=boosting, cast=cast, data=data, classes=[0, 1]))
+        return program(RoleInput(party=party, options=own, common=boosting, roles=roles, data=data, classes=[0, 1]))
 
-    return play(dict.fromkeys(tables, role), star(cast, own), job="attack", protocol=own.system, record_content=True)
+    return play(dict.fromkeys(tables, role), star(roles, own), job="attack", protocol=own.system, record_content=True)
 
 
 def chosen(**options: object) -> tuple[SecureBoost, dict[str, Any]]:

@@ -43,7 +43,7 @@ from treaty.runs import party as jobs
 from treaty.runs import processes, reading
 from treaty.runs.job import Job, Member, load_job
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 DEPTH, SUM, MIB = 3, 24, 1 << 20
 PIECE, FIXED, KEPT = 64 * MIB, 64 * MIB, 1.5
@@ -120,7 +120,7 @@ def play(path: Path, name: str) -> None:
         return table
 
     def note_messages(
-        job: Job, name: str, cast: Cast, transcript: Transcript, seconds: dict[str, float], part: object
+        job: Job, name: str, roles: Roles, transcript: Transcript, seconds: dict[str, float], part: object
     ) -> None:
         measured.setup, measured.boosting = seconds["setup"], seconds["boosting"]
         of_trees = list(dropwhile(lambda entry: entry.step != "TreeStart", transcript.entries))
@@ -128,7 +128,7 @@ def play(path: Path, name: str) -> None:
         measured.sent = sum(entry.nbytes for entry in of_trees if entry.direction == "sent")
         largest = max(transcript.entries, key=lambda entry: entry.nbytes)
         measured.largest, measured.kind = largest.nbytes, largest.step
-        write_report(job, name, cast, transcript, seconds, part)
+        write_report(job, name, roles, transcript, seconds, part)
 
     reading.labelled, jobs.write_report = read_and_note, note_messages  # type: ignore[assignment]
     jobs.train_party(job, name)

@@ -42,8 +42,8 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
 from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes, chosen, disguised, null_vectors, response
 from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import LabelledRows, Place, Seat, star
-from treaty.systems.vertical.active import cast_by_column
+from treaty.systems.system import LabelledRows, PartySpec, RoleInput, star
+from treaty.systems.vertical.active import roles_by_column
 from treaty.trees.splits import candidate_columns, candidate_slots, count_bins
 
 BINS, TREES, STEP = 20, 20, 2.0**16
@@ -184,15 +184,15 @@ def trained(tables: dict[str, Table], y: Matrix, version: int) -> list[list[list
     """Train with the default sizes; return what the sender of null vectors recorded."""
     options = FedXGBoostSMM(mode="paper", allow_insecure=True, version=version)
     common = BoostingOptions(n_estimators=2, max_bin=BINS, base_score=0.5).checked(options)
-    cast = cast_by_column(dict.fromkeys(tables, Place()), "bank", options)
+    roles = roles_by_column(dict.fromkeys(tables, PartySpec()), "bank", options)
 
     def role(party: Party) -> ModelPart:
         data = LabelledRows(tables[party.name], y)
         program = paper.active if party.name == "bank" else paper.passive
-        return program(Seat(party=party, options=options, common=common, cast=cast, data=data, classes=[0, 1]))
+        return program(RoleInput(party=party, options=options, common=common, roles=roles, data=data, classes=[0, 1]))
 
     played = play(
-        dict.fromkeys(tables, role), star(cast, options), job="attacked", protocol=options.system, record_content=True
+        dict.fromkeys(tables, role), star(roles, options), job="attacked", protocol=options.system, record_content=True
     )
     who, peer = (("bank", "shop"), ("shop", "bank"))[version - 1]
     return products_from_transcript(played.transcripts[who], peer, len(y))

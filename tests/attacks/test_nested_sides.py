@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from marks import slow
-from systems.vertical.playing import play_training, seat_of, tables_and_labels
+from systems.vertical.playing import play_training, role_input, tables_and_labels
 from tables import real_table
 from treaty import GBDTClassifier, SecureBoost
 from treaty.attacks.auditing import audit
@@ -80,7 +80,7 @@ def test_an_owner_that_reaches_its_limit_ends_the_job() -> None:
     }  # fmt: skip
 
     def passive(party: Any) -> Any:
-        return roles.passive(seat_of(party, tables, y, options, most_recoverable=0.05))
+        return roles.passive(role_input(party, tables, y, options, most_recoverable=0.05))
 
     with pytest.raises(TreatyError, match=r"expected at most 5\.0% \(most_recoverable\): train fewer or shallower"):
         play_training(tables, y, replace={"p1": passive}, **options)
@@ -95,7 +95,7 @@ def test_a_tree_that_is_broken_off_is_counted(tmp_path: Path) -> None:
     }  # fmt: skip
 
     def passive(store: str) -> Any:
-        return lambda party: roles.passive(seat_of(party, tables, y, options, store=tmp_path / store))
+        return lambda party: roles.passive(role_input(party, tables, y, options, store=tmp_path / store))
 
     def active(party: Any) -> Any:
         send = party.send
@@ -106,7 +106,7 @@ def test_a_tree_that_is_broken_off_is_counted(tmp_path: Path) -> None:
             send(to, sent)
 
         party.send = until_the_end
-        return roles.active(seat_of(party, tables, y, options))
+        return roles.active(role_input(party, tables, y, options))
 
     with pytest.raises(ConfigError, match="seen enough"):
         play_training(tables, y, replace={"p0": active, "p1": passive("broken off")}, **options)

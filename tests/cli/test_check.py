@@ -233,7 +233,7 @@ def test_too_little_memory_is_wrong_and_says_what_to_do(job, tmp_path, monkeypat
 
 def test_too_little_room_in_the_store_is_wrong(job, tmp_path):
     table = read_alone(job, "a", str(job.parties["a"].table), training=True)[0].features
-    expected = expectations.expect(job, job.cast(), "a", table)
+    expected = expectations.expect(job, job.roles(), "a", table)
     assert "kept for later jobs" in expectations.check_store(job, "a", expected)
     with pytest.raises(ConfigError, match="make room, or name another folder as store"):
         expectations.check_store(job, "a", replace(expected, kept=1e18))

@@ -13,7 +13,7 @@ from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
 from treaty.node.notes import View
 from treaty.node.store import JobRow
 from treaty.runs.job import Job
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 JOB = "a" * 64
 COLUMNS = ("state", "attempt", "kept", "done", "tries", "answered")
@@ -36,16 +36,16 @@ class World:
 
     def _standing(self, name: str, row: JobRow) -> Standing:
         system = SimpleNamespace(
-            may_be_absent=lambda cast, own: [],
-            may_lose=lambda cast, own: [],
-            links=lambda cast, own: {name: [o for o in self.names if o != name] for name in self.names},
+            may_be_absent=lambda roles, own: [],
+            may_lose=lambda roles, own: [],
+            links=lambda roles, own: {name: [o for o in self.names if o != name] for name in self.names},
         )
         job: Any = SimpleNamespace(
             active=self.active, parties=dict.fromkeys(self.names), system=system, settings=lambda: (None, None)
         )
         proposal: Any = SimpleNamespace(verb="train")
         roles = {name: "active" if name == self.active else "passive" for name in self.names}
-        return Standing(name, row, proposal, cast(Job, job), Cast(self.active, roles, self.names), ended=row.attempt)
+        return Standing(name, row, proposal, cast(Job, job), Roles(self.active, roles, self.names), ended=row.attempt)
 
     def change(self, name: str, changes: dict[str, Any]) -> None:
         at = self.nodes[name]

@@ -26,10 +26,10 @@ from treaty.node.settings import load_settings
 from treaty.node.worker import Event
 from treaty.privacy.ledger import Ledger, per_person
 from treaty.runs.job import decoded_job
-from treaty.runs.party import _training_seat
+from treaty.runs.party import _training_inputs
 from treaty.runs.reading import TrainingTables
 from treaty.runs.threads import play
-from treaty.systems.system import Vouching
+from treaty.systems.system import Signer
 
 BOTH = ("bank", "shop")
 NOISY = {
@@ -122,7 +122,7 @@ def play_with_a_leader_that_leaves(order, on_event):
     """Train with a leader that ends each attempt after its first round, and begins the next one anew."""
     parts, _, classes = dealt("binary", 2, rows=200)
     job, rows = decoded_job(order.job.encode()), dict(zip(BOTH, parts.values(), strict=True))
-    cast = job.cast()
+    roles = job.roles()
 
     def leave(done, part):
         if done == 1:
@@ -131,20 +131,20 @@ def play_with_a_leader_that_leaves(order, on_event):
     def role(name):
         def run(party):
             tables = TrainingTables(rows[name], classes)
-            seat = _training_seat(party, job, cast, tables, None, leave if name == "bank" else None, None)
+            inputs = _training_inputs(party, job, roles, tables, None, leave if name == "bank" else None, None)
             if name == "bank":  # its own ledger is its own business
-                seat.store = None
-            seat.alone = False
-            return job.system.train[cast.roles[name]](seat)
+                inputs.store = None
+            inputs.alone = False
+            return job.system.train[roles.of[name]](inputs)
 
         return run
 
-    play({name: role(name) for name in BOTH}, job.system.links(cast, None), job=job.name, protocol=job.protocol)
+    play({name: role(name) for name in BOTH}, job.system.links(roles, None), job=job.name, protocol=job.protocol)
 
 
 @pytest.mark.parametrize("rule", ["most_epsilon", "most_epsilon_total"])
 def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch, rule):
-    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Vouching())
+    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Signer())
     shop = led(NOISY, policy=f"approve = true\n{rule} = 1.0")
     shop.playing = play_with_a_leader_that_leaves
     begun = shop.attempts(5)
@@ -158,7 +158,7 @@ def test_five_attempts_under_a_budget_of_one_spend_at_most_one(led, monkeypatch,
 
 def test_a_leader_cannot_have_its_attempts_counted_as_other_jobs(led, monkeypatch):
     """The ledger takes the model's id off an entry's name to find its job: one that is no id would stay."""
-    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Vouching())
+    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Signer())
     made = (f"{number}{'z' * 31}" for number in range(9))
     shop = led(NOISY, policy="approve = true\nmost_epsilon = 1.0")
     shop.playing = play_with_a_leader_that_leaves
@@ -172,7 +172,7 @@ def test_a_budget_holds_within_an_attempt_whatever_was_asked_before_it(led, monk
     """Another job may spend between the question and the release: the ledger itself refuses."""
     shop = led(NOISY, policy="approve = true\nmost_epsilon_total = 1.0")
     shop.playing = play_with_a_leader_that_leaves
-    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Vouching())
+    monkeypatch.setattr("treaty.runs.party.pinned_vouching", lambda *_: Signer())
     monkeypatch.setattr(shop.node.jobs, "check_budgets", lambda at: None)
     shop.attempts(5)
     assert per_person(Ledger(noise_folder(shop.settings.data["rows"].store, "shop")).entries()) <= 1.0

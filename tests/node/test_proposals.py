@@ -10,12 +10,12 @@ from treaty.errors import ConfigError
 from treaty.node import proposals
 from treaty.node.proposals import (
     LARGEST,
-    cast_of,
     check_same,
     id_of,
     in_words,
     proposed,
     read_proposal,
+    roles_of,
     rounds_of,
     statement,
 )
@@ -28,7 +28,7 @@ def taken(job=JOB, **fields):
     """Take in a proposal as a node does, all but signatures; return the job."""
     proposal = read_proposal(content(job, **fields))
     described = proposal.described()
-    cast_of(described, proposal.verb)
+    roles_of(described, proposal.verb)
     rounds_of(described, proposal.verb)
     return described
 
@@ -244,7 +244,7 @@ def test_whatever_is_sent_is_a_proposal_or_a_config_error(seed):
     try:
         proposal = read_proposal(mutated(content(), seed))
         job = proposal.described()
-        cast_of(job, proposal.verb)
+        roles_of(job, proposal.verb)
     except ConfigError:
         return
     assert len(job.parties) >= 2

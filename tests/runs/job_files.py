@@ -21,7 +21,7 @@ from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import load_checkpoint
 from treaty.runs import party as runs
 from treaty.runs.job import Job
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 TREATY = [sys.executable, "-m", "treaty"]
 DYING = Path(__file__).with_name("dying_party.py")
@@ -69,8 +69,8 @@ def train_in_threads(monkeypatch: pytest.MonkeyPatch, jobs: Mapping[str, Job]) -
     """Train every party with its copy of a job in a thread of this process; return what those that failed said."""
     channels, said = memory_channels(jobs), {}
 
-    def connected(job: Job, name: str, cast: Cast, verb: str, role: Callable[[Party], Any], **_: Any) -> Any:
-        peers = job.system.links(cast, job.settings()[0])[name]
+    def connected(job: Job, name: str, roles: Roles, verb: str, role: Callable[[Party], Any], **_: Any) -> Any:
+        peers = job.system.links(roles, job.settings()[0])[name]
         party = Party(name, job.name, job.system.name, channels[name], peers, timeout=20.0)
         return run_role(party, lambda: role(party))
 

@@ -13,7 +13,7 @@ from runs.job_files import TREATY, finish, start
 from runs.test_processes import write_job
 from treaty.messaging.certificates import fingerprint, load_certificate
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.system import Keeping
+from treaty.systems.system import AuditFolder
 from treaty.systems.vertical.audit.record import PassiveHeader, RecordFile, SumsRequest, read_parts
 
 CHEATING = Path(__file__).with_name("cheating_party.py")
@@ -82,7 +82,7 @@ def change_what_was_received(record: Path) -> None:
     header, *parts = read_parts(record)
     assert isinstance(header, PassiveHeader)
     record.unlink()
-    forged = RecordFile(Keeping(record.parent, 1 << 30), header.party, header.number, header)
+    forged = RecordFile(AuditFolder(record.parent, 1 << 30), header.party, header.number, header)
     for part in parts:
         forged.add(msgspec.structs.replace(part, last=not part.last) if isinstance(part, SumsRequest) else part)
     forged.close()

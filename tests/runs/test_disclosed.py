@@ -98,7 +98,7 @@ def test_own_options_are_not_given_twice():
 def test_a_job_file_is_disclosed_with_its_alignment(tmp_path):
     job = write_job(tmp_path, "federboost-vertical")
     found = of_job(job)
-    assert found.learned == learned_by(job, job.cast())
+    assert found.learned == learned_by(job, job.roles())
     assert "alignment" not in found.messages
     aligned = of_job(replace(job, align=Align(psi="kkrt")))
     steps = {line.message.__name__ for line in aligned.messages["alignment"]}
@@ -154,14 +154,14 @@ def test_a_saved_model_keeps_its_sentences(tmp_path):
 
 def test_of_an_alignment_only_what_applies_is_said(tmp_path):
     job = replace(write_job(tmp_path, "secureboost"), align=Align(on="id"))
-    cast = job.cast()
+    roles = job.roles()
 
     def about(log=None, psi=None, *seen):
         party = SimpleNamespace(name="a", transcript=Transcript("a"))
         for step in seen:
             party.transcript.record("sent", "b", step, 0, 10)
         of = replace(job, align=replace(job.align, log=log))
-        said = str(learned_by(of, cast, None, psi or report._psi_used(of, cast, party)))
+        said = str(learned_by(of, roles, None, psi or report._psi_used(of, roles, party)))
         return [words for words in ("run log", "8,192 ids or more (KKRT)", "by KKRT") if words in said]
 
     assert about() == ["8,192 ids or more (KKRT)"]  # before the job nobody knows how long the others' lists are

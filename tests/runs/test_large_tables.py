@@ -164,5 +164,5 @@ def test_a_table_on_disk_is_expected_to_take_memory_by_rows_alone(tmp_path, monk
     table = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
     monkeypatch.setattr(opening, "ON_DISK", 0)
     on_disk = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
-    most, least = (expect(job, job.cast(), "b", of).memory for of in (table, on_disk))
+    most, least = (expect(job, job.roles(), "b", of).memory for of in (table, on_disk))
     assert most - least == CELL * 400 * 5

@@ -61,8 +61,8 @@ def test_another_release_is_a_plain_sentence(tmp_path, monkeypatch):
     jobs = differing(tmp_path)
     terms = compared.shared_terms
 
-    def of_another(job, name, cast, verb):
-        return terms(job, name, cast, verb) | ({"version of Treaty": "9.9"} if name == "b" else {})
+    def of_another(job, name, roles, verb):
+        return terms(job, name, roles, verb) | ({"version of Treaty": "9.9"} if name == "b" else {})
 
     monkeypatch.setattr("treaty.runs.meeting.connecting.shared_terms", of_another)
     said = played(jobs)
@@ -72,8 +72,8 @@ def test_another_release_is_a_plain_sentence(tmp_path, monkeypatch):
 
 def test_who_predicts_while_another_trains_is_told(tmp_path):
     job = write_job(tmp_path, "federboost-vertical")
-    cast = job.cast()
-    trains, predicts = (compared.shared_terms(job, "a", cast, verb) for verb in ("train", "predict"))
+    roles = job.roles()
+    trains, predicts = (compared.shared_terms(job, "a", roles, verb) for verb in ("train", "predict"))
     assert {name for name in trains if trains[name] != predicts.get(name, trains[name])} == {"command"}
 
 
@@ -81,10 +81,10 @@ def test_terms_of_many_parties_stay_within_bounds(tmp_path):
     job = write_job(tmp_path, "fedxgb")
     members = {f"user{k:05}": job.parties["user0"] for k in range(2000)}
     many = msgspec.structs.replace(job, parties=job.parties | members)
-    terms = compared.shared_terms(many, "a", many.cast(), "train")
+    terms = compared.shared_terms(many, "a", many.roles(), "train")
     assert max(map(len, terms.values())) <= compared.LONGEST_TERM
     fewer = msgspec.structs.replace(job, parties=dict(list(many.parties.items())[:-1]))
-    assert compared.shared_terms(fewer, "a", fewer.cast(), "train")["parties"] != terms["parties"]
+    assert compared.shared_terms(fewer, "a", fewer.roles(), "train")["parties"] != terms["parties"]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,6 @@ def test_a_party_listens_elsewhere_than_the_others_reach_it(tmp_path):
 def test_whether_ids_are_text_is_compared(tmp_path):
     job = write_job(tmp_path, "federboost-vertical")
     jobs = [msgspec.structs.replace(job, align=Align(text=text)) for text in (False, True)]
-    first, second = (compared.shared_terms(of, "a", of.cast(), "train") for of in jobs)
+    first, second = (compared.shared_terms(of, "a", of.roles(), "train") for of in jobs)
     assert [name for name in first if first[name] != second[name]] == ["align"]
     assert second["align"].endswith("text true")

@@ -66,10 +66,10 @@ def test_a_record_has_what_its_party_has_seen(tmp_path: Path, monkeypatch: pytes
     assert [file.name for file in files] == ["bank.record", "shop.record"]
     bank, shop = (read_record(file) for file in files)
     X, y = real_table("binary")
-    np.testing.assert_array_equal(bank.seat.data.table.matrix(), X.iloc[:, :6].to_numpy(np.float32))
-    np.testing.assert_array_equal(bank.seat.data.y, y)
-    assert shop.seat.data.table.schema.names == tuple(X.columns[6:])
-    assert not len(shop.seat.data.y)  # its record has no more than it knows
+    np.testing.assert_array_equal(bank.inputs.data.table.matrix(), X.iloc[:, :6].to_numpy(np.float32))
+    np.testing.assert_array_equal(bank.inputs.data.y, y)
+    assert shop.inputs.data.table.schema.names == tuple(X.columns[6:])
+    assert not len(shop.inputs.data.y)  # its record has no more than it knows
     assert {"TreeStart", "SumsRequest", "SplitRequest"} <= {entry.step for entry in shop.transcript.entries}
     sent = [entry.content for entry in bank.transcript.entries if entry.step == "TreeStart"]
     came = [entry.content for entry in shop.transcript.entries if entry.step == "TreeStart"]

@@ -15,19 +15,19 @@ from typing import Any
 from treaty.systems import find_system
 from treaty.systems.alignment.roles import disclosures as of_alignment
 from treaty.systems.options import names_of
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
-COLUMNS = Cast("bank", {"bank": "active", "shop": "passive", "lab": "passive"}, ["bank", "shop", "lab"])
-TWO = Cast("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
-DEALT = Cast("bank", {**COLUMNS.roles, "dealer": "dealer"}, COLUMNS.owners)
-COORDINATED = Cast("bank", {**COLUMNS.roles, "referee": "coordinator"}, COLUMNS.owners)
-COORDINATED_TWO = Cast("bank", {**TWO.roles, "referee": "coordinator"}, TWO.owners)
+COLUMNS = Roles("bank", {"bank": "active", "shop": "passive", "lab": "passive"}, ["bank", "shop", "lab"])
+TWO = Roles("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
+DEALT = Roles("bank", {**COLUMNS.roles, "dealer": "dealer"}, COLUMNS.owners)
+COORDINATED = Roles("bank", {**COLUMNS.roles, "referee": "coordinator"}, COLUMNS.owners)
+COORDINATED_TWO = Roles("bank", {**TWO.roles, "referee": "coordinator"}, TWO.owners)
 HOLDERS = ["north", "south", "east", "west"]
-ROWS = Cast("north", dict.fromkeys(HOLDERS, "member") | {"north": "leader"}, HOLDERS)
-ROWS_OF_TWO = Cast("north", {"north": "leader", "south": "member"}, ["north", "south"])
-APART = Cast("server", {"server": "leader", "north": "member", "south": "member"}, ["north", "south"])
-CROWD = Cast("server", {"server": "server", "edge0": "edge", "edge1": "edge", "edge2": "edge"}, [])
-CROWD_OF_FIVE = Cast("server", {"server": "server", **{f"edge{k}": "edge" for k in range(5)}}, [])
+ROWS = Roles("north", dict.fromkeys(HOLDERS, "member") | {"north": "leader"}, HOLDERS)
+ROWS_OF_TWO = Roles("north", {"north": "leader", "south": "member"}, ["north", "south"])
+APART = Roles("server", {"server": "leader", "north": "member", "south": "member"}, ["north", "south"])
+CROWD = Roles("server", {"server": "server", "edge0": "edge", "edge1": "edge", "edge2": "edge"}, [])
+CROWD_OF_FIVE = Roles("server", {"server": "server", **{f"edge{k}": "edge" for k in range(5)}}, [])
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Case:
     """Options by name, own and common ones; who takes part; and what the part of the model at hand says."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
-    cast: Cast = COLUMNS
+    roles: Roles = COLUMNS
     part: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.given.items()) or "defaults"
         part = "" if self.part is None else "; " + ", ".join(f"{k}: {v}" for k, v in self.part.items())
-        return f"{shown}; {' '.join(self.cast.roles)}{part}"
+        return f"{shown}; {' '.join(self.roles.of)}{part}"
 
 
 CASES: dict[str, list[Case]] = {
@@ -96,9 +96,9 @@ CASES: dict[str, list[Case]] = {
         Case({"epsilon": float("inf"), "mode": "paper"}),
     ],
     "federboost-horizontal": [
-        Case(cast=ROWS),
-        Case(cast=ROWS, part={"spent": "groups of 7 rows were parted"}),
-        Case(cast=APART),
+        Case(roles=ROWS),
+        Case(roles=ROWS, part={"spent": "groups of 7 rows were parted"}),
+        Case(roles=APART),
         Case({"base_score": 0.1}, ROWS),
         Case({"min_child_samples": 5}, ROWS),
         Case({"dropout": "accept"}, ROWS),
@@ -109,9 +109,9 @@ CASES: dict[str, list[Case]] = {
         Case({"mode": "paper"}, APART),
     ],
     "fedxgb": [
-        Case(cast=CROWD),
-        Case(cast=CROWD, part={"spent": "groups of 7 rows were parted"}),
-        Case(cast=CROWD_OF_FIVE),
+        Case(roles=CROWD),
+        Case(roles=CROWD, part={"spent": "groups of 7 rows were parted"}),
+        Case(roles=CROWD_OF_FIVE),
         Case({"comparison": "additive"}, CROWD),
         Case({"base_score": 0.1}, CROWD),
         Case({"max_queries": 50}, CROWD),
@@ -124,9 +124,9 @@ CASES: dict[str, list[Case]] = {
         Case({"mode": "paper", "allow_insecure": True, "expose": "nothing"}, CROWD),
     ],
     "quasi-newton": [
-        Case(cast=COORDINATED),
-        Case(cast=COORDINATED_TWO),
-        Case(cast=COORDINATED, part={"encryption": "lattice", "alone": {"bank": 0, "shop": 1, "lab": 7}}),
+        Case(roles=COORDINATED),
+        Case(roles=COORDINATED_TWO),
+        Case(roles=COORDINATED, part={"encryption": "lattice", "alone": {"bank": 0, "shop": 1, "lab": 7}}),
         Case({"encryption": "ou"}, COORDINATED),
         Case({"encryption": "ou"}, COORDINATED_TWO),
         Case({"coordinator": False}, TWO),
@@ -146,7 +146,7 @@ CASES: dict[str, list[Case]] = {
         Case({"standard_errors": True, "encryption": "ou"}, COORDINATED),
         Case({"standard_errors": True}, COORDINATED_TWO, {"encryption": "lattice", "alone": {"bank": 0, "shop": 1}}),
     ],
-    "sgd": [Case(cast=COORDINATED), Case({"coordinator": False}, TWO)],
+    "sgd": [Case(roles=COORDINATED), Case({"coordinator": False}, TWO)],
 }
 
 OF_ALIGNMENT: list[dict[str, Any]] = [
@@ -183,7 +183,7 @@ def learned(name: str, case: Case) -> dict[str, list[str]]:
             }
         )
     )
-    return system.disclosures(case.cast, own, checked, part)
+    return system.disclosures(case.roles, own, checked, part)
 
 
 def told() -> Iterator[tuple[str, list[tuple[str, dict[str, list[str]]]]]]:

@@ -20,9 +20,9 @@ from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, checkpoint_file
-from treaty.runs.threads import Run, RunRecord, play, predicting_cast, train_in_threads
+from treaty.runs.threads import Run, RunRecord, play, predicting_roles, train_in_threads
 from treaty.systems.options import names_of
-from treaty.systems.system import Cast, LabelledRows, Program, Seat, System, cast_of
+from treaty.systems.system import LabelledRows, Program, RoleInput, Roles, System, roles_of
 from treaty.systems.vertical.online import Asked
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -64,68 +64,68 @@ def settings(system: System, played: Played) -> tuple[Any, Any]:
 def routes(system: System, played: Played, folder: Path) -> dict[str, set[Route]]:
     """Play a training of the system, then all that can be done with its model; return the routes of each."""
     options, common = settings(system, played)
-    cast = _cast(system, options, played.owners)
-    tables, y = _rows(system, cast, common)
-    train = partial(_train, system, (options, common), cast, tables, y, played, folder)
+    roles = _cast(system, options, played.owners)
+    tables, y = _rows(system, roles, common)
+    train = partial(_train, system, (options, common), roles, tables, y, played, folder)
     records = [train({})]
     if played.resumes:
-        keepers = {name: Keeper(checkpoint_file(folder, name), resume=True, party=name) for name in cast.roles}
+        keepers = {name: Keeper(checkpoint_file(folder, name), resume=True, party=name) for name in roles.of}
         records += [train(keepers), train(keepers)]
-    found = {"train": routes_of(records, cast.roles)}
+    found = {"train": routes_of(records, roles.of)}
     if system.split != "columns" or not played.predicts:
         return found
-    parts = {name: records[-1].results[name] for name in cast.owners}
+    parts = {name: records[-1].results[name] for name in roles.owners}
     for phase, programs in (("predict", system.predict), ("explain", system.explain), ("online", system.online)):
         if programs and not (phase in ("explain", "online") and getattr(options, "hides_decisions", False)):
-            cast_after = predicting_cast(cast.active, cast.owners)
-            record = _predict(system, programs, (options, common), cast_after, parts, tables)
-            found[phase] = routes_of([record], cast_after.roles)
+            roles_after = predicting_roles(roles.active, roles.owners)
+            record = _predict(system, programs, (options, common), roles_after, parts, tables)
+            found[phase] = routes_of([record], roles_after.of)
     return found
 
 
-def _cast(system: System, options: Any, owners: int) -> Cast:
+def _cast(system: System, options: Any, owners: int) -> Roles:
     names = [f"party{number}" for number in range(owners or 2)]
     while True:
         try:
-            return cast_of(system, names, None, options)
+            return roles_of(system, names, None, options)
         except ConfigError:  # too few
             if owners or len(names) > 32:
                 raise
             names.append(f"party{len(names)}")
 
 
-def _rows(system: System, cast: Cast, common: Any) -> tuple[dict[str, Table], np.ndarray]:
+def _rows(system: System, roles: Roles, common: Any) -> tuple[dict[str, Table], np.ndarray]:
     """Return a table of every party that shows columns, and labels that hang on them."""
     rng = np.random.default_rng(0)
     names = ("x",) if system.common.table == "regression" else ("a", "b")
-    who = {*cast.owners, *cast.having(*system.shows_columns)}
+    who = {*roles.owners, *roles.having(*system.shows_columns)}
     tables = {
         name: Table(
             Schema(names, (None,) * len(names)), [rng.normal(size=N_ROWS).astype(np.float32) for _ in names], N_ROWS
         )
         for name in sorted(who)
     }
-    total = sum(tables[name].columns[0] for name in cast.owners)
+    total = sum(tables[name].columns[0] for name in roles.owners)
     if getattr(common, "family", "") == "multiclass":
         return tables, np.digitize(total, [-0.5, 0.5]).astype(np.float64)
     return tables, (total > 0).astype(np.float64)
 
 
 def _train(
-    system: System, settings: tuple[Any, Any], cast: Cast, tables: dict[str, Table], y: np.ndarray, played: Played,
+    system: System, settings: tuple[Any, Any], roles: Roles, tables: dict[str, Table], y: np.ndarray, played: Played,
     folder: Path, keepers: dict[str, Keeper],
 ) -> RunRecord:  # fmt: skip
     none, weight = np.zeros(0), np.linspace(0.5, 1.5, N_ROWS) if played.weighted else None
-    labelled = cast.owners if system.split == "rows" else [cast.active]
+    labelled = roles.owners if system.split == "rows" else [roles.active]
     data = {
         name: LabelledRows(table, y if name in labelled else none, weight if name in labelled else None)
         for name, table in tables.items()
     }
-    watching = cast.owners if system.split == "columns" else [cast.active]
+    watching = roles.owners if system.split == "columns" else [roles.active]
     watched = {name: tables[name] for name in watching if name in tables}
     number = system.common.table == "regression" and settings[1].family in ("linear", "poisson")
     run = Run(
-        system=system, options=settings[0], common=settings[1], cast=cast, data=data,
+        system=system, options=settings[0], common=settings[1], roles=roles, data=data,
         classes=None if number else sorted(set(y.tolist())), eval_sets=[(watched, y)] if played.evals else [],
         n_jobs=1, store=folder if played.resumes else None,
     )  # fmt: skip
@@ -133,24 +133,24 @@ def _train(
 
 
 def _predict(
-    system: System, programs: Mapping[str, Program], settings: tuple[Any, Any], cast: Cast, parts: Mapping[str, Any],
+    system: System, programs: Mapping[str, Program], settings: tuple[Any, Any], roles: Roles, parts: Mapping[str, Any],
     tables: Mapping[str, Table],
 ) -> RunRecord:  # fmt: skip
     def asked() -> Iterator[Asked | None]:
-        table = tables[cast.active]
+        table = tables[roles.active]
         yield Asked(np.arange(2, dtype=np.int32), Table(table.schema, [c[:2] for c in table.columns], 2), list)
 
     def program(party: Party) -> Any:
-        seat = Seat(
-            party=party, options=settings[0], common=settings[1], cast=cast, part=parts[party.name], threads=1,
+        inputs = RoleInput(
+            party=party, options=settings[0], common=settings[1], roles=roles, part=parts[party.name], threads=1,
             data=LabelledRows(tables[party.name], np.zeros(0)), alone=False,
-            requests=asked() if party.name == cast.active else None,
+            requests=asked() if party.name == roles.active else None,
         )  # fmt: skip
-        return programs[cast.roles[party.name]](seat)
+        return programs[roles.of[party.name]](inputs)
 
-    links = system.links(cast, settings[0])
+    links = system.links(roles, settings[0])
     with patch.object(Transcript, "clear"):  # parties that predict row by row forget what they sent
-        return play(dict.fromkeys(cast.roles, program), links, job="predict", protocol=system.name, timeout=20.0)
+        return play(dict.fromkeys(roles.of, program), links, job="predict", protocol=system.name, timeout=20.0)
 
 
 def routes_of(records: list[RunRecord], roles: Mapping[str, str]) -> set[Route]:

@@ -20,7 +20,7 @@ from treaty.systems import find_system
 from treaty.systems.alignment.told import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, cast_of
+from treaty.systems.system import Roles, roles_of
 from treaty.systems.vertical.links import Link, Measured, measure
 
 FACTOR, SMALL = 1.3, 40_000
@@ -70,8 +70,8 @@ def expected_of(kind: Any, tables: dict, rows: int, common: dict[str, Any]) -> d
     slots = columns
     if isinstance(given, BoostingOptions):
         slots = {name: int(fit_bins(table, given.most_bins, 1).offsets[-1]) for name, table in tables.items()}
-    cast = cast_of(system, list(tables), None, own)
-    return system.expected(cast, own, given, Shape(rows=rows, columns=columns, slots=slots)).sent
+    roles = roles_of(system, list(tables), None, own)
+    return system.expected(roles, own, given, Shape(rows=rows, columns=columns, slots=slots)).sent
 
 
 EPOCHS = {"max_iter": 3, "tol": 0.0, "batch_size": 500}
@@ -140,8 +140,8 @@ def test_bytes_are_as_expected_where_rows_are_split(name: str, rows: int, column
 def test_bytes_of_an_alignment_are_as_expected(psi: Any, ids: int) -> None:
     lists = {name: list(range(ids)) for name in ("a", "b", "c")}
     found = traffic_of(run_alignment(lists, psi=psi, batch=1 << 14).transcripts.values()).totals
-    expected, cast = Expected(), Cast("a", dict.fromkeys(lists, "passive"), list(lists))
-    add_alignment(expected, cast, psi, Shape(rows=ids, columns={}, slots={}))
+    expected, roles = Expected(), Roles("a", dict.fromkeys(lists, "passive"), list(lists))
+    add_alignment(expected, roles, psi, Shape(rows=ids, columns={}, slots={}))
     compare(expected.sent, {tuple(pair.split(" -> ")): total["bytes"] for pair, total in found.items()})
 
 
@@ -151,8 +151,8 @@ def test_deeper_trees_more_trees_rows_and_columns_take_more_of_everything() -> N
         own = treaty.SecureBoost(encryption="lattice", **OPEN)
         given = BoostingOptions(**common).checked(own)
         sizes, slots = dict.fromkeys(("a", "b"), columns), dict.fromkeys(("a", "b"), 65 * columns)
-        cast = cast_of(system, ["a", "b"], None, own)
-        return system.expected(cast, own, given, Shape(rows=rows, columns=sizes, slots=slots))
+        roles = roles_of(system, ["a", "b"], None, own)
+        return system.expected(roles, own, given, Shape(rows=rows, columns=sizes, slots=slots))
 
     plain = of()
     for more in (of(rows=200_000), of(columns=20), of(n_estimators=100), of(max_depth=6)):

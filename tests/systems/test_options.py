@@ -23,7 +23,7 @@ from treaty.systems import ESTIMATORS, OPTIONS, SYSTEMS, find_system, option_cla
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import converted, given, names_of, place_of, public_terms
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import cast_of
+from treaty.systems.system import roles_of
 
 REGRESSIONS = ESTIMATORS["logistic"]
 
@@ -186,11 +186,11 @@ def test_keys_for_tests_need_consent_and_are_in_what_is_learned(options, common)
     options.allow_insecure = True
     options.check(common)
     system = find_system(options.system)
-    cast = cast_of(system, ["bank", "shop"], "bank", options)
-    learned = system.disclosures(cast, options, common, None)
-    assert all("the key, which is for tests alone: 512 bits" in " ".join(learned[name]) for name in cast.owners)
+    roles = roles_of(system, ["bank", "shop"], "bank", options)
+    learned = system.disclosures(roles, options, common, None)
+    assert all("the key, which is for tests alone: 512 bits" in " ".join(learned[name]) for name in roles.owners)
     options.insecure_test_key_bits = None
-    assert "for tests alone" not in str(system.disclosures(cast, options, common, None))
+    assert "for tests alone" not in str(system.disclosures(roles, options, common, None))
 
 
 def test_parties_agree_on_all_options_but_those_of_the_active_party():

@@ -105,10 +105,10 @@ def audit(model: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Audit
 
 def _true_labels(views: Mapping[str, View], y: Any) -> Floats | None:
     """Return labels as they were before they were randomised, if they were: class numbers (n_rows,); else None."""
-    seat = next(view.seat for view in views.values() if view.is_active)
-    if seat.options.label_epsilon is None or seat.classes is None:
+    inputs = next(view.inputs for view in views.values() if view.is_active)
+    if inputs.options.label_epsilon is None or inputs.classes is None:
         return None
-    return np.searchsorted(np.asarray(seat.classes), np.asarray(y)).astype(np.float64)
+    return np.searchsorted(np.asarray(inputs.classes), np.asarray(y)).astype(np.float64)
 
 
 def findings(views: Mapping[str, View], *, by_row: bool, targets: Floats | None = None) -> list[Finding]:

@@ -73,9 +73,9 @@ def hidden_numbers(view: View) -> tuple[Int32s, Floats]:
 
     Of trees with samples of rows the first alone is read; of long tables the rows that came in first messages.
     """
-    assert view.seat.data is not None
+    assert view.inputs.data is not None
     of_first, made = np.empty(0, np.int32), list[Floats]()
-    for rows, numbers in of_messages(view, view.seat.data.table.n_rows):
+    for rows, numbers in of_messages(view, view.inputs.data.table.n_rows):
         of_first = of_first if made else rows
         if np.array_equal(rows, of_first):
             made.append(numbers)
@@ -92,7 +92,7 @@ def of_messages(view: View, n_rows: int) -> Iterator[tuple[Int32s, Floats]]:
     parameters = None
     if setups and setups[0].encryption == "lattice":
         *bounds, nodes = unpack(setups[0].payload, view.party, "Setup")[0].tolist()
-        parameters = sums_parameters(SumsBounds(*bounds), view.seat.options.ciphers.sealed, nodes)
+        parameters = sums_parameters(SumsBounds(*bounds), view.inputs.options.ciphers.sealed, nodes)
     for entry in received:
         match entry.step:
             case "TreeStart" if cipher is not None:  # of many rows the first ones

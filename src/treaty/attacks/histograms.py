@@ -21,7 +21,7 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
     """Invert the histograms of a binary classifier's trees."""
     recording = view.recorded.recording
     bins, y = recording.bins, truth.targets.astype(np.int64)
-    if not recording.trees or bins is None or view.seat.n_classes != 2 or len(y) > MOST_ROWS:
+    if not recording.trees or bins is None or view.inputs.n_classes != 2 or len(y) > MOST_ROWS:
         return
     codes, offsets = truth.all_codes(bins), bins.offsets
     if codes is None:

@@ -41,9 +41,12 @@ Trees = list[list[list[SmmNode]]]
 
 def attack(view: View, truth: Truth) -> Iterator[Finding]:
     """Find labels at passive parties, and passive parties' bins at the active one."""
-    if not isinstance(view.seat.options, FedXGBoostSMM) or view.party not in {view.seat.cast.active, *truth.owners}:
+    if not isinstance(view.inputs.options, FedXGBoostSMM) or view.party not in {
+        view.inputs.roles.active,
+        *truth.owners,
+    }:
         return
-    n_rows, active = len(truth.labels), view.seat.cast.active
+    n_rows, active = len(truth.labels), view.inputs.roles.active
     if view.is_active:
         for owner in [name for name in truth.owners if name != active]:
             yield bins_finding(view, truth, owner, products_from_transcript(view.recorded.transcript, owner, n_rows))

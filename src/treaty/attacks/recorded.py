@@ -35,15 +35,15 @@ def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], list[str]
         if view.party in views:
             raise ConfigError(f"expected one record of each party, got another of {view.party} - at {file}")
         views[view.party] = view
-    first = next(iter(views.values())).seat
-    ids = {view.seat.model_id for view in views.values() if view.seat.model_id}
+    first = next(iter(views.values())).inputs
+    ids = {view.inputs.model_id for view in views.values() if view.inputs.model_id}
     if len(ids) > 1:
         raise ConfigError(
             f"expected records of one training, got those of {len(ids)} - at {', '.join(map(str, files))}"
         )
     by_row = next(iter(views.values())).by_row
-    missing = [name for name in first.cast.owners if name not in views]
-    needed = missing if by_row else [first.cast.active] if first.cast.active in missing else []
+    missing = [name for name in first.roles.owners if name not in views]
+    needed = missing if by_row else [first.roles.active] if first.roles.active in missing else []
     if needed:
         raise ConfigError(
             f"nothing can be scored without the record of {', '.join(needed)}: a rehearsal with made-up or public rows "

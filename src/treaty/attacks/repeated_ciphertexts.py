@@ -104,11 +104,11 @@ def attack(view: View, truth: Truth) -> Iterator[Finding]:
 def keyed_cipher(view: View, entries: Sequence[Entry]) -> KeyedCipher | None:
     """Return the cipher of a party's messages; None where it has no key, or a ciphertext for each row and node."""
     setups = [content_of(entry, Setup) for entry in entries if entry.step == Setup.__name__]
-    if not setups or setups[0].encryption not in ("ou", "paillier") or view.seat.options.ciphers.blind:
+    if not setups or setups[0].encryption not in ("ou", "paillier") or view.inputs.options.ciphers.blind:
         return None
     numbers, stated = unpack(setups[0].payload, view.party, "Setup")
     kind = okamoto_uchiyama.PublicKey if setups[0].encryption == "ou" else paillier.PublicKey
-    key = kind.from_payload([numbers, stated[3:]], view.seat.options.ciphers.insecure_test_key_bits)
+    key = kind.from_payload([numbers, stated[3:]], view.inputs.options.ciphers.insecure_test_key_bits)
     return KeyedCipher(
         Packing(SumsBounds(*stated[:3].tolist()), key.plaintext_bits),
         key.modulus.value,

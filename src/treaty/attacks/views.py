@@ -17,34 +17,34 @@ from treaty.data.binning import Bins, fit_bins
 from treaty.privacy.clustering import attack_auc
 from treaty.runs.threads import Recorded
 from treaty.systems import SYSTEMS, find_system
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one party of a training has: its seat, with its own rows, its messages, what it opened, and its part."""
+    """What one party of a training has: its inputs, with its own rows, its messages, what it opened, and its part."""
 
     recorded: Recorded
 
     @property
     def party(self) -> str:
         """Its name."""
-        return self.recorded.seat.party.name
+        return self.recorded.inputs.party.name
 
     @property
-    def seat(self) -> Seat:
+    def inputs(self) -> RoleInput:
         """Its own rows and the options that all parties know."""
-        return self.recorded.seat
+        return self.recorded.inputs
 
     @property
     def is_active(self) -> bool:
         """Whether it leads the training."""
-        return self.party == self.seat.cast.active
+        return self.party == self.inputs.roles.active
 
     @property
     def by_row(self) -> bool:
         """Whether parties have rows of their own, and not columns."""
-        named = self.seat.options.system
+        named = self.inputs.options.system
         return any(find_system(named, model).split == "rows" for model, of in SYSTEMS.items() if named in of)
 
     def steps(self, *kinds: type[msgspec.Struct]) -> bool:
@@ -62,11 +62,14 @@ class Truth:
 
     def __init__(self, views: Mapping[str, View], *, by_row: bool, targets: Floats | None = None) -> None:
         self._targets = targets
-        self._data = {name: view.seat.data for name, view in views.items() if view.seat.data is not None}
+        self._data = {name: view.inputs.data for name, view in views.items() if view.inputs.data is not None}
         self._data = {name: data for name, data in self._data.items() if data.table.n_rows}
-        seat = next(iter(views.values())).seat
-        self._active, self._max_bin = seat.cast.active, seat.common.max_bin if hasattr(seat.common, "max_bin") else 256
-        self._classes = next((view.seat.classes for view in views.values() if view.seat.classes is not None), None)
+        inputs = next(iter(views.values())).inputs
+        self._active, self._max_bin = (
+            inputs.roles.active,
+            inputs.common.max_bin if hasattr(inputs.common, "max_bin") else 256,
+        )
+        self._classes = next((view.inputs.classes for view in views.values() if view.inputs.classes is not None), None)
         self.by_row = by_row
         self.given = {name: view.recorded.recording.given for name, view in views.items()}
 

@@ -68,7 +68,7 @@ def check(
         _show(finding)
     if not own[0].fine:  # who talks to whom is not known
         raise typer.Exit(2)
-    say_learned(learned_by(described, described.cast()))
+    say_learned(learned_by(described, described.roles()))
     with ExitStack() as held:
         own.append(_listen(described, party, held))
         _show(own[-1])

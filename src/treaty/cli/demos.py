@@ -32,7 +32,7 @@ from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.roles import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.pooled.options import BoostingOptions, Pooled
-from treaty.systems.system import System, cast_of
+from treaty.systems.system import System, roles_of
 
 _ID, _LABEL = "treaty demo id", "treaty demo label"
 _USERS_OF_EDGE = 4
@@ -211,7 +211,7 @@ def _by_row(
     columns, y = data
     among_users = "user" in system.train
     names = [f"user{k + 1}" for k in range(_USERS_OF_EDGE * parties)] if among_users else ORGANISATIONS[:parties]
-    cast = cast_of(system, list(names), None, options)  # refused before anything is printed
+    roles = roles_of(system, list(names), None, options)  # refused before anything is printed
     train, test = _split(y)
     if len(train) < len(names):
         raise ConfigError(f"expected a row for each of {len(names)} users, got {len(train)} rows to train on")
@@ -220,8 +220,8 @@ def _by_row(
     )
     own = {name: (columns.take(train[index]), y[train[index]]) for name, index in zip(names, dealt, strict=True)}
     if among_users:
-        for edge in cast.having("edge"):
-            console.print(f"  {edge:<12} {', '.join(user for user in names if cast.edges[user] == edge)}")
+        for edge in roles.having("edge"):
+            console.print(f"  {edge:<12} {', '.join(user for user in names if roles.edges[user] == edge)}")
         sizes = [len(labels) for _, labels in own.values()]
         console.print(f"  each user has {min(sizes)} to {max(sizes)} rows, {columns.num_columns} columns + the label")
     else:
@@ -461,7 +461,7 @@ def _bytes_by_pair(model: Any) -> Grid:
 
 def _bytes_by_role(scenario: Scenario, system: System) -> Grid:
     """Return what each role sent to each: of all its parties together, and of one on average."""
-    roles = cast_of(system, list(scenario.given[0]), None, scenario.model.protocol).roles
+    roles = roles_of(system, list(scenario.given[0]), None, scenario.model.protocol).of
     members = {role: sum(other == role for other in roles.values()) for role in roles.values()}
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for pair, totals in scenario.model.communication_.items():

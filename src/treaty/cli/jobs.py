@@ -33,7 +33,7 @@ from treaty.runs.party import (
 from treaty.runs.processes import FROM_PARENT, job_of_parent, run_all
 from treaty.runs.progress import TrainingBar, check_writable, phases_bar
 from treaty.runs.report import load_reports, service_report_file
-from treaty.runs.serving import serve_party, service_cast
+from treaty.runs.serving import serve_party, service_roles
 
 logger = logging.getLogger(__name__)
 console = Console(markup=False)
@@ -85,11 +85,11 @@ def train(
 
 def _train(job: Job, party: str, *, resume: bool, bars: bool) -> None:
     """Train as one party, and say what it has and wrote."""
-    cast = check_training(job, party, resume=resume)
+    roles = check_training(job, party, resume=resume)
     with TrainingBar(party, job.settings()[1].most_rounds, shown=bars) as bar:
         part = train_party(job, party, bar, resume=resume, phase=bar.phase)
     if part is None:
-        _tell(f"{party}: took part, and has no part of the model ({cast.roles[party]})")
+        _tell(f"{party}: took part, and has no part of the model ({roles.of[party]})")
     else:
         _tell(f"{party}: {part.summary()}")
     if getattr(part, "choice", ""):
@@ -210,10 +210,10 @@ def _file_of(path: Path, party: str) -> Path:
 
 def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
     """Predict each party's own rows on this machine: with the model alone where they have it, else by its service."""
-    cast = service_cast(job)
-    if cast is not None:
-        arguments = {name: ["--output", str(_file_of(path, name).resolve()), *log] for name in cast.roles}
-        run_all(job, "predict", arguments=arguments, service=cast, relay=_tell)
+    roles = service_roles(job)
+    if roles is not None:
+        arguments = {name: ["--output", str(_file_of(path, name).resolve()), *log] for name in roles.of}
+        run_all(job, "predict", arguments=arguments, service=roles, relay=_tell)
         return
     names = [name for name in owners_of_model(job) if job.parties[name].predict_table]
     if not names:
@@ -224,19 +224,19 @@ def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
 
 def _predict_own_rows(job: Job, party: str, path: Path, *, bars: bool) -> None:
     """Predict a party's own rows: with the model alone where it has that, else with others, by its service."""
-    cast = service_cast(job)
-    if cast is None or (party == job.active and job.parties[party].predict_table):
+    roles = service_roles(job)
+    if roles is None or (party == job.active and job.parties[party].predict_table):
         _predict_alone(job, party, path)
-    if cast is None:
+    if roles is None:
         return
-    check_writable([path.parent] if party in cast.owners else [])
+    check_writable([path.parent] if party in roles.owners else [])
     with phases_bar(party, shown=bars) as phase:
-        found = serve_party(job, party, cast, phase)
+        found = serve_party(job, party, roles, phase)
     if found is not None:
         _write(party, path, found.columns())
         return
     report = service_report_file(job, party)
-    _tell(f"{party}: {cast.roles[party]} of a prediction for users; wrote {report}")
+    _tell(f"{party}: {roles.of[party]} of a prediction for users; wrote {report}")
 
 
 def _predict_alone(job: Job, party: str, path: Path) -> None:

@@ -34,7 +34,7 @@ from treaty.runs.threads import Recorded, Run
 from treaty.systems import ESTIMATORS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, called_here, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import LabelledRows, System, cast_of
+from treaty.systems.system import LabelledRows, System, roles_of
 from treaty.trees.metrics import as_text
 
 _SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".txt", ".model", ".part", ".onnx"}
@@ -311,7 +311,7 @@ class TableEstimator(BaseEstimator):
         data = {name: LabelledRows(table, labels if name == active else none) for name, table in tables.items()}
         data[active] = LabelledRows(tables[active], labels, weight)
         return Run(
-            system=system, options=own, common=common, cast=cast_of(system, list(tables), active, own), data=data,
+            system=system, options=own, common=common, roles=roles_of(system, list(tables), active, own), data=data,
             classes=classes, n_jobs=self.n_jobs,
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import why_no_split
-from treaty.systems.system import LabelledRows, System, cast_of
+from treaty.systems.system import LabelledRows, System, roles_of
 from treaty.trees.boosting import Forest
 from treaty.trees.metrics import check_watched
 
@@ -229,7 +229,7 @@ class BoostedTrees(TrainedTrees):
     def _warn_of_trees(self, forest: Forest, run: Run) -> None:
         """Warn of a model that predicts the same for all rows, with the reason, and of a training loss that rose."""
         by_row = run.system.split == "rows"
-        rows = [run.data[name] for name in (run.cast.owners if by_row else [run.cast.active])]
+        rows = [run.data[name] for name in (run.roles.owners if by_row else [run.roles.active])]
         table = None if by_row else side_by_side({name: of.table for name, of in run.data.items()})
         reason = why_no_split(forest, run.common, rows, table, noise=run.options.adds_noise)
         for warning in filter(None, (reason, forest.diverged)):
@@ -281,10 +281,10 @@ class BoostedTrees(TrainedTrees):
             raise ConfigError(
                 f"expected active to be the name of a participant or of a party without data, got {self.active!r}"
             )
-        cast = cast_of(system, list(rows), self.active, own)
-        if self.active not in (None, cast.active):
+        roles = roles_of(system, list(rows), self.active, own)
+        if self.active not in (None, roles.active):
             raise ConfigError(
-                f"protocol {system.name!r} has a server, which fit plays and calls {cast.active!r}: expected "
+                f"protocol {system.name!r} has a server, which fit plays and calls {roles.active!r}: expected "
                 f"active=None, got {self.active!r}"
             )
         validate_data(self, shown(X[next(iter(rows))][0]), reset=True, skip_check_array=True)
@@ -301,11 +301,13 @@ class BoostedTrees(TrainedTrees):
             name: LabelledRows(of.table, of_own, self._class_weights(settings, of_own, of.weight))
             for (name, of), of_own in zip(rows.items(), np.split(target, ends[:-1]), strict=True)
         }
-        data |= {name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in cast.having(*system.shows_columns)}
-        watched = self._eval_sets(eval_set, cast.active, classes, common.metrics)
-        evals = [({cast.active: of[ALONE]}, of_set) for of, of_set in watched]
+        data |= {
+            name: no_rows(self.schemas_[ALONE], len(classes or ())) for name in roles.having(*system.shows_columns)
+        }
+        watched = self._eval_sets(eval_set, roles.active, classes, common.metrics)
+        evals = [({roles.active: of[ALONE]}, of_set) for of, of_set in watched]
         return Run(
-            system=system, options=own, common=common, cast=cast, data=data, classes=classes, eval_sets=evals,
+            system=system, options=own, common=common, roles=roles, data=data, classes=classes, eval_sets=evals,
             n_jobs=self.n_jobs,
         )  # fmt: skip
 

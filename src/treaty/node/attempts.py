@@ -18,7 +18,7 @@ from treaty.node.notes import View
 from treaty.node.proposals import Proposal, name_of
 from treaty.node.store import FINAL, JobRow
 from treaty.runs.job import Job
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 ASKED_FOR = 30.0
 """Seconds that others have to say that they are ready."""
@@ -40,7 +40,7 @@ class Standing:
     row: JobRow
     proposal: Proposal
     job: Job
-    cast: Cast
+    roles: Roles
     asks: int = 0
     ready: int = 0
     runs: int = 0
@@ -84,13 +84,13 @@ class Standing:
     @cached_property
     def needed(self) -> list[str]:
         """The other parties without which an attempt cannot begin."""
-        absent = self.job.system.may_be_absent(self.cast, self._options)
-        return [party for party in self.others if party in self.cast.roles and party not in absent]
+        absent = self.job.system.may_be_absent(self.roles, self._options)
+        return [party for party in self.others if party in self.roles.of and party not in absent]
 
     @cached_property
     def peers(self) -> list[str]:
         """The parties that this one talks to in an attempt; none where it takes no part."""
-        return self.job.system.links(self.cast, self._options).get(self.name, [])
+        return self.job.system.links(self.roles, self._options).get(self.name, [])
 
     @cached_property
     def linked(self) -> list[str]:
@@ -100,7 +100,7 @@ class Standing:
     @cached_property
     def spared(self) -> list[str]:
         """The parties without which an attempt goes on."""
-        return self.job.system.may_lose(self.cast, self._options)
+        return self.job.system.may_lose(self.roles, self._options)
 
     @cached_property
     def _options(self) -> Any:
@@ -189,7 +189,7 @@ def _follow(at: Standing, up: Collection[str], *, place: bool) -> Decision:
         if lead.runs == at.ready:
             return "run"
         return "not ready" if lead.asks != at.ready else ""
-    plays = at.name in at.cast.roles  # helpers of a training take no part in a prediction
+    plays = at.name in at.roles.of  # helpers of a training take no part in a prediction
     if plays and lead.asks > max(at.ended, at.row.attempt) and place and all(peer in up for peer in at.linked):
         return "be ready"
     return ""

@@ -24,7 +24,7 @@ from treaty.node.forgetting import is_forgotten, keeps_part
 from treaty.node.identity import Own, sign, trusted
 from treaty.node.notes import Proposed, View, Wanted
 from treaty.node.policy import Verdict, over_budget
-from treaty.node.proposals import Proposal, cast_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
+from treaty.node.proposals import Proposal, roles_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.node.verdicts import Verdicts, checked, verdict_on
@@ -117,7 +117,7 @@ class Jobs:
         try:
             proposal = msgspec.json.decode(row.proposal, type=Proposal)
             job = proposal.described()
-            cast = cast_of(job, proposal.verb)
+            roles = roles_of(job, proposal.verb)
         except (TreatyError, msgspec.MsgspecError) as error:  # proposed under another version of Treaty
             self.end(row.id, "failed", f"this version of Treaty cannot play it: {error}")
             return
@@ -127,7 +127,7 @@ class Jobs:
             if row.state == "running":  # what its process said last was not heard
                 kept = row.attempt if keeps_part(Path(self.settings.folder), row.id, self.name) else 0
             row = self.store.change(row.id, state="waiting", kept=kept, reason="its node was restarted", event=event)
-        at = Standing(self.name, row, proposal, job, cast, ended=row.attempt)
+        at = Standing(self.name, row, proposal, job, roles, ended=row.attempt)
         for encoded in self.store.views(row.id).values():
             with suppress(msgspec.MsgspecError):
                 self._approvals(at, msgspec.msgpack.decode(encoded, type=View).signed)
@@ -166,7 +166,7 @@ class Jobs:
             raise _refused(f"expected a proposal signed by {peer}, got another signature")
         proposal = read_proposal(note.proposal, self.settings.code)
         job = proposal.described()
-        cast = cast_of(job, proposal.verb)
+        roles = roles_of(job, proposal.verb)
         if peer != job.active:
             raise _refused(f"expected a job of {peer} itself, got one of {clean(job.active, 63)}")
         if self.name not in job.parties:
@@ -185,7 +185,7 @@ class Jobs:
         event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.kind}
         if not self.store.add_job(row, event=event):
             return None
-        return Standing(self.name, self.store.job(job_id), proposal, job, cast)
+        return Standing(self.name, self.store.job(job_id), proposal, job, roles)
 
     def wanted(self, peer: str, conversation: Conversation, job: str) -> None:
         """Send a proposal to a party that asks for it: from anybody but the active party it would be refused."""

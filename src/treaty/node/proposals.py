@@ -23,7 +23,7 @@ from treaty.runs.job import Job, Member, check_whole, decoded_job, names_of_code
 from treaty.runs.party import check_explainable, predicting
 from treaty.runs.serving import check_online
 from treaty.systems import SYSTEMS
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 Verb = Literal["train", "predict", "explain", "serve"]
 Kind = Literal[Verb, "check"]
@@ -114,7 +114,7 @@ def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) ->
     """
     job = read_job(file)
     check_shared(job)
-    cast_of(job, verb)
+    roles_of(job, verb)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     proposal = Proposal(
         job=job.encoded().decode(), verb=verb, model=model, submitted=now, nonce=secrets.token_hex(16), trial=trial
@@ -256,7 +256,7 @@ def check_shared(job: Job) -> None:
         )
 
 
-def cast_of(job: Job, verb: Verb) -> Cast:
+def roles_of(job: Job, verb: Verb) -> Roles:
     """Return who plays which role; helpers of a training play none in a prediction.
 
     Raises
@@ -276,7 +276,7 @@ def cast_of(job: Job, verb: Verb) -> Cast:
     reason = job.system.only_simulated(job.settings()[0])
     if reason:
         raise ConfigError(reason)
-    return job.cast() if verb == "train" else predicting(job)
+    return job.roles() if verb == "train" else predicting(job)
 
 
 def check_same(job: Job, training: Job) -> None:

@@ -86,7 +86,7 @@ def local_job(
     if main is not None and verb == "train":
         mine = msgspec.structs.replace(mine, most_recoverable=main.policy.most_recoverable)
     able = job.system.on_clusters(job.settings()[0])
-    if main is not None and verb == "train" and job.cast().roles[name] in able:
+    if main is not None and verb == "train" and job.roles().of[name] in able:
         mine = msgspec.structs.replace(mine, cluster=main.cluster, cluster_workers=main.cluster_workers)
     store = None if main is None else main.store
     if name == job.active and store is not None and getattr(job.settings()[0], "mechanism", None) == "label_rr":

@@ -309,7 +309,7 @@ class Node:
         self.door.close_job(job_id)
         done, trains = event.end == "done", at.proposal.verb == "train"
         numbers = over(at, done=done, kept=keeps_part(self.folder, job_id, self.name) if trains else done)
-        lead, helps = at.views.get(at.active), self.name not in at.cast.owners
+        lead, helps = at.views.get(at.active), self.name not in at.roles.owners
         said = min(lead.rounds, at.row.total) if lead is not None and helps else 0  # a helper's process reports none
         numbers |= counted(at, max(event.done, said), event.answered)
         if done:

@@ -10,7 +10,7 @@ from treaty.errors import TreatyError
 from treaty.node.cards import Card
 from treaty.node.identity import Own
 from treaty.node.policy import Verdict, facts_of, verdict
-from treaty.node.proposals import Verb, cast_of, data_sets
+from treaty.node.proposals import Verb, roles_of, data_sets
 from treaty.node.runner import local_job, tables_of
 from treaty.node.settings import DataSet, Settings
 from treaty.runs.expectations import Sizes
@@ -76,7 +76,7 @@ def checked(
 def learned(job: Job, verb: Verb) -> dict[str, list[str]]:
     """Return what each party, or role, would learn, in words."""
     if verb == "train":
-        return learned_by(job, cast_of(job, verb))
+        return learned_by(job, roles_of(job, verb))
     lines = {party: ["which of its rows are asked for, and when"] for party in job.parties if party != job.active}
     if verb == "serve":
         lines = {party: ["which of the rows that all have are asked for, and when"] for party in lines}

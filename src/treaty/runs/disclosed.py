@@ -16,7 +16,7 @@ from treaty.runs.rows import RowOrder
 from treaty.systems import Model, find_system
 from treaty.systems.alignment.told import TOLD as ALIGNMENT
 from treaty.systems.options import SystemOptions, converted, names_of
-from treaty.systems.system import Cast, System, cast_of
+from treaty.systems.system import Roles, System, roles_of
 from treaty.systems.told import ANY, PLAYED, Lines, Told, lines, sent
 
 OF_RUNS: Lines = lines(
@@ -113,19 +113,19 @@ def disclosures(
     trust([named])
     record = find_system(named, model)
     own, common = _settings(record, system, options)
-    cast = _cast(record, list(parties) if parties else None, own)
+    roles = _cast(record, list(parties) if parties else None, own)
     before = None if align is None else converted(align, Align, "[align]")
-    return _of(record, cast, (own, common), before, record.disclosures(cast, own, common, None))
+    return _of(record, roles, (own, common), before, record.disclosures(roles, own, common, None))
 
 
 def of_job(job: Job) -> Disclosures:
     """Return who would learn what in the training of a job, and in what is done with its model."""
-    cast = job.cast()
-    return _of(job.system, cast, job.settings(), job.align, learned_by(job, cast))
+    roles = job.roles()
+    return _of(job.system, roles, job.settings(), job.align, learned_by(job, roles))
 
 
 def _of(
-    system: System, cast: Cast, settings: tuple[Any, Any], align: Any, learned: Mapping[str, Sequence[str]]
+    system: System, roles: Roles, settings: tuple[Any, Any], align: Any, learned: Mapping[str, Sequence[str]]
 ) -> Disclosures:
     found: dict[str, Lines] = {}
     if align is not None and system.split == "columns":
@@ -155,14 +155,14 @@ def _settings(system: System, given: SystemOptions | str, options: Mapping[str, 
     return own, common
 
 
-def _cast(system: System, parties: list[str] | None, options: Any) -> Cast:
+def _cast(system: System, parties: list[str] | None, options: Any) -> Roles:
     if parties is not None:
-        return cast_of(system, parties, None, options)
+        return roles_of(system, parties, None, options)
     names = ["party1"]
     while True:
         names.append(f"party{len(names) + 1}")
         try:
-            return cast_of(system, names, None, options)
+            return roles_of(system, names, None, options)
         except ConfigError:  # too few
             if len(names) == _MOST_OWNERS:
                 raise

@@ -18,7 +18,7 @@ from treaty.runs.job import Job, store_of
 from treaty.systems.alignment.told import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 from treaty.systems.vertical.cipher_choice import in_words, rounded
 
 ROWS, COLUMNS = 10_000, 10
@@ -93,7 +93,7 @@ class Expectation:
         )
 
 
-def expect(job: Job, cast: Cast, name: str, table: Table | None, told: Sizes | None = None) -> Expectation:
+def expect(job: Job, roles: Roles, name: str, table: Table | None, told: Sizes | None = None) -> Expectation:
     """Return what a training is expected to take at a party with this training table (None: it has none).
 
     `told` are sizes of other parties' tables; those of the rest are taken to be usual ones.
@@ -102,12 +102,12 @@ def expect(job: Job, cast: Cast, name: str, table: Table | None, told: Sizes | N
     """
     told = told or {}
     own, common = job.settings()
-    shape, taken = _shape(job, cast, name, table, common, told)
-    found = _expected(job, cast, own, common, shape)
+    shape, taken = _shape(job, roles, name, table, common, told)
+    found = _expected(job, roles, own, common, shape)
     sent, received = _traffic(found, name)
     span: tuple[float, float] | None = None
     if not job.by_row and table is not None:
-        ends = [_expected(job, cast, own, common, _sized(shape, name, told, size, common)) for size in (LEAST, MOST)]
+        ends = [_expected(job, roles, own, common, _sized(shape, name, told, size, common)) for size in (LEAST, MOST)]
         here = [sum(_traffic(end, name)) for end in ends]
         span = (sum(ends[0].sent.values()), sum(ends[1].sent.values())) if here[1] > 1.01 * here[0] else None
     values = 0 if table is None else table.n_rows * (2 + (len(table.schema.names) if table.folder is None else 0))
@@ -164,20 +164,20 @@ def free_memory() -> float | None:
         return free
 
 
-def _expected(job: Job, cast: Cast, own: Any, common: Any, shape: Shape) -> Expected:
-    found = job.system.expected(cast, own, common, shape)
+def _expected(job: Job, roles: Roles, own: Any, common: Any, shape: Shape) -> Expected:
+    found = job.system.expected(roles, own, common, shape)
     if job.align is not None:
-        add_alignment(found, cast, job.align.psi, shape)
+        add_alignment(found, roles, job.align.psi, shape)
     return found
 
 
-def _shape(job: Job, cast: Cast, name: str, table: Table | None, common: Any, told: Sizes) -> tuple[Shape, str]:
+def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, told: Sizes) -> tuple[Shape, str]:
     """Return the sizes of a job's tables as far as a party knows them, and in words what it takes for the rest."""
     rows, columns, slots = (ROWS, COLUMNS, _slots(COLUMNS, common)) if table is None else _sizes(table, common)
     threads = job.n_jobs or len(os.sched_getaffinity(0))
     alike = job.by_row or table is None
     others = (columns, slots) if alike else (COLUMNS, _slots(COLUMNS, common))
-    sizes = {owner: (columns, slots) if owner == name else told.get(owner, others) for owner in cast.owners}
+    sizes = {owner: (columns, slots) if owner == name else told.get(owner, others) for owner in roles.owners}
     shape = Shape(
         rows=rows,
         columns={owner: size[0] for owner, size in sizes.items()},

@@ -36,7 +36,7 @@ from treaty.runs.threads import (
 )
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import noisy_labels
-from treaty.systems.system import LabelledRows, Seat, System
+from treaty.systems.system import LabelledRows, RoleInput, System
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ def train(
         boosted trees it may raise `NoMoreTrees`, which ends the training. Under "grpc" called once, at the end.
     """
     started = time.perf_counter()
-    system, cast = run.system, run.cast
+    system, roles = run.system, run.roles
     progress = _Progress(run, finished, watch)
     with ExitStack() as held:
-        keeping = cast.having(*system.has_model, *system.named_roles, *system.until_kept)
-        keepers = held.enter_context(_keepers(checkpoint, system, keeping, cast.active))
+        keeping = roles.having(*system.has_model, *system.named_roles, *system.until_kept)
+        keepers = held.enter_context(_keepers(checkpoint, system, keeping, roles.active))
         bar = held.enter_context(TrainingBar(system.name, run.common.most_rounds, shown=transport == "memory"))
         progress.bar = bar
         run = replace(run, progress=progress, phase=bar.phase, store=checkpoint)
@@ -109,12 +109,12 @@ def train(
             except BaseException:
                 progress.cut()
                 raise
-            owners = cast.having(*system.has_model)
+            owners = roles.having(*system.has_model)
             parts, traffic = {name: played.results[name] for name in owners}, traffic_of(played.transcripts.values())
-    part = parts[cast.active] if cast.active in parts else next(iter(parts.values()))
+    part = parts[roles.active] if roles.active in parts else next(iter(parts.values()))
     if system.split == "rows":
         parts = {ALONE: whole(part)}
-    learned = system.disclosures(cast, run.options, run.common, part)
+    learned = system.disclosures(roles, run.options, run.common, part)
     return TrainingOutcome(parts, traffic, _seconds(run, traffic, started, progress.begun), learned)
 
 
@@ -127,7 +127,7 @@ class _Progress:
         self.begun: list[float] = []
         self._run, self._finished, self._watch = run, finished, watch
         self._kept: dict[str, ModelPart] = {}
-        self._owners = run.cast.owners if run.system.split == "columns" else [ALONE]
+        self._owners = run.roles.owners if run.system.split == "columns" else [ALONE]
         self._rounds = 0
 
     def __call__(self, done: int, part: Any) -> None:
@@ -140,7 +140,7 @@ class _Progress:
             self._watch(done, part)
             return
         by_row = self._run.system.split == "rows"
-        if by_row and part.party != self._run.cast.active:
+        if by_row and part.party != self._run.roles.active:
             return
         if part.is_active:
             self.begun.append(time.perf_counter())
@@ -168,17 +168,17 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
         LabelledRows(side_by_side(tables), labels, None, f"eval_{number}")
         for number, (tables, labels) in enumerate(run.eval_sets)
     ]
-    seat = Seat(
-        party=None, options=run.options, common=run.common, cast=run.cast, data=run.data[run.cast.active],  # type: ignore[arg-type]
+    inputs = RoleInput(
+        party=None, options=run.options, common=run.common, roles=run.roles, data=run.data[run.roles.active],  # type: ignore[arg-type]
         classes=run.classes, eval_sets=evals, threads=cores(run.n_jobs), progress=run.progress,
         keeper=keepers.get(ALONE),
     )  # fmt: skip
-    return run.system.alone({name: data.table for name, data in run.data.items()}, seat)
+    return run.system.alone({name: data.table for name, data in run.data.items()}, inputs)
 
 
 def _randomised(run: Run, path: Path, checkpoint: Path | None) -> Run:
     """Put labels that were randomised once in the place of true ones."""
-    active = run.cast.active
+    active = run.roles.active
     ledger = Ledger(None if checkpoint is None else noise_folder(checkpoint, active))
     y = noisy_labels(path, run.data[active].y, run.classes, run.options, ledger, "fit")
     return replace(run, data={**run.data, active: replace(run.data[active], y=y)})

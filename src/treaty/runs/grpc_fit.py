@@ -49,16 +49,16 @@ def train_in_processes(
     PartyFailure
         When a process fails, with the error of each. What was finished is told to ``run.progress`` first.
     """
-    system, cast = run.system, run.cast
+    system, roles = run.system, run.roles
     simulated = system.only_simulated(run.options)
     if simulated:
         raise ConfigError(simulated)
-    check_names(cast.roles)  # which those of files are made of
+    check_names(roles.of)  # which those of files are made of
     # of systems without resuming, checkpoints are not looked for
     resume = checkpoints is not None and "resume" not in system.cannot
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         job = _written_job(run, Path(name), weighted, checkpoints, noisy_labels)
-        owners = cast.having(*system.has_model) if system.split == "columns" else [cast.active]
+        owners = roles.having(*system.has_model) if system.split == "columns" else [roles.active]
         try:
             run_all(job, "train", progress=True, arguments={job.active: ["--resume"]} if resume else None)
         except PartyFailure:
@@ -67,7 +67,7 @@ def train_in_processes(
                     _tell(run, _with_classes(find_part(job, party), run))
             raise
         parts = {party: _with_classes(find_part(job, party), run) for party in owners}
-        _tell(run, parts[cast.active])
+        _tell(run, parts[roles.active])
         return parts, traffic_of(job)
 
 
@@ -81,12 +81,12 @@ def _tell(run: Run, part: Any) -> None:
 
 def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | None, noisy_labels: Path | None) -> Job:
     """Write the tables of a fit to a folder; return its job, whose models will lie there too."""
-    cast, members = run.cast, {}
-    for name, role in cast.roles.items():
+    roles, members = run.roles, {}
+    for name, role in roles.of.items():
         evals = []
         for rows in run.evals_of(name):
             path = folder / f"{name}.{rows.name}.arrow"
-            labels = _labels(run, rows) if name == cast.active else {}
+            labels = _labels(run, rows) if name == roles.active else {}
             write_columns(path, rows.table, labels)
             evals.append(str(path))
         data = run.data.get(name)
@@ -97,12 +97,12 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             eval_tables=evals,
             noisy_labels=None if noisy_labels is None else str(noisy_labels.resolve()),
             role=role if role in run.system.named_roles else None,
-            edge=cast.edges.get(name),
+            edge=roles.edges.get(name),
         )
     kept = None if checkpoints is None else str(checkpoints.resolve())
-    ranks = run.data[cast.active].y.ndim == 2 if cast.active in run.data else False
+    ranks = run.data[roles.active].y.ndim == 2 if roles.active in run.data else False
     return Job(
-        name="fit", active=cast.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
+        name="fit", active=roles.active, label=LABEL, weight=_WEIGHT if weighted else None, parties=members,
         task="classification" if run.classes is not None else "ranking" if ranks else "regression",
         group=_GROUP if ranks else None, classes=max(2, len(run.classes or ())),
         output=str(folder / "model"), checkpoints=kept, store=kept, n_jobs=run.n_jobs,

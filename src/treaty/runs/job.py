@@ -24,7 +24,7 @@ from treaty.privacy.ledger import EpsilonLimits
 from treaty.runs.toml_tables import in_words
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
-from treaty.systems.system import Cast, Place, System
+from treaty.systems.system import PartySpec, Roles, System
 
 _ADDRESS, _NAME = r"^(.+:\d{1,5}|unix:/.+)$", r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=_ADDRESS)]
@@ -255,15 +255,17 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         own.check(common)
         return own, common
 
-    def cast(self) -> Cast:
+    def roles(self) -> Roles:
         """Return who plays which role; ConfigError for wrong roles, or parties so few that nothing would be hidden."""
         system = self.system
         places = {
             # a copy of the file names only its own party's table, where tables are split by column
-            name: Place(member.role, member.edge, member.table is not None or (not self.by_row and member.role is None))
+            name: PartySpec(
+                member.role, member.edge, member.table is not None or (not self.by_row and member.role is None)
+            )
             for name, member in self.parties.items()
         }
-        return system.cast(places, self.active, self.settings()[0])
+        return system.assign(places, self.active, self.settings()[0])
 
     def encoded(self) -> bytes:
         """Return the job as a file's JSON, which has no infinity."""

@@ -27,13 +27,13 @@ from treaty.runs.job import Job, Member, store_of
 from treaty.runs.progress import check_writable, output_folders
 from treaty.runs.reading import joined_in
 from treaty.runs.rows import describe, read_alone
-from treaty.systems.system import Cast, System
+from treaty.systems.system import Roles, System
 from treaty.systems.vertical.exact_sums import expected_sides
 
 # ---------------------------------------------------------------- what is checked of a job before it begins
 
 
-def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Cast:
+def check_training(job: Job, name: str | None = None, *, resume: bool = False) -> Roles:
     """Refuse a training whose roles, options or tables cannot work; return who plays which role.
 
     Parameters
@@ -45,12 +45,12 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
     ------
     ConfigError
     """
-    cast, system, (own, common) = job.cast(), job.system, job.settings()
+    roles, system, (own, common) = job.roles(), job.system, job.settings()
     if simulated := system.only_simulated(own):
         raise ConfigError(simulated)
     if resume and "resume" in system.cannot:
         raise ConfigError(system.cannot["resume"])
-    _check_identities(job, cast, system)
+    _check_identities(job, roles, system)
     kept = [party for party, member in job.parties.items() if member.keep_for_audit is not None]
     if kept and (reason := system.unaudited(own)):
         raise ConfigError(
@@ -64,25 +64,25 @@ def check_training(job: Job, name: str | None = None, *, resume: bool = False) -
                 "with these options: take the limit out, or a system whose sides of splits are counted (docs/sealed.md)"
             )
         cluster_of(member)
-        if member.cluster is not None and cast.roles[party] not in system.on_clusters(own):
+        if member.cluster is not None and roles.of[party] not in system.on_clusters(own):
             raise ConfigError(
                 f"expected no cluster at {party}, got one, which would have nothing to do: it is the "
-                f"{cast.roles[party]} of protocol {job.protocol!r} with these options (docs/clusters.md)"
+                f"{roles.of[party]} of protocol {job.protocol!r} with these options (docs/clusters.md)"
             )
-    for party in cast.owners if name is None else [name]:
-        if not job.by_row and party in cast.owners and job.parties[party].table is None:
+    for party in roles.owners if name is None else [name]:
+        if not job.by_row and party in roles.owners and job.parties[party].table is None:
             raise ConfigError(f"the job names no table of {party}: add parties.{party}.table")
     lead = job.active
     if name not in (None, lead) or job.parties[lead].eval_tables:
-        return cast
+        return roles
     if getattr(common, "early_stopping_rounds", None) is not None:
         raise ConfigError(f"early_stopping_rounds needs rows to watch: name parties.{lead}.eval_tables")
-    if cast.roles[lead] in system.shows_columns and job.parties[lead].table is None:
+    if roles.of[lead] in system.shows_columns and job.parties[lead].table is None:
         raise ConfigError(
-            f"the {cast.roles[lead]} says which columns and classes there are: expected parties.{lead}.table, examples "
+            f"the {roles.of[lead]} says which columns and classes there are: expected parties.{lead}.table, examples "
             f"that it does not train on, or parties.{lead}.eval_tables, got neither"
         )
-    return cast
+    return roles
 
 
 def cluster_of(member: Member) -> Cluster | None:
@@ -90,13 +90,13 @@ def cluster_of(member: Member) -> Cluster | None:
     return None if member.cluster is None else Cluster(member.cluster, member.cluster_workers)
 
 
-def _check_identities(job: Job, cast: Cast, system: System) -> None:
+def _check_identities(job: Job, roles: Roles, system: System) -> None:
     """Refuse a helper that is one of the data parties under another name, as far as certificates tell."""
     keys = {name: _public_key(member.certificate) for name, member in job.parties.items() if member.certificate}
-    for helper in cast.having(*system.apart):
+    for helper in roles.having(*system.apart):
         same = [name for name, key in keys.items() if name != helper and key == keys.get(helper)]
         if same:
-            role = cast.roles[helper]
+            role = roles.of[helper]
             raise ConfigError(
                 f"{helper}, the {role}, has the same key as {', '.join(same)}: who has data must not be the {role}; "
                 f"take a third party, or {role} = false"
@@ -206,7 +206,7 @@ def probe(job: Job, name: str, peer: str) -> Finding:
 
 def peers_of(job: Job, name: str) -> list[str]:
     """Return whom a party is linked with in a training."""
-    return job.system.links(job.cast(), job.settings()[0])[name]
+    return job.system.links(job.roles(), job.settings()[0])[name]
 
 
 def _context(certificate: str, key: str) -> ssl.SSLContext:
@@ -233,7 +233,7 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
 def _expected(job: Job, name: str, table: Table | None, told: Sizes | None) -> list[Finding]:
     """Return what the training is expected to take here; `table` is its own one."""
     try:
-        expected = expect(job, job.cast(), name, table, told)
+        expected = expect(job, job.roles(), name, table, told)
     except ConfigError as error:
         return [Finding(EXPECTED, True, str(error))]
     except TreatyError as error:
@@ -244,19 +244,19 @@ def _expected(job: Job, name: str, table: Table | None, told: Sizes | None) -> l
         Finding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
         _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
     ]
-    (own, common), cast = job.settings(), job.cast()
+    (own, common), roles = job.settings(), job.roles()
     if table is not None and name != job.active and own.mode == "safe" and own.ciphers is not None:
         codes = fit_bins(table, common.most_bins).transform(table)
         trees = job.classes if job.classes > 2 else 1
-        share = expected_sides(codes, own.ciphers, common, trees, len(cast.owners))
+        share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners))
         said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
         found.append(Finding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
     return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
 
 
 def _roles(job: Job, name: str) -> str:
-    cast: Cast = check_training(job, name)
-    return f"{job.name}, {job.protocol}; {name} is {cast.roles[name]}"
+    roles: Roles = check_training(job, name)
+    return f"{job.name}, {job.protocol}; {name} is {roles.of[name]}"
 
 
 def _tables(job: Job, name: str) -> dict[str, str]:

@@ -40,18 +40,18 @@ from treaty.runs.reading import (
 from treaty.runs.records import begin_record, write_record
 from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows, read_to_predict
-from treaty.runs.threads import predicting_cast
+from treaty.runs.threads import predicting_roles
 from treaty.systems.pooled.training import why_no_split
 from treaty.systems.system import (
-    Cast,
-    Keeping,
+    AuditFolder,
     LabelledRows,
+    PartySpec,
     Phase,
-    Place,
     Program,
     Progress,
-    Seat,
-    Vouching,
+    RoleInput,
+    Roles,
+    Signer,
 )
 
 logger = logging.getLogger(__name__)
@@ -85,10 +85,10 @@ def train_party(
         until this one is finished.
     """
     clock = _Clock(progress)
-    cast = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
+    roles = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
     kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
 
-    ahead, unready = _attempted(name, lambda: _read_ahead(job, name, cast))
+    ahead, unready = _attempted(name, lambda: _read_ahead(job, name, roles))
     keeper = Keeper(kept, resume=resume or name != job.active, party=name, store=store)
     shards: Shards | None = None
 
@@ -96,22 +96,22 @@ def train_party(
         nonlocal ahead
         if unready is not None:  # raised once connected, so that the others learn of it
             raise unready
-        tables, ahead = _opened(party, job, cast, ahead, resume=resume, phase=phase), None
+        tables, ahead = _opened(party, job, roles, ahead, resume=resume, phase=phase), None
         clock.aligned(tables.seconds)
         for joined in [] if tables.data is None else joined_in(job, tables.data.table):
             logger.warning("%s: %s", name, joined)
-        seat = _training_seat(party, job, cast, tables, keeper, clock, phase)
-        seat.shards, seat.recording = shards, begin_record(job, party)
-        result = job.system.train[cast.roles[name]](seat)
-        write_record(job, seat, getattr(result, "model_id", seat.model_id))
-        part = result if cast.roles[name] in job.system.has_model else None
+        inputs = _training_inputs(party, job, roles, tables, keeper, clock, phase)
+        inputs.shards, inputs.recording = shards, begin_record(job, party)
+        result = job.system.train[roles.of[name]](inputs)
+        write_record(job, inputs, getattr(result, "model_id", inputs.model_id))
+        part = result if roles.of[name] in job.system.has_model else None
         _warn_of_trees(job, name, part, tables)
-        _stage(job, cast, party, part, tables, clock, seat.model_id)
+        _stage(job, roles, party, part, tables, clock, inputs.model_id)
         try:
-            waiting = cast.having(*job.system.has_model, *job.system.until_kept)
-            may_lose = job.system.may_lose(cast, job.settings()[0])
+            waiting = roles.having(*job.system.has_model, *job.system.until_kept)
+            may_lose = job.system.may_lose(roles, job.settings()[0])
             keep = partial(put_in_place, name, _files_of_training(job, name))
-            wait_until_all_kept(party, cast, waiting, may_lose, patience_of(job), keep=keep)
+            wait_until_all_kept(party, roles, waiting, may_lose, patience_of(job), keep=keep)
         except (PeerLost, PeerTimeout):
             if name != job.active:  # the others may have ended well
                 put_in_place(name, _files_of_training(job, name))
@@ -123,7 +123,7 @@ def train_party(
         shards, unready = _attempted(name, lambda: cluster.enter_context(opened(cluster_of(job.parties[name]))))
     try:
         with cluster:
-            part = connected(job, name, cast, "train", role, phase=phase)
+            part = connected(job, name, roles, "train", role, phase=phase)
     except BaseException as error:
         with suppress(OSError):  # its folder may be what failed
             for path in _files_of_training(job, name):
@@ -175,37 +175,43 @@ class _Clock:
         return {**self._before, "setup": setup, training: ended - first}
 
 
-def _read_ahead(job: Job, name: str, cast: Cast) -> FileRead | TrainingTables:
+def _read_ahead(job: Job, name: str, roles: Roles) -> FileRead | TrainingTables:
     """Check files and folders, and read tables as far as nobody else is needed for it, before anybody is waited for."""
     check_cheaply(job, name)
     if job.by_row:
-        return read_by_row(job, name, cast)
-    return read_ahead(job, name, str(job.parties[name].table)) if name in cast.owners else TrainingTables()
+        return read_by_row(job, name, roles)
+    return read_ahead(job, name, str(job.parties[name].table)) if name in roles.owners else TrainingTables()
 
 
 def _opened(
-    party: Party, job: Job, cast: Cast, ahead: FileRead | TrainingTables | None, *, resume: bool, phase: Phase | None
+    party: Party, job: Job, roles: Roles, ahead: FileRead | TrainingTables | None, *, resume: bool, phase: Phase | None
 ) -> TrainingTables:
     """Return a connected party's tables, aligned with the others'."""
     if not isinstance(ahead, FileRead):
         return ahead or TrainingTables()
-    return read_by_column(party, job, cast, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
+    return read_by_column(party, job, roles, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
 
 
-def _training_seat(
-    party: Party, job: Job, cast: Cast, tables: TrainingTables, keeper: Keeper, progress: Progress, phase: Phase | None
-) -> Seat:
+def _training_inputs(
+    party: Party,
+    job: Job,
+    roles: Roles,
+    tables: TrainingTables,
+    keeper: Keeper,
+    progress: Progress,
+    phase: Phase | None,
+) -> RoleInput:
     """Return what a role's training program is given."""
     name, (own, common) = party.name, job.settings()
     folder, most = job.parties[name].keep_for_audit, job.parties[name].audit_gigabytes
-    keeping = Keeping(Path(folder), int(most * 1e9)) if folder else None
-    vouched = [*([cast.active, name] if keeping else []), *job.system.vouched(cast, own, name)]
-    return Seat(
-        party=party, options=own, common=common, cast=cast, data=tables.data, classes=tables.classes,
+    keeping = AuditFolder(Path(folder), int(most * 1e9)) if folder else None
+    vouched = [*([roles.active, name] if keeping else []), *job.system.vouched(roles, own, name)]
+    return RoleInput(
+        party=party, options=own, common=common, roles=roles, data=tables.data, classes=tables.classes,
         n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
         eval_sets=tables.eval_sets, threads=cores(job.n_jobs), progress=progress, phase=phase, keeper=keeper,
         store=store_of(job, name), epsilon_limits=job.parties[name].epsilon_limits,
-        vouching=pinned_vouching(job, name, vouched) if vouched else Vouching(),
+        vouching=pinned_vouching(job, name, vouched) if vouched else Signer(),
         patience=patience_of(job), most_recoverable=job.parties[name].most_recoverable,
         row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
         audit=keeping,
@@ -221,7 +227,9 @@ def _warn_of_trees(job: Job, name: str, part: Any, tables: TrainingTables) -> No
             logger.warning("%s: %s", name, warning)
 
 
-def _stage(job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, clock: _Clock, model_id: str) -> None:
+def _stage(
+    job: Job, roles: Roles, party: Party, part: Any, tables: TrainingTables, clock: _Clock, model_id: str
+) -> None:
     """Write what a party has of a finished training, which an earlier one's files outlast until all have theirs."""
     own, report, weights = map(staged_file, _files_of_training(job, party.name))
     if part is not None:
@@ -229,7 +237,7 @@ def _stage(job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables
         if isinstance(part, LinearPart) and part.errors is not None:
             write_predictions(weights, part.table())
     training = "training" if job.system.common.table == "regression" else "boosting"
-    write_report(report, job, cast, party, part, tables, clock.seconds(training), model_id)
+    write_report(report, job, roles, party, part, tables, clock.seconds(training), model_id)
 
 
 def _files_of_training(job: Job, name: str) -> tuple[Path, Path, Path]:
@@ -350,20 +358,21 @@ def owners_of_model(job: Job) -> list[str]:
         return list(job.parties)  # whose training tables a file for prediction need not name
     service, own = job.system.service, job.settings()[0]
     if service is not None and not service.refused(own):  # whose users need no training table
-        cast = service.cast(places_to_predict(job), job.active, own)
+        roles = service.assign(places_to_predict(job), job.active, own)
     else:
-        cast = job.cast() if job.by_row else predicting(job)
-    return cast.having(*job.system.has_model)
+        roles = job.roles() if job.by_row else predicting(job)
+    return roles.having(*job.system.has_model)
 
 
-def places_to_predict(job: Job) -> dict[str, Place]:
+def places_to_predict(job: Job) -> dict[str, PartySpec]:
     """Return what a job says of parties for a prediction: role, edge server, whether they have rows to predict."""
     return {
-        name: Place(member.role, member.edge, member.predict_table is not None) for name, member in job.parties.items()
+        name: PartySpec(member.role, member.edge, member.predict_table is not None)
+        for name, member in job.parties.items()
     }
 
 
-def predicting(job: Job) -> Cast:
+def predicting(job: Job) -> Roles:
     """Return who plays which role in a prediction by columns: helpers of the training take no part."""
     named = job.system.named_roles
     wrong = [name for name, member in job.parties.items() if member.edge or member.role not in (None, *named)]
@@ -372,7 +381,7 @@ def predicting(job: Job) -> Cast:
         raise ConfigError(
             f"expected {known} and no edge with protocol {job.protocol!r}, got them at {', '.join(wrong)}"
         )
-    return predicting_cast(job.active, [name for name, member in job.parties.items() if member.role is None])
+    return predicting_roles(job.active, [name for name, member in job.parties.items() if member.role is None])
 
 
 def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
@@ -387,7 +396,7 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
 
 def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
-    cast, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
+    roles, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
     path = to_predict(job, name)
     programs: Mapping[str, Program] = {"predict": job.system.predict, "explain": job.system.explain}[verb]
 
@@ -403,20 +412,20 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
         if unready is not None or ahead is None:
             raise unready or AssertionError("rows are read, or there is an error")
         (part, of_file), ahead = ahead, None
-        with among_owners(party, cast):
+        with among_owners(party, roles):
             rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, read=of_file)
-        seat = Seat(
-            party=party, options=own, common=common, cast=cast, part=part,
+        inputs = RoleInput(
+            party=party, options=own, common=common, roles=roles, part=part,
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,
             apart=apart(job),
         )  # fmt: skip
-        found = programs[cast.roles[name]](seat)
+        found = programs[roles.of[name]](inputs)
         if noted is not None:
             noted(party.transcript)
         return rows.ids, found
 
     try:
-        return connected(job, name, cast, verb, role, phase=phase)
+        return connected(job, name, roles, verb, role, phase=phase)
     except (PeerLost, PeerTimeout, PeerAborted):
         if unready is not None:  # nobody came to be told
             raise unready from None

@@ -34,7 +34,7 @@ from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Traffic
 from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
 from treaty.signals import ended_by_signals
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def run_all(
     *,
     arguments: Mapping[str, Sequence[str]] | None = None,
     progress: bool = False,
-    service: Cast | None = None,
+    service: Roles | None = None,
     relay: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Run ``treaty <verb> JOB --as PARTY`` for every party of the job on this machine.
@@ -86,7 +86,7 @@ def run_all(
         held.enter_context(ended_by_signals())
         started: dict[str, subprocess.Popen[bytes]] = {}
         held.callback(_end_all, started)
-        for name in service.roles if service else job.parties if verb == "train" else owners_of_model(job):
+        for name in service.of if service else job.parties if verb == "train" else owners_of_model(job):
             started[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
                 [
                     sys.executable,

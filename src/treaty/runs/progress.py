@@ -29,7 +29,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.runs.job import Job
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 if TYPE_CHECKING:
     from treaty.systems.system import Phase
@@ -186,7 +186,7 @@ def check_writable(folders: Iterable[Path]) -> None:
 
 def wait_until_all_kept(
     party: Party,
-    cast: Cast,
+    roles: Roles,
     owners: list[str],
     may_lose: Iterable[str],
     patience: float | None = None,
@@ -213,15 +213,15 @@ def wait_until_all_kept(
         keep()
         return
     party.round = LAST_ROUND
-    if party.name in cast.edges:
-        party.receive(cast.edges[party.name], AllKept)
+    if party.name in roles.edges:
+        party.receive(roles.edges[party.name], AllKept)
         keep()
         return
-    if party.name != cast.active:
-        party.send(cast.active, PartKept())
-        party.receive(cast.active, AllKept)
+    if party.name != roles.active:
+        party.send(roles.active, PartKept())
+        party.receive(roles.active, AllKept)
         keep()
-        users = [user for user in party.peers if cast.edges.get(user) == party.name]
+        users = [user for user in party.peers if roles.edges.get(user) == party.name]
         party.send_each({user: AllKept() for user in users if user in owners}, timeout=patience)
         return
     others = [peer for peer in owners if peer in party.peers]

@@ -22,12 +22,12 @@ from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, store_of
 from treaty.runs.rows import FileRead, labelled, open_rows, read_rows, text_columns, with_noisy_labels
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, LabelledRows, Phase, Vouching
+from treaty.systems.system import LabelledRows, Phase, Roles, Signer
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingTables:
-    """What a party has read for a training; the fields are those of `Seat`, `seconds` what aligning took."""
+    """What a party has read for a training; the fields are those of `RoleInput`, `seconds` what aligning took."""
 
     data: LabelledRows | None = None
     classes: list[Any] | None = None
@@ -50,13 +50,13 @@ def order_file(job: Job, name: str) -> Path:
 
 
 def read_by_column(
-    party: Party, job: Job, cast: Cast, read: FileRead, *, threads: int, resume: bool, phase: Phase | None
+    party: Party, job: Job, roles: Roles, read: FileRead, *, threads: int, resume: bool, phase: Phase | None
 ) -> TrainingTables:
     """Align a connected owner's columns, which it has `read`, with the others' rows where the job says so."""
     began = time.perf_counter()
     name, system, (own, _) = party.name, job.system, job.settings()
     member, path = job.parties[name], str(job.parties[name].table)
-    with among_owners(party, cast):
+    with among_owners(party, roles):
         rows = open_rows(
             party, job, path, None, threads=threads, kept=None if "resume" in system.cannot else order_file(job, name),
             again=resume, in_order=system.orders_by_id, phase=phase, read=read,
@@ -78,7 +78,7 @@ def read_by_column(
         data, classes = with_noisy_labels(data, rows, job, noisy, own, ledger)
     evals = []
     for number, of_set in enumerate(member.eval_tables):
-        with among_owners(party, cast):
+        with among_owners(party, roles):
             watched = open_rows(party, job, of_set, data.table.schema, threads=threads, phase=phase)
         evals.append(replace(labelled(watched, job, name, of_set, classes, training=False)[0], name=f"eval_{number}"))
     n_rows = None if job.align is None else int(rows.whole.num_rows)
@@ -86,24 +86,24 @@ def read_by_column(
 
 
 @contextmanager
-def among_owners(party: Party, cast: Cast) -> Iterator[None]:
+def among_owners(party: Party, roles: Roles) -> Iterator[None]:
     """Let the active party speak with every other owner, and these with it alone, as alignment has it."""
     everyone = party.peers
     for peer in everyone:
-        if peer not in cast.owners or cast.active not in (party.name, peer):
+        if peer not in roles.owners or roles.active not in (party.name, peer):
             party.set_aside(peer)
     yield
     party.peers = everyone
 
 
-def read_by_row(job: Job, name: str, cast: Cast) -> TrainingTables:
+def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
     """Read a party's labelled rows, and its eval sets; classes are those of all its tables.
 
     A server without training rows has example rows, its table or else the first eval set, that say which columns and
     classes there are.
     """
-    member, trains = job.parties[name], name in cast.owners
-    examples = cast.roles[name] in job.system.shows_columns
+    member, trains = job.parties[name], name in roles.owners
+    examples = roles.of[name] in job.system.shows_columns
     watched = member.eval_tables if name == job.active else []
     paths = [*([] if member.table is None else [member.table]), *watched]
     if not paths:
@@ -144,7 +144,7 @@ def renumbered(data: LabelledRows, own: list[Any] | None, classes: list[Any] | N
     return replace(data, y=np.searchsorted(classes, own).astype(np.float64)[data.y.astype(np.intp)])
 
 
-def pinned_vouching(job: Job, name: str, members: list[str]) -> Vouching:
+def pinned_vouching(job: Job, name: str, members: list[str]) -> Signer:
     """Return the pinned certificates of these parties, and what a party vouches for its own keys with."""
     own = job.parties[name]
     pinned = {who: load_certificate(str(job.parties[who].certificate)) for who in members}
@@ -152,4 +152,4 @@ def pinned_vouching(job: Job, name: str, members: list[str]) -> Vouching:
         check_certificate(certificate, who)
     if own.key is None or own.certificate is None:
         raise ConfigError(f"to run as {name} the job must name parties.{name}.key and parties.{name}.certificate")
-    return Vouching(load_identity(own.key, own.certificate, name), pinned)
+    return Signer(load_identity(own.key, own.certificate, name), pinned)

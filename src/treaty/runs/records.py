@@ -25,7 +25,7 @@ from treaty.privacy.exact_sums import OpenedNode
 from treaty.runs.job import Job, decoded_job
 from treaty.runs.threads import Recorded
 from treaty.systems.recording import Recording
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +104,12 @@ def begin_record(job: Job, party: Party) -> Recording | None:
     return Recording(room=most)
 
 
-def write_record(job: Job, seat: Seat, model_id: str) -> Path | None:
+def write_record(job: Job, inputs: RoleInput, model_id: str) -> Path | None:
     """Write a finished training's record; return its file, or None, with a warning, where that cannot be done."""
-    member, name = job.parties[seat.party.name], seat.party.name
-    if seat.recording is None or member.record is None:
+    member, name = job.parties[inputs.party.name], inputs.party.name
+    if inputs.recording is None or member.record is None:
         return None
-    if not seat.party.transcript.record_content or seat.recording.room < 0:
+    if not inputs.party.transcript.record_content or inputs.recording.room < 0:
         logger.warning(
             "%s: its record is not written: messages, or opened sums, took more than record_megabytes, %g MB", name,
             member.record_megabytes,
@@ -117,7 +117,7 @@ def write_record(job: Job, seat: Seat, model_id: str) -> Path | None:
         return None
     path = Path(member.record) / f"{name}.record"
     try:
-        write_file(path, _packed(job, seat, seat.recording, model_id), FORMAT, name)
+        write_file(path, _packed(job, inputs, inputs.recording, model_id), FORMAT, name)
     except (ConfigError, OSError) as error:  # a finished model is worth more
         logger.warning("%s: its record is not written: %s", name, error)
         return None
@@ -138,22 +138,22 @@ def read_record(path: Path) -> Recorded:
     transcript.restore(
         Entry(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content) for of in record.messages
     )
-    cast, (own, common) = job.cast(), job.settings()
+    roles, (own, common) = job.roles(), job.settings()
     data = None
     if record.table is not None:
         schema = _schema(record.table)
         table = Table(schema, _narrowed(schema, record.table.columns), record.table.n_rows)
         data = LabelledRows(table, record.y)
-    peers = [other for other in cast.roles if other != name]
-    seat = Seat(
+    peers = [other for other in roles.of if other != name]
+    inputs = RoleInput(
         party=Party(name, job.name, job.system.name, memory_channels([name, *peers])[name], peers, transcript),
-        options=own, common=common, cast=cast, data=data, classes=record.classes, n_classes=job.classes,
+        options=own, common=common, roles=roles, data=data, classes=record.classes, n_classes=job.classes,
         model_id=record.model_id,
     )  # fmt: skip
-    return Recorded(seat, transcript, _opened(record), None)
+    return Recorded(inputs, transcript, _opened(record), None)
 
 
-def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Record:
+def _packed(job: Job, inputs: RoleInput, recording: Recording, model_id: str) -> _Record:
     gradients: list[tuple[Any, Any]] = []
     known: dict[int, int] = {}
     nodes: dict[str, list[_Node]] = {}
@@ -164,9 +164,9 @@ def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Recor
                 known[id(node.grad)] = len(gradients)
                 gradients.append((node.grad, node.hess))
             nodes[owner].append(_Node(known[id(node.grad)], node.rows, node.sums.ravel()))
-    data, bins = seat.data, recording.bins
+    data, bins = inputs.data, recording.bins
     return _Record(
-        party=seat.party.name, model_id=model_id, job=job.encoded(), classes=seat.classes,
+        party=inputs.party.name, model_id=model_id, job=job.encoded(), classes=inputs.classes,
         table=None if data is None else _Table(
             *_fields(data.table.schema), data.table.n_rows, [of.astype(np.float64) for of in data.table.columns],
             data.table.schema.origins,
@@ -174,7 +174,7 @@ def _packed(job: Job, seat: Seat, recording: Recording, model_id: str) -> _Recor
         y=np.zeros(0) if data is None else data.y,
         messages=[
             _Message(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content)
-            for of in seat.party.transcript.entries
+            for of in inputs.party.transcript.entries
             if of.content is not None
         ],
         gradients=gradients, nodes=nodes, offsets=recording.offsets,

@@ -24,7 +24,7 @@ from treaty.runs.threads import traffic_of
 from treaty.systems.alignment.oblivious_values import OprfOffer
 from treaty.systems.alignment.roles import ListSummary, disclosures
 from treaty.systems.options import given
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 FORMAT = Format("report", 2)
 
@@ -68,20 +68,20 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def write_report(
-    path: Path, job: Job, cast: Cast, party: Party, part: Any, tables: TrainingTables, seconds: dict[str, float],
+    path: Path, job: Job, roles: Roles, party: Party, part: Any, tables: TrainingTables, seconds: dict[str, float],
     model_id: str = "",
 ) -> None:  # fmt: skip
     """Write what a party notes about a training beside its part, which is None at roles without one.
 
     `model_id` is the model's, as far as such a role knows it.
     """
-    learned = learned_by(job, cast, part, _psi_used(job, cast, party))
+    learned = learned_by(job, roles, part, _psi_used(job, roles, party))
     noted: dict[str, Any] = {
         field: getattr(part, field, "") for field in ("encryption", "choice", "spent", "unsettled")
     }
     data, forest = tables.data, getattr(part, "forest", None)
     report = Report(
-        **_of_run(job, party, cast.roles[party.name]), seconds=seconds, learned=learned, has_part=part is not None,
+        **_of_run(job, party, roles.of[party.name]), seconds=seconds, learned=learned, has_part=part is not None,
         model=getattr(part, "model_id", model_id), rows=None if data is None else data.table.n_rows,
         own_rows=tables.n_rows,
         columns={} if data is None else column_types(data.table.schema),
@@ -93,15 +93,15 @@ def write_report(
     write_json(path, report, FORMAT, party.name)
 
 
-def learned_by(job: Job, cast: Cast, part: Any = None, psi: Psi | None = None) -> dict[str, list[str]]:
+def learned_by(job: Job, roles: Roles, part: Any = None, psi: Psi | None = None) -> dict[str, list[str]]:
     """Return what each party, or role, learns in a training, in words.
 
     `part` is what is there of the model, `psi` how rows were aligned, None where that is not known.
     """
-    learned = job.system.disclosures(cast, *job.settings(), part)
+    learned = job.system.disclosures(roles, *job.settings(), part)
     if job.align is None:
         return learned
-    others = [other for other in cast.owners if other != job.active]
+    others = [other for other in roles.owners if other != job.active]
     before = disclosures(
         job.active, others, on_duplicate=job.align.on_duplicate, psi=psi or job.align.psi,
         log=job.align.log is not None,
@@ -109,12 +109,12 @@ def learned_by(job: Job, cast: Cast, part: Any = None, psi: Psi | None = None) -
     return {who: before.get(who, []) + learned[who] for who in learned}
 
 
-def _psi_used(job: Job, cast: Cast, party: Party) -> Psi | None:
+def _psi_used(job: Job, roles: Roles, party: Party) -> Psi | None:
     """Return how rows were aligned in this run, as far as a party's messages show it: of others' it sees none."""
     steps = party.transcript.by_type()
     if OprfOffer.__name__ in steps:
         return "kkrt"
-    sees_all = party.name == job.active or len(cast.owners) == 2
+    sees_all = party.name == job.active or len(roles.owners) == 2
     return "ecdh" if sees_all and ListSummary.__name__ in steps else None
 
 
@@ -201,7 +201,7 @@ def _sent(transcript: Transcript) -> dict[str, dict[str, Any]]:
 
 def expendable(job: Job) -> list[str]:
     """Return whom a training goes on without."""
-    return job.system.may_lose(job.cast(), job.settings()[0])
+    return job.system.may_lose(job.roles(), job.settings()[0])
 
 
 def load_reports(job: Job) -> dict[str, Report]:

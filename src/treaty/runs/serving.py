@@ -27,11 +27,11 @@ from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import Role, play
 from treaty.systems import find_system
 from treaty.systems.options import SystemOptions, converted
-from treaty.systems.system import Cast, LabelledRows, Phase, Place, Seat
+from treaty.systems.system import LabelledRows, PartySpec, Phase, RoleInput, Roles
 from treaty.systems.vertical.online import Requests
 
 
-def service_cast(job: Job) -> Cast | None:
+def service_roles(job: Job) -> Roles | None:
     """Return who plays which role for parties without the model; None where none of them has rows to predict.
 
     Raises ConfigError where roles are wrong or missing.
@@ -42,37 +42,37 @@ def service_cast(job: Job) -> Cast | None:
     places = places_to_predict(job)
     if not any(place.has_rows for name, place in places.items() if name != job.active):
         return None
-    return service.cast(places, job.active, own)
+    return service.assign(places, job.active, own)
 
 
-def serve_party(job: Job, name: str, cast: Cast, phase: Phase | None = None) -> RowPredictions | None:
+def serve_party(job: Job, name: str, roles: Roles, phase: Phase | None = None) -> RowPredictions | None:
     """Run one party's role of such a prediction, and write its report; return what its own rows are predicted to be.
 
     Raises TreatyError, whatever ends it; ConfigError where this party takes no part in it.
     """
     service, (own, common) = job.system.service, job.settings()
     assert service is not None
-    if name not in cast.roles:
-        raise ConfigError(f"{name} takes no part in predictions: expected --as to be one of {', '.join(cast.roles)}")
-    has_part, store = cast.roles[name] in job.system.has_model, store_of(job, name) or Path(job.output)
-    check_writable([Path(job.output), *([] if has_part or name in cast.owners else [store])])
+    if name not in roles.of:
+        raise ConfigError(f"{name} takes no part in predictions: expected --as to be one of {', '.join(roles.of)}")
+    has_part, store = roles.of[name] in job.system.has_model, store_of(job, name) or Path(job.output)
+    check_writable([Path(job.output), *([] if has_part or name in roles.owners else [store])])
 
     def read(schema: Schema) -> Table:
         return read_rows(job, name, to_predict(job, name), schema).features
 
     def role(party: Party) -> RowPredictions | None:
         began = time.perf_counter()
-        seat = Seat(
-            party=party, options=own, common=common, cast=cast, part=find_part(job, name) if has_part else None,
+        inputs = RoleInput(
+            party=party, options=own, common=common, roles=roles, part=find_part(job, name) if has_part else None,
             model_id="" if has_part else trained_model(job, name),
             threads=cores(job.n_jobs), store=store, patience=patience_of(job), apart=apart(job), read=read,
         )  # fmt: skip
-        found: RowPredictions | None = service.programs[cast.roles[name]](seat)
-        learned = service.disclosures(cast, own)
-        write_service_report(job, party, cast.roles[name], learned, time.perf_counter() - began, has_part=has_part)
+        found: RowPredictions | None = service.programs[roles.of[name]](inputs)
+        learned = service.disclosures(roles, own)
+        write_service_report(job, party, roles.of[name], learned, time.perf_counter() - began, has_part=has_part)
         return found
 
-    return connected(job, name, cast, "predict", role, phase=phase, service=service)
+    return connected(job, name, roles, "predict", role, phase=phase, service=service)
 
 
 def predict_hidden(
@@ -122,19 +122,19 @@ def predict_hidden(
         raise ConfigError(reason)
     helpers = system.helpers(tables, options)
     active = next(name for name, place in helpers.items() if place.role == "server")
-    cast = service.cast({**helpers, **dict.fromkeys(tables, Place())}, active, options)
-    threads = max(1, cores(n_jobs) // len(cast.having("edge")))
+    roles = service.assign({**helpers, **dict.fromkeys(tables, PartySpec())}, active, options)
+    threads = max(1, cores(n_jobs) // len(roles.having("edge")))
 
     def program(party: Party) -> Any:
         name = party.name
-        seat = Seat(
-            party=party, options=options, common=common, cast=cast, part=part if name == active else None,
+        inputs = RoleInput(
+            party=party, options=options, common=common, roles=roles, part=part if name == active else None,
             threads=threads, store=store, alone=False, read=partial(_given, tables.get(name)),
         )  # fmt: skip
-        return service.programs[cast.roles[name]](seat)
+        return service.programs[roles.of[name]](inputs)
 
-    roles: dict[str, Role] = dict.fromkeys(cast.roles, program)
-    played = play(roles, service.links(cast, options), job="predict", protocol=system.name)
+    programs: dict[str, Role] = dict.fromkeys(roles.of, program)
+    played = play(programs, service.links(roles, options), job="predict", protocol=system.name)
     return {name: played.results[name].margins for name in tables}
 
 
@@ -176,22 +176,22 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
         Whatever ends it.
     """
     check_online(job)
-    cast, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
+    roles, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
     part, path = find_part(job, name), to_predict(job, name)
     check_file(name, path)
 
     def role(party: Party) -> None:
-        with among_owners(party, cast):
+        with among_owners(party, roles):
             rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, in_order=True)
         assert rows.canonical is not None
         data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
         requests = None
         if name == job.active:
             requests = ready({one: number for number, one in enumerate(rows.canonical())})
-        seat = Seat(
-            party=party, options=own, common=common, cast=cast, part=part, data=data, threads=threads, phase=phase,
+        inputs = RoleInput(
+            party=party, options=own, common=common, roles=roles, part=part, data=data, threads=threads, phase=phase,
             apart=apart(job), requests=requests,
         )  # fmt: skip
-        job.system.online[cast.roles[name]](seat)
+        job.system.online[roles.of[name]](inputs)
 
-    connected(job, name, cast, "serve", role, phase=phase)
+    connected(job, name, roles, "serve", role, phase=phase)

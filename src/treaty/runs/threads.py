@@ -22,7 +22,7 @@ from treaty.models.interpretation import Contributions, rows_first
 from treaty.models.trees import RowDecisions
 from treaty.parallel import cores
 from treaty.systems.recording import Recording
-from treaty.systems.system import Cast, LabelledRows, Phase, Program, Progress, Seat, System
+from treaty.systems.system import LabelledRows, Phase, Program, Progress, RoleInput, Roles, System
 from treaty.systems.vertical.decisions import collect, predict_passive
 
 Role = Callable[[Party], Any]
@@ -38,12 +38,12 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one party has seen of a training: its seat, its messages with their contents, and what it opened.
+    """What one party has seen of a training: its inputs, its messages with their contents, and what it opened.
 
     `result` is what its role returned, a part of the model or None.
     """
 
-    seat: Seat
+    inputs: RoleInput
     transcript: Transcript
     recording: Recording
     result: Any
@@ -163,13 +163,13 @@ class Run:
     system: System
     options: Any
     common: Any
-    cast: Cast
+    roles: Roles
     data: Mapping[str, LabelledRows]  # of every owner; labels, class numbers, where a party has some
     classes: list[Any] | None  # labels by class number; None for regression
     # tables by owner where columns are split, else the active party's alone; and labels
     eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
     n_jobs: int | None = None
-    progress: Progress | None = None  # called by every role, see `Seat`
+    progress: Progress | None = None  # called by every role, see `RoleInput`
     phase: Phase | None = None
     store: Path | None = None  # folder for what serves later fits on the same rows
     recorded: dict[str, Recorded] | None = None  # filled with what each party sees, where it is wanted
@@ -178,7 +178,7 @@ class Run:
         """Return the eval sets as a party has them: its own columns, and the labels at the active party."""
         none = np.zeros(0)
         return [
-            LabelledRows(tables[name], labels if name == self.cast.active else none, None, f"eval_{number}")
+            LabelledRows(tables[name], labels if name == self.roles.active else none, None, f"eval_{number}")
             for number, (tables, labels) in enumerate(self.eval_sets)
             if name in tables
         ]
@@ -186,36 +186,36 @@ class Run:
 
 def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: Link | None = None) -> RunRecord:
     """Train with every party in a thread of its own; results are what the role programs return."""
-    system, cast, every = run.system, run.cast, cores(run.n_jobs)
+    system, roles, every = run.system, run.roles, cores(run.n_jobs)
     # where rows are split all owners work at the same time; a party without rows waits then
-    shared = max(1, every // len(cast.owners)) if system.split == "rows" else every
-    absences = {} if system.absences is None else system.absences(cast, run.options, run.common)
+    shared = max(1, every // len(roles.owners)) if system.split == "rows" else every
+    absences = {} if system.absences is None else system.absences(roles, run.options, run.common)
     varied = run.classes is None or any(data.weight is not None for data in run.data.values())
-    recordings = {} if run.recorded is None else {name: Recording() for name in cast.roles}
+    recordings = {} if run.recorded is None else {name: Recording() for name in roles.of}
 
-    seats: dict[str, Seat] = {}
+    inputs_of: dict[str, RoleInput] = {}
 
-    def seat(party: Party) -> Seat:
+    def inputs(party: Party) -> RoleInput:
         name = party.name
-        seats[name] = Seat(
-            party=party, options=run.options, common=run.common, cast=cast, data=run.data.get(name),
-            classes=run.classes if system.split == "rows" or name == cast.active else None,
+        inputs_of[name] = RoleInput(
+            party=party, options=run.options, common=run.common, roles=roles, data=run.data.get(name),
+            classes=run.classes if system.split == "rows" or name == roles.active else None,
             n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name),
-            threads=shared if name in cast.owners else every,
-            progress=run.progress, phase=run.phase if name == cast.active else None, keeper=keepers.get(name),
+            threads=shared if name in roles.owners else every,
+            progress=run.progress, phase=run.phase if name == roles.active else None, keeper=keepers.get(name),
             store=run.store, alone=False, absence=absences.get(name), recording=recordings.get(name),
         )  # fmt: skip
-        return seats[name]
+        return inputs_of[name]
 
-    roles: dict[str, Role] = {
-        name: lambda party: system.train[cast.roles[party.name]](seat(party)) for name in cast.roles
+    programs_of: dict[str, Role] = {
+        name: lambda party: system.train[roles.of[party.name]](inputs(party)) for name in roles.of
     }
-    links = system.links(cast, run.options)
-    played = play(roles, links, job="fit", protocol=system.name, link=link, record_content=bool(recordings))
+    links = system.links(roles, run.options)
+    played = play(programs_of, links, job="fit", protocol=system.name, link=link, record_content=bool(recordings))
     if run.recorded is not None:
         run.recorded.update(
             {
-                name: Recorded(seats[name], of, recordings[name], played.results[name])
+                name: Recorded(inputs_of[name], of, recordings[name], played.results[name])
                 for name, of in played.transcripts.items()
             }
         )
@@ -232,18 +232,18 @@ def predict_in_threads(
     phase: Phase | None = None,
 ) -> dict[str, Any]:
     """Play programs of prediction with every owner of the model in a thread; return what each returned, by party."""
-    cast, threads = predicting_cast(active_of(parts), list(parts)), cores(n_jobs)
+    roles, threads = predicting_roles(active_of(parts), list(parts)), cores(n_jobs)
 
-    def seat(party: Party) -> Seat:
+    def inputs(party: Party) -> RoleInput:
         rows = LabelledRows(tables[party.name], np.zeros(0))
-        return Seat(
-            party=party, options=settings[0], common=settings[1], cast=cast, data=rows, part=parts[party.name],
+        return RoleInput(
+            party=party, options=settings[0], common=settings[1], roles=roles, data=rows, part=parts[party.name],
             threads=threads, phase=phase, alone=False,
         )  # fmt: skip
 
-    roles: dict[str, Role] = {name: lambda party: programs[cast.roles[party.name]](seat(party)) for name in parts}
-    links = system.links(cast, settings[0])
-    return play(roles, links, job="predict", protocol=system.name).results
+    programs_of: dict[str, Role] = {name: lambda party: programs[roles.of[party.name]](inputs(party)) for name in parts}
+    links = system.links(roles, settings[0])
+    return play(programs_of, links, job="predict", protocol=system.name).results
 
 
 def decide_in_threads(
@@ -265,9 +265,9 @@ def explain_in_threads(
     return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
 
 
-def predicting_cast(active: str, owners: list[str]) -> Cast:
+def predicting_roles(active: str, owners: list[str]) -> Roles:
     """Return who plays which role in a prediction by columns: helpers of the training take no part."""
-    return Cast(active, {name: "active" if name == active else "passive" for name in owners}, owners)
+    return Roles(active, {name: "active" if name == active else "passive" for name in owners}, owners)
 
 
 def active_of(parts: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.options import SystemOptions
-from treaty.systems.system import Cast, LabelledRows, System, cast_of
+from treaty.systems.system import LabelledRows, Roles, System, roles_of
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_bits, margins_from_values
 from treaty.trees.scanning import scan_splits
 
@@ -124,13 +124,13 @@ def _compile_oblivious() -> None:
     sender.values(rows, 0, np.zeros(len(codes), np.int64), codes)
 
 
-def _fewest(system: System, options: SystemOptions) -> tuple[list[str], Cast]:
+def _fewest(system: System, options: SystemOptions) -> tuple[list[str], Roles]:
     """Return as many owners as the system asks for at least, and who plays which role."""
     owners = ["party0"]
     while True:
         owners.append(f"party{len(owners)}")
         try:
-            return owners, cast_of(system, owners, None, options)
+            return owners, roles_of(system, owners, None, options)
         except ConfigError:  # too few
             if len(owners) == _MOST_OWNERS:
                 raise
@@ -151,14 +151,14 @@ def _train(system: System, options: SystemOptions) -> None:
     )
     labels = np.arange(n_rows) % 2 if regression else rng.integers(0, 2, n_rows)
     data = LabelledRows(table, labels.astype(np.float64))
-    owners, cast = _fewest(system, options)
-    evals = {name: others for name in (owners if system.split == "columns" else [cast.active])}
+    owners, roles = _fewest(system, options)
+    evals = {name: others for name in (owners if system.split == "columns" else [roles.active])}
     common = msgspec.convert(_SMALL[system.common.table], system.common).checked(options)
     unlabelled = LabelledRows(table, np.zeros(0))
-    rows = {name: data if system.split == "rows" or name == cast.active else unlabelled for name in owners}
-    shown = {name: unlabelled for name in cast.having(*system.shows_columns)}
+    rows = {name: data if system.split == "rows" or name == roles.active else unlabelled for name in owners}
+    shown = {name: unlabelled for name in roles.having(*system.shows_columns)}
     run = Run(
-        system=system, options=options, common=common, cast=cast, data={**rows, **shown}, classes=[0, 1],
+        system=system, options=options, common=common, roles=roles, data={**rows, **shown}, classes=[0, 1],
         eval_sets=[] if regression else [(evals, data.y)], n_jobs=1,
     )  # fmt: skip
     train_in_threads(run, {})

@@ -66,7 +66,7 @@ class LabelledRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartySpec:
     """What a job says of a party before roles are given out: the role and edge server named for it, if it has rows."""
 
     role: str | None = None
@@ -75,14 +75,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class Roles:
     """Who plays which role in a run.
 
     Attributes
     ----------
     active : str
         The party with the labels, the leader, or the server.
-    roles : dict of str to str
+    of : dict of str to str
         Every party's role, in the job's order.
     owners : list of str
         The parties with rows, in the job's order, which is that of the joined table.
@@ -91,13 +91,13 @@ class Cast:
     """
 
     active: str
-    roles: dict[str, str]
+    of: dict[str, str]
     owners: list[str]
     edges: dict[str, str] = field(default_factory=dict)
 
     def having(self, *roles: str) -> list[str]:
         """Return the parties with one of these roles, in the job's order."""
-        return [name for name, role in self.roles.items() if role in roles]
+        return [name for name, role in self.of.items() if role in roles]
 
     def holder(self, role: str) -> str | None:
         """Return the one party with this role; None where nobody has it."""
@@ -105,7 +105,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Vouching:
+class Signer:
     """Signs with the party's own key, and checks signatures against the pinned certificates of all members.
 
     Attributes
@@ -129,7 +129,7 @@ class Vouching:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class AuditFolder:
     """Where a party keeps a record for an audit of gradients, and how many bytes it may have."""
 
     folder: Path
@@ -137,7 +137,7 @@ class Keeping:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class RoleInput:
     """What a role program is given: the connected party, what all parties agree on, and what is this party's own.
 
     Attributes
@@ -147,7 +147,7 @@ class Seat:
     options : SystemOptions
         The system's own.
     common : BoostingOptions or RegressionOptions
-    cast : Cast
+    roles : Roles
     data : Labelled or None
         Own training rows, or those to predict; None without any.
     classes : list or None
@@ -170,8 +170,8 @@ class Seat:
         Folder of what serves later jobs about the same table: hints, noise keys, ledgers. None: nothing is kept.
     epsilon_limits : EpsilonLimits or None
         This party's own, which its ledger keeps to besides those of the job's options.
-    vouching : Vouching
-    audit : Keeping or None
+    vouching : Signer
+    audit : AuditFolder or None
         Where this party keeps a record for an audit of gradients. None: it keeps none.
     recording : Recording or None
         Where this party notes what it opens, for attacks on its own view. None: nowhere.
@@ -203,7 +203,7 @@ class Seat:
     party: Party
     options: Any
     common: Any
-    cast: Cast
+    roles: Roles
     data: LabelledRows | None = None
     classes: list[Category] | None = None
     n_classes: int = 2
@@ -216,8 +216,8 @@ class Seat:
     keeper: Keeper | None = None
     store: Path | None = None
     epsilon_limits: EpsilonLimits | None = None
-    vouching: Vouching = Vouching()
-    audit: Keeping | None = None
+    vouching: Signer = Signer()
+    audit: AuditFolder | None = None
     recording: Recording | None = None
     most_recoverable: float | None = None
     patience: float | None = None
@@ -270,31 +270,31 @@ class Seat:
     @property
     def others(self) -> list[str]:
         """All owners but the active party, in the job's order."""
-        return [name for name in self.cast.owners if name != self.cast.active]
+        return [name for name in self.roles.owners if name != self.roles.active]
 
 
-Program = Callable[[Seat], Any]
+Program = Callable[[RoleInput], Any]
 
 
-def star(cast: Cast, options: SystemOptions) -> dict[str, list[str]]:
+def star(roles: Roles, options: SystemOptions) -> dict[str, list[str]]:
     """Link the active party, and parties without rows, with all others; passive parties do not talk to each other."""
-    helpers = [name for name in cast.roles if name not in (cast.active, *cast.owners)]
-    others = [name for name in cast.owners if name != cast.active]
-    links = {cast.active: [*others, *helpers]}
-    links |= {name: [cast.active, *helpers] for name in others}
-    return links | {name: [cast.active, *others] for name in helpers}
+    helpers = [name for name in roles.of if name not in (roles.active, *roles.owners)]
+    others = [name for name in roles.owners if name != roles.active]
+    links = {roles.active: [*others, *helpers]}
+    links |= {name: [roles.active, *helpers] for name in others}
+    return links | {name: [roles.active, *others] for name in helpers}
 
 
-def mesh(cast: Cast, options: SystemOptions) -> dict[str, list[str]]:
+def mesh(roles: Roles, options: SystemOptions) -> dict[str, list[str]]:
     """Link every party with every other."""
-    return {name: [other for other in cast.roles if other != name] for name in cast.roles}
+    return {name: [other for other in roles.of if other != name] for name in roles.of}
 
 
-def nobody(cast: Cast, options: SystemOptions) -> list[str]:
+def nobody(roles: Roles, options: SystemOptions) -> list[str]:
     return []
 
 
-def unknown(cast: Cast, options: Any, common: Any, shape: Shape) -> Expected:
+def unknown(roles: Roles, options: Any, common: Any, shape: Shape) -> Expected:
     """Refuse to say what a training takes."""
     raise not_expected("this system")
 
@@ -304,7 +304,7 @@ def no_clusters(options: Any) -> frozenset[str]:
     return frozenset()
 
 
-def no_helpers(owners: Iterable[str], options: SystemOptions) -> dict[str, Place]:
+def no_helpers(owners: Iterable[str], options: SystemOptions) -> dict[str, PartySpec]:
     """Return no party besides the owners of rows."""
     return {}
 
@@ -316,13 +316,13 @@ class Service:
     Attributes
     ----------
     programs : mapping of str to Program
-        By role. Owners of rows, who call `Seat.read` for them, return `RowPredictions`; the others return None.
-    cast : callable
-        ``cast(places, active, options) -> Cast``: who takes part; `Place.has_rows` says who has rows to predict.
+        By role. Owners of rows, who call `RoleInput.read` for them, return `RowPredictions`; the others return None.
+    assign : callable
+        ``roles(places, active, options) -> Roles``: who takes part; `PartySpec.has_rows` says who has rows to predict.
     links : callable
-        ``links(cast, options) -> {name: peers}``. Owners of rows need not come, and may be lost.
+        ``links(roles, options) -> {name: peers}``. Owners of rows need not come, and may be lost.
     disclosures : callable
-        ``disclosures(cast, options) -> {role: [sentence, ...]}``: what each role learns.
+        ``disclosures(roles, options) -> {role: [sentence, ...]}``: what each role learns.
     told : tuple of Told
         What each message tells whom.
     refused : callable
@@ -330,15 +330,15 @@ class Service:
     """
 
     programs: Mapping[str, Program]
-    cast: Callable[[Mapping[str, Place], str, Any], Cast]
-    links: Callable[[Cast, Any], dict[str, list[str]]]
-    disclosures: Callable[[Cast, Any], dict[str, list[str]]]
+    assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
+    links: Callable[[Roles, Any], dict[str, list[str]]]
+    disclosures: Callable[[Roles, Any], dict[str, list[str]]]
     told: Lines = ()
     refused: Callable[[Any], str] = lambda options: ""
 
-    def may_be_absent(self, cast: Cast, options: Any) -> list[str]:
+    def may_be_absent(self, roles: Roles, options: Any) -> list[str]:
         """Return the parties that need not even connect: all who have rows."""
-        return cast.owners
+        return roles.owners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,17 +357,17 @@ class System:
         How the table is split among the owners; "none" is training in one place.
     train : mapping of str to Program
         The training program of each role; what it returns is the party's part of the model, for roles in `has_model`.
-    cast : callable
-        ``cast(places, active, options) -> Cast``: give every party of a job its role. Raises ConfigError where roles
+    assign : callable
+        ``roles(places, active, options) -> Roles``: give every party of a job its role. Raises ConfigError where roles
         are wrong, missing, or so few that nothing would be hidden.
     helpers : callable
-        ``helpers(owners, options) -> {name: Place}``: the parties without training rows that `fit` plays besides the
-        owners. One with the role "server" becomes the active party.
+        ``helpers(owners, options) -> {name: PartySpec}``: the parties without training rows that `fit` plays besides
+        the owners. One with the role "server" becomes the active party.
     links : callable
-        ``links(cast, options) -> {name: peers}``: who talks to whom.
+        ``links(roles, options) -> {name: peers}``: who talks to whom.
     disclosures : callable
-        ``disclosures(cast, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, learns beyond
-        its own data; `part` is the part of the model at hand, None before training and at parties without one.
+        ``disclosures(roles, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, learns
+        beyond its own data; `part` is the part of the model at hand, None before training and at parties without one.
     told : mapping of str to tuple of Told
         What each message tells whom, of what is played: "train", "predict", "explain" and "online".
     predict, explain : mapping of str to Program
@@ -381,15 +381,16 @@ class System:
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
     on_clusters : callable
-        ``on_clusters(options) -> roles``: whose rows a cluster of their own can add up in a training (`Seat.shards`).
+        ``on_clusters(options) -> roles``: whose rows a cluster of their own can add up in a training
+        (`RoleInput.shards`).
     has_model : frozenset of str
         Roles with a part of the model, or with the whole model where rows are split.
     may_lose : callable
-        ``may_lose(cast, options) -> [name, ...]``: the parties that a training between processes can go on without.
+        ``may_lose(roles, options) -> [name, ...]``: the parties that a training between processes can go on without.
     may_be_absent : callable
         Likewise, the parties that need not even connect.
     vouched : callable
-        ``vouched(cast, options, name) -> [name, ...]``: the parties whose certificates a party needs in a training
+        ``vouched(roles, options, name) -> [name, ...]``: the parties whose certificates a party needs in a training
         besides its peers'.
     apart : frozenset of str
         Roles that must not be played by an organisation with data; their keys are compared with the others'.
@@ -406,7 +407,7 @@ class System:
         Why an interrupted training has to start again ("resume"), and why contributions cannot be computed ("explain");
         without what the system can do.
     absences : callable or None
-        ``absences(cast, options, common) -> {name: absence}``: who drops out when, in a run between threads.
+        ``absences(roles, options, common) -> {name: absence}``: who drops out when, in a run between threads.
     only_simulated : callable
         ``only_simulated(options) -> text``: why these options are for runs between threads alone; empty where they are
         not.
@@ -416,10 +417,10 @@ class System:
         ``warm_up(options) -> [options, ...]``: options of small trainings whose kernels are the ones a training under
         these options needs (None: under any).
     expected : callable
-        ``expected(cast, options, common, shape) -> Expected``: what a training takes, by formula; raises ConfigError
+        ``expected(roles, options, common, shape) -> Expected``: what a training takes, by formula; raises ConfigError
         where there is none, or where it cannot be.
     alone : callable or None
-        With ``split="none"``: ``alone(tables, seat) -> {name: part}``, trains in one place.
+        With ``split="none"``: ``alone(tables, inputs) -> {name: part}``, trains in one place.
     """
 
     name: str
@@ -427,37 +428,37 @@ class System:
     common: Any
     split: Literal["none", "columns", "rows"]
     train: Mapping[str, Program]
-    cast: Callable[[Mapping[str, Place], str, Any], Cast]
-    disclosures: Callable[[Cast, Any, Any, Any], dict[str, list[str]]]
+    assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
+    disclosures: Callable[[Roles, Any, Any, Any], dict[str, list[str]]]
     has_model: frozenset[str]
     told: Mapping[Played, Lines] = field(default_factory=dict)
     until_kept: frozenset[str] = frozenset()
     lossless: bool = False
     on_clusters: Callable[[Any], frozenset[str]] = no_clusters
-    helpers: Callable[[Iterable[str], Any], dict[str, Place]] = no_helpers
-    links: Callable[[Cast, Any], dict[str, list[str]]] = star
+    helpers: Callable[[Iterable[str], Any], dict[str, PartySpec]] = no_helpers
+    links: Callable[[Roles, Any], dict[str, list[str]]] = star
     predict: Mapping[str, Program] = field(default_factory=dict)
     explain: Mapping[str, Program] = field(default_factory=dict)
     online: Mapping[str, Program] = field(default_factory=dict)
     service: Service | None = None
-    may_lose: Callable[[Cast, Any], list[str]] = nobody
-    may_be_absent: Callable[[Cast, Any], list[str]] = nobody
-    vouched: Callable[[Cast, Any, str], list[str]] = lambda cast, options, name: []
+    may_lose: Callable[[Roles, Any], list[str]] = nobody
+    may_be_absent: Callable[[Roles, Any], list[str]] = nobody
+    vouched: Callable[[Roles, Any, str], list[str]] = lambda roles, options, name: []
     apart: frozenset[str] = frozenset()
     named_roles: frozenset[str] = frozenset()
     shows_columns: frozenset[str] = frozenset()
     pays_once: bool = False
     orders_by_id: bool = False
     cannot: Mapping[str, str] = field(default_factory=dict)
-    absences: Callable[[Cast, Any, Any], Mapping[str, Any]] | None = None
+    absences: Callable[[Roles, Any, Any], Mapping[str, Any]] | None = None
     only_simulated: Callable[[Any], str] = lambda options: ""
     unaudited: Callable[[Any], str] = lambda options: "no gradients are sent that an audit could open"
     warm_up: Callable[[Any], list[Any]] = lambda options: []
-    expected: Callable[[Cast, Any, Any, Shape], Expected] = unknown
-    alone: Callable[[Mapping[str, Table], Seat], dict[str, Any]] | None = None
+    expected: Callable[[Roles, Any, Any, Shape], Expected] = unknown
+    alone: Callable[[Mapping[str, Table], RoleInput], dict[str, Any]] | None = None
 
 
-def cast_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Cast:
+def roles_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Roles:
     """Return who plays which role where one process plays all: the owners, and the helpers that the system needs.
 
     Parameters
@@ -473,6 +474,6 @@ def cast_of(system: System, owners: list[str], active: str | None, options: Syst
     helpers = system.helpers(owners, options)
     server = next((name for name, place in helpers.items() if place.role == "server"), None)
     lead = server or active or owners[0]
-    places = {name: Place() for name in owners} | helpers
-    places.setdefault(lead, Place(has_rows=False))
-    return system.cast(places, lead, options)
+    places = {name: PartySpec() for name in owners} | helpers
+    places.setdefault(lead, PartySpec(has_rows=False))
+    return system.assign(places, lead, options)

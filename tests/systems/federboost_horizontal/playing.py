@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from systems.inputs_of import inputs
 
-from systems.seats import seat
 from tables import real_table
 from treaty.data.binning import Bins
 from treaty.data.table import Table, to_table
@@ -23,7 +23,7 @@ from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
-from treaty.systems.system import Cast, LabelledRows, Seat, star
+from treaty.systems.system import LabelledRows, RoleInput, Roles, star
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -66,24 +66,24 @@ def dealt(
     return parts, LabelledRows(Table(table.schema, [c[order] for c in table.columns], len(y)), y[order]), classes
 
 
-def cast_of(parts: Mapping[str, LabelledRows], leader: str = "p0") -> Cast:
+def roles_of(parts: Mapping[str, LabelledRows], leader: str = "p0") -> Roles:
     """Everybody's role."""
     roles = {name: "leader" if name == leader else "member" for name in (*parts, leader)}
-    return Cast(leader, roles, list(parts))
+    return Roles(leader, roles, list(parts))
 
 
-def seat_of(
+def role_input(
     party: Party,
     parts: Mapping[str, LabelledRows],
     options: Options,
     classes: list | None,
     leader: str = "p0",
     **fields: Any,
-) -> Seat:
-    """A participant's seat."""
+) -> RoleInput:
+    """A participant's inputs."""
     given = {"data": parts.get(party.name), "classes": classes, "alone": False, **fields}
-    roles = cast_of(parts, leader).roles
-    return seat(party, options.own, options.common, active=leader, owners=list(parts), roles=roles, **given)
+    roles = roles_of(parts, leader).of
+    return inputs(party, options.own, options.common, active=leader, owners=list(parts), roles=roles, **given)
 
 
 def member(
@@ -95,7 +95,7 @@ def member(
     **fields: Any,
 ):
     """Play a participant other than the leader."""
-    return member_program(seat_of(party, parts, options, classes, leader, **fields))
+    return member_program(role_input(party, parts, options, classes, leader, **fields))
 
 
 def train(
@@ -110,16 +110,16 @@ def train(
     keepers: Mapping[str, Keeper] | None = None,
     **fields: Any,
 ) -> RunRecord:
-    """Train in threads; `roles` replaces some participants' programs, `fields` are the leader's seat's."""
+    """Train in threads; `roles` replaces some participants' programs, `fields` are the leader's role's."""
     kept = keepers or {}
     programs: dict[str, Callable[[Party], object]] = {
         name: lambda party: member(party, parts, options, classes, leader, keeper=kept.get(party.name))
         for name in parts
     }
     leads = {"keeper": kept.get(leader), **fields}
-    programs[leader] = lambda party: leader_program(seat_of(party, parts, options, classes, leader, **leads))
+    programs[leader] = lambda party: leader_program(role_input(party, parts, options, classes, leader, **leads))
     programs |= roles or {}
-    links = star(cast_of(parts, leader), options.own)
+    links = star(roles_of(parts, leader), options.own)
     return play(programs, links, job="job", protocol=PROTOCOL, record_content=record_content, timeout=timeout)
 
 

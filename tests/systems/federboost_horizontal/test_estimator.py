@@ -33,7 +33,7 @@ from treaty.systems.horizontal.quantiles import told_by_search
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
-from treaty.systems.system import LabelledRows, Place
+from treaty.systems.system import LabelledRows, PartySpec
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -437,9 +437,9 @@ def test_threads_are_shared_among_those_that_work_at_once(monkeypatch):
     given = {}
     for role, program in list(SYSTEM.train.items()):
 
-        def noting(seat, program=program):
-            given[seat.party.name] = seat.threads
-            return program(seat)
+        def noting(inputs, program=program):
+            given[inputs.party.name] = inputs.threads
+            return program(inputs)
 
         monkeypatch.setitem(SYSTEM.train, role, noting)
     estimator("binary", n_jobs=7).fit(share_out(X, y))
@@ -696,8 +696,10 @@ def test_finished_rounds_survive_a_participant_that_fails_later(monkeypatch, row
 
 def said(lead="north", members=("north", "south", "east"), spent="", **options):
     own, common = own_and_common(PROTOCOL, **options)
-    cast = SYSTEM.cast({name: Place(has_rows=name in members) for name in dict.fromkeys([lead, *members])}, lead, own)
-    learned = SYSTEM.disclosures(cast, own, common, SimpleNamespace(spent=spent))
+    roles = SYSTEM.assign(
+        {name: PartySpec(has_rows=name in members) for name in dict.fromkeys([lead, *members])}, lead, own
+    )
+    learned = SYSTEM.disclosures(roles, own, common, SimpleNamespace(spent=spent))
     return {name: " | ".join(facts) for name, facts in learned.items()}
 
 

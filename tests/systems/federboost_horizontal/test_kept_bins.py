@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from flat import flat
 from flips import damaged, flipped
 from marks import all_but_first_slow
-from systems.federboost_horizontal.playing import cast_of, dealt, member, options_of, seat_of
+from systems.federboost_horizontal.playing import dealt, member, options_of, role_input, roles_of
 from tables import real_table, with_categories, with_gaps
 from treaty import GBDTClassifier, GBDTRegressor
 from treaty.data.table import to_table
@@ -270,12 +270,12 @@ def spoilt(tmp_path, change):
             send = party.send
             party.send = lambda to, m: send(to, change.get(type(m).__name__, lambda m: m)(m))
             if party.name == "p0":
-                return leader_program(seat_of(party, parts, options, classes, store=tmp_path))
+                return leader_program(role_input(party, parts, options, classes, store=tmp_path))
             return member(party, parts, options, classes, store=tmp_path)
 
         return dict.fromkeys(parts, role)
 
-    links = star(cast_of(parts), options.own)
+    links = star(roles_of(parts), options.own)
     settings = {"job": "job", "protocol": "federboost-horizontal", "timeout": 20.0}
     play(roles({}), links, **settings)
     return play(roles(change), links, **settings)

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from msgspec.structs import replace
+from systems.inputs_of import inputs
 
 from marks import slow
 from runs.job_files import train_in_threads
 from systems.federboost_vertical.test_roles import decoded, messages, numbers, play_training, true_codes
-from systems.seats import seat
 from systems.vertical.playing import star_of
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
@@ -60,7 +60,7 @@ def people(rows: Any) -> Any:
 
 
 def watching(tables: Mapping[str, Table], y: np.ndarray, ids: Any = None, **fields: Any) -> dict[str, dict[str, Any]]:
-    """Seat everybody with the training rows as an eval set."""
+    """RoleInput everybody with the training rows as an eval set."""
     rows = {name: LabelledRows(t, y if name == "p0" else np.zeros(0), ids=ids) for name, t in tables.items()}
     again = {
         name: LabelledRows(t, y if name == "p0" else np.zeros(0), None, "again", ids) for name, t in tables.items()
@@ -138,7 +138,7 @@ def predicted(parts: Mapping[str, Any], tables: Mapping[str, Table], ids: Any, *
     def role(party):
         program = predict_active if party.name == "p0" else predict_passive
         return program(
-            seat(
+            inputs(
                 party, FederBoostVertical(epsilon=2.0), active="p0", owners=list(tables), part=parts[party.name],
                 data=LabelledRows(tables[party.name], np.zeros(0), ids=ids), **fields,
             )
@@ -267,8 +267,10 @@ def predicted_in_threads(monkeypatch: pytest.MonkeyPatch, job: Job) -> tuple[lis
     """Predict with every party in a thread; return ids and margins of the active one."""
     channels = memory_channels(job.parties)
 
-    def connected(job: Job, name: str, cast: Any, verb: str, role: Any, **_: Any) -> Any:
-        party = Party(name, job.name, job.system.name, channels[name], job.system.links(cast, None)[name], timeout=20.0)
+    def connected(job: Job, name: str, roles: Any, verb: str, role: Any, **_: Any) -> Any:
+        party = Party(
+            name, job.name, job.system.name, channels[name], job.system.links(roles, None)[name], timeout=20.0
+        )
         return run_role(party, lambda: role(party))
 
     monkeypatch.setattr(running, "connected", connected)

@@ -20,7 +20,7 @@ from marks import all_but_first_slow
 from noise_keys import keep_key
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
 from systems.vertical.lossless import assert_lossless, read, train_both, unusual_tables
-from systems.vertical.playing import seat_of, star_of, tables_and_labels
+from systems.vertical.playing import role_input, star_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
@@ -38,7 +38,7 @@ from treaty.systems.federboost_vertical.system import SYSTEM, disclosures
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import Cast, LabelledRows
+from treaty.systems.system import LabelledRows, Roles
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.ensemble import join_splits, margins_from_values
@@ -92,8 +92,8 @@ def play_training(
 ) -> RunRecord:
     """Train with p0 active.
 
-    `own` are options of one party alone, `fields` those of its seat (noise is the same in every test unless a store is
-    among them), `change` maps messages by name to what is sent in their place, `seen` takes every party's error.
+    `own` are options of one party alone, `fields` those of its inputs (noise is the same in every test unless a store
+    is among them), `change` maps messages by name to what is sent in their place, `seen` takes every party's error.
     """
     checked(**{name: value for name, value in options.items() if name not in BoostingOptions.__struct_fields__})
     with TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def play_training(
             program = federboost_vertical.active if name == "p0" else federboost_vertical.passive
             given = {"store": stores[name], **(fields or {}).get(name, {})}
             try:
-                return program(seat_of(party, tables, y, mine, FederBoostVertical, **given))
+                return program(role_input(party, tables, y, mine, FederBoostVertical, **given))
             except BaseException as error:
                 if seen is not None:
                     seen[name] = error
@@ -686,8 +686,8 @@ def test_no_noise_may_be_asked_for_in_words():
 
 
 def learned(options: FederBoostVertical) -> dict[str, list[str]]:
-    cast = Cast("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
-    return disclosures(cast, options, BoostingOptions(), None)
+    roles = Roles("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
+    return disclosures(roles, options, BoostingOptions(), None)
 
 
 @pytest.mark.parametrize(

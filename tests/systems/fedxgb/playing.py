@@ -28,7 +28,7 @@ from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.fedxgb.user import user
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput, Roles
 
 STAGES = ("call", "setup", "shared", "masked", "prediction")
 PATIENCE = 20.0  # seconds: what must not be waited for in full
@@ -55,25 +55,25 @@ def crowd_rows(
     return dealt(task, users, rows)
 
 
-def cast_with(domains: Mapping[str, Sequence[str]]) -> Cast:
+def roles_with(domains: Mapping[str, Sequence[str]]) -> Roles:
     """Return who is who, given every edge server's users; they may be too few."""
     edge_of = {user: edge for edge, users in domains.items() for user in users}
     roles = {"server": "server", **dict.fromkeys(domains, "edge"), **dict.fromkeys(edge_of, "user")}
-    return Cast("server", {**roles, "authority": "authority"}, list(edge_of), edge_of)
+    return Roles("server", {**roles, "authority": "authority"}, list(edge_of), edge_of)
 
 
-def laid_out(users: Sequence[str], edges: int = 2) -> Cast:
-    return cast_with({f"edge{k}": list(users[k::edges]) for k in range(edges)})
+def laid_out(users: Sequence[str], edges: int = 2) -> Roles:
+    return roles_with({f"edge{k}": list(users[k::edges]) for k in range(edges)})
 
 
-def one_large(users: Sequence[str], edges: int = 2) -> Cast:
+def one_large(users: Sequence[str], edges: int = 2) -> Roles:
     """Nine users in one domain, of which one may be lost and two left out with it; three in each other."""
-    return cast_with({f"edge{k}": users[slice(9) if k == 0 else slice(6 + 3 * k, 9 + 3 * k)] for k in range(edges)})
+    return roles_with({f"edge{k}": users[slice(9) if k == 0 else slice(6 + 3 * k, 9 + 3 * k)] for k in range(edges)})
 
 
-def seat_of(party: Party, options: Options, cast: Cast, **fields: Any) -> Seat:
+def role_input(party: Party, options: Options, roles: Roles, **fields: Any) -> RoleInput:
     given: dict[str, Any] = {"patience": PATIENCE, "alone": False, **fields}
-    return Seat(party=party, options=options.own, common=options.common, cast=cast, **given)
+    return RoleInput(party=party, options=options.own, common=options.common, roles=roles, **given)
 
 
 @dataclass
@@ -124,7 +124,7 @@ def play_crowd(
     classes: list | None,
     *,
     edges: int = 2,
-    layout: Cast | None = None,
+    layout: Roles | None = None,
     leaves: Mapping[str, Leaves] | None = None,
     roles: Mapping[str, Callable[[Party], object]] | None = None,
     patience: float = PATIENCE,
@@ -133,19 +133,19 @@ def play_crowd(
     tolerate: Sequence[str] = (),
 ) -> Crowded:
     """Train in threads; `roles` replaces some programs. Failures of users and of `tolerate` are noted, not raised."""
-    cast = layout or laid_out(list(parts), edges)
+    roles = layout or laid_out(list(parts), edges)
     crowded = Crowded()
     data = {"server": next(iter(parts.values())), **parts}  # the server's says which columns there are
 
     def program(name: str, role: str) -> Callable[[Party], object]:
         return lambda party: SYSTEM.train[role](
-            seat_of(
-                party, options, cast, data=data.get(name), classes=classes, patience=patience,
+            role_input(
+                party, options, roles, data=data.get(name), classes=classes, patience=patience,
                 absence=(leaves or {}).get(name),
             )
         )  # fmt: skip
 
-    programs = {name: program(name, role) for name, role in cast.roles.items()} | dict(roles or {})
+    programs = {name: program(name, role) for name, role in roles.of.items()} | dict(roles or {})
 
     def tolerated(name: str, program: Callable[[Party], object]) -> Callable[[Party], object]:
         def run(party: Party) -> object:
@@ -161,9 +161,9 @@ def play_crowd(
 
     with ExitStack() as patched:
         _note(crowded, patched)
-        programs |= {name: tolerated(name, programs[name]) for name in (*cast.owners, *tolerate)}
+        programs |= {name: tolerated(name, programs[name]) for name in (*roles.owners, *tolerate)}
         played = play(
-            programs, SYSTEM.links(cast, options.own), job="job", protocol="fedxgb", record_content=record_content,
+            programs, SYSTEM.links(roles, options.own), job="job", protocol="fedxgb", record_content=record_content,
             timeout=timeout,
         )  # fmt: skip
     crowded.results, crowded.transcripts = played.results, played.transcripts
@@ -196,12 +196,12 @@ def user_program(
     parts: Mapping[str, LabelledRows],
     options: Options,
     classes: list | None,
-    layout: Cast,
+    layout: Roles,
     name: str,
     leaves: Leaves | None = None,
 ) -> Callable[[Party], object]:
     """Return the program of a user."""
-    return lambda party: user(seat_of(party, options, layout, data=parts[name], classes=classes, absence=leaves))
+    return lambda party: user(role_input(party, options, layout, data=parts[name], classes=classes, absence=leaves))
 
 
 class Died(Exception):

@@ -22,7 +22,7 @@ from systems.fedxgb.domain import (
     values,
     without,
 )
-from systems.fedxgb.playing import cast_with, crowd_rows, laid_out, options_of, play_crowd, seat_of, uniform
+from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, role_input, roles_with, uniform
 from treaty.crypto.aggregation.key_agreement import RoundKeys, agree
 from treaty.crypto.aggregation.masks import add_masks, mask_key, pair_keys
 from treaty.crypto.aggregation.round import RoundVoid
@@ -195,10 +195,10 @@ def test_server_sees_single_domains_sums_in_paper_mode_alone(trainings, mode):
 def test_paper_mode_is_refused_without_consent_and_says_what_leaks(role):
     parts, _, classes = crowd_rows(users=3, rows=30)
     party: Any = SimpleNamespace(name="p0")  # of which nothing is asked
-    cast = cast_with({"edge0": ["p0"], "edge1": ["p1"], "edge2": ["p2"]})
+    roles = roles_with({"edge0": ["p0"], "edge1": ["p1"], "edge2": ["p2"]})
     with pytest.raises(ConfigError, match=r"can read the histograms of each of its users.*allow_insecure=True"):
         SYSTEM.train[role](
-            seat_of(party, options_of(mode="paper"), cast, data=parts["p0"], classes=classes, alone=True)
+            role_input(party, options_of(mode="paper"), roles, data=parts["p0"], classes=classes, alone=True)
         )
 
 

@@ -12,9 +12,9 @@ from treaty.systems.fedxgb.system import SYSTEM
 
 
 def learned(edges: int = 3, **options: Any) -> dict[str, list[str]]:
-    cast = laid_out([f"u{k}" for k in range(3 * edges)], edges)
+    roles = laid_out([f"u{k}" for k in range(3 * edges)], edges)
     return SYSTEM.disclosures(
-        cast, *options_of(**{"min_child_samples": None, **options}), SimpleNamespace(spent="spent")
+        roles, *options_of(**{"min_child_samples": None, **options}), SimpleNamespace(spent="spent")
     )
 
 
@@ -53,8 +53,8 @@ def test_as_many_edge_servers_may_collude_as_the_text_says():
 
 
 def test_before_training_it_is_not_known_how_small_groups_were():
-    cast = laid_out([f"u{k}" for k in range(9)], 3)
-    found = SYSTEM.disclosures(cast, *options_of(), None)
+    roles = laid_out([f"u{k}" for k in range(9)], 3)
+    found = SYSTEM.disclosures(roles, *options_of(), None)
     assert list(found) == ["server", "edge", "user", "authority"]
     assert not any("spent" in fact for facts in found.values() for fact in facts)
     assert any("spent, whose values" in fact for fact in learned()["server"])

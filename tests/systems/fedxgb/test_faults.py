@@ -21,7 +21,7 @@ from systems.fedxgb.playing import (
     one_large,
     options_of,
     play_crowd,
-    seat_of,
+    role_input,
     spoiling,
     user_program,
 )
@@ -404,7 +404,7 @@ def test_edge_server_that_dies_ends_the_job_for_all(crowd, kind, shown):
 
         party.receive = until
         try:
-            edge(seat_of(party, options, layout))
+            edge(role_input(party, options, layout))
         except SystemError:
             party.channel.close()
 

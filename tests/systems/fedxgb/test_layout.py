@@ -7,63 +7,70 @@ from typing import Any
 
 import pytest
 
-from systems.fedxgb.playing import cast_with, laid_out, options_of
+from systems.fedxgb.playing import laid_out, options_of, roles_with
 from treaty.errors import ConfigError
 from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.system import Place
+from treaty.systems.system import PartySpec
 
 USERS = [f"user{k}" for k in range(6)]
 SHOWN = FedXGB(expose="model")
 
 
-def places(**changed: Any) -> dict[str, Place]:
-    given = {"owner": Place(has_rows=False), **dict.fromkeys(("berlin", "tokyo"), Place("edge", has_rows=False))}
-    return {**given, "notary": Place("authority", has_rows=False), **dict.fromkeys(USERS, Place()), **changed}
+def places(**changed: Any) -> dict[str, PartySpec]:
+    given = {
+        "owner": PartySpec(has_rows=False),
+        **dict.fromkeys(("berlin", "tokyo"), PartySpec("edge", has_rows=False)),
+    }
+    return {**given, "notary": PartySpec("authority", has_rows=False), **dict.fromkeys(USERS, PartySpec()), **changed}
 
 
 def test_users_without_an_edge_server_are_dealt_out():
-    cast = SYSTEM.cast(places(user0=Place(edge="tokyo")), "owner", SHOWN)
-    assert domains(cast) == {"berlin": ["user1", "user3", "user5"], "tokyo": ["user0", "user2", "user4"]}
-    assert cast.roles == {
+    roles = SYSTEM.assign(places(user0=PartySpec(edge="tokyo")), "owner", SHOWN)
+    assert domains(roles) == {"berlin": ["user1", "user3", "user5"], "tokyo": ["user0", "user2", "user4"]}
+    assert roles.of == {
         "owner": "server", "berlin": "edge", "tokyo": "edge", "notary": "authority", **dict.fromkeys(USERS, "user")
     }  # fmt: skip
-    assert cast.owners == SYSTEM.may_lose(cast, SHOWN) == SYSTEM.may_be_absent(cast, SHOWN) == USERS
+    assert roles.owners == SYSTEM.may_lose(roles, SHOWN) == SYSTEM.may_be_absent(roles, SHOWN) == USERS
 
 
 def test_server_may_have_rows_to_watch():
-    assert SYSTEM.cast(places(owner=Place()), "owner", SHOWN).owners == USERS
+    assert SYSTEM.assign(places(owner=PartySpec()), "owner", SHOWN).owners == USERS
 
 
 @pytest.mark.parametrize(
     ("changed", "options", "words"),
     [
-        ({"notary": Place("edge", has_rows=False)}, {}, "expected one key authority, .* got none"),
-        ({"tokyo": Place("authority", has_rows=False)}, {}, "expected one key authority, .* got tokyo, notary"),
-        ({"berlin": Place(has_rows=False)}, {}, 'expected parties.berlin to have a table, .* or role = "edge"'),
-        ({"berlin": Place("server", has_rows=False)}, {}, "active party owner, got parties.berlin.role"),
-        ({"owner": Place("edge", has_rows=False)}, {}, "active party owner, got parties.owner.role"),
-        ({"berlin": Place("dealer", has_rows=False)}, {}, 'server, edge, user or authority, got "dealer"'),
-        ({"berlin": Place("edge")}, {}, "of no other role, got one - at parties.berlin"),
-        ({"user1": Place("user", has_rows=False)}, {}, "a table of every user .* got none - at parties.user1"),
-        ({"user1": Place(edge="oslo")}, {}, r"\(berlin, tokyo\), got 'oslo'"),
-        ({"tokyo": Place("edge", "berlin", has_rows=False)}, {}, "of users alone, got parties.tokyo.edge of the edge"),
-        ({"user1": Place(edge="berlin")}, {}, "got 2 at tokyo: of a sum over fewer"),
+        ({"notary": PartySpec("edge", has_rows=False)}, {}, "expected one key authority, .* got none"),
+        ({"tokyo": PartySpec("authority", has_rows=False)}, {}, "expected one key authority, .* got tokyo, notary"),
+        ({"berlin": PartySpec(has_rows=False)}, {}, 'expected parties.berlin to have a table, .* or role = "edge"'),
+        ({"berlin": PartySpec("server", has_rows=False)}, {}, "active party owner, got parties.berlin.role"),
+        ({"owner": PartySpec("edge", has_rows=False)}, {}, "active party owner, got parties.owner.role"),
+        ({"berlin": PartySpec("dealer", has_rows=False)}, {}, 'server, edge, user or authority, got "dealer"'),
+        ({"berlin": PartySpec("edge")}, {}, "of no other role, got one - at parties.berlin"),
+        ({"user1": PartySpec("user", has_rows=False)}, {}, "a table of every user .* got none - at parties.user1"),
+        ({"user1": PartySpec(edge="oslo")}, {}, r"\(berlin, tokyo\), got 'oslo'"),
+        (
+            {"tokyo": PartySpec("edge", "berlin", has_rows=False)},
+            {},
+            "of users alone, got parties.tokyo.edge of the edge",
+        ),
+        ({"user1": PartySpec(edge="berlin")}, {}, "got 2 at tokyo: of a sum over fewer"),
         ({}, {"expose": None}, "expected 3 edge servers or more, got 2"),
         ({}, {"edges": 3}, "expected edges to be 2"),
     ],
 )
 def test_a_crowd_that_cannot_be_is_refused(changed, options, words):
     with pytest.raises(ConfigError, match=words):
-        SYSTEM.cast(places(**changed), "owner", FedXGB(**{"expose": "model", **options}))
+        SYSTEM.assign(places(**changed), "owner", FedXGB(**{"expose": "model", **options}))
 
 
 def fitted(users: int, options: FedXGB) -> Any:
     """Return who is who in a fit."""
     names = [f"u{k}" for k in range(users)]
     helpers = SYSTEM.helpers(names, options)
-    return SYSTEM.cast({**dict.fromkeys(names, Place()), **helpers}, "server", options)
+    return SYSTEM.assign({**dict.fromkeys(names, PartySpec()), **helpers}, "server", options)
 
 
 def test_fit_plays_three_edge_servers_unless_told_otherwise():
@@ -83,17 +90,17 @@ def test_no_user_may_be_called_like_a_helper(name):
 
 @pytest.mark.parametrize("options", [SHOWN, FedXGB()], ids=["shown", "hidden"])
 def test_links_go_both_ways_and_users_meet_other_edge_servers_where_the_model_is_hidden_alone(options):
-    cast = laid_out(USERS, 2)
-    links = SYSTEM.links(cast, options)
+    roles = laid_out(USERS, 2)
+    links = SYSTEM.links(roles, options)
     assert all(one in links[other] for one, peers in links.items() for other in peers)
     assert links["server"] == ["authority", "edge0", "edge1"]
     assert links["user0"] == ["authority", *(["edge0"] if options is SHOWN else ["edge0", "edge1"])]
-    assert set(links["authority"]) == set(cast.roles) - {"authority"}
+    assert set(links["authority"]) == set(roles.of) - {"authority"}
 
 
 def test_certificates_of_edge_servers_are_for_them_and_the_server():
-    cast = laid_out(USERS, 2)
-    vouched = {name: SYSTEM.vouched(cast, FedXGB(), name) for name in ("server", "edge1", "user0", "authority")}
+    roles = laid_out(USERS, 2)
+    vouched = {name: SYSTEM.vouched(roles, FedXGB(), name) for name in ("server", "edge1", "user0", "authority")}
     assert vouched == {"server": ["edge0", "edge1"], "edge1": ["edge0", "edge1"], "user0": [], "authority": []}
 
 
@@ -102,9 +109,9 @@ def test_certificates_of_edge_servers_are_for_them_and_the_server():
 
 def drops(sizes: list[int], **chosen: Any) -> dict[str, Callable[[int, str], bool]]:
     users = (f"u{k}" for k in range(sum(sizes)))
-    cast = cast_with({f"edge{k}": [next(users) for _ in range(size)] for k, size in enumerate(sizes)})
+    roles = roles_with({f"edge{k}": [next(users) for _ in range(size)] for k, size in enumerate(sizes)})
     assert SYSTEM.absences is not None
-    return SYSTEM.absences(cast, *options_of(**chosen))  # type: ignore[return-value]
+    return SYSTEM.absences(roles, *options_of(**chosen))  # type: ignore[return-value]
 
 
 def test_who_drops_out_is_away_until_the_next_tenth_round():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marks import all_but_first_slow
-from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, play_crowd, seat_of
+from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, play_crowd, role_input
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import messages, server
@@ -32,13 +32,13 @@ def play_hostile(
     parts, _, classes = crowd_rows(users=9, rows=90)
     layout = laid_out(list(parts), 3)
     honest, others = options_of(**AGREED, **shown), options_of(**{**AGREED, **wanted}, **shown)
-    told = terms_of(seat_of(None, honest, layout))
-    monkeypatch.setattr(server, "terms_of", lambda seat: told)
-    monkeypatch.setattr(messages, "terms_of", lambda seat: told)
+    told = terms_of(role_input(None, honest, layout))
+    monkeypatch.setattr(server, "terms_of", lambda inputs: told)
+    monkeypatch.setattr(messages, "terms_of", lambda inputs: told)
 
     def program(role: str) -> Any:
         return lambda party: SYSTEM.train[role](
-            seat_of(
+            role_input(
                 party, others, layout, data=next(iter(parts.values())) if role == "server" else None, classes=classes
             )
         )
@@ -104,7 +104,7 @@ def test_edge_servers_open_one_sum_for_a_level(monkeypatch):
         party.send = lambda to, m: [send(to, m), send(to, Sum(m.number + 50, m.length)) if isinstance(m, Sum) else None]
         parts, _, classes = crowd_rows(users=9, rows=90)
         options, layout = options_of(**AGREED, expose="model"), laid_out(list(parts), 3)
-        return SYSTEM.train["server"](seat_of(party, options, layout, data=parts["p0"], classes=classes))
+        return SYSTEM.train["server"](role_input(party, options, layout, data=parts["p0"], classes=classes))
 
     parts, _, classes = crowd_rows(users=9, rows=90)
     crowded = play_crowd(

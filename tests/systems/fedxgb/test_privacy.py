@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marks import all_but_first_slow
-from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, seat_of, uniform
+from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, role_input, uniform
 from systems.fedxgb.test_roles import SHOWN, assert_exact, assert_follow
 from treaty.crypto.sharing import secure_routing
 from treaty.crypto.sharing.secure_routing import share_integers
@@ -199,7 +199,7 @@ def lying(options, layout, kind, to, monkeypatch):
             }, **how)  # fmt: skip
 
         party.receive, party.send_each = received, sent_each
-        edge(seat_of(party, options, layout))
+        edge(role_input(party, options, layout))
 
     return run
 

@@ -409,9 +409,9 @@ def test_failed_users_do_not_end_the_others_processes(monkeypatch):
 def test_users_without_an_edge_server_are_dealt_out(tmp_path):
     path = write_job(tmp_path)
     path.write_text(path.read_text().replace('table = "user0.csv"', 'table = "user0.csv"\nedge = "tokyo"'))
-    cast = load_job(path).cast()
-    assert [cast.edges[name] for name in USERS] == ["tokyo", "berlin"] * 3
-    assert (cast.active, cast.holder("authority"), cast.having("edge")) == ("owner", "notary", list(EDGES))
+    roles = load_job(path).roles()
+    assert [roles.edges[name] for name in USERS] == ["tokyo", "berlin"] * 3
+    assert (roles.active, roles.holder("authority"), roles.having("edge")) == ("owner", "notary", list(EDGES))
 
 
 @pytest.mark.parametrize(

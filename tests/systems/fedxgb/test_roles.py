@@ -15,15 +15,15 @@ from systems.federboost_horizontal.playing import bins_told
 from systems.fedxgb.playing import (
     STAGES,
     Crowded,
-    cast_with,
     crowd_rows,
     laid_out,
     once,
     one_large,
     options_of,
     play_crowd,
+    role_input,
+    roles_with,
     round_of,
-    seat_of,
     spoiling,
     user_program,
 )
@@ -205,7 +205,7 @@ def test_too_few_edge_servers_are_refused(edges, shown, words):
 
 def test_domain_of_two_is_refused():
     parts, _, classes = crowd_rows(users=6)
-    layout = cast_with({"edge0": ["p0", "p1"], "edge1": ["p2", "p3", "p4", "p5"]})
+    layout = roles_with({"edge0": ["p0", "p1"], "edge1": ["p2", "p3", "p4", "p5"]})
     with pytest.raises(RoundVoid, match="expected 3 users or more to come to the domain of edge0, got 2"):
         play_crowd(parts, options_of(**SHOWN), classes, layout=layout)
 
@@ -322,7 +322,7 @@ def test_domain_without_a_whole_group_sits_out_and_the_others_go_on(shown):
 def test_users_may_be_lost_one_after_another_in_one_sum():
     """At each stage another; whoever is left begins the sum again, in whole groups, with as few as three users."""
     parts, _, classes = crowd_rows(users=21, rows=210)
-    layout = cast_with({"edge0": list(parts)[:15], "edge1": list(parts)[15:]})
+    layout = roles_with({"edge0": list(parts)[:15], "edge1": list(parts)[15:]})
     stages = dict(zip(("p0", "p1", "p2", "p3"), ("setup", "shared", "masked", "shared"), strict=True))
     leaves = {name: once(2, stage) for name, stage in stages.items()}
     crowded = play_crowd(parts, options_of(n_estimators=3, **SHOWN), classes, layout=layout, leaves=leaves)
@@ -384,7 +384,7 @@ def test_a_job_whose_users_all_stay_away_from_the_first_tree_says_so():
 
     def edge1(party: Party) -> None:
         try:
-            edge(seat_of(party, options_of(**SHOWN), laid_out(list(parts))))
+            edge(role_input(party, options_of(**SHOWN), laid_out(list(parts))))
         except TreatyError as error:
             told[party.name] = str(error)
             raise

@@ -31,7 +31,7 @@ from treaty.runs.job import Job, load_job
 from treaty.runs.party import part_file
 from treaty.runs.processes import free_ports
 from treaty.runs.report import FORMAT, Report, service_report_file
-from treaty.runs.serving import serve_party, service_cast
+from treaty.runs.serving import serve_party, service_roles
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred import roles as secpred
 from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
@@ -100,11 +100,11 @@ def play(
     roles, which take their party.
     """
     some = jobs if isinstance(jobs, Job) else next(iter(jobs.values()))
-    cast = service_cast(some)
-    channels, found, said = memory_channels(cast.roles), {}, {}
+    roles = service_roles(some)
+    channels, found, said = memory_channels(roles.of), {}, {}
 
-    def connected(job, name, cast, verb, role, *, phase, service):
-        peers = service.links(cast, job.settings()[0])[name]
+    def connected(job, name, roles, verb, role, *, phase, service):
+        peers = service.links(roles, job.settings()[0])[name]
         party = Party(name, job.name, job.system.name, channels[name], peers, timeout=20.0)
         try:
             return run_role(party, lambda: instead.get(name, role)(party))
@@ -115,7 +115,7 @@ def play(
     def serve(name: str) -> None:
         job = some if isinstance(jobs, Job) else jobs.get(name, some)
         try:
-            found[name] = serve_party(job, name, cast)
+            found[name] = serve_party(job, name, roles)
         except TreatyError as error:
             said[name] = str(error)
         finally:
@@ -123,7 +123,7 @@ def play(
 
     with monkeypatch.context() as patch:
         patch.setattr(serving, "connected", connected)
-        threads = [threading.Thread(target=serve, args=(name,)) for name in cast.roles]
+        threads = [threading.Thread(target=serve, args=(name,)) for name in roles.of]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -150,9 +150,7 @@ def test_users_get_the_models_predictions_and_everybody_a_report(tmp_path, monke
     found, said = play(monkeypatch, job)
     assert said == {}
     assert_right(model, found)
-    reports = {
-        name: read_json(service_report_file(job, name), Report, FORMAT, name) for name in service_cast(job).roles
-    }
+    reports = {name: read_json(service_report_file(job, name), Report, FORMAT, name) for name in service_roles(job).of}
     assert set(reports) == {"owner", *EDGES, *ASKING}
     holders = EDGES if comparison == "shamir" else EDGES[:2]
     assert all(set(reports[name].sent) == set(holders) for name in ASKING)
@@ -166,18 +164,18 @@ def test_users_get_the_models_predictions_and_everybody_a_report(tmp_path, monke
 
 def test_users_of_a_job_are_those_with_rows_to_predict_wherever_they_come_from(tmp_path, model):
     path = write_job(tmp_path, model)
-    cast = service_cast(load_job(path))
-    assert cast.owners == list(ASKING)
-    assert cast.having("edge") == list(EDGES)
-    assert "notary" not in cast.roles
+    roles = service_roles(load_job(path))
+    assert roles.owners == list(ASKING)
+    assert roles.having("edge") == list(EDGES)
+    assert "notary" not in roles.of
     text = path.read_text()
     for name in ASKING:
         text = text.replace(f'predict_table = "{name}.csv"', "")
     path.write_text(text)
-    assert service_cast(load_job(path)) is None
+    assert service_roles(load_job(path)) is None
     path.write_text(text.replace('role = "authority"', 'role = "authority"\npredict_table = "ann.csv"'))
     with pytest.raises(ConfigError, match='predict_table of users and the server alone, got one of notary, role = "a'):
-        service_cast(load_job(path))
+        service_roles(load_job(path))
 
 
 # ---------------------------------------------------------------- limits over runs
@@ -267,7 +265,7 @@ def test_a_lost_server_or_edge_server_ends_the_prediction_and_is_named(tmp_path,
     job = load_job(write_job(tmp_path, model))
     found, said = play(monkeypatch, job, **{lost: without_rows})
     assert found == {}
-    assert set(said) == set(service_cast(job).roles)
+    assert set(said) == set(service_roles(job).of)
     assert all(lost in said[name] for name in (*EDGES, "owner", "ann") if name != lost), said
 
 
@@ -290,7 +288,7 @@ def test_a_model_of_another_job_is_refused_before_rows_are_shared(tmp_path, monk
     assert words[of] in said["owner"]
     assert all("owner stopped the job" in said[edge] for edge in EDGES)
     assert not any("RowShares" in sent[name] for name in ASKING)
-    assert set(said) == set(service_cast(job).roles)
+    assert set(said) == set(service_roles(job).of)
 
 
 def note_training(folder: Path, name: str, model_id: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from marks import all_but_first_slow
 from systems.secureboost.test_privacy import leaks, received, secrets_of_active, secrets_of_party
 from systems.vertical.lossless import assert_lossless, train_both, unusual_tables
-from systems.vertical.playing import seat_of, star_of, tables_and_labels
+from systems.vertical.playing import role_input, star_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
@@ -36,7 +36,7 @@ from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import side_by_side
 from treaty.systems.pooled.training import train
-from treaty.systems.system import Cast, LabelledRows
+from treaty.systems.system import LabelledRows, Roles
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
 from treaty.trees.growth import NoMoreTrees
@@ -83,7 +83,7 @@ def play_training(
     """Train with p0 active.
 
     `own` are options of one party alone, `change` maps messages by name to what is sent in their place, `fields` are
-    those of a party's seat, `seen` takes every party's error.
+    those of a party's inputs, `seen` takes every party's error.
     """
     checked(**{**GROWTH, **options})
 
@@ -96,7 +96,7 @@ def play_training(
         options_of = {**GROWTH, **options, **(own or {}).get(name, {})}
         program = fedxgboost_ldp.active if name == "p0" else fedxgboost_ldp.passive
         try:
-            return program(seat_of(party, tables, y, options_of, FedXGBoostLDP, **given))
+            return program(role_input(party, tables, y, options_of, FedXGBoostLDP, **given))
         except BaseException as error:
             if seen is not None:
                 seen[name] = error
@@ -186,7 +186,7 @@ def test_noisy_labels_give_the_pooled_trees_on_noisy_labels():
     label = {"mechanism": "label_rr", "epsilon": 1.0}
     played = play_training(tables, noisy, **label)
     whole = {"p0": side_by_side(tables)}
-    alone = seat_of(SimpleNamespace(name="p0"), whole, noisy, {**GROWTH, **label}, FedXGBoostLDP)
+    alone = role_input(SimpleNamespace(name="p0"), whole, noisy, {**GROWTH, **label}, FedXGBoostLDP)
     expected = train(alone)
     for tree, other in zip(played.results["p0"].forest.trees, expected.forest.trees, strict=True):
         np.testing.assert_array_equal(tree.value, other.value)
@@ -752,8 +752,8 @@ def test_other_options_at_a_party_are_refused(varied):
 
 @pytest.mark.parametrize("options", [{}, PAPER, {"mechanism": "label_rr", "epsilon": 2.0}, {"refit": True}])
 def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
-    cast = Cast("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
-    told = disclosures(cast, checked(**options), BoostingOptions(), None)
+    roles = Roles("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
+    told = disclosures(roles, checked(**options), BoostingOptions(), None)
     assert set(told) == {"bank", "shop"}
     shop = " ".join(told["shop"])
     assert "person" in shop

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from systems.inputs_of import split_options
 
-from systems.seats import split_options
-from systems.vertical.playing import seat_of, star_of, tables_and_labels
+from systems.vertical.playing import role_input, star_of, tables_and_labels
 from treaty.data.table import Table
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
@@ -16,7 +16,7 @@ from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 OPTIONS = {"backend": "dealer", "n_estimators": 2, "min_child_samples": 5, "max_bin": 6}
 KEYS = {"dealer": {}, "lattice": {}, "ou": {"insecure_test_key_bits": 512, "allow_insecure": True}}
@@ -29,11 +29,11 @@ def options_of(**options: Any) -> dict[str, Any]:
 
 def secure_seat(
     party: Party, tables: Mapping[str, Table], y: np.ndarray, given: Mapping[str, Any], **fields: Any
-) -> Seat:
-    """Seat a party of safe mode, beside a dealer where options ask for one."""
+) -> RoleInput:
+    """RoleInput a party of safe mode, beside a dealer where options ask for one."""
     helpers = {DEALER: "dealer"} if given["backend"] == "dealer" else {}
     roles = {name: "active" if name == "p0" else "passive" for name in tables} | helpers
-    return seat_of(party, tables, y, given, FedXGBoostSMM, roles=roles, **fields)
+    return role_input(party, tables, y, given, FedXGBoostSMM, roles=roles, **fields)
 
 
 def play_secure(

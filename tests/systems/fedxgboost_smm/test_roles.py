@@ -34,7 +34,7 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.system import SYSTEM
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, Place
+from treaty.systems.system import PartySpec, Roles
 from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.encrypted_columns import Hint, Sums, SumsRequest
 
@@ -456,14 +456,16 @@ def test_a_party_called_like_the_dealer_is_refused():
         treaty.GBDTClassifier(FedXGBoostSMM(backend="dealer")).fit(tables, y)
 
 
-def cast_of(places: dict[str, Place], active: str = "bank", backend: str = "dealer") -> Cast:
-    return SYSTEM.cast(places, active, FedXGBoostSMM(backend=backend))
+def roles_of(places: dict[str, PartySpec], active: str = "bank", backend: str = "dealer") -> Roles:
+    return SYSTEM.assign(places, active, FedXGBoostSMM(backend=backend))
 
 
 def test_disclosures_say_who_must_not_collude():
     options = FedXGBoostSMM(backend="dealer")
-    cast = SYSTEM.cast({"p0": Place(), "p1": Place(), **SYSTEM.helpers(["p0", "p1"], options)}, "p0", options)
-    told = SYSTEM.disclosures(cast, options, BoostingOptions().checked(options), None)
+    roles = SYSTEM.assign(
+        {"p0": PartySpec(), "p1": PartySpec(), **SYSTEM.helpers(["p0", "p1"], options)}, "p0", options
+    )
+    told = SYSTEM.disclosures(roles, options, BoostingOptions().checked(options), None)
     assert set(told) == {"p0", "p1", "dealer"}
     assert "with the help of dealer, who must not give it: every bin of every row of the others" in told["p0"]
     assert any("with the help of dealer" in fact and "labels" in fact for fact in told["p1"])
@@ -471,15 +473,15 @@ def test_disclosures_say_who_must_not_collude():
     assert "it has no data" in told["dealer"][0]
 
 
-DEALS = Place(role="dealer", has_rows=False)
-PLACES = {"bank": Place(), "shop": Place(), "helper": DEALS}
+DEALS = PartySpec(role="dealer", has_rows=False)
+PLACES = {"bank": PartySpec(), "shop": PartySpec(), "helper": DEALS}
 
 
 def test_a_dealer_has_no_rows_and_is_linked_with_all_owners():
-    cast = cast_of(PLACES)
-    assert cast.roles == {"bank": "active", "shop": "passive", "helper": "dealer"}
-    assert cast.owners == ["bank", "shop"]
-    assert SYSTEM.links(cast, FedXGBoostSMM(backend="dealer")) == {
+    roles = roles_of(PLACES)
+    assert roles.of == {"bank": "active", "shop": "passive", "helper": "dealer"}
+    assert roles.owners == ["bank", "shop"]
+    assert SYSTEM.links(roles, FedXGBoostSMM(backend="dealer")) == {
         "bank": ["shop", "helper"],
         "shop": ["bank", "helper"],
         "helper": ["bank", "shop"],
@@ -491,12 +493,12 @@ def test_a_dealer_has_no_rows_and_is_linked_with_all_owners():
     [
         ({"shop": DEALS}, "bank", "dealer", 'expected role = "dealer" at one party.* shop, helper'),
         ({}, "bank", "ou", 'with backend = "dealer" of protocol .* got it at helper'),
-        ({"helper": Place(role="dealer")}, "bank", "dealer", "expected helper, the dealer, to have no table"),
+        ({"helper": PartySpec(role="dealer")}, "bank", "dealer", "expected helper, the dealer, to have no table"),
         ({}, "helper", "dealer", "not to be the active party"),
         ({"shop": None}, "bank", "dealer", "at least one passive party"),
         ({"helper": None}, "bank", "dealer", "needs a party without data that deals"),
-        ({"shop": Place(role="user")}, "bank", "dealer", "expected no role and edge .* at shop"),
-        ({"shop": Place(has_rows=False)}, "bank", "dealer", "got none at shop"),
+        ({"shop": PartySpec(role="user")}, "bank", "dealer", "expected no role and edge .* at shop"),
+        ({"shop": PartySpec(has_rows=False)}, "bank", "dealer", "got none at shop"),
         ({"shop": None, "helper": None}, "bank", "lattice", "at least two parties with rows"),
         ({"helper": None}, "mall", "lattice", "expected active to be one of bank, shop, got 'mall'"),
     ],
@@ -508,4 +510,4 @@ def test_a_dealer_has_no_rows_and_is_linked_with_all_owners():
 def test_misplaced_roles_are_refused(change, active, backend, match):
     places = {name: place for name, place in {**PLACES, **change}.items() if place is not None}
     with pytest.raises(ConfigError, match=match):
-        cast_of(places, active, backend)
+        roles_of(places, active, backend)

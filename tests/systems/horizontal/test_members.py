@@ -12,7 +12,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.certificates import make_identity
 from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, ToldDigest
 from treaty.systems.pooled.system import CheckpointRequest
-from treaty.systems.system import Vouching
+from treaty.systems.system import Signer
 
 
 def members_told(told):
@@ -29,7 +29,7 @@ def members_told(told):
 def member_of(name, begun=b"", vouching=None, job="job"):
     """A member of sums, of no party in particular."""
     party = SimpleNamespace(name=name, job=job, protocol="test")
-    return Member(party, vouching or Vouching(), ToldDigest(begun), SumRules())
+    return Member(party, vouching or Signer(), ToldDigest(begun), SumRules())
 
 
 def test_masks_cancel_only_between_members_that_were_told_the_same():
@@ -60,7 +60,7 @@ def vouching_members():
     """Three members of a run, each with an identity that the others pinned; returns them by name, and identities."""
     identities = {name: make_identity(name) for name in ("p0", "p1", "p2")}
     pinned = {name: one.certificate for name, one in identities.items()}
-    return {name: member_of(name, vouching=Vouching(one, pinned)) for name, one in identities.items()}, identities
+    return {name: member_of(name, vouching=Signer(one, pinned)) for name, one in identities.items()}, identities
 
 
 def roster_of(made, nonce=bytes(32), **others):
@@ -79,11 +79,11 @@ def test_members_whose_keys_nobody_vouches_for_are_refused():
     for one in made.values():
         one.agree(told)
     pinned = {name: one.certificate for name, one in identities.items()}
-    between = member_of("p2", vouching=Vouching(identities["p0"], pinned))  # the collector's, in p2's name
+    between = member_of("p2", vouching=Signer(identities["p0"], pinned))  # the collector's, in p2's name
     fooled = roster_of(made, p2=between.key.key)
     with pytest.raises(PeerProtocolError, match="signed by p2 with the key of its certificate"):
         made["p1"].agree(pairs_told({"p0": made["p0"], "p1": made["p1"], "p2": between}, fooled))
-    narrow = Vouching(identities["p1"], {name: pinned[name] for name in ("p0", "p1")})
+    narrow = Signer(identities["p1"], {name: pinned[name] for name in ("p0", "p1")})
     unpinned = {**made, "p1": member_of("p1", vouching=narrow)}
     with pytest.raises(PeerProtocolError, match="signed by p2"):
         unpinned["p1"].agree(pairs_told(unpinned, roster_of(unpinned)))
@@ -95,7 +95,7 @@ def test_what_was_vouched_for_in_another_run_is_refused():
     """Keys of an earlier run of the same job, stolen since, with what their owner signed then."""
     made, identities = vouching_members()
     pinned = {name: one.certificate for name, one in identities.items()}
-    earlier = {name: member_of(name, vouching=Vouching(one, pinned)) for name, one in identities.items()}
+    earlier = {name: member_of(name, vouching=Signer(one, pinned)) for name, one in identities.items()}
     stolen = earlier["p2"]
     before = pairs_told(earlier, roster_of(earlier)).of["p2"]
     roster = roster_of(made, p2=stolen.key.key)

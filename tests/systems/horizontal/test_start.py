@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from systems.federboost_horizontal.playing import bins_told, dealt, options_of, pooled_on, seat_of, train
+from systems.federboost_horizontal.playing import bins_told, dealt, options_of, pooled_on, role_input, train
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
@@ -19,7 +19,7 @@ from treaty.trees.losses.fixed_point import TallyUnits
 def labels_of(task="regression", **options):
     parts, _, classes = dealt(task, 3)
     party = type("Named", (), {"name": "p1"})()
-    return OwnLabels(seat_of(party, parts, options_of(**options), classes), parts["p1"], classes, "p0"), parts["p1"]
+    return OwnLabels(role_input(party, parts, options_of(**options), classes), parts["p1"], classes, "p0"), parts["p1"]
 
 
 def start(*scores):

@@ -20,9 +20,9 @@ from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import Solver, fixed_columns, solver_of
-from treaty.systems.logistic.system import cast
+from treaty.systems.logistic.system import roles
 from treaty.systems.options import names_of
-from treaty.systems.system import Cast, LabelledRows, Place, Seat, mesh
+from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, mesh
 
 LEAD = "coordinator"
 PROGRAMS = {"active": active, "passive": passive, LEAD: coordinator}
@@ -58,19 +58,19 @@ def solver(**changes: Any) -> Solver:
     return solver_of(common, type(options))
 
 
-def cast_of(owners: list[str], options: FederatedRegression) -> Cast:
+def roles_of(owners: list[str], options: FederatedRegression) -> Roles:
     """Give p0 the labels, and add a coordinator where the options ask for one."""
-    lead = {LEAD: Place(role=LEAD, has_rows=False)} if options.has_coordinator else {}
-    return cast({**{name: Place() for name in owners}, **lead}, "p0", options)
+    lead = {LEAD: PartySpec(role=LEAD, has_rows=False)} if options.has_coordinator else {}
+    return roles({**{name: PartySpec() for name in owners}, **lead}, "p0", options)
 
 
 def said(owners: list[str], part: LinearPart | None = None, **changes: Any) -> dict[str, list[str]]:
     """Return what parties learned, in words."""
     options, common = options_of(**changes)
-    return disclosures(cast_of(owners, options), options, common, part)
+    return disclosures(roles_of(owners, options), options, common, part)
 
 
-def seat_of(
+def role_input(
     party: Party,
     tables: dict[str, Table],
     y: np.ndarray,
@@ -80,8 +80,8 @@ def seat_of(
     checkpoints: Path | None = None,
     evals: tuple[dict[str, Table], np.ndarray] | None = None,
     **changes: Any,
-) -> Seat:
-    """Return a party's seat of a training."""
+) -> RoleInput:
+    """Return a party's inputs of a training."""
     options, common = options_of(**changes)
     data = LabelledRows(tables[party.name], np.empty(0)) if party.name in tables else None
     if party.name == "p0":
@@ -91,8 +91,8 @@ def seat_of(
         labels = evals[1] if party.name == "p0" else np.empty(0)
         watched = [LabelledRows(evals[0][party.name], labels, None, "eval_0")]
     n_classes = len(np.unique(y)) if common.family == "multiclass" else 2
-    return Seat(
-        party=party, options=options, common=common, cast=cast_of(list(tables), options), data=data,
+    return RoleInput(
+        party=party, options=options, common=common, roles=roles_of(list(tables), options), data=data,
         classes=list(range(n_classes)) if party.name == "p0" else None, n_classes=n_classes, store=store,
         eval_sets=watched,
         keeper=checkpoints and Keeper(checkpoint_file(checkpoints, party.name), resume=True, party=party.name),
@@ -115,12 +115,12 @@ def play_logistic(
 ) -> RunRecord:
     """Train with p0 as the active party; `theirs` are other options of the others, `replace` other role programs."""
     options, _ = options_of(**changes)
-    found = cast_of(list(tables), options)
+    found = roles_of(list(tables), options)
 
     def run(party: Party) -> Any:
         own = changes if party.name == "p0" else {**changes, **(theirs or {})}
         return PROGRAMS[found.roles[party.name]](
-            seat_of(party, tables, y, weight=weight, store=store, checkpoints=checkpoints, evals=evals, **own)
+            role_input(party, tables, y, weight=weight, store=store, checkpoints=checkpoints, evals=evals, **own)
         )
 
     roles = {**dict.fromkeys(found.roles, run), **(replace or {})}

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from systems.logistic.playing import LEAD, linear_tables, play_logistic, seat_of, solver
+from systems.logistic.playing import LEAD, linear_tables, play_logistic, role_input, solver
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array
@@ -37,7 +37,7 @@ def tampering(party, step, change, *, at=None):
 
 def role(name, tables, y, form, wrap):
     program = {"p0": active, LEAD: coordinator}.get(name, passive)
-    return lambda party: program(seat_of(wrap(party), tables, y, **FORMS[form], max_iter=1, period=1))
+    return lambda party: program(role_input(wrap(party), tables, y, **FORMS[form], max_iter=1, period=1))
 
 
 def garbage(field, *, shape=None):
@@ -209,7 +209,9 @@ def test_a_seed_that_is_not_the_one_it_told_a_digest_of_is_refused(tmp_path):
     def lying(party):
         changed = tampering(party, "KeptBatches", lambda m: msgspec.structs.replace(m, seed=bytes(32)))
         return active(
-            seat_of(changed, tables, y, encryption="lattice", max_iter=1, period=1, random_state=None, store=tmp_path)
+            role_input(
+                changed, tables, y, encryption="lattice", max_iter=1, period=1, random_state=None, store=tmp_path
+            )
         )
 
     with pytest.raises(PeerProtocolError, match="told a digest of - at KeptBatches from p0"):

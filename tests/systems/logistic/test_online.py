@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from systems.logistic.playing import cast_of, options_of
+from systems.logistic.playing import options_of, roles_of
 from systems.logistic.test_prediction import model
 from treaty.data.table import Table
 from treaty.errors import ConfigError, PeerProtocolError
@@ -14,7 +14,7 @@ from treaty.messaging.messages import Array
 from treaty.runs.threads import play
 from treaty.systems.logistic.online import online_active, online_passive
 from treaty.systems.logistic.prediction import collect_margins
-from treaty.systems.system import LabelledRows, Seat, mesh
+from treaty.systems.system import LabelledRows, RoleInput, mesh
 from treaty.systems.vertical.decisions import Finish
 from treaty.systems.vertical.online import Asked, OnlineRows
 
@@ -28,7 +28,7 @@ def taken(table, rows):
 def served(parts, tables, asked=ROWS, **replace):
     """Return what each request was told."""
     options, common = options_of(coordinator=False)
-    found, told = cast_of(list(parts), options), []
+    found, told = roles_of(list(parts), options), []
 
     def requests():
         for rows in asked:
@@ -36,11 +36,12 @@ def served(parts, tables, asked=ROWS, **replace):
             yield Asked(np.array(rows, np.int32), taken(tables["p0"], rows), told.append)
 
     def run(party):
-        seat = Seat(
-            party=party, options=options, common=common, cast=found, data=LabelledRows(tables[party.name], np.empty(0)),
+        inputs = RoleInput(
+            party=party, options=options, common=common, roles=found,
+            data=LabelledRows(tables[party.name], np.empty(0)),
             part=parts[party.name], requests=requests() if party.name == "p0" else None,
         )  # fmt: skip
-        return online_active(seat) if party.name == "p0" else online_passive(seat)
+        return online_active(inputs) if party.name == "p0" else online_passive(inputs)
 
     roles = {**dict.fromkeys(parts, run), **replace}
     play(roles, mesh(found, options), job="test", protocol="logistic", timeout=20.0)

@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import PoissonRegressor
 
 from marks import all_but_first_slow
-from systems.logistic.playing import play_logistic, pooled_columns, said, seat_of
+from systems.logistic.playing import play_logistic, pooled_columns, role_input, said
 from systems.logistic.test_faults import garbage, tampering
 from systems.logistic.test_roles import received
 from tables import real_table
@@ -116,7 +116,7 @@ def test_nonsense_ends_the_job_with_an_error_about_it(step, field, shape):
 
     def role(party):
         wrapped = tampering(party, step, garbage(field, shape=shape))
-        return passive(seat_of(wrapped, tables, y, **GIVEN))
+        return passive(role_input(wrapped, tables, y, **GIVEN))
 
     with pytest.raises((CryptoError, PeerError)):
         play_logistic(tables, y, replace={"p1": role}, **GIVEN)
@@ -132,7 +132,7 @@ def test_more_products_than_agreed_are_not_opened():
         return msgspec.structs.replace(message, values=type(values).of(doubled))
 
     def role(party):
-        return passive(seat_of(tampering(party, "MaskedRates", more), tables, y, **GIVEN))
+        return passive(role_input(tampering(party, "MaskedRates", more), tables, y, **GIVEN))
 
     with pytest.raises(PeerError, match=r"MaskedRates\.values"):
         play_logistic(tables, y, replace={"p1": role}, **GIVEN)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from systems.logistic.playing import cast_of, linear_tables, options_of
+from systems.logistic.playing import linear_tables, options_of, roles_of
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import play
 from treaty.systems.logistic.prediction import MarginPart, predict_active, predict_passive
-from treaty.systems.system import LabelledRows, Seat, mesh
+from treaty.systems.system import LabelledRows, RoleInput, mesh
 
 
 def model(parties):
@@ -28,11 +28,11 @@ def model(parties):
 
 def predicted(parts, tables, **replace):
     options, common = options_of(coordinator=False)
-    found = cast_of(list(parts), options)
+    found = roles_of(list(parts), options)
 
     def run(party):
         data = LabelledRows(tables[party.name], np.empty(0))
-        own = Seat(party=party, options=options, common=common, cast=found, data=data, part=parts[party.name])
+        own = RoleInput(party=party, options=options, common=common, roles=found, data=data, part=parts[party.name])
         return predict_active(own) if party.name == "p0" else predict_passive(own)
 
     roles = {**dict.fromkeys(parts, run), **replace}

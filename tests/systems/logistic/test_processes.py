@@ -143,8 +143,8 @@ def longer(split, tmp_path_factory) -> Job:
 
 def test_a_job_file_is_trained_in_processes(trained):
     job, folder = load_job(trained), trained.parent
-    assert job.cast().roles == {"p0": "active", "p1": "passive", "p2": "passive", "lead": "coordinator"}
-    weights = np.concatenate([find_part(job, name).coef for name in job.cast().owners])
+    assert job.roles().of == {"p0": "active", "p1": "passive", "p2": "passive", "lead": "coordinator"}
+    weights = np.concatenate([find_part(job, name).coef for name in job.roles().owners])
     assert len(weights) == 12
     assert (folder / "p0.batches").exists(), "the partition is kept beside the table"
     assert (folder / "model" / "lead.report.json").exists()

@@ -14,8 +14,8 @@ from systems.logistic.playing import (
     options_of,
     play_logistic,
     pooled_weights,
+    role_input,
     said,
-    seat_of,
     weights_of,
 )
 from tables import real_table, with_categories, with_gaps
@@ -30,8 +30,8 @@ from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
 from treaty.systems.logistic.roles import active
 from treaty.systems.logistic.steps import EpochEnd, InnerProducts
-from treaty.systems.logistic.system import cast, helpers
-from treaty.systems.system import Place
+from treaty.systems.logistic.system import helpers, roles
+from treaty.systems.system import PartySpec
 
 FORMS = {
     "lattice": {"encryption": "lattice"},
@@ -392,20 +392,20 @@ def test_options_that_do_not_go_together_are_refused(changes, theirs, words):
 
 def test_roles_that_do_not_go_together_are_refused():
     options, _ = options_of(encryption="lattice")
-    rows, lead = Place(), Place(role=LEAD, has_rows=False)
+    rows, lead = PartySpec(), PartySpec(role=LEAD, has_rows=False)
     for places, words in (
-        ({"p0": rows, "p1": rows, LEAD: Place(role=LEAD)}, "a party with data must not coordinate"),
-        ({"p0": Place(role=LEAD, has_rows=False), "p1": rows}, "not to be the active party"),
+        ({"p0": rows, "p1": rows, LEAD: PartySpec(role=LEAD)}, "a party with data must not coordinate"),
+        ({"p0": PartySpec(role=LEAD, has_rows=False), "p1": rows}, "not to be the active party"),
         ({"p0": rows, "p1": rows}, "expected a coordinator"),
         ({"p0": rows, "p1": rows, "a": lead, "b": lead}, "at one party"),
         ({"p0": rows, LEAD: lead}, "at least two parties with data"),
-        ({"p0": rows, "p1": Place(role="dealer"), LEAD: lead}, 'role = "dealer" at p1'),
-        ({"p0": rows, "p1": Place(edge="e"), LEAD: lead}, "edge at p1"),
+        ({"p0": rows, "p1": PartySpec(role="dealer"), LEAD: lead}, 'role = "dealer" at p1'),
+        ({"p0": rows, "p1": PartySpec(edge="e"), LEAD: lead}, "edge at p1"),
     ):
         with pytest.raises(ConfigError, match=words):
-            cast(places, "p0", options)
+            roles(places, "p0", options)
     with pytest.raises(ConfigError, match="only with coordinator = true"):
-        cast({"p0": rows, "p1": rows, LEAD: lead}, "p0", options_of(coordinator=False)[0])
+        roles({"p0": rows, "p1": rows, LEAD: lead}, "p0", options_of(coordinator=False)[0])
 
 
 def test_fit_plays_a_coordinator_whose_name_no_party_has():
@@ -478,9 +478,9 @@ def test_labels_of_more_classes_are_refused():
     tables, y = linear_tables(2, rows=260)
 
     def of_three(party):
-        seat = seat_of(party, tables, y, encryption="lattice")
-        seat.classes = ["a", "b", "c"]
-        return active(seat)
+        inputs = role_input(party, tables, y, encryption="lattice")
+        inputs.classes = ["a", "b", "c"]
+        return active(inputs)
 
     with pytest.raises(DataError, match="two classes, got 3 in 260 rows"):
         play_logistic(tables, y, encryption="lattice", replace={"p0": of_three})

@@ -14,7 +14,7 @@ from treaty.models.linear import LinearPart, label_holder, load_linear_part, poo
 from treaty.systems import find_system
 from treaty.systems.logistic.options import SGD, QuasiNewton, RegressionOptions
 from treaty.systems.pooled.options import Pooled
-from treaty.systems.system import LabelledRows, Place, Seat
+from treaty.systems.system import LabelledRows, PartySpec, RoleInput
 
 
 def trained(progress: Any = None, **given: Any) -> tuple[dict[str, LinearPart], dict[str, Any], np.ndarray]:
@@ -22,14 +22,14 @@ def trained(progress: Any = None, **given: Any) -> tuple[dict[str, LinearPart], 
     system, (tables, y) = find_system("pooled", "logistic"), linear_tables(3, rows=260)
     options = Pooled(**{name: given.pop(name) for name in ("solver", "loss") if name in given})
     common = RegressionOptions(**{"batch_size": 120, "max_iter": 2, "tol": 0.0, "random_state": 7, **given})
-    cast = system.cast({name: Place() for name in tables}, "p0", options)
-    seat: Any = Seat(
-        party=None, options=options, common=common, cast=cast, data=LabelledRows(tables["p0"], y),
+    roles = system.assign({name: PartySpec() for name in tables}, "p0", options)
+    inputs: Any = RoleInput(
+        party=None, options=options, common=common, roles=roles, data=LabelledRows(tables["p0"], y),
         classes=["no", "yes"],
         progress=progress,
     )  # fmt: skip
     assert system.alone is not None
-    return system.alone(tables, seat), tables, y
+    return system.alone(tables, inputs), tables, y
 
 
 @pytest.mark.parametrize("method", ["quasi-newton", "sgd"])
@@ -104,11 +104,11 @@ def test_records_of_federated_systems_say_how_they_are_played(name):
     assert system.orders_by_id
     assert system.cannot.keys() == {"explain"}
     options = system.options()
-    places = {name: Place() for name in ("a", "b")}
-    cast = system.cast({**places, **system.helpers(places, options)}, "a", options)
-    assert cast.roles == {"a": "active", "b": "passive", "coordinator": "coordinator"}
-    assert cast.owners == ["a", "b"]
-    assert system.links(cast, options)["b"] == ["a", "coordinator"]
+    places = {name: PartySpec() for name in ("a", "b")}
+    roles = system.assign({**places, **system.helpers(places, options)}, "a", options)
+    assert roles.of == {"a": "active", "b": "passive", "coordinator": "coordinator"}
+    assert roles.owners == ["a", "b"]
+    assert system.links(roles, options)["b"] == ["a", "coordinator"]
 
 
 @pytest.mark.parametrize("options", [None, QuasiNewton(encryption="ou", key_bits=3072), QuasiNewton(coordinator=False)])

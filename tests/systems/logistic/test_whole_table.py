@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from marks import all_but_first_slow
-from systems.logistic.playing import LEAD, linear_tables, play_logistic, pooled_columns, said, seat_of
+from systems.logistic.playing import LEAD, linear_tables, play_logistic, pooled_columns, role_input, said
 from systems.logistic.test_faults import tampering
 from systems.logistic.test_roles import received
 from tables import real_table
@@ -111,9 +111,9 @@ def test_labels_that_are_not_of_all_classes_are_refused():
     labels = np.arange(len(y)) % 3
 
     def of_four(party):
-        seat = seat_of(party, tables, labels.astype(float), **CLASSES, **FORMS["lattice-two"])
-        seat.n_classes = 4
-        return (active if party.name == "p0" else passive)(seat)
+        inputs = role_input(party, tables, labels.astype(float), **CLASSES, **FORMS["lattice-two"])
+        inputs.n_classes = 4
+        return (active if party.name == "p0" else passive)(inputs)
 
     with pytest.raises(DataError, match="p0: expected labels of 4 classes, got 3 in 340 rows"):
         play_logistic(tables, labels, replace={"p0": of_four, "p1": of_four}, **CLASSES, **FORMS["lattice-two"])
@@ -272,7 +272,7 @@ def test_nonsense_ends_the_job_with_an_error_about_it(who, step, field, value, w
 
     def role(party):
         wrapped = tampering(party, step, lambda message: msgspec.structs.replace(message, **{field: told}))
-        return program(seat_of(wrapped, tables, y, **LINEAR, encryption="lattice"))
+        return program(role_input(wrapped, tables, y, **LINEAR, encryption="lattice"))
 
     with pytest.raises(PeerError, match=words):
         play_logistic(tables, y, replace={who: role}, **LINEAR, encryption="lattice", timeout=60.0)

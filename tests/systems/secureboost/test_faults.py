@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pace import within
-from systems.vertical.playing import OPTIONS, play_training, seat_of, star_of, tables_and_labels
+from systems.vertical.playing import OPTIONS, play_training, role_input, star_of, tables_and_labels
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
@@ -51,7 +51,7 @@ def watched(name, role):
 def roles_of(tables, y, options):
     def role(party):
         program = secureboost.active if party.name == "p0" else secureboost.passive
-        return program(seat_of(party, tables, y, options))
+        return program(role_input(party, tables, y, options))
 
     return {name: watched(name, role) for name in tables}
 
@@ -68,7 +68,7 @@ def test_a_passive_party_dying_in_the_second_tree_leaves_the_first():
                 kept["died"] = time.monotonic()
                 raise KeyboardInterrupt
 
-        return secureboost.passive(seat_of(party, tables, y, OPTIONS, progress=stop))
+        return secureboost.passive(role_input(party, tables, y, OPTIONS, progress=stop))
 
     with pytest.raises(KeyboardInterrupt):
         play_training(tables, y, replace={"p1": dying}, progress=lambda done, part: kept.__setitem__("p0", part))
@@ -83,7 +83,7 @@ def test_differing_options_are_named_at_every_party():
     SEEN.clear()
     roles = roles_of(tables, y, OPTIONS)
     other = {**OPTIONS, "max_bin": 16}
-    roles["p2"] = watched("p2", lambda party: secureboost.passive(seat_of(party, tables, y, other)))
+    roles["p2"] = watched("p2", lambda party: secureboost.passive(role_input(party, tables, y, other)))
     with pytest.raises(ConfigError):
         play_training(tables, y, replace=roles)
     assert set(SEEN) == {"p0", "p1", "p2"}
@@ -108,7 +108,7 @@ def hostile_passive(tables, **bad):
     def run(party):
         honest_send = party.send
         party.send = lambda to, message: honest_send(to, bad.get(type(message).__name__, lambda m: m)(message))
-        return secureboost.passive(seat_of(party, tables, np.zeros(0), OPTIONS))
+        return secureboost.passive(role_input(party, tables, np.zeros(0), OPTIONS))
 
     return run
 
@@ -198,10 +198,12 @@ def test_an_own_shorter_key_is_refused_by_the_others(monkeypatch):
     honest = {name: value for name, value in OPTIONS.items() if name != "insecure_test_key_bits"}
 
     def trusting(party):  # agrees to anything, but accepts no weak key
-        seat = seat_of(party, tables, y, honest)
-        agree_on_terms(seat_of(party, tables, y, OPTIONS))
-        monkeypatch.setattr(column_owner, "agree_on_terms", lambda seat: None)  # which the active one calls in `active`
-        return secureboost.passive(seat)
+        inputs = role_input(party, tables, y, honest)
+        agree_on_terms(role_input(party, tables, y, OPTIONS))
+        monkeypatch.setattr(
+            column_owner, "agree_on_terms", lambda inputs: None
+        )  # which the active one calls in `active`
+        return secureboost.passive(inputs)
 
     with pytest.raises(CryptoError, match="512"):
         play_training(tables, y, replace={"p1": trusting})

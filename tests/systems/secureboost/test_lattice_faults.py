@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pace import within
 from systems.secureboost.test_faults import SEEN, roles_of, watched
-from systems.vertical.playing import OPTIONS, play_training, seat_of, tables_and_labels
+from systems.vertical.playing import OPTIONS, play_training, role_input, tables_and_labels
 from treaty.crypto.lattice.map_server import LinearMapServer
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
@@ -259,7 +259,7 @@ def test_a_passive_party_killed_within_a_tree_ends_the_job_and_finished_trees_st
             return send(to, message)
 
         party.send = sending
-        return secureboost.passive(seat_of(party, tables, y, LATTICE))
+        return secureboost.passive(role_input(party, tables, y, LATTICE))
 
     SEEN.clear()
     roles = roles_of(tables, y, LATTICE) | {"p1": watched("p1", dying)}

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from systems.inputs_of import inputs
 
 from messaging.test_grpc_link import Proxy
-from systems.seats import seat
 from tables import cut, real_table
 from treaty import GBDTClassifier
 from treaty.crypto.lattice.map_client import EncryptedQuery
@@ -168,7 +168,7 @@ def roles_of_training():
         program = secureboost.active if party.name == "clinic" else secureboost.passive
         labels = {"classes": [0, 1]} if party.name == "clinic" else {}
         data = LabelledRows(tables[party.name], y.astype(float) if labels else np.zeros(0))
-        return program(seat(party, LATTICE, SETTINGS, active="clinic", owners=list(tables), data=data, **labels))
+        return program(inputs(party, LATTICE, SETTINGS, active="clinic", owners=list(tables), data=data, **labels))
 
     links = {"clinic": ["lab", "shop"], "lab": ["clinic"], "shop": ["clinic"]}
     return dict.fromkeys(tables, role), links

@@ -19,7 +19,7 @@ from systems.secureboost.test_lattice_privacy import LATTICE_TO_ACTIVE, LATTICE_
 from systems.secureboost.test_lossless import assert_lossless, fit_both
 from systems.secureboost.test_privacy import arrays, received
 from systems.vertical.lossless import unusual_tables
-from systems.vertical.playing import OPTIONS, play_training, seat_of, tables_and_labels
+from systems.vertical.playing import OPTIONS, play_training, role_input, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty import parallel
 from treaty.crypto.lattice.parameters import DEGREE
@@ -568,7 +568,7 @@ def test_garbage_ends_the_job_with_one_clear_error(faulty, kind, change, message
     def role(party):
         send = party.send
         party.send = lambda to, sent: send(to, change(sent) if type(sent).__name__ == kind else sent)
-        return honest[party.name](seat_of(party, tables, y, options))
+        return honest[party.name](role_input(party, tables, y, options))
 
     with pytest.raises((PeerProtocolError, CryptoError), match=message):
         play_training(tables, y, replace={faulty: role}, **options)

@@ -12,18 +12,18 @@ from treaty.systems.options import public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
-from treaty.systems.system import Place
+from treaty.systems.system import PartySpec
 from treaty.trees.ensemble import SplitTable
 
-OWNERS = {"shop": Place(), "bank": Place(), "telco": Place()}
+OWNERS = {"shop": PartySpec(), "bank": PartySpec(), "telco": PartySpec()}
 
 
 def learned(cipher: str, common: BoostingOptions | None = None, **options) -> dict[str, str]:
     """Return what each party learns where training used this cipher."""
     chosen = SecureBoost(**options)
     part = ModelPart(model_id="m", party="bank", schema=Schema((), ()), splits=SplitTable(), encryption=cipher)
-    cast = SYSTEM.cast(OWNERS, "bank", chosen)
-    told = SYSTEM.disclosures(cast, chosen, (common or BoostingOptions()).checked(chosen), part)
+    roles = SYSTEM.assign(OWNERS, "bank", chosen)
+    told = SYSTEM.disclosures(roles, chosen, (common or BoostingOptions()).checked(chosen), part)
     return {name: "; ".join(facts) for name, facts in told.items()}
 
 
@@ -34,27 +34,30 @@ def test_the_table_of_systems_names_this_record():
 
 
 def test_the_active_party_is_linked_with_all_others_in_the_jobs_order():
-    cast = SYSTEM.cast(OWNERS, "bank", SecureBoost())
-    assert cast.roles == {"shop": "passive", "bank": "active", "telco": "passive"}
-    assert cast.owners == list(OWNERS)
-    links = SYSTEM.links(cast, SecureBoost())
+    roles = SYSTEM.assign(OWNERS, "bank", SecureBoost())
+    assert roles.of == {"shop": "passive", "bank": "active", "telco": "passive"}
+    assert roles.owners == list(OWNERS)
+    links = SYSTEM.links(roles, SecureBoost())
     assert links == {"bank": ["shop", "telco"], "shop": ["bank"], "telco": ["bank"]}
 
 
 @pytest.mark.parametrize(
     ("places", "match"),
     [
-        ({"bank": Place(), "shop": Place(role="user")}, "expected no role and edge with protocol 'secureboost'"),
-        ({"bank": Place(), "shop": Place(edge="oslo")}, "got them at shop"),
-        ({"bank": Place(), "shop": Place(has_rows=False)}, "expected rows at every party, got none at shop"),
-        ({"bank": Place()}, "expected at least two parties with rows, got bank"),
-        ({"shop": Place(), "telco": Place()}, "expected active to be one of shop, telco, got 'bank'"),
+        (
+            {"bank": PartySpec(), "shop": PartySpec(role="user")},
+            "expected no role and edge with protocol 'secureboost'",
+        ),
+        ({"bank": PartySpec(), "shop": PartySpec(edge="oslo")}, "got them at shop"),
+        ({"bank": PartySpec(), "shop": PartySpec(has_rows=False)}, "expected rows at every party, got none at shop"),
+        ({"bank": PartySpec()}, "expected at least two parties with rows, got bank"),
+        ({"shop": PartySpec(), "telco": PartySpec()}, "expected active to be one of shop, telco, got 'bank'"),
     ],
     ids=["role", "edge", "no rows", "alone", "unknown"],
 )
 def test_roles_that_it_does_not_have_are_refused(places, match):
     with pytest.raises(ConfigError, match=match):
-        SYSTEM.cast(places, "bank", SecureBoost())
+        SYSTEM.assign(places, "bank", SecureBoost())
 
 
 def test_nodes_are_disclosed_where_the_cipher_that_was_chosen_shows_them():

@@ -23,7 +23,7 @@ from treaty.models.trees import ModelPart, record_split
 from treaty.systems.options import AtLeastOne, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import begin, own_columns
-from treaty.systems.system import Cast, Place, Seat, System
+from treaty.systems.system import PartySpec, RoleInput, Roles, System
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Told, lines
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.told import PREDICT
@@ -67,28 +67,28 @@ class ToySplits(Message):
     left_bins: Array
 
 
-def active(seat: Seat) -> ModelPart:
+def active(inputs: RoleInput) -> ModelPart:
     """Train on own columns and the bins that the others send."""
-    party, data, common = seat.party, seat.rows, seat.common
-    agree(party, {**seat.public_terms, "training rows": data.table.n_rows})
-    training = begin(seat, party.name, tuple(seat.cast.owners))
+    party, data, common = inputs.party, inputs.rows, inputs.common
+    agree(party, {**inputs.public_terms, "training rows": data.table.n_rows})
+    training = begin(inputs, party.name, tuple(inputs.roles.owners))
     forest = training.forest
-    chosen: dict[str, list[tuple[int, NDArray[np.bool_]]]] = {name: [] for name in seat.others}
+    chosen: dict[str, list[tuple[int, NDArray[np.bool_]]]] = {name: [] for name in inputs.others}
     sources = [
-        own_columns(data.table, common.max_bin, training.part.splits, seat.threads)
+        own_columns(data.table, common.max_bin, training.part.splits, inputs.threads)
         if name == party.name
         else _their_columns(party, name, data.table.n_rows, chosen[name])
-        for name in seat.cast.owners
+        for name in inputs.roles.owners
     ]
     rules = common.rules(forest.objective)
     plan = common.plan(sum(len(source.categorical) for source in sources))
-    finder = SumsFinder(sources, data.table.n_rows, rules, seat.threads)
+    finder = SumsFinder(sources, data.table.n_rows, rules, inputs.threads)
 
     def on_round(progressed: Any) -> None:
-        if seat.progress is not None:
-            seat.progress(progressed.rounds, training.part)
+        if inputs.progress is not None:
+            inputs.progress(progressed.rounds, training.part)
 
-    boost(finder, data.y, data.weight, forest, rules, plan, on_round=on_round, threads=seat.threads)
+    boost(finder, data.y, data.weight, forest, rules, plan, on_round=on_round, threads=inputs.threads)
     for name, splits in chosen.items():
         features = np.array([feature for feature, _ in splits], np.int32)
         left = np.array([left for _, left in splits], np.bool_).reshape(-1, 256)
@@ -111,13 +111,13 @@ def _their_columns(party: Party, peer: str, n_rows: int, chosen: list[tuple[int,
     return ColumnSource(codes, offsets, categorical, record, 1)
 
 
-def passive(seat: Seat) -> ModelPart:
+def passive(inputs: RoleInput) -> ModelPart:
     """Send bins, then record the splits that were chosen."""
-    party, table, lead = seat.party, seat.rows.table, seat.cast.active
-    agree(party, {**seat.public_terms, "training rows": table.n_rows})
-    bins = fit_bins(table, seat.common.max_bin, seat.threads)
-    sent = slice(seat.options.most_columns)
-    codes = np.ascontiguousarray(bins.transform(table, seat.threads)[:, sent])
+    party, table, lead = inputs.party, inputs.rows.table, inputs.roles.active
+    agree(party, {**inputs.public_terms, "training rows": table.n_rows})
+    bins = fit_bins(table, inputs.common.max_bin, inputs.threads)
+    sent = slice(inputs.options.most_columns)
+    codes = np.ascontiguousarray(bins.transform(table, inputs.threads)[:, sent])
     categorical = np.array(table.schema.categorical, np.bool_)[sent]
     party.send(lead, ToyBins(Array.of(codes), Array.of(np.diff(bins.offsets)[sent] - 1), Array.of(categorical)))
     told = party.receive(lead, ToySplits)
@@ -126,22 +126,22 @@ def passive(seat: Seat) -> ModelPart:
     left_bins = view(told.left_bins, np.bool_, (len(features), 256), peer=lead, what="ToySplits.left_bins")
     for feature, left in zip(features, left_bins, strict=True):
         record_split(part.splits, bins, int(feature), left)
-    if seat.progress is not None:
-        seat.progress(seat.common.n_estimators, part)
+    if inputs.progress is not None:
+        inputs.progress(inputs.common.n_estimators, part)
     return part
 
 
-def cast(places: Mapping[str, Place], active: str, options: Toy) -> Cast:
+def roles(places: Mapping[str, PartySpec], active: str, options: Toy) -> Roles:
     """Give the party with labels its role, and all others theirs."""
     other = [name for name, place in places.items() if place.role or not place.has_rows]
     if other or len(places) < 2:
         raise ConfigError(f"the toy has parties with rows alone, two or more, got {', '.join(other) or len(places)}")
-    return Cast(active, {name: "active" if name == active else "passive" for name in places}, list(places))
+    return Roles(active, {name: "active" if name == active else "passive" for name in places}, list(places))
 
 
-def disclosures(cast: Cast, options: Toy, common: BoostingOptions, part: Any) -> dict[str, list[str]]:
+def disclosures(roles: Roles, options: Toy, common: BoostingOptions, part: Any) -> dict[str, list[str]]:
     """Return what each party learns."""
-    return {name: ["every bin" if name == cast.active else "its own splits"] for name in cast.owners}
+    return {name: ["every bin" if name == roles.active else "its own splits"] for name in roles.owners}
 
 
 BINS_AND_SPLITS = lines(
@@ -155,7 +155,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="columns",
     train={"active": active, "passive": passive},
-    cast=cast,
+    assign=roles,
     disclosures=disclosures,
     told={
         "train": lines(AGREEMENT, BINS_AND_SPLITS, reference="docs/jobs.md, A system of your own"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from systems.inputs_of import inputs, split_options
 
-from systems.seats import seat, split_options
 from tables import assert_same_trees, real_table
 from treaty.data.table import Table, to_table
 from treaty.models.trees import ModelPart, predict_pooled
@@ -17,7 +17,7 @@ from treaty.runs.threads import play
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import side_by_side
 from treaty.systems.pooled.training import train
-from treaty.systems.system import Cast, LabelledRows, System, star
+from treaty.systems.system import LabelledRows, Roles, System, star
 
 Frames = Mapping[str, pd.DataFrame]
 
@@ -47,7 +47,7 @@ def train_both(
     def role(party: Any) -> ModelPart:
         name = party.name
         return system.train["active" if name == lead else "passive"](
-            seat(
+            inputs(
                 party, options, common, active=lead, owners=list(tables),
                 data=LabelledRows(tables[name], *((labels, weight) if name == lead else (np.zeros(0),))),
                 classes=classes if name == lead else None, n_classes=len(classes or ()),
@@ -55,11 +55,11 @@ def train_both(
             )
         )  # fmt: skip
 
-    cast = Cast(lead, {name: "active" if name == lead else "passive" for name in tables}, list(tables))
-    links = star(cast, options)
+    roles = Roles(lead, {name: "active" if name == lead else "passive" for name in tables}, list(tables))
+    links = star(roles, options)
     played = play(dict.fromkeys(tables, role), links, job="test", protocol=system.name, timeout=60.0)
     pooled = train(
-        seat(
+        inputs(
             None, Pooled(), common, active="pooled", owners=["pooled"], classes=classes,
             data=LabelledRows(side_by_side(tables), labels, weight),
             eval_sets=[LabelledRows(side_by_side(rows), held, None, of) for of, rows, held in evals],

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from systems.vertical.playing import OPTIONS, play_training, seat_of, star_of, tables_and_labels
+from systems.vertical.playing import OPTIONS, play_training, role_input, star_of, tables_and_labels
 from tables import cut, real_table
 from treaty.crypto.sums import additive_sums
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient
@@ -21,7 +21,7 @@ from treaty.runs.threads import play
 from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.system import Keeping, LabelledRows
+from treaty.systems.system import AuditFolder, LabelledRows
 from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.audit import keeping
 from treaty.systems.vertical.audit.record import ActiveHeader, KeptTree, RecordFile, read_parts
@@ -48,7 +48,7 @@ def kept_training(folder: Path, *, rows: int = 240, bare: bool = False, **option
     folders = {name: folder / name for name in tables}
 
     def role(program):
-        return lambda party: program(seat_of(party, tables, y, given, audit=Keeping(folders[party.name], LIMIT)))
+        return lambda party: program(role_input(party, tables, y, given, audit=AuditFolder(folders[party.name], LIMIT)))
 
     replace = {name: role(secureboost.active if name == "p0" else secureboost.passive) for name in tables}
     play_training(tables, y, replace=replace, **options)
@@ -96,7 +96,7 @@ def test_an_honest_training_by_matrix_products_passes(tmp_path, backend):
     def role(name):
         program = smm.active if name == "p0" else smm.passive
         return lambda party: program(
-            seat_of(party, tables, y, given, FedXGBoostSMM, audit=Keeping(folders[name], LIMIT))
+            role_input(party, tables, y, given, FedXGBoostSMM, audit=AuditFolder(folders[name], LIMIT))
         )
 
     play({name: role(name) for name in tables}, star_of(tables), job="test", protocol="fedxgboost-smm", timeout=60)
@@ -124,9 +124,9 @@ def test_other_losses_and_weights_pass(tmp_path, task, cipher):
         lead = name == "p0"
         data = LabelledRows(tables[name], y.astype(float) if lead else np.zeros(0), weight if lead else None)
         program = secureboost.active if lead else secureboost.passive
-        keeping = Keeping(folders[name], LIMIT)
+        keeping = AuditFolder(folders[name], LIMIT)
         return lambda party: program(
-            seat_of(
+            role_input(
                 party,
                 tables,
                 y,
@@ -350,7 +350,7 @@ def test_records_too_large_are_refused_before_anything_is_encrypted(tmp_path, mo
         def role(party, small=small):
             program = secureboost.active if party.name == "p0" else secureboost.passive
             limit = 1000 if party.name == small else LIMIT
-            return program(seat_of(party, tables, y, given, audit=Keeping(tmp_path / small / party.name, limit)))
+            return program(role_input(party, tables, y, given, audit=AuditFolder(tmp_path / small / party.name, limit)))
 
         with pytest.raises(ConfigError, match=f"{small}: expected a record for an audit of at most 0.000001 GB"):
             play_training(tables, y, replace=dict.fromkeys(tables, role), **CIPHERS[cipher])
@@ -379,7 +379,7 @@ def test_a_passive_party_keeps_no_record_that_nobody_can_open(tmp_path):
     tables, y = tables_and_labels(2)
 
     def keeping(party):
-        return secureboost.passive(seat_of(party, tables, y, OPTIONS, audit=Keeping(tmp_path, LIMIT)))
+        return secureboost.passive(role_input(party, tables, y, OPTIONS, audit=AuditFolder(tmp_path, LIMIT)))
 
     with pytest.raises(ConfigError, match=r"p1 is to keep a record for an audit, but p0 keeps none"):
         play_training(tables, y, replace={"p1": keeping})

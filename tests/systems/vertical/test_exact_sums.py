@@ -93,7 +93,7 @@ def test_the_owner_refuses_by_itself_and_sends_nothing(tmp_path: Path, monkeypat
     checks = encrypted.check_share
     got: list[str] = []
     monkeypatch.setattr(
-        encrypted, "check_share", lambda seat, *given: seat.party.name == "bank" or checks(seat, *given)
+        encrypted, "check_share", lambda inputs, *given: inputs.party.name == "bank" or checks(inputs, *given)
     )
     receive = treaty.messaging.party.Party.receive
     monkeypatch.setattr(
@@ -121,7 +121,7 @@ def test_one_partys_consent_is_not_enough(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_active_party_refuses_what_an_owner_has_let_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = encrypted.check_share
     monkeypatch.setattr(
-        encrypted, "check_share", lambda seat, *given: seat.party.name == "shop" or checks(seat, *given)
+        encrypted, "check_share", lambda inputs, *given: inputs.party.name == "shop" or checks(inputs, *given)
     )
     said = train_in_threads(monkeypatch, copies(tmp_path))
     assert "exact sums would show bank" in said["bank"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from systems.inputs_of import inputs, split_options
 
 from marks import all_but_first_slow, slow
-from systems.seats import seat, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError
@@ -25,7 +25,7 @@ from treaty.systems import find_system
 from treaty.systems.fedxgboost_smm import dealer as dealing
 from treaty.systems.fedxgboost_smm import roles as smm
 from treaty.systems.pooled.system import CheckpointRequest
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical.decisions import DecideRequest, RowSets
 from treaty.systems.vertical.encrypted import _answering
@@ -79,20 +79,20 @@ def train(
     classes = sorted(set(y.tolist()))
     ended: dict[str, BaseException | None] = {}
 
-    def seat_of(party: Party, given: Mapping[str, Any]) -> Seat:
+    def role_input(party: Party, given: Mapping[str, Any]) -> RoleInput:
         given = dict(given)
         n_classes = given.pop("n_classes", 2)
         own, common = split_options(given, system.options)
         labels = y if party.name == "bank" else np.zeros(0)
         data = LabelledRows(tables[party.name], labels) if party.name in tables else None
-        return seat(
+        return inputs(
             party, own, common, active="bank", owners=NAMES, roles=roles, data=data, n_classes=n_classes,
             classes=classes if party.name == "bank" else None, eval_sets=[data] if watched else [], **fields,
         )  # fmt: skip
 
     def say(party: Party, terms: Mapping[str, Any], **others: Any) -> None:
         if party.name in liars:
-            honest_terms = {**seat_of(party, honest).public_terms, "trees of a round": honest.get("n_classes", 1)}
+            honest_terms = {**role_input(party, honest).public_terms, "trees of a round": honest.get("n_classes", 1)}
             terms = {name: honest_terms.get(name, value) for name, value in terms.items()}
         agreement.agree(party, terms, **others)
 
@@ -105,7 +105,7 @@ def train(
             party.send = lambda to, message: [send(to, one) for one in _listed(change(message))]  # type: ignore[method-assign]
         try:
             mine = {**honest, **wanted} if party.name in liars else honest
-            return system.train[roles[party.name]](seat_of(party, mine))
+            return system.train[roles[party.name]](role_input(party, mine))
         except BaseException as error:
             ended[party.name] = error
             raise
@@ -183,7 +183,7 @@ def test_labels_of_other_classes_than_the_job_says_are_refused_before_anything_i
 def test_parties_whose_jobs_name_other_numbers_of_classes_do_not_begin(monkeypatch):
     ended = train("secureboost", monkeypatch, liars=(), wanted={})
     assert ended == {}
-    monkeypatch.setattr(Seat, "trees_a_round", property(lambda self: 1 if self.party.name == "bank" else 3))
+    monkeypatch.setattr(RoleInput, "trees_a_round", property(lambda self: 1 if self.party.name == "bank" else 3))
     ended = train("secureboost", monkeypatch, liars=(), wanted={})
     assert "expected the same trees of a round everywhere, got 1 at bank and 3 at shop" in str(ended["shop"])
 
@@ -215,11 +215,11 @@ def test_the_link_is_measured_no_more_often_than_the_choice_of_a_cipher_takes(mo
 def limits(n_estimators=3, kept=0, alone=0, n_classes=2, rows=100, **common) -> TrainingLimits:
     given = {"n_estimators": n_estimators, "max_depth": 3, "min_child_samples": 10, **common}
     schema = to_table(np.zeros((rows, 1)), party="shop")
-    seat_of = seat(
+    role_input = inputs(
         Party.__new__(Party), find_system("secureboost").options(), given, active="bank", owners=NAMES,
         data=LabelledRows(schema, np.zeros(0)), n_classes=n_classes,
     )  # fmt: skip
-    return TrainingLimits("bank", seat_of, kept, alone)
+    return TrainingLimits("bank", role_input, kept, alone)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from systems.secureboost.test_sealed import SMALL_JOB
-from systems.vertical.playing import play_training, seat_of, tables_and_labels
+from systems.vertical.playing import play_training, role_input, tables_and_labels
 from treaty.crypto.wide import add
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.certificates import make_identity
@@ -17,7 +17,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
-from treaty.systems.system import Place, Vouching
+from treaty.systems.system import PartySpec, Signer
 from treaty.systems.vertical.active import fellow_owners
 from treaty.systems.vertical.sealed.active import SealedPeer
 from treaty.systems.vertical.sealed.candidates import MovingKey
@@ -31,8 +31,8 @@ def play_with_certificates():
     tables, y = tables_and_labels(parties=3)
 
     def passive(party: Party):
-        vouching = Vouching(IDENTITIES[party.name], PINNED)
-        return secureboost.passive(seat_of(party, tables, y, SMALL_JOB, vouching=vouching))
+        vouching = Signer(IDENTITIES[party.name], PINNED)
+        return secureboost.passive(role_input(party, tables, y, SMALL_JOB, vouching=vouching))
 
     return play_training(tables, y, replace={"p1": passive, "p2": passive}, **SMALL_JOB)
 
@@ -54,8 +54,8 @@ def test_an_active_party_that_swaps_keys_is_refused(monkeypatch, forger):
         own = X25519PrivateKey.generate().public_key().public_bytes_raw()
         if forger is None:
             return own, key[1]
-        content = MovingKey(peer._party, Vouching())._content("p2", own)
-        return own, Vouching(IDENTITIES[forger], PINNED).vouch(content)
+        content = MovingKey(peer._party, Signer())._content("p2", own)
+        return own, Signer(IDENTITIES[forger], PINNED).vouch(content)
 
     monkeypatch.setattr(SealedPeer, "introduce", swapping)
     with pytest.raises(PeerProtocolError, match="expected a key signed by p2 with the key of its certificate") as error:
@@ -66,7 +66,7 @@ def test_an_active_party_that_swaps_keys_is_refused(monkeypatch, forger):
 def test_a_signature_is_for_one_job_and_owner():
     def key(job: str, name: str):
         party = Party(name, job, "secureboost", _Channel(name), [])
-        return MovingKey(party, Vouching(IDENTITIES[name], PINNED))
+        return MovingKey(party, Signer(IDENTITIES[name], PINNED))
 
     ours = key("job", "p1")
     ours.meet({"p2": key("job", "p2").signed()})
@@ -77,7 +77,7 @@ def test_a_signature_is_for_one_job_and_owner():
 
 def test_what_two_parties_move_to_each_other_has_two_masks():
     """The active party says who moves to whom: under one mask it would learn the difference of what both hold."""
-    ours, theirs = (MovingKey(Party(name, "job", "secureboost", _Channel(name), []), Vouching()) for name in ("1", "2"))
+    ours, theirs = (MovingKey(Party(name, "job", "secureboost", _Channel(name), []), Signer()) for name in ("1", "2"))
     signed = {"1": ours.signed(), "2": theirs.signed()}
     ours.meet({"2": signed["2"]})
     theirs.meet({"1": signed["1"]})
@@ -89,14 +89,14 @@ def test_what_two_parties_move_to_each_other_has_two_masks():
 
 
 def test_passive_parties_of_sealed_sums_need_each_others_certificates():
-    places = {name: Place() for name in ("p0", "p1", "p2")}
+    places = {name: PartySpec() for name in ("p0", "p1", "p2")}
     sealed, open_ = SecureBoost(sums="sealed"), SecureBoost(sums="open")
-    cast = SYSTEM.cast(places, "p0", sealed)
-    assert SYSTEM.vouched(cast, sealed, "p1") == ["p1", "p2"]
-    assert SYSTEM.vouched(cast, open_, "p1") == SYSTEM.vouched(cast, sealed, "p0") == []
-    assert fellow_owners(cast, FedXGBoostSMM(reveal="argmax"), "p2") == ["p1", "p2"]
-    assert fellow_owners(cast, SecureBoost().settled(BoostingOptions()), "p2") == ["p1", "p2"]
-    two = SYSTEM.cast({name: places[name] for name in ("p0", "p1")}, "p0", sealed)
+    roles = SYSTEM.assign(places, "p0", sealed)
+    assert SYSTEM.vouched(roles, sealed, "p1") == ["p1", "p2"]
+    assert SYSTEM.vouched(roles, open_, "p1") == SYSTEM.vouched(roles, sealed, "p0") == []
+    assert fellow_owners(roles, FedXGBoostSMM(reveal="argmax"), "p2") == ["p1", "p2"]
+    assert fellow_owners(roles, SecureBoost().settled(BoostingOptions()), "p2") == ["p1", "p2"]
+    two = SYSTEM.assign({name: places[name] for name in ("p0", "p1")}, "p0", sealed)
     assert SYSTEM.vouched(two, sealed, "p1") == []
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from systems.inputs_of import inputs
 
-from systems.seats import seat
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
@@ -18,7 +18,7 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for, own_columns
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, boost
 from treaty.trees.columns import SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -65,16 +65,16 @@ def take(tables: Mapping[str, Table], rows: slice) -> dict[str, Table]:
 
 
 def at(
-    program: Callable[[Seat], Any],
+    program: Callable[[RoleInput], Any],
     parts: Mapping[str, ModelPart],
     tables: Mapping[str, Table],
     options: SystemOptions | None = None,
     **fields: Any,
 ) -> Callable[[Party], Any]:
-    """Return a role: the program at the seat of whichever party plays it, with that party's part and rows."""
+    """Return a role: the program at the inputs of whichever party plays it, with that party's part and rows."""
     lead = next(iter(tables))
     return lambda party: program(
-        seat(
+        inputs(
             party, options or SecureBoost(), active=lead, owners=list(tables), part=parts[party.name],
             data=LabelledRows(tables[party.name], np.zeros(0)), **fields,
         )

@@ -14,14 +14,14 @@ from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
 from treaty.runs.job import Align, Job
 from treaty.systems.options import public_terms
-from treaty.systems.system import Cast, Phase, Service
+from treaty.systems.system import Phase, Roles, Service
 
 # ---------------------------------------------------------------- what parties compare when they meet
 
 LONGEST_TERM = 4000  # characters; of a longer one a digest is compared
 
 
-def shared_terms(job: Job, name: str, cast: Cast, verb: str) -> dict[str, str]:
+def shared_terms(job: Job, name: str, roles: Roles, verb: str) -> dict[str, str]:
     """Return what a party's copy of a job must have in common with all others, by name, in words.
 
     `verb` is what it was started to do. Only what two parties both name is compared: where columns are split, eval
@@ -45,7 +45,7 @@ def shared_terms(job: Job, name: str, cast: Cast, verb: str) -> dict[str, str]:
     }
     if job.by_row:
         terms["label"] = repr(job.label)
-    elif name in cast.owners and verb == "train":
+    elif name in roles.owners and verb == "train":
         terms["eval_tables"] = str(len(job.parties[name].eval_tables))
     terms |= {option: repr(value) for option, value in public_terms(*job.settings()).items() if option != "protocol"}
     return {term: _short(value) for term, value in terms.items()}
@@ -101,7 +101,7 @@ CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
 def connected(
     job: Job,
     name: str,
-    cast: Cast,
+    roles: Roles,
     verb: str,
     role: Callable[[Party], Result],
     *,
@@ -119,10 +119,10 @@ def connected(
     """
     played = job.system if service is None else service
     own = job.settings()[0]
-    peers = played.links(cast, own)[name]
-    vouched = job.system.vouched(cast, own, name) if verb == "train" else []
-    channel = _channel(job, name, peers, vouched, shared_terms(job, name, cast, verb))
-    may_be_absent = [peer for peer in played.may_be_absent(cast, own) if name != peer]
+    peers = played.links(roles, own)[name]
+    vouched = job.system.vouched(roles, own, name) if verb == "train" else []
+    channel = _channel(job, name, peers, vouched, shared_terms(job, name, roles, verb))
+    may_be_absent = [peer for peer in played.may_be_absent(roles, own) if name != peer]
     try:
         # who is connected waits for messages while others may still wait for connections
         party = Party(
@@ -152,9 +152,9 @@ def wait_of(job: Job) -> float:
 
 def listening(job: Job, name: str) -> GrpcChannel:
     """Return a party's end as in a training, which listens and dials nobody."""
-    cast = job.cast()
+    roles = job.roles()
     own = job.settings()[0]
-    return _channel(job, name, job.system.links(cast, own)[name], job.system.vouched(cast, own, name), {})
+    return _channel(job, name, job.system.links(roles, own)[name], job.system.vouched(roles, own, name), {})
 
 
 def _channel(

@@ -54,7 +54,7 @@ class OwnList:
         self._domain = domain
         self._key = ristretto.random_scalar()
         self._hashed = self.size > scratch.in_memory
-        # Place k of the list holds the id whose number is there; from len(ids) on it is a random point.
+        # PartySpec k of the list holds the id whose number is there; from len(ids) on it is a random point.
         self._list = scratch.sorted(_HASHED if self._hashed else _DRAWN, "drawn", WORDS, self.size)
         stream = Keystream()
         for part in pieces(self.size, scratch.part):

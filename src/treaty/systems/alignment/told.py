@@ -12,7 +12,7 @@ from treaty.systems.alignment.oblivious_values import MaskedCodes, OprfChoices, 
 from treaty.systems.alignment.points import BlindedPoints, RaisedPoints
 from treaty.systems.alignment.roles import CAUSES, LONG, Alignment, AlignmentEnd, ListSummary, Matches, OrderKey
 from treaty.systems.expected import Expected, Shape
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Told, When, lines
 
 _BOTH = ("active", "passive")
@@ -76,15 +76,15 @@ _POINT, _MASKED, _VALUE, _MATCH = 33.0, 89.0, 76.0, 20.0
 _TRANSFERS = 16_000.0  # bytes under KKRT
 
 
-def add_alignment(found: Expected, cast: Cast, psi: Psi, shape: Shape) -> None:
+def add_alignment(found: Expected, roles: Roles, psi: Psi, shape: Shape) -> None:
     """Count the alignment of all owners' rows, each of whom has as many ids, before a training."""
-    ids, owners = shape.rows, [name for name in cast.owners if name != cast.active]
+    ids, owners = shape.rows, [name for name in roles.owners if name != roles.active]
     points = psi == "ecdh" or (psi == "auto" and ids < LONG)
     for name in owners:
         there, back = (_POINT * ids, 2 * _POINT * ids) if points else (_MASKED * ids, _VALUE * ids + _TRANSFERS)
-        found.send(cast.active, name, there + _MATCH * ids, 10)
-        found.send(name, cast.active, back, 10)
-    found.hold(min(ids, 1 << 20) * 250.0, cast.active, *owners)
+        found.send(roles.active, name, there + _MATCH * ids, 10)
+        found.send(name, roles.active, back, 10)
+    found.hold(min(ids, 1 << 20) * 250.0, roles.active, *owners)
     found.seconds += ids * (0.25e-3 / shape.threads if points else 8e-6) * len(owners)
 
 

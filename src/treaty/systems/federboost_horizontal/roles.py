@@ -108,7 +108,7 @@ from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
 from treaty.systems.horizontal.sums import Collector
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import watched
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, RoundState, run_rounds
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import Objective
@@ -166,82 +166,82 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
 # ---------------------------------------------------------------- leader
 
 
-def leader(seat: Seat) -> ModelPart:
+def leader(inputs: RoleInput) -> ModelPart:
     """Train as the leader, connected with all other participants; return the whole model.
 
-    The seat's `data` is None where the leader brings no rows; `classes` are then those of its eval sets, which it alone
+    The role's `data` is None where the leader brings no rows; `classes` are then those of its eval sets, which it alone
     watches. The first owner's columns are everybody's.
 
     Raises ConfigError when parties disagree on options, or are too few for a sum to hide anything; CryptoError or
     PeerError when a participant is lost, or sends what the protocol does not allow.
     """
-    _meet(seat)
-    setup, found, kept = _begin(seat)
+    _meet(inputs)
+    setup, found, kept = _begin(inputs)
     message, noise = setup.message, setup.noise
-    told_first, rules = _told_first(seat, message), _sum_rules(seat.options)
-    collector = Collector(seat.party, seat.cast.owners, seat.vouching, told_first, rules)
-    rows, watching = _leaders_rows(seat, setup)
-    printed = b"" if seat.keeper is None else printed_rows([rows, *watching], message.classes)
+    told_first, rules = _told_first(inputs, message), _sum_rules(inputs.options)
+    collector = Collector(inputs.party, inputs.roles.owners, inputs.vouching, told_first, rules)
+    rows, watching = _leaders_rows(inputs, setup)
+    printed = b"" if inputs.keeper is None else printed_rows([rows, *watching], message.classes)
     if kept is not None:
-        own, told = _on_kept_bins(seat, setup, rows, kept)
+        own, told = _on_kept_bins(inputs, setup, rows, kept)
     else:
         if found is not None:
-            own = resume(seat, found, message.rounds or 0, rows, printed)
+            own = resume(inputs, found, message.rounds or 0, rows, printed)
         else:
-            own = _lead_search(seat, collector, rows, setup)
+            own = _lead_search(inputs, collector, rows, setup)
         told = pack_bins(own.bins, own.forest.objective)
         collector.tell_all(told)
-    _lead_rounds(seat, collector, own, noise, watching, partial(_keep, seat, own, told, printed))
+    _lead_rounds(inputs, collector, own, noise, watching, partial(_keep, inputs, own, told, printed))
     collector.tell_all(ModelEnd(own.forest.rounds))
     if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in own.forest.trees):
         logger.warning("no split stood out from the noise: the model has none. Raise epsilon_total or lower max_bin")
     return own.part
 
 
-def _begin(seat: Seat) -> tuple[_ModelSetup, Checkpoint | None, KeptBins | None]:
+def _begin(inputs: RoleInput) -> tuple[_ModelSetup, Checkpoint | None, KeptBins | None]:
     """Receive the participants' descriptions, pay for noise, and tell all which model begins or is resumed.
 
     Return the checkpoint to resume from, and the kept bins that a fresh training uses, if any.
     """
-    party, members, data = seat.party, seat.cast.owners, seat.data
+    party, members, data = inputs.party, inputs.roles.owners, inputs.data
     described = {name: party.receive(name, RowsDescription) for name in members if name != party.name}
-    own_bins = bins_for_rows(seat)
+    own_bins = bins_for_rows(inputs)
     if data is not None:
-        described[party.name] = describe(data, seat.classes, offered(own_bins))
-        check_noise(seat.options, data, seat.classes)
+        described[party.name] = describe(data, inputs.classes, offered(own_bins))
+        check_noise(inputs.options, data, inputs.classes)
     labels = all_classes(described)
     names, categories, origins = all_columns([described[name] for name in members])
-    found = leaders_checkpoint(seat.keeper, noisy=seat.options.epsilon_total is not None)
+    found = leaders_checkpoint(inputs.keeper, noisy=inputs.options.epsilon_total is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
-    rounds = None if found is None else min(found.rounds, seat.common.n_estimators)
+    rounds = None if found is None else min(found.rounds, inputs.common.n_estimators)
     message = ModelBegin(model_id, names, categories, labels, rounds, origins=origins)
     offers = {n: d.bins for n, d in described.items()}
-    kept = None if found is not None else chosen_bins(seat, own_bins, offers, message)
-    setup = _set_up(seat, message if kept is None else msgspec.structs.replace(message, bins=kept.digest))
+    kept = None if found is not None else chosen_bins(inputs, own_bins, offers, message)
+    setup = _set_up(inputs, message if kept is None else msgspec.structs.replace(message, bins=kept.digest))
     for peer in party.peers:
         party.send(peer, setup.message)
     return setup, found, kept
 
 
-def _lead_search(seat: Seat, collector: Collector, rows: LabelledRows, setup: _ModelSetup) -> OwnRows:
+def _lead_search(inputs: RoleInput, collector: Collector, rows: LabelledRows, setup: _ModelSetup) -> OwnRows:
     """Search for bins, and keep them for later trainings; return a training without trees."""
-    search = agree_on_bins(seat, collector, rows, setup.message.classes, setup.noise)
-    if set(collector.summed) == set(seat.cast.owners):
+    search = agree_on_bins(inputs, collector, rows, setup.message.classes, setup.noise)
+    if set(collector.summed) == set(inputs.roles.owners):
         told = pack_bins(search.bins, search.objective)
-        keep_bins(seat, setup.message, told, all_rows=search.all_rows, spent=search.spent)
-    return _fresh(seat, setup, rows, search.bins, search.objective, setup.paid or search.spent)
+        keep_bins(inputs, setup.message, told, all_rows=search.all_rows, spent=search.spent)
+    return _fresh(inputs, setup, rows, search.bins, search.objective, setup.paid or search.spent)
 
 
-def _leaders_rows(seat: Seat, setup: _ModelSetup) -> tuple[LabelledRows, list[LabelledRows]]:
+def _leaders_rows(inputs: RoleInput, setup: _ModelSetup) -> tuple[LabelledRows, list[LabelledRows]]:
     """Return own rows, none where the leader brings none, and eval sets, in everybody's columns and classes."""
-    name, schema, classes = seat.party.name, setup.schema, setup.message.classes
+    name, schema, classes = inputs.party.name, setup.schema, setup.message.classes
     none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
-    rows = none if seat.data is None else common_rows(seat.data, schema, seat.classes, classes, name)
-    return rows, [common_rows(watched_rows, schema, seat.classes, classes, name) for watched_rows in seat.eval_sets]
+    rows = none if inputs.data is None else common_rows(inputs.data, schema, inputs.classes, classes, name)
+    return rows, [common_rows(watched_rows, schema, inputs.classes, classes, name) for watched_rows in inputs.eval_sets]
 
 
 def _lead_rounds(
-    seat: Seat,
+    inputs: RoleInput,
     collector: Collector,
     own: OwnRows,
     noise: SumNoise,
@@ -249,11 +249,11 @@ def _lead_rounds(
     keep: Callable[[int, float], None],
 ) -> None:
     """Grow the rounds that are missing; have everybody keep a checkpoint when one is due."""
-    part, forest, common, keeper, progress = own.part, own.forest, seat.common, seat.keeper, seat.progress
+    part, forest, common, keeper, progress = own.part, own.forest, inputs.common, inputs.keeper, inputs.progress
     objective = forest.objective
     rules = noise.rules(common.rules(objective), objective, common.max_bin)
-    own_noise = None if seat.data is None else partial(noise.on_trees, objective=objective)
-    trees = TreeLeader(collector, own, rules, own_noise, common.colsample_bytree, seat.threads, seat.recording)
+    own_noise = None if inputs.data is None else partial(noise.on_trees, objective=objective)
+    trees = TreeLeader(collector, own, rules, own_noise, common.colsample_bytree, inputs.threads, inputs.recording)
 
     def after_round(done: int) -> None:
         forest.clipped_rows = max(forest.clipped_rows, own.shard.clipped)
@@ -268,7 +268,7 @@ def _lead_rounds(
 
     if progress is not None:
         progress(forest.rounds, part)
-    evals = [watched(rows, part.splits, seat.threads) for rows in watching]
+    evals = [watched(rows, part.splits, inputs.threads) for rows in watching]
     run_rounds(
         trees.grow, forest, after_round, common.n_estimators, evals, common.early_stopping_rounds, common.metrics
     )
@@ -278,80 +278,80 @@ def _lead_rounds(
 # ---------------------------------------------------------------- participant
 
 
-def member(seat: Seat) -> ModelPart:
+def member(inputs: RoleInput) -> ModelPart:
     """Train as a participant other than the leader, with own rows, connected with the leader; return the whole model.
 
     Errors are as of `leader`; ConfigError also when there is no checkpoint of a training that the leader resumes.
     """
-    _meet(seat)
-    rows, sums, setup, kept = _join(seat)
-    printed = b"" if seat.keeper is None else printed_rows([rows], setup.message.classes)
+    _meet(inputs)
+    rows, sums, setup, kept = _join(inputs)
+    printed = b"" if inputs.keeper is None else printed_rows([rows], setup.message.classes)
     if kept is not None:
         order = Order(CONVERSATION, "rounds")
-        own, told = _on_kept_bins(seat, setup, rows, kept)
+        own, told = _on_kept_bins(inputs, setup, rows, kept)
     elif setup.message.rounds is None:
         order = Order(CONVERSATION, "new")
-        own, told = _search(seat, sums, order, rows, setup)
+        own, told = _search(inputs, sums, order, rows, setup)
     else:
         order = Order(CONVERSATION, "resumed")
-        own, told = _resume_with_leader(seat, sums, order, rows, setup.message, printed)
-    _follow_rounds(seat, sums, order, own, setup.noise, partial(_keep, seat, own, told, printed))
+        own, told = _resume_with_leader(inputs, sums, order, rows, setup.message, printed)
+    _follow_rounds(inputs, sums, order, own, setup.noise, partial(_keep, inputs, own, told, printed))
     own.forest.clipped_rows = own.shard.clipped
     return own.part
 
 
-def _join(seat: Seat) -> tuple[LabelledRows, Membership, _ModelSetup, KeptBins | None]:
+def _join(inputs: RoleInput) -> tuple[LabelledRows, Membership, _ModelSetup, KeptBins | None]:
     """Describe own rows, bring them to everybody's columns and classes, become a member of the sums, pay for noise.
 
     Return also the kept bins that the training uses, if any.
     """
-    party, lead, data, members = seat.party, seat.cast.active, seat.rows, seat.cast.owners
-    own_bins = bins_for_rows(seat)
-    party.send(lead, describe(data, seat.classes, offered(own_bins)))
+    party, lead, data, members = inputs.party, inputs.roles.active, inputs.rows, inputs.roles.owners
+    own_bins = bins_for_rows(inputs)
+    party.send(lead, describe(data, inputs.classes, offered(own_bins)))
     message = party.receive(lead, ModelBegin)
     schema = schema_of(message.names, message.categories, message.origins)
-    rows = common_rows(data, schema, seat.classes, message.classes, party.name)
-    check_noise(seat.options, rows, message.classes)
-    if message.rounds is not None and seat.options.epsilon_total is not None:
+    rows = common_rows(data, schema, inputs.classes, message.classes, party.name)
+    check_noise(inputs.options, rows, message.classes)
+    if message.rounds is not None and inputs.options.epsilon_total is not None:
         raise ConfigError("cannot resume with epsilon_total: sums would be opened again, at a further cost; begin anew")
-    kept = agreed_bins(seat, own_bins, message) if message.bins and message.rounds is None else None
-    sums = join(party, lead, members, seat.vouching, _told_first(seat, message), _sum_rules(seat.options))
-    sums.note = None if seat.recording is None else seat.recording.note_given
-    return rows, sums, _set_up(seat, message), kept
+    kept = agreed_bins(inputs, own_bins, message) if message.bins and message.rounds is None else None
+    sums = join(party, lead, members, inputs.vouching, _told_first(inputs, message), _sum_rules(inputs.options))
+    sums.note = None if inputs.recording is None else inputs.recording.note_given
+    return rows, sums, _set_up(inputs, message), kept
 
 
 def _search(
-    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, setup: _ModelSetup
+    inputs: RoleInput, sums: Membership, order: Order, rows: LabelledRows, setup: _ModelSetup
 ) -> tuple[OwnRows, CommonBins]:
     """Take part in the search for bins; return a training without trees, and the bins as told."""
-    lead, classes = seat.cast.active, setup.message.classes
-    labels = OwnLabels(seat, rows, classes, lead)
-    told = answer_search(seat, sums, order, rows, labels, setup.noise)
-    bins = unpack_bins(told, setup.schema, seat.common.max_bin, lead)
+    lead, classes = inputs.roles.active, setup.message.classes
+    labels = OwnLabels(inputs, rows, classes, lead)
+    told = answer_search(inputs, sums, order, rows, labels, setup.noise)
+    bins = unpack_bins(told, setup.schema, inputs.common.max_bin, lead)
     own = labels.starting(told.start, "CommonBins")
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=lead)
-    keep_bins(seat, setup.message, told)
-    return _fresh(seat, setup, rows, bins, objective, setup.paid), told
+    keep_bins(inputs, setup.message, told)
+    return _fresh(inputs, setup, rows, bins, objective, setup.paid), told
 
 
 def _resume_with_leader(
-    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, message: ModelBegin, printed: bytes
+    inputs: RoleInput, sums: Membership, order: Order, rows: LabelledRows, message: ModelBegin, printed: bytes
 ) -> tuple[OwnRows, CommonBins]:
     """Resume the training that the leader resumes; return also the bins as told, which are the checkpoint's."""
-    lead, told = seat.cast.active, sums.next(order)
+    lead, told = inputs.roles.active, sums.next(order)
     assert isinstance(told, CommonBins)
-    found = members_checkpoint(seat.keeper, message.model_id, message.rounds or 0)
-    own = resume(seat, found, message.rounds or 0, rows, printed)
+    found = members_checkpoint(inputs.keeper, message.model_id, message.rounds or 0)
+    own = resume(inputs, found, message.rounds or 0, rows, printed)
     if found.bins != encode_body(told):
         raise PeerProtocolError(lead, f"expected the checkpoint's bins, got others - at CommonBins from {lead}")
     return own, told
 
 
 def _follow_rounds(
-    seat: Seat, sums: Membership, order: Order, own: OwnRows, noise: SumNoise, keep: Callable[[int], None]
+    inputs: RoleInput, sums: Membership, order: Order, own: OwnRows, noise: SumNoise, keep: Callable[[int], None]
 ) -> None:
     """Do what the leader asks for until the model is finished."""
-    lead, common, progress, forest = seat.cast.active, seat.common, seat.progress, own.forest
+    lead, common, progress, forest = inputs.roles.active, inputs.common, inputs.progress, own.forest
     trees = TreeMember(
         own, lead, most_rounds=common.n_estimators, max_depth=common.max_depth, cohort=lambda: sums.member.there
     )
@@ -371,9 +371,9 @@ def _follow_rounds(
                     raise PeerProtocolError(
                         lead, f"expected {forest.rounds} rounds, got others - at CheckpointRequest from {lead}"
                     )
-                if seat.keeper is not None:
+                if inputs.keeper is not None:
                     keep(due.rounds)
-                seat.party.send(lead, CheckpointReceipt())
+                inputs.party.send(lead, CheckpointReceipt())
             case ModelEnd() as end:
                 forest.cut(end.rounds)
 
@@ -391,22 +391,22 @@ class _ModelSetup:
     paid: str
 
 
-def _meet(seat: Seat) -> None:
+def _meet(inputs: RoleInput) -> None:
     """Compare terms with all others, and refuse too few participants."""
-    cells = 0 if seat.data is None else seat.data.table.n_rows * len(seat.data.table.columns)
-    if not seat.alone and cells < _FEW_CELLS:
+    cells = 0 if inputs.data is None else inputs.data.table.n_rows * len(inputs.data.table.columns)
+    if not inputs.alone and cells < _FEW_CELLS:
         stay_on_one_core()
-    agree(seat.party, _terms(seat))
-    check_members(seat.options, seat.cast.owners)
+    agree(inputs.party, _terms(inputs))
+    check_members(inputs.options, inputs.roles.owners)
 
 
-def _set_up(seat: Seat, message: ModelBegin) -> _ModelSetup:
+def _set_up(inputs: RoleInput, message: ModelBegin) -> _ModelSetup:
     """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
     schema = schema_of(message.names, message.categories, message.origins)
-    members, search = len(seat.cast.owners), not message.bins
-    noise = plan_noise(seat.options, seat.common, schema, message.classes, members, search=search)
-    store, name = None if seat.data is None else seat.store, seat.party.name
-    paid = pay(noise, store, name, model_job(seat.party.job, message.model_id), seat.epsilon_limits)
+    members, search = len(inputs.roles.owners), not message.bins
+    noise = plan_noise(inputs.options, inputs.common, schema, message.classes, members, search=search)
+    store, name = None if inputs.data is None else inputs.store, inputs.party.name
+    paid = pay(noise, store, name, model_job(inputs.party.job, message.model_id), inputs.epsilon_limits)
     return _ModelSetup(message, schema, noise, paid)
 
 
@@ -414,39 +414,45 @@ def _sum_rules(options: FederBoostHorizontal) -> SumRules:
     return SumRules(recover=options.dropout == "accept", allow_two=may_be_two(options))
 
 
-def _fresh(seat: Seat, setup: _ModelSetup, rows: LabelledRows, bins: Bins, objective: Objective, spent: str) -> OwnRows:
+def _fresh(
+    inputs: RoleInput, setup: _ModelSetup, rows: LabelledRows, bins: Bins, objective: Objective, spent: str
+) -> OwnRows:
     """Return a training without trees."""
-    message, name = setup.message, seat.party.name
+    message, name = setup.message, inputs.party.name
     part = ModelPart(
         model_id=message.model_id, party=name, schema=setup.schema, splits=SplitTable(),
         forest=Forest(objective, (name,), message.classes), spent=spent,
     )  # fmt: skip
-    return OwnRows.of(seat, rows, part, bins, Draws.fresh(seat))
+    return OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
 
 
-def _on_kept_bins(seat: Seat, setup: _ModelSetup, rows: LabelledRows, kept: KeptBins) -> tuple[OwnRows, CommonBins]:
+def _on_kept_bins(
+    inputs: RoleInput, setup: _ModelSetup, rows: LabelledRows, kept: KeptBins
+) -> tuple[OwnRows, CommonBins]:
     """Return a training without trees on bins of an earlier one, and the bins as they were told then."""
-    name, told = seat.party.name, kept.told(seat.party.name)
-    own = OwnLabels(seat, rows, setup.message.classes, name).starting(told.start, "CommonBins")
+    name, told = inputs.party.name, kept.told(inputs.party.name)
+    own = OwnLabels(inputs, rows, setup.message.classes, name).starting(told.start, "CommonBins")
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=name)
     objective.check_sums(kept.all_rows)
-    bins = unpack_bins(told, setup.schema, seat.common.max_bin, name)
+    bins = unpack_bins(told, setup.schema, inputs.common.max_bin, name)
     logger.info("%s: bins are those of an earlier training", name)
-    return _fresh(seat, setup, rows, bins, objective, setup.paid or kept.spent), told
+    return _fresh(inputs, setup, rows, bins, objective, setup.paid or kept.spent), told
 
 
-def _keep(seat: Seat, own: OwnRows, told: CommonBins, printed: bytes, rounds: int, began: float | None = None) -> None:
+def _keep(
+    inputs: RoleInput, own: OwnRows, told: CommonBins, printed: bytes, rounds: int, began: float | None = None
+) -> None:
     """Write a checkpoint after `rounds` rounds; `began` is `Keeper.keep`'s."""
-    assert seat.keeper is not None
-    kept, given = RoundState(rounds, own.shard.margins.copy(), own.draws.state), seat.given
-    seat.keeper.keep(lambda: checkpoint_with(own.part, given, printed, kept, told), began)
+    assert inputs.keeper is not None
+    kept, given = RoundState(rounds, own.shard.margins.copy(), own.draws.state), inputs.given
+    inputs.keeper.keep(lambda: checkpoint_with(own.part, given, printed, kept, told), began)
 
 
-def _told_first(seat: Seat, message: ModelBegin) -> bytes:
+def _told_first(inputs: RoleInput, message: ModelBegin) -> bytes:
     """Encode what all were told at the beginning: masks cancel only between those told the same."""
-    return msgspec.json.encode(_terms(seat), order="sorted") + encode_body(message)
+    return msgspec.json.encode(_terms(inputs), order="sorted") + encode_body(message)
 
 
-def _terms(seat: Seat) -> dict[str, Term]:
+def _terms(inputs: RoleInput) -> dict[str, Term]:
     """Return what all must agree on before anything is sent."""
-    return {**seat.public_terms, "participants": list(seat.cast.owners)}
+    return {**inputs.public_terms, "participants": list(inputs.roles.owners)}

@@ -37,7 +37,7 @@ from treaty.systems.horizontal.quantiles import (
 from treaty.systems.horizontal.rows import ModelBegin
 from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart, agreed_start
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.losses.custom import Custom
 from treaty.trees.objectives import Objective
 
@@ -56,11 +56,11 @@ class FoundBins:
 
 
 def agree_on_bins(
-    seat: Seat, collector: Collector, rows: LabelledRows, classes: list[Category] | None, noise: SumNoise
+    inputs: RoleInput, collector: Collector, rows: LabelledRows, classes: list[Category] | None, noise: SumNoise
 ) -> FoundBins:
     """As the leader, with own `rows`: open the number of rows, the start and bounds, then search for bins."""
-    common, has_rows, schema = seat.common, seat.data is not None, rows.table.schema
-    labels = OwnLabels(seat, rows, classes, seat.party.name)
+    common, has_rows, schema = inputs.common, inputs.data is not None, rows.table.schema
+    labels = OwnLabels(inputs, rows, classes, inputs.party.name)
     opening = Opening(schema, bounds=labels.n_bounds if noise.budget is None else 0)
     own = opening.of(rows.table, labels.bounds)
     while True:
@@ -76,7 +76,7 @@ def agree_on_bins(
         bins, smallest = choose_bins(
             lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
             collector.tell_all, opening, opened, schema, common.max_bin, own=rows.table if has_rows else None,
-            least_rows=common.fewest_rows, most_rounds=_search_rounds(noise, schema.origins), threads=seat.threads,
+            least_rows=common.fewest_rows, most_rounds=_search_rounds(noise, schema.origins), threads=inputs.threads,
         )  # fmt: skip
         if collector.summed == cohort:  # sums with and without a lost member do not fit together
             break
@@ -88,13 +88,13 @@ def agree_on_bins(
 
 
 def answer_search(
-    seat: Seat, sums: Membership, order: Order, rows: LabelledRows, labels: OwnLabels, noise: SumNoise
+    inputs: RoleInput, sums: Membership, order: Order, rows: LabelledRows, labels: OwnLabels, noise: SumNoise
 ) -> CommonBins:
     """Take part in the search for a start and for bins, until the leader tells them.
 
     Raises PeerProtocolError when the leader restarts although nobody was lost, or asks for more than a search takes.
     """
-    leader, max_bin, threads = seat.cast.active, seat.common.max_bin, seat.threads
+    leader, max_bin, threads = inputs.roles.active, inputs.common.max_bin, inputs.threads
     opening = Opening(rows.table.schema, bounds=labels.n_bounds if noise.budget is None else 0)
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
     rounds, cohort = 0, frozenset[str]()
@@ -184,14 +184,14 @@ def kept_file(store: Path, party: str) -> Path:
     return checkpoint_file(store, party).with_suffix(".bins")
 
 
-def bins_for_rows(seat: Seat) -> dict[bytes, KeptBins]:
-    """Return by digest the seat's kept bins of its very rows, participants, leader and options; the oldest first.
+def bins_for_rows(inputs: RoleInput) -> dict[bytes, KeptBins]:
+    """Return by digest the role's kept bins of its very rows, participants, leader and options; the oldest first.
 
     Bins of trainings with others are left out, so that what is offered tells nothing of these.
     """
-    setting = _setting_of(seat)
-    found = [entry for entry in _read(seat) if entry.setting == setting]
-    rows = _rows_of(seat) if found else b""
+    setting = _setting_of(inputs)
+    found = [entry for entry in _read(inputs) if entry.setting == setting]
+    rows = _rows_of(inputs) if found else b""
     return {entry.digest: entry for entry in found if entry.rows == rows}
 
 
@@ -201,71 +201,71 @@ def offered(found: Mapping[bytes, KeptBins]) -> bytes:
 
 
 def chosen_bins(
-    seat: Seat, found: Mapping[bytes, KeptBins], offers: Mapping[str, bytes], begin: ModelBegin
+    inputs: RoleInput, found: Mapping[bytes, KeptBins], offers: Mapping[str, bytes], begin: ModelBegin
 ) -> KeptBins | None:
     """Return the newest bins that fit the training which `begin` describes, if all participants have offered them."""
     common = set(found)
     for name, digests in offers.items():
         common &= digests_in(digests, MOST_KEPT, peer=name, what="RowsDescription.bins")
-    terms = _terms_of(seat, begin)
+    terms = _terms_of(inputs, begin)
     fitting = [entry for digest, entry in found.items() if digest in common and entry.terms == terms]
     return fitting[-1] if fitting else None
 
 
-def agreed_bins(seat: Seat, found: Mapping[bytes, KeptBins], begin: ModelBegin) -> KeptBins:
+def agreed_bins(inputs: RoleInput, found: Mapping[bytes, KeptBins], begin: ModelBegin) -> KeptBins:
     """Return the bins that the leader names; PeerProtocolError where they were not offered, or are of other terms."""
     kept = found.get(begin.bins)
-    if kept is None or kept.terms != _terms_of(seat, begin):
-        leader = seat.cast.active
+    if kept is None or kept.terms != _terms_of(inputs, begin):
+        leader = inputs.roles.active
         raise PeerProtocolError(leader, f"expected bins that were offered and fit - at ModelBegin.bins from {leader}")
     return kept
 
 
-def keep_bins(seat: Seat, begin: ModelBegin, told: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
+def keep_bins(inputs: RoleInput, begin: ModelBegin, told: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
     """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing.
 
     Nothing, too, of a loss of one's own: next time its class may be another one under its name, with other bounds.
     """
-    if seat.store is None or seat.common.loss_class is Custom:
+    if inputs.store is None or inputs.common.loss_class is Custom:
         return
-    new = KeptBins(_rows_of(seat), _setting_of(seat), _terms_of(seat, begin), encode_body(told), all_rows, spent)
-    entries = [entry for entry in _read(seat) if (entry.rows, entry.terms) != (new.rows, new.terms)]
-    name = seat.party.name
-    write_cached(kept_file(seat.store, name), _File([*entries, new][-MOST_KEPT:]), FORMAT, name)
+    new = KeptBins(_rows_of(inputs), _setting_of(inputs), _terms_of(inputs, begin), encode_body(told), all_rows, spent)
+    entries = [entry for entry in _read(inputs) if (entry.rows, entry.terms) != (new.rows, new.terms)]
+    name = inputs.party.name
+    write_cached(kept_file(inputs.store, name), _File([*entries, new][-MOST_KEPT:]), FORMAT, name)
 
 
-def _read(seat: Seat) -> list[KeptBins]:
-    if seat.store is None:
+def _read(inputs: RoleInput) -> list[KeptBins]:
+    if inputs.store is None:
         return []
-    name = seat.party.name
-    kept = read_cached(kept_file(seat.store, name), _File, FORMAT, name)
+    name = inputs.party.name
+    kept = read_cached(kept_file(inputs.store, name), _File, FORMAT, name)
     return [] if kept is None else kept.entries[-MOST_KEPT:]
 
 
-def _rows_of(seat: Seat) -> bytes:
+def _rows_of(inputs: RoleInput) -> bytes:
     """Digest own rows, labels and weights, which bound gradients; of a leader without rows, nothing.
 
     Labels count as the classes that own rows are of: in threads those of all parties are known, a file has its own.
     """
-    data = seat.data
+    data = inputs.data
     if data is None:
         return b""
-    y, classes = data.y, seat.classes or ()
+    y, classes = data.y, inputs.classes or ()
     if classes:
         present, number = np.unique(y, return_inverse=True)
         y, classes = number.astype(np.float64), [classes[int(k)] for k in present]
     return fingerprint([(data.table, (y, data.weight))], classes)
 
 
-def _setting_of(seat: Seat) -> bytes:
+def _setting_of(inputs: RoleInput) -> bytes:
     """Digest what bins depend on and all know beforehand: options, participants and leader."""
-    options = {name: value for name, value in seat.public_terms.items() if name not in FREE_OF_BINS}
-    return _digest([options, seat.cast.active, seat.cast.owners])
+    options = {name: value for name, value in inputs.public_terms.items() if name not in FREE_OF_BINS}
+    return _digest([options, inputs.roles.active, inputs.roles.owners])
 
 
-def _terms_of(seat: Seat, begin: ModelBegin) -> bytes:
+def _terms_of(inputs: RoleInput, begin: ModelBegin) -> bytes:
     """Digest what bins depend on besides rows: the setting, and everybody's columns and classes."""
-    return _digest([_setting_of(seat).hex(), begin.names, begin.categories, begin.classes, begin.origins])
+    return _digest([_setting_of(inputs).hex(), begin.names, begin.categories, begin.classes, begin.origins])
 
 
 def _digest(content: object) -> bytes:

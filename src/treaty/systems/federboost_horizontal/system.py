@@ -17,23 +17,23 @@ from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_s
 from treaty.systems.horizontal.told import input_told, keys_told, lost_told, search_told, sums_of_rows
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import checkpoints_told
-from treaty.systems.system import Cast, Place, System
+from treaty.systems.system import PartySpec, Roles, System
 from treaty.systems.told import AGREEMENT, Lines, Played, Told, When, lines
 
 # ------------------------------------------ what each party of a FederBoost training by row learns beyond its own rows
 
 
 def disclosures(
-    cast: Cast, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
+    roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     """Say in words what each party learned; the leader's `part` says what the search parted, or what noise cost."""
     everybody = _of_everybody(options, common)
     estimated = starts_from_sums(options, common)
-    learned = {cast.active: _of_leader(cast, options, "" if part is None else part.spent, everybody)}
+    learned = {roles.active: _of_leader(roles, options, "" if part is None else part.spent, everybody)}
     if estimated:
-        learned[cast.active].insert(1, SUMS_OF_LABELS)
+        learned[roles.active].insert(1, SUMS_OF_LABELS)
         everybody = [START, *everybody]
-    return learned | {name: _of_member(options, everybody) for name in cast.owners if name != cast.active}
+    return learned | {name: _of_member(options, everybody) for name in roles.owners if name != roles.active}
 
 
 def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
@@ -53,8 +53,8 @@ def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> lis
     return learned
 
 
-def _of_leader(cast: Cast, options: FederBoostHorizontal, spent: str, everybody: list[str]) -> list[str]:
-    noisy, has_rows = options.epsilon_total is not None, cast.active in cast.owners
+def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str, everybody: list[str]) -> list[str]:
+    noisy, has_rows = options.epsilon_total is not None, roles.active in roles.owners
     whose = "over all participants' rows" + (", and so, less its own, over the others'" if has_rows else "")
     search = "how many rows lie below each point that was tried in search of quantiles"
     if noisy:
@@ -76,7 +76,7 @@ def _of_leader(cast: Cast, options: FederBoostHorizontal, spent: str, everybody:
         learned.insert(
             2, "how many participants have largest labels, gradients and weights of which order of magnitude"
         )
-    if len(cast.owners) == 2:
+    if len(roles.owners) == 2:
         learned.append(
             f"the other participant's sums{', but for its noise' if noisy else ' exactly'}: a sum of two less its own"
             if has_rows
@@ -117,19 +117,19 @@ def _model(options: FederBoostHorizontal) -> str:
 # ---------------------------- what a training on participants' sums is expected to take; messages are those of `roles`
 
 
-def expected(cast: Cast, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
+def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, shape: Shape) -> Expected:
     """Return it, with as many rows at every participant."""
-    found, lead = Expected(), cast.active
-    trees = Trees.of(common, shape, shape.rows * len(cast.owners))
+    found, lead = Expected(), roles.active
+    trees = Trees.of(common, shape, shape.rows * len(roles.owners))
     sums = sums_of_rows(common, shape, trees)
-    for owner in cast.owners:
+    for owner in roles.owners:
         found.memory[owner] = 60.0 * shape.rows + 24.0 * max(shape.slots.values()) * max(trees.nodes)
         if owner == lead:
             continue
         found.agree([(owner, lead)])
         found.send(owner, lead, 8.0 * sums.numbers, sums.sums)
         found.send(lead, owner, sums.told, sums.sums)
-    masks = len(cast.owners) * sums.numbers * 10e-9
+    masks = len(roles.owners) * sums.numbers * 10e-9
     computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
     found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP
     return found
@@ -197,7 +197,7 @@ TOLD: dict[Played, Lines] = {
 # ---------------------------------------------------------------- system
 
 
-def cast(places: Mapping[str, Place], active: str, options: FederBoostHorizontal) -> Cast:
+def roles(places: Mapping[str, PartySpec], active: str, options: FederBoostHorizontal) -> Roles:
     """Make the active party the leader, which needs no rows and no place, and all others members.
 
     Raises ConfigError when another party brings no rows, a role is given, or members are too few for sums to hide
@@ -216,12 +216,12 @@ def cast(places: Mapping[str, Place], active: str, options: FederBoostHorizontal
         )
     owners = [name for name, place in places.items() if place.has_rows]
     check_members(options, owners)
-    return Cast(active, dict.fromkeys(places, "member") | {active: "leader"}, owners)
+    return Roles(active, dict.fromkeys(places, "member") | {active: "leader"}, owners)
 
 
-def may_lose(cast: Cast, options: FederBoostHorizontal) -> list[str]:
+def may_lose(roles: Roles, options: FederBoostHorizontal) -> list[str]:
     """Return all members but the leader, with ``dropout="accept"``."""
-    return [name for name in cast.owners if name != cast.active] if options.dropout == "accept" else []
+    return [name for name in roles.owners if name != roles.active] if options.dropout == "accept" else []
 
 
 SYSTEM = System(
@@ -230,14 +230,14 @@ SYSTEM = System(
     common=BoostingOptions,
     split="rows",
     train={"leader": leader, "member": member},
-    cast=cast,
+    assign=roles,
     disclosures=disclosures,
     told=TOLD,
     expected=expected,
     on_clusters=lambda options: frozenset({"leader", "member"}),
     has_model=frozenset({"leader", "member"}),
     may_lose=may_lose,
-    vouched=lambda cast, options, name: cast.owners,  # members check also the keys of whom they do not talk to
+    vouched=lambda roles, options, name: roles.owners,  # members check also the keys of whom they do not talk to
     cannot={
         "explain": "contributions need how many rows reached each node, which a federboost-horizontal model leaves "
         "out: participants could tell each other's rows from it"

@@ -17,7 +17,7 @@ from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import own_seed
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree, join_splits, margins_from_values
 from treaty.trees.slots import RowShard
@@ -31,10 +31,10 @@ class Draws:
     seed: int
 
     @classmethod
-    def fresh(cls, seat: Seat) -> Draws:
+    def fresh(cls, inputs: RoleInput) -> Draws:
         """Begin a training's draws."""
-        leads, random_state = seat.party.name == seat.cast.active, seat.common.random_state
-        return cls(np.random.default_rng(random_state) if leads else None, own_seed(random_state, seat.party.name))
+        leads, random_state = inputs.party.name == inputs.roles.active, inputs.common.random_state
+        return cls(np.random.default_rng(random_state) if leads else None, own_seed(random_state, inputs.party.name))
 
     @classmethod
     def kept(cls, state: str) -> Draws:
@@ -66,18 +66,18 @@ class OwnRows:
     subsample: float = 1.0
 
     @classmethod
-    def of(cls, seat: Seat, rows: LabelledRows, part: ModelPart, bins: Bins, draws: Draws) -> OwnRows:
+    def of(cls, inputs: RoleInput, rows: LabelledRows, part: ModelPart, bins: Bins, draws: Draws) -> OwnRows:
         """Bin rows and take them down the trees there are."""
         assert part.forest is not None
-        codes, threads = bins.transform(rows.table, seat.threads), seat.threads
-        histograms = ClusterHistograms.of_rows(seat.shards, codes, bins.offsets)
+        codes, threads = bins.transform(rows.table, inputs.threads), inputs.threads
+        histograms = ClusterHistograms.of_rows(inputs.shards, codes, bins.offsets)
         shard = RowShard(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
         if part.forest.trees:
             matrix = rows.table.matrix()
             margins, splits = np.ascontiguousarray(shard.margins.T), join_splits([part.splits], [matrix.shape[1]])
             margins_from_values(part.forest.trees, splits, matrix, margins, threads)
             shard.margins[:] = margins.T
-        return cls(part, bins, shard, draws, seat.common.subsample)
+        return cls(part, bins, shard, draws, inputs.common.subsample)
 
     @property
     def forest(self) -> Forest:
@@ -133,16 +133,16 @@ def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Che
     return found
 
 
-def resume(seat: Seat, found: Checkpoint, rounds: int, rows: LabelledRows, printed: bytes) -> OwnRows:
+def resume(inputs: RoleInput, found: Checkpoint, rounds: int, rows: LabelledRows, printed: bytes) -> OwnRows:
     """Resume a training after `rounds` rounds; the checkpoint's later trees are dropped.
 
     Raises ConfigError when the checkpoint is of other options, parties or rows (`printed` is their `fingerprint`).
     """
-    name, part = seat.party.name, found.part
-    found.check(seat.given, seat.may_change, (name,), printed)
+    name, part = inputs.party.name, found.part
+    found.check(inputs.given, inputs.may_change, (name,), printed)
     assert part.forest is not None
     part.forest.cut(rounds)
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
     told = decode_body(found.bins, CommonBins, peer=name)
-    bins = unpack_bins(told, part.schema, seat.common.max_bin, name)
-    return OwnRows.of(seat, rows, part, bins, Draws.kept(found.random_state or ""))
+    bins = unpack_bins(told, part.schema, inputs.common.max_bin, name)
+    return OwnRows.of(inputs, rows, part, bins, Draws.kept(found.random_state or ""))

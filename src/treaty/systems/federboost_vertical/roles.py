@@ -78,7 +78,7 @@ from treaty.systems.federboost_vertical.buckets import (
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.sizes import MOST_COLUMNS
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.decisions import Finish, RecordCount, check_unknown
@@ -225,34 +225,34 @@ class NoisyColumns(ColumnSource):
             self._told = time.monotonic()
 
 
-def active(seat: Seat) -> ModelPart:
+def active(inputs: RoleInput) -> ModelPart:
     """Train as the active party, on the others' noisy buckets; passive parties decide eval rows."""
-    party, data, common, threads = seat.party, seat.rows, seat.common, seat.threads
-    training = open_training(seat)
+    party, data, common, threads = inputs.party, inputs.rows, inputs.common, inputs.threads
+    training = open_training(inputs)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
-    noisy = _columns_of_others(seat, n_rows)
+    noisy = _columns_of_others(inputs, n_rows)
     for peer, columns in noisy.items():
         columns.begin(training.records[peer])
         party.send(peer, Start(*start_of(training, peer)))
-    if seat.options.unbiased:
+    if inputs.options.unbiased:
         for columns in noisy.values():
             columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
-    at_workers = partial(ClusterHistograms.of_columns, seat.shards)
+    at_workers = partial(ClusterHistograms.of_columns, inputs.shards)
     own = own_columns(
-        data.table, common.max_bin, part.splits, threads, at_workers(party.name) if seat.options.unbiased else None
+        data.table, common.max_bin, part.splits, threads, at_workers(party.name) if inputs.options.unbiased else None
     )
-    sources: list[ColumnSource] = [noisy.get(name, own) for name in seat.cast.owners]
+    sources: list[ColumnSource] = [noisy.get(name, own) for name in inputs.roles.owners]
 
-    def tell(*, now: bool = bool(seat.eval_sets) or seat.keeper is not None) -> None:
+    def tell(*, now: bool = bool(inputs.eval_sets) or inputs.keeper is not None) -> None:
         for columns in noisy.values():
             columns.tell(forest.rounds, now=now)
 
     given = sources, n_rows, common.rules(forest.objective), threads
-    if seat.options.unbiased:  # each owner's sums are corrected in its own way
+    if inputs.options.unbiased:  # each owner's sums are corrected in its own way
         finder = SumsFinder(*given, after_tree=tell)
     else:
         finder = JoinedFinder(*given, after_tree=tell, histograms=at_workers("all"))
-    grow(seat, training, finder, sources)
+    grow(inputs, training, finder, sources)
     tell(now=True)
     finish(party)
     for peer, columns in noisy.items():  # the model is complete only once the others have recorded their splits
@@ -260,15 +260,15 @@ def active(seat: Seat) -> ModelPart:
     return part
 
 
-def _columns_of_others(seat: Seat, n_rows: int) -> dict[str, NoisyColumns]:
+def _columns_of_others(inputs: RoleInput, n_rows: int) -> dict[str, NoisyColumns]:
     """Return every passive party's columns: as it sends them, or as it sent them to an earlier training."""
-    party, store, noisy = seat.party, seat.store, {}
+    party, store, noisy = inputs.party, inputs.store, {}
     held = {peer: offer_held(party, peer, store) for peer in party.peers}
     for peer, of_peer in held.items():
         sent = None if store is None else list[bytes]()
-        at_workers = ClusterHistograms.of_columns(seat.shards if seat.options.unbiased else None, peer)
+        at_workers = ClusterHistograms.of_columns(inputs.shards if inputs.options.unbiased else None, peer)
         noisy[peer] = NoisyColumns(
-            party, peer, take_buckets(party, peer, of_peer, sent), n_rows, seat.threads, at_workers
+            party, peer, take_buckets(party, peer, of_peer, sent), n_rows, inputs.threads, at_workers
         )  # fmt: skip
         if store is not None and sent:
             keep_buckets(party, peer, store, of_peer, sent)
@@ -278,14 +278,14 @@ def _columns_of_others(seat: Seat, n_rows: int) -> dict[str, NoisyColumns]:
 # ---------------------------------------------------------------- passive party
 
 
-def passive(seat: Seat) -> ModelPart:
+def passive(inputs: RoleInput) -> ModelPart:
     """Send noisy buckets as a passive party, then record splits and decide eval rows until the active one is done.
 
     Buckets that the active party has kept of an earlier training are not sent again.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         With own columns of the aligned rows, and the active party as the only peer. Its `store` has the key of the
         noise and the ledger of its cost, for all jobs; without one, both are of this training alone. `row_numbers` say
         which rows are copies of one row of the party's file, which is randomised once, `rows_digest` who they are;
@@ -301,26 +301,26 @@ def passive(seat: Seat) -> ModelPart:
     DataError
         In safe mode, when eval sets without ids have the values of rows trained on and `apart` is set.
     """
-    party, table, options, threads = seat.party, seat.rows.table, seat.options, seat.threads
+    party, table, options, threads = inputs.party, inputs.rows.table, inputs.options, inputs.threads
     (active,) = party.peers
-    agree_on_terms(seat)
-    bins = fit_bins(table, seat.common.max_bin, threads)
+    agree_on_terms(inputs)
+    bins = fit_bins(table, inputs.common.max_bin, threads)
     codes = bins.transform(table, threads)
-    numbers = np.arange(table.n_rows) if seat.row_numbers is None else seat.row_numbers
+    numbers = np.arange(table.n_rows) if inputs.row_numbers is None else inputs.row_numbers
     epsilons = options.epsilons(table.schema.names)
     known = None
     if any(epsilon < math.inf for epsilon in epsilons.values()):
-        known = KnownRows.of(table.matrix(), None if seat.rows.ids is None else seat.rows.ids())
-        for rows in seat.eval_sets:  # before anything is told of training rows
-            check_unknown(seat, known, rows)
-    persons = seat.rows_digest or b""
-    kept = None if seat.store is None else noise_folder(seat.store, party.name)
-    ledger = BucketLedger(kept, seat.epsilon_limits)
+        known = KnownRows.of(table.matrix(), None if inputs.rows.ids is None else inputs.rows.ids())
+        for rows in inputs.eval_sets:  # before anything is told of training rows
+            check_unknown(inputs, known, rows)
+    persons = inputs.rows_digest or b""
+    kept = None if inputs.store is None else noise_folder(inputs.store, party.name)
+    ledger = BucketLedger(kept, inputs.epsilon_limits)
     pieces, noisy, spent = noisy_buckets(codes, bins, epsilons, ledger, numbers, party.job, persons)
     send_buckets(party, active, pieces)
     start = party.receive(active, Start)
     told = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
-    follower = Follower(seat, start, told)
+    follower = Follower(inputs, start, told)
     part = follower.part
     part.randomised = told
     if start.resumed and options.unbiased:
@@ -341,7 +341,7 @@ def passive(seat: Seat) -> ModelPart:
         return kept
 
     def end(_: Finish) -> RecordCount:
-        follower.report(seat.common.n_estimators)
+        follower.report(inputs.common.n_estimators)
         return RecordCount(len(part.splits))
 
     return follower.follow(

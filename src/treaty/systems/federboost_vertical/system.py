@@ -10,9 +10,9 @@ from treaty.systems.federboost_vertical.buckets import Buckets, HeldBuckets, Sam
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.federboost_vertical.roles import ChosenSplits, UsedColumns, active, passive
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, System
+from treaty.systems.system import Roles, System
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
-from treaty.systems.vertical.active import Start, cast_by_column
+from treaty.systems.vertical.active import Start, roles_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.online import online_active, online_passive
@@ -22,7 +22,7 @@ from treaty.systems.vertical.told import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH
 
 
 def disclosures(
-    cast: Cast, options: FederBoostVertical, common: BoostingOptions, part: ModelPart | None
+    roles: Roles, options: FederBoostVertical, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     cost = (
         f"epsilon {options.epsilon_person:g} per person, shared by the party's columns"
@@ -43,7 +43,7 @@ def disclosures(
         "true one"
     )
     learned = {
-        cast.active: [
+        roles.active: [
             told,
             "where it has a folder for later trainings, a copy of these buckets, which it keeps there (NAME.buckets)",
             "how many buckets each column of the others has (by number, not name), whether it holds categories and "
@@ -54,7 +54,7 @@ def disclosures(
             "the shape of all trees and all leaf weights",
         ]
     }
-    for name in cast.having("passive"):
+    for name in roles.having("passive"):
         learned[name] = [
             "which of its own columns and buckets were chosen, at how many nodes of which tree",
             "of how many of its earlier buckets the active party has kept a copy, and whether these are among them",
@@ -66,12 +66,12 @@ def disclosures(
 # --------------------------------- what a training on noisy buckets is expected to take; messages are those of `roles`
 
 
-def expected(cast: Cast, options: FederBoostVertical, common: BoostingOptions, shape: Shape) -> Expected:
+def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions, shape: Shape) -> Expected:
     """Return it; buckets are sent once, then the active party trains alone."""
-    found, active, n = Expected(), cast.active, shape.rows
+    found, active, n = Expected(), roles.active, shape.rows
     trees = Trees.of(common, shape, n)
     columns = sum(shape.columns.values())
-    for peer in cast.owners:
+    for peer in roles.owners:
         if peer == active:
             continue
         features = shape.columns[peer]
@@ -134,7 +134,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="columns",
     train={"active": active, "passive": passive},
-    cast=cast_by_column,
+    assign=roles_by_column,
     disclosures=disclosures,
     told=TOLD,
     expected=expected,

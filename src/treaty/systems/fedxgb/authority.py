@@ -37,7 +37,7 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing
-from treaty.systems.system import Cast, Seat
+from treaty.systems.system import RoleInput, Roles
 
 logger = logging.getLogger(__name__)
 
@@ -67,33 +67,33 @@ class CertifiedKeys(Message):
     signature: bytes
 
 
-def authority(seat: Seat) -> None:
+def authority(inputs: RoleInput) -> None:
     """Certify everybody's keys; a party that does not ask, or asks for another role, gets no certificate.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         Its party is connected with all others. Users have twice `patience` to ask, since they read their tables first;
         without the others there is no job, so these have the party's `timeout`.
     """
-    if not seat.alone:
+    if not inputs.alone:
         stay_on_one_core()
-    roles = {name: role for name, role in seat.cast.roles.items() if role != "authority"}
-    certify(seat.party, roles, 2 * patience_of(seat))
+    roles = {name: role for name, role in inputs.roles.of.items() if role != "authority"}
+    certify(inputs.party, roles, 2 * patience_of(inputs))
 
 
-def authority_of(cast: Cast) -> str:
+def authority_of(roles: Roles) -> str:
     """Return the key authority's name."""
-    (name,) = cast.having("authority")
+    (name,) = roles.having("authority")
     return name
 
 
-def patience_of(seat: Seat) -> float:
+def patience_of(inputs: RoleInput) -> float:
     """Return after how many seconds a user is dropped: for this tree if silent, for the job if it accepts no message.
 
     With users lost one after another, others wait up to ten times as long: their `timeout` must not be shorter.
     """
-    return min(PATIENCE, seat.party.timeout / 10) if seat.patience is None else seat.patience
+    return min(PATIENCE, inputs.party.timeout / 10) if inputs.patience is None else inputs.patience
 
 
 def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:

@@ -55,7 +55,7 @@ from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
 from treaty.systems.horizontal.quantiles import CommonBins, ProbeRequest, most_rounds, note_search, unpack_bins
 from treaty.systems.horizontal.rows import schema_of
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +63,12 @@ Rows = SeenRows | HiddenRows | Dealer | None
 """An edge server's part in taking all rows down trees; None where users know the model, or others hold the shares."""
 
 
-def edge(seat: Seat) -> None:
+def edge(inputs: RoleInput) -> None:
     """Serve a domain until training is over.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         Its party is connected with the authority, the server, the domain's users and, where the model is hidden, all
         users and edge servers. `vouching` checks edge servers' certificates.
 
@@ -80,28 +80,28 @@ def edge(seat: Seat) -> None:
         When too few users of the domain come, or the server or another edge server is lost or sends what the protocol
         does not allow.
     """
-    party, options, cast, patience = seat.party, seat.options, seat.cast, patience_of(seat)
-    server, authority, edges = cast.active, authority_of(cast), cast.having("edge")
-    if not (seat.alone or options.hides_model):  # else edge servers compute, on the rows of all users
+    party, options, roles, patience = inputs.party, inputs.options, inputs.roles, patience_of(inputs)
+    server, authority, edges = roles.active, authority_of(roles), roles.having("edge")
+    if not (inputs.alone or options.hides_model):  # else edge servers compute, on the rows of all users
         stay_on_one_core()
     check_edges(options, len(edges))
     paper = paper_mode(options)
     party.may_lose([name for name in party.peers if name not in (server, *edges)])
     credentials = Credentials(party, authority, "edge")
-    offers = _offers(seat, credentials, domains(cast)[party.name], patience)
+    offers = _offers(inputs, credentials, domains(roles)[party.name], patience)
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
-    task = receive_task(seat, server, credentials)
-    seat.model_id = task.model_id
-    membership = join(party, server, edges, seat.vouching, b"fedxgb edges", SumRules(allow_two=True))
+    task = receive_task(inputs, server, credentials)
+    inputs.model_id = task.model_id
+    membership = join(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
     standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
-    file = DomainFile(seat.keeper, party.name, task.model_id, standings)
-    domain = _domain(seat, offers, task, standings, file, patience, paper=paper)
+    file = DomainFile(inputs.keeper, party.name, task.model_id, standings)
+    domain = _domain(inputs, offers, task, standings, file, patience, paper=paper)
     at_start = domain.heard.digest
     agreed: CommonBins | None = None
     rows: Rows = None
     order = Order(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
-    limits = ServerLimits(server, seat.common.n_estimators, seat.common.max_depth, most_rounds(task.origins))
-    progress = seat.progress or (lambda done, part: None)
+    limits = ServerLimits(server, inputs.common.n_estimators, inputs.common.max_depth, most_rounds(task.origins))
+    progress = inputs.progress or (lambda done, part: None)
     progress(0, None)
     while order.state != "over":
         told = party.receive(server, *order.allowed, follow=True)
@@ -111,27 +111,27 @@ def edge(seat: Seat) -> None:
         if limits.finished > before:
             progress(limits.finished, None)
         elif isinstance(told, ProbeRequest):
-            note_search(seat.phase, limits.probes)
+            note_search(inputs.phase, limits.probes)
         match told:
             case Sum():
                 limits.sums.take(told.number)
-                _open_sum(seat, domain, told, None if paper else membership)
+                _open_sum(inputs, domain, told, None if paper else membership)
                 continue
             case HiddenThresholds() | SplitShares() | LeafShares() | Turn():
-                _move_rows(seat, domain, rows, told, patience)
+                _move_rows(inputs, domain, rows, told, patience)
                 continue
         everybody = [name for name in party.peers if name not in (server, authority, *edges)]
         membership.hear(told)
-        _pass_on(seat, domain, told, everybody, at_start)
+        _pass_on(inputs, domain, told, everybody, at_start)
         match told:
             case CommonBins():
                 agreed = told
             case RowSummary():
                 if options.hides_model:
                     assert agreed is not None
-                    layout = _layout(seat, agreed, told, task)
+                    layout = _layout(inputs, agreed, told, task)
                     rows = _rows_here(
-                        seat, domain, everybody, layout, told.n_rows, file, patience, resumed=task.rounds > 0
+                        inputs, domain, everybody, layout, told.n_rows, file, patience, resumed=task.rounds > 0
                     )
                 if order.state != "rows":  # otherwise `RowOwners` is still to come
                     at_start = domain.heard.digest
@@ -147,13 +147,13 @@ def edge(seat: Seat) -> None:
                 if isinstance(rows, SeenRows | HiddenRows):
                     rows.start()
                 domain.choose(domain.attending(Attendance))
-                if seat.keeper is not None and limits.rounds == ROUNDS:
-                    seat.keeper.keep_only(task.model_id)
+                if inputs.keeper is not None and limits.rounds == ROUNDS:
+                    inputs.keeper.keep_only(task.model_id)
 
 
-def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience: float) -> dict[str, UserOffer]:
+def _offers(inputs: RoleInput, credentials: Credentials, users: Sequence[str], patience: float) -> dict[str, UserOffer]:
     """Receive the users' keys; leave out users without keys that the authority certified."""
-    party = seat.party
+    party = inputs.party
     offers = gather_sound(party, users, UserOffer, timeout=patience)
     for name in users:
         try:
@@ -165,14 +165,14 @@ def _offers(seat: Seat, credentials: Credentials, users: Sequence[str], patience
             logger.warning("%s: %s", party.name, error)
             del offers[name]
         party.leave_out(name)
-    least = seat.options.group
+    least = inputs.options.group
     if len(offers) < least:
         raise RoundVoid(f"expected {least} users or more to come to the domain of {party.name}, got {len(offers)}")
     return offers
 
 
 def _domain(
-    seat: Seat,
+    inputs: RoleInput,
     offers: Mapping[str, UserOffer],
     task: Task,
     standings: dict[str, Standing],
@@ -182,10 +182,10 @@ def _domain(
     paper: bool,
 ) -> DomainSums:
     """Tell the users the task, and choose whose rows are in the first sum."""
-    party = seat.party
+    party = inputs.party
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
     keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
-    options = seat.options
+    options = inputs.options
     rules = Rules(most=options.max_users, least_change=options.group, whole=options.group_size is not None)
     known = file.read(rules, np.random.default_rng()) if task.rounds else None
     domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
@@ -195,38 +195,38 @@ def _domain(
     return domain
 
 
-def _open_sum(seat: Seat, domain: DomainSums, told: Sum, membership: Membership | None) -> None:
+def _open_sum(inputs: RoleInput, domain: DomainSums, told: Sum, membership: Membership | None) -> None:
     """Open the domain's next sum and give it to the server, under masks that edge servers share."""
     opened, remaining, attempt = domain.total(told.number, told.length)
-    if seat.recording is not None:
-        seat.recording.note_given(opened)
+    if inputs.recording is not None:
+        inputs.recording.note_given(opened)
     if membership is None:  # the paper's edge servers have no masks among them
-        seat.party.send(seat.cast.active, MaskedInput(Array.of(opened.view(np.uint64))))
+        inputs.party.send(inputs.roles.active, MaskedInput(Array.of(opened.view(np.uint64))))
     else:
         membership.give(opened)
-    seat.party.send(seat.cast.active, SurvivorReport(remaining, attempt))
+    inputs.party.send(inputs.roles.active, SurvivorReport(remaining, attempt))
 
 
-def _pass_on(seat: Seat, domain: DomainSums, told: Message, everybody: Sequence[str], at_start: bytes) -> None:
+def _pass_on(inputs: RoleInput, domain: DomainSums, told: Message, everybody: Sequence[str], at_start: bytes) -> None:
     """Tell the users what the server tells everybody; masks depend on it from now on."""
     if isinstance(told, RowSummary | RoundStart):  # a new round: what was late for the last one is dropped unread
-        seat.party.drop_earlier(everybody)
+        inputs.party.drop_earlier(everybody)
     if isinstance(told, RoundStart):
         domain.heard = ToldDigest(at_start)
     domain.heard.hear(told)
     domain.send(dict.fromkeys(domain.there, told))
 
 
-def _layout(seat: Seat, agreed: CommonBins, summary: RowSummary, task: Task) -> Layout:
+def _layout(inputs: RoleInput, agreed: CommonBins, summary: RowSummary, task: Task) -> Layout:
     """Return how rows are encoded, from the bins that the server tells everybody."""
-    server = seat.cast.active
-    bins = unpack_bins(agreed, schema_of(task.names, task.categories, task.origins), seat.common.max_bin, server)
+    server = inputs.roles.active
+    bins = unpack_bins(agreed, schema_of(task.names, task.categories, task.origins), inputs.common.max_bin, server)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=server, what="RowSummary.may_miss")
     return layout_of(bins, may_miss)
 
 
 def _rows_here(
-    seat: Seat,
+    inputs: RoleInput,
     domain: DomainSums,
     everybody: Sequence[str],
     layout: Layout,
@@ -241,13 +241,18 @@ def _rows_here(
     Where a training goes on, they must be those that it received in the first run. A user that says it has more than
     `most` rows, as many as all together, is left out.
     """
-    party, server, edges, comparison = seat.party, seat.cast.active, seat.cast.having("edge"), seat.options.compares
-    if seat.options.exposes == "paper":
+    party, server, edges, comparison = (
+        inputs.party,
+        inputs.roles.active,
+        inputs.roles.having("edge"),
+        inputs.options.compares,
+    )
+    if inputs.options.exposes == "paper":
         return SeenRows(party, edges, server, everybody, layout, most, patience)
     shares = shares_of(comparison, layout, edges)
     if party.name not in shares.holders:
         return Dealer(party, edges, layout) if party.name == shares.dealer else None
-    hidden = HiddenRows(party, edges, server, layout, comparison, seat.threads if seat.alone else 1)
+    hidden = HiddenRows(party, edges, server, layout, comparison, inputs.threads if inputs.alone else 1)
     came = gather_rows(party, everybody, RowShares, hidden.form(most), patience)
     digests = {name: digest(pieces) for name, pieces in came.items()}
     if not resumed:
@@ -263,7 +268,7 @@ def _rows_here(
 
 
 def _move_rows(
-    seat: Seat,
+    inputs: RoleInput,
     domain: DomainSums,
     rows: Rows,
     told: HiddenThresholds | SplitShares | LeafShares | Turn,
@@ -274,13 +279,13 @@ def _move_rows(
         case HiddenThresholds(), SeenRows():
             sides = rows.route(told)
             domain.only(rows.users)
-            send_pieces_or_leave_out(seat.party, {name: sides[name] for name in domain.there}, patience)
-            domain.only(seat.party.peers)
+            send_pieces_or_leave_out(inputs.party, {name: sides[name] for name in domain.there}, patience)
+            domain.only(inputs.party.peers)
         case SplitShares() | LeafShares(), HiddenRows():
             of_users = rows.route(told) if isinstance(told, SplitShares) else rows.value(told)
-            there = {name: pieces for name, pieces in of_users.items() if name in seat.party.peers}
-            send_pieces_or_leave_out(seat.party, there, patience)
-            domain.only(seat.party.peers)
+            there = {name: pieces for name, pieces in of_users.items() if name in inputs.party.peers}
+            send_pieces_or_leave_out(inputs.party, there, patience)
+            domain.only(inputs.party.peers)
         case Turn(), _:
             domain.send(dict.fromkeys(domain.there, told))
             if isinstance(rows, Dealer):

@@ -34,7 +34,7 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.start import OwnLabels, agreed_start
 from treaty.systems.recording import Recording
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import BoostingPlan, Forest
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees
@@ -194,11 +194,11 @@ class AllRows:
     spent: str  # in words: the smallest group of rows that the search for bins told from others
 
 
-def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
+def search(inputs: RoleInput, crowd: Crowd, schema: Schema) -> AllRows:
     """Open the number of rows, where training starts and the bounds of gradients, then search for bins."""
-    common = seat.common
+    common = inputs.common
     none = LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
-    labels = OwnLabels(seat, none, seat.classes, seat.party.name)
+    labels = OwnLabels(inputs, none, inputs.classes, inputs.party.name)
     opening = Opening(schema, bounds=labels.n_bounds)
 
     def total(own: NDArray[np.int64] | None, length: int) -> NDArray[np.int64]:
@@ -212,24 +212,24 @@ def search(seat: Seat, crowd: Crowd, schema: Schema) -> AllRows:
     asked = count(1)
 
     def ask(probes: ProbeRequest) -> None:
-        note_search(seat.phase, next(asked))
+        note_search(inputs.phase, next(asked))
         crowd.tell(probes)
 
     bins, smallest = choose_bins(
         total, ask, opening, opened, schema, common.max_bin,
-        own=None, least_rows=common.fewest_rows, most_rounds=most_rounds(schema.origins), threads=seat.threads,
+        own=None, least_rows=common.fewest_rows, most_rounds=most_rounds(schema.origins), threads=inputs.threads,
     )  # fmt: skip
     fewest = int(smallest[smallest > 0].min(initial=n_rows))
     spent = told_by_search(fewest)
     return AllRows(bins, objective, n_rows, _may_miss(opening, opened, len(schema.names), n_rows), spent)
 
 
-def known(seat: Seat, crowd: Crowd, kept: Checkpoint) -> AllRows:
+def known(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> AllRows:
     """Return what an interrupted training knew of all rows; nothing is summed again."""
     crowd.tell(Count())
-    part, name = kept.part, seat.party.name
+    part, name = kept.part, inputs.party.name
     summary = decode_body(kept.bins, RowSummary, peer=name)
-    bins = unpack_bins(decode_body(part.bins, CommonBins, peer=name), part.schema, seat.common.max_bin, name)
+    bins = unpack_bins(decode_body(part.bins, CommonBins, peer=name), part.schema, inputs.common.max_bin, name)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
     return AllRows(bins, forest_of(kept).objective, summary.n_rows, may_miss, part.spent)
 

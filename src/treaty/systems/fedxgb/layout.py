@@ -12,7 +12,7 @@ from treaty.errors import ConfigError
 from treaty.systems.fedxgb.options import GROUP, FedXGB
 from treaty.systems.fedxgb.sums.user import Leaves, Stage
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, Place
+from treaty.systems.system import PartySpec, Roles
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,12 @@ PERIOD = 10  # rounds between dropouts
 _DROPS: tuple[Stage, ...] = get_args(Stage)[1:]
 
 
-def helpers(owners: Iterable[str], options: FedXGB) -> dict[str, Place]:
+def helpers(owners: Iterable[str], options: FedXGB) -> dict[str, PartySpec]:
     """Return the server, the authority and the edge servers; raise ConfigError when a user has the name of one."""
     edges = [f"edge{k}" for k in range(options.edges or EDGES)]
     check_names(owners, [SERVER, AUTHORITY, *edges])
     roles = {SERVER: "server", AUTHORITY: "authority", **dict.fromkeys(edges, "edge")}
-    return {name: Place(role, has_rows=False) for name, role in roles.items()}
+    return {name: PartySpec(role, has_rows=False) for name, role in roles.items()}
 
 
 def check_names(users: Iterable[str], roles: Iterable[str]) -> None:
@@ -40,14 +40,14 @@ def check_names(users: Iterable[str], roles: Iterable[str]) -> None:
         )
 
 
-def cast_of(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
+def roles_of(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> Roles:
     """Give everybody a role; users for whom the job names no edge server are assigned in turn.
 
     Raises ConfigError when roles, tables or options do not fit, or edge servers, or users of a domain, are too few.
     """
-    roles = {name: _role_of(name, place, active) for name, place in places.items()}
-    cast = Cast(active, roles, [name for name, role in roles.items() if role == "user"])
-    authorities, edges = cast.having("authority"), cast.having("edge")
+    role_of = {name: _role_of(name, place, active) for name, place in places.items()}
+    roles = Roles(active, role_of, [name for name, role in role_of.items() if role == "user"])
+    authorities, edges = roles.having("authority"), roles.having("edge")
     if len(authorities) != 1:
         raise ConfigError(
             f'expected one key authority, role = "authority", got {", ".join(authorities) or "none"} - among the '
@@ -59,7 +59,7 @@ def cast_of(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
         )
     check_edges(options, len(edges))
     dealt = 0
-    for name, role in roles.items():
+    for name, role in role_of.items():
         edge = places[name].edge
         if role != "user":
             if edge is not None:
@@ -71,12 +71,12 @@ def cast_of(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
             raise ConfigError(
                 f'expected parties.{name}.edge to be one with role = "edge" ({", ".join(edges)}), got {edge!r}'
             )
-        cast.edges[name] = edge
-    _check_sizes(cast, options.group)
-    return cast
+        roles.edges[name] = edge
+    _check_sizes(roles, options.group)
+    return roles
 
 
-def _role_of(name: str, place: Place, active: str) -> str:
+def _role_of(name: str, place: PartySpec, active: str) -> str:
     """Return a party's role: the active party is the server, and whoever has a table a user."""
     role = place.role or ("server" if name == active else "user" if place.has_rows else None)
     if role is None:
@@ -110,13 +110,13 @@ def check_edges(options: FedXGB, edges: int) -> None:
         raise ConfigError(f"expected {least} edge servers or more, got {edges}: {why}")
 
 
-def _check_sizes(cast: Cast, least: int) -> None:
+def _check_sizes(roles: Roles, least: int) -> None:
     """Raise ConfigError when a domain has fewer users than a group."""
-    sizes = {edge: len(users) for edge, users in domains(cast).items()}
+    sizes = {edge: len(users) for edge, users in domains(roles).items()}
     small = [f"{size} at {edge}" for edge, size in sizes.items() if size < least]
-    if len(cast.owners) == 1:
+    if len(roles.owners) == 1:
         raise ConfigError(
-            f"expected {least * len(sizes)} users or more, got {cast.owners[0]} alone: one user's table is trained on "
+            f"expected {least * len(sizes)} users or more, got {roles.owners[0]} alone: one user's table is trained on "
             "under protocol 'pooled'"
         )
     if small:
@@ -127,20 +127,20 @@ def _check_sizes(cast: Cast, least: int) -> None:
         )
 
 
-def domains(cast: Cast) -> dict[str, list[str]]:
+def domains(roles: Roles) -> dict[str, list[str]]:
     """Return every edge server's users."""
-    return {edge: [u for u in cast.owners if cast.edges[u] == edge] for edge in cast.having("edge")}
+    return {edge: [u for u in roles.owners if roles.edges[u] == edge] for edge in roles.having("edge")}
 
 
-def links(cast: Cast, options: FedXGB) -> dict[str, list[str]]:
+def links(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     """Return who talks to whom; users to all edge servers where the model is hidden."""
-    users_of = domains(cast)
+    users_of = domains(roles)
     edges, users = list(users_of), [user for of in users_of.values() for user in of]
-    authority = cast.having("authority")
-    found = {cast.active: [*authority, *edges], **{name: [cast.active, *edges, *users] for name in authority}}
+    authority = roles.having("authority")
+    found = {roles.active: [*authority, *edges], **{name: [roles.active, *edges, *users] for name in authority}}
     for edge, own in users_of.items():
         others = [other for other in edges if other != edge]
-        found[edge] = [*authority, cast.active, *others, *(users if options.hides_model else own)]
+        found[edge] = [*authority, roles.active, *others, *(users if options.hides_model else own)]
         found |= {user: [*authority, *(edges if options.hides_model else [edge])] for user in own}
     return found
 
@@ -158,7 +158,7 @@ def only_simulated(options: FedXGB) -> str:
     )
 
 
-def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
+def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
     """Draw who drops out at every `dropout_period`-th round, and at what stage; it is away until others drop out.
 
     Raises ConfigError when no domain is large enough to lose a user, or to go on without those it loses.
@@ -166,7 +166,7 @@ def dropouts(cast: Cast, options: FedXGB, common: BoostingOptions) -> dict[str, 
     share, period = options.dropout, options.dropout_period or PERIOD
     if not share:
         return {}
-    users_of = domains(cast)
+    users_of = domains(roles)
     lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
     _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, options.group)
     if common.n_estimators < period:

@@ -19,7 +19,7 @@ from treaty.systems.fedxgb.sums.user import ATTEMPTS, Call, Cohort, Domain
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
 from treaty.systems.horizontal.rows import Categories, Origins
 from treaty.systems.horizontal.start import LabelUnits, TrainingStart
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 
 class UserOffer(Message):
@@ -139,22 +139,22 @@ def _between(options: FedXGB) -> Table:
     }
 
 
-def receive_task(seat: Seat, sender: str, credentials: Credentials) -> Task:
+def receive_task(inputs: RoleInput, sender: str, credentials: Credentials) -> Task:
     """Receive the task from the server, or from the edge server that passes it on.
 
     Raises ConfigError when it has other options, PeerProtocolError when the server's keys are not certified.
     """
-    party, server = seat.party, seat.cast.active
+    party, server = inputs.party, inputs.roles.active
     task = party.receive(sender, Task)
     credentials.check(server, "server", task.server, sender)
-    if task.options != terms_of(seat):
+    if task.options != terms_of(inputs):
         raise ConfigError(f"expected the options of {server}, got others at {party.name}; compare the job files")
     return task
 
 
-def terms_of(seat: Seat) -> bytes:
+def terms_of(inputs: RoleInput) -> bytes:
     """Return the options on which everybody must agree, encoded."""
-    return msgspec.json.encode(seat.public_terms, order="sorted")
+    return msgspec.json.encode(inputs.public_terms, order="sorted")
 
 
 # ----------------------------------------------------------------

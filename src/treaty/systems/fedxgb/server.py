@@ -85,7 +85,7 @@ from treaty.systems.fedxgb.sums.server import Crowd, Users
 from treaty.systems.horizontal.quantiles import pack_bins
 from treaty.systems.horizontal.rows import checkpoint_with, common_rows, printed_rows
 from treaty.systems.pooled.training import watched
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.trees.boosting import BoostingPlan, Forest, RoundState, run_rounds
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.slots import Cells
@@ -93,12 +93,12 @@ from treaty.trees.slots import Cells
 logger = logging.getLogger(__name__)
 
 
-def server(seat: Seat) -> ModelPart:
+def server(inputs: RoleInput) -> ModelPart:
     """Train as the server; go on from its checkpoint, if the keeper finds one: finished trees are told again.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         Its party is connected with the authority and all edge servers: at least two, or three unless
         ``expose="model"``. `data` says which columns all users have; its rows and labels are ignored. Labels of
         `eval_sets`, which the server watches, are numbers of `classes`.
@@ -116,29 +116,29 @@ def server(seat: Seat) -> ModelPart:
         When no domain has enough users for a first tree, or an edge server is lost or sends what the protocol does not
         allow.
     """
-    if not seat.alone:
+    if not inputs.alone:
         stay_on_one_core()
-    party, options, common, keeper = seat.party, seat.options, seat.common, seat.keeper
-    schema, classes, threads = seat.rows.table.schema, seat.classes, seat.threads
-    edges = seat.cast.having("edge")
+    party, options, common, keeper = inputs.party, inputs.options, inputs.common, inputs.keeper
+    schema, classes, threads = inputs.rows.table.schema, inputs.classes, inputs.threads
+    edges = inputs.roles.having("edge")
     check_edges(options, len(edges))
     column_share = options.column_share(len(schema.names), common.colsample_bytree)
     if options.exposes == "paper":
         check_numeric(schema)
     if paper_mode(options):
         logger.warning("%s: %s", party.name, PAPER_LEAKS)
-    rows = [common_rows(e, schema, classes, classes, party.name) for e in seat.eval_sets]
+    rows = [common_rows(e, schema, classes, classes, party.name) for e in inputs.eval_sets]
     printed = b"" if keeper is None else printed_rows(rows, classes)
     kept = None if keeper is None else keeper.found()
     if kept is not None:
-        kept.check(seat.given, seat.may_change, (party.name,), printed)
-    task, crowd = _meet(seat, edges, kept)
-    found = search(seat, crowd, schema) if kept is None else known(seat, crowd, kept)
+        kept.check(inputs.given, inputs.may_change, (party.name,), printed)
+    task, crowd = _meet(inputs, edges, kept)
+    found = search(inputs, crowd, schema) if kept is None else known(inputs, crowd, kept)
     agreed, summary = pack_bins(found.bins, found.objective), RowSummary(found.n_rows, Array.of(found.may_miss))
     crowd.tell(agreed)
     party.round += 1
     crowd.tell(summary)
-    model = _model(seat, edges, crowd, found)
+    model = _model(inputs, edges, crowd, found)
     crowd.settle()
     forest = Forest(found.objective, (party.name,), classes)
     part = ModelPart(
@@ -153,7 +153,7 @@ def server(seat: Seat) -> ModelPart:
         full_depth=options.hides_model,
         threads=threads,
         n_rounds=common.n_estimators,
-        recording=seat.recording,
+        recording=inputs.recording,
     )
     if kept is not None:
         part, forest = kept.part, forest_of(kept)
@@ -164,12 +164,12 @@ def server(seat: Seat) -> ModelPart:
         if keeper is not None and keeper.due:
             no_rows = np.zeros((forest.objective.n_outputs, 0))
             state = RoundState(done, no_rows, json.dumps(growth.rng.bit_generator.state))
-            keeper.keep(lambda: checkpoint_with(part, seat.given, printed, state, summary), time.perf_counter())
-        if seat.progress is not None:
-            seat.progress(done, part)
+            keeper.keep(lambda: checkpoint_with(part, inputs.given, printed, state, summary), time.perf_counter())
+        if inputs.progress is not None:
+            inputs.progress(done, part)
 
-    if seat.progress is not None:
-        seat.progress(forest.rounds, part)
+    if inputs.progress is not None:
+        inputs.progress(forest.rounds, part)
     run_rounds(
         lambda: next_trees(crowd, model, part, found.bins, growth),
         forest,
@@ -183,32 +183,32 @@ def server(seat: Seat) -> ModelPart:
     return part
 
 
-def _meet(seat: Seat, edges: Sequence[str], kept: Checkpoint | None) -> tuple[Task, Crowd]:
+def _meet(inputs: RoleInput, edges: Sequence[str], kept: Checkpoint | None) -> tuple[Task, Crowd]:
     """Check all users' keys, and tell the edge servers the task: a new one, or that of a checkpoint."""
-    party, schema = seat.party, seat.rows.table.schema
-    credentials = Credentials(party, authority_of(seat.cast), "server")
+    party, schema = inputs.party, inputs.rows.table.schema
+    credentials = Credentials(party, authority_of(inputs.roles), "server")
     users = {edge: party.receive(edge, Users).of for edge in edges}
     for edge, of in users.items():
         for name, keys in of.items():
             credentials.check(name, "user", keys, edge)
     task = Task(
         kept.part.model_id if kept else secrets.token_hex(16), list(schema.names),
-        [None if c is None else list(c) for c in schema.categories], seat.classes, terms_of(seat),
+        [None if c is None else list(c) for c in schema.categories], inputs.classes, terms_of(inputs),
         credentials.certified, kept.rounds if kept else 0, schema.origins,
     )  # fmt: skip
     for edge in edges:
         party.send(edge, task)
-    return task, Crowd(party, edges, credentials, users, seat.vouching, task, masked=seat.options.mode != "paper")
+    return task, Crowd(party, edges, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
 
 
-def _model(seat: Seat, edges: Sequence[str], crowd: Crowd, found: AllRows) -> Model:
+def _model(inputs: RoleInput, edges: Sequence[str], crowd: Crowd, found: AllRows) -> Model:
     """Return what takes all rows down the trees; `expose` says how much of these users and edge servers learn."""
-    shown, options = ShownModel(crowd), seat.options
+    shown, options = ShownModel(crowd), inputs.options
     if not options.hides_model:
         return shown
     layout = layout_of(found.bins, found.may_miss)
     if options.exposes == "paper":
-        return PaperModel(seat.party, edges, layout, crowd.tell, shown.finish)
-    hidden = HiddenModel(seat.party, edges, layout, options.compares, turns=True)
+        return PaperModel(inputs.party, edges, layout, crowd.tell, shown.finish)
+    hidden = HiddenModel(inputs.party, edges, layout, options.compares, turns=True)
     crowd.tell(RowOwners(hidden.row_owners()))
     return hidden

@@ -8,7 +8,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb.authority import authority
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.layout import cast_of, dropouts, helpers, links, only_simulated
+from treaty.systems.fedxgb.layout import dropouts, helpers, links, only_simulated, roles_of
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secpred.service import SERVICE, disclosures_of_prediction, refused
 from treaty.systems.fedxgb.server import server
@@ -17,7 +17,7 @@ from treaty.systems.fedxgb.user import user
 from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.horizontal.told import sums_of_rows
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, System
+from treaty.systems.system import Roles, System
 
 # ------------------------------------------------------- what each role of FedXGB learns beyond its own rows, in words
 
@@ -32,11 +32,11 @@ _MODEL = (
 _SHOWN = 'the shape of all trees, the column of every split and all leaf values (expose="paper")'
 
 
-def disclosures(cast: Cast, options: FedXGB, common: BoostingOptions, part: ModelPart | None) -> dict[str, list[str]]:
+def disclosures(roles: Roles, options: FedXGB, common: BoostingOptions, part: ModelPart | None) -> dict[str, list[str]]:
     """Say what the roles "server", "edge", "user" and "authority" learn; `part` is the server's."""
     learned = {
         "server": _of_server(options, "" if part is None else part.spent),
-        "edge": _of_edge(options, len(cast.having("edge"))),
+        "edge": _of_edge(options, len(roles.having("edge"))),
         "user": _of_user(options),
     }
     if starts_from_sums(options, common):
@@ -50,7 +50,7 @@ def disclosures(cast: Cast, options: FedXGB, common: BoostingOptions, part: Mode
                 "splits and leaf values may describe single rows"
             )
     if not refused(options):
-        for role, facts in disclosures_of_prediction(cast, options).items():
+        for role, facts in disclosures_of_prediction(roles, options).items():
             learned[role] += [f"where users have rows predicted later: {fact}" for fact in facts]
     learned["authority"] = [
         "names, roles and public keys; no data (it is trusted not to certify keys of its own in a user's name)"
@@ -154,15 +154,15 @@ _OF_A_SUM, _OF_A_NEIGHBOUR = 350.0, 340.0
 """Bytes of a sum's keys, shares and lists, each way between a user and its edge server: once, and by user there."""
 
 
-def expected(cast: Cast, options: FedXGB, common: BoostingOptions, shape: Shape) -> Expected:
+def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shape) -> Expected:
     """Return it, with as many rows at every user; raise ConfigError in paper mode."""
     if options.mode == "paper" or options.exposes == "paper":
         raise not_expected("the published form")
-    found, server, edges = Expected(), cast.active, cast.having("edge")
-    trees = Trees.of(common, shape, shape.rows * len(cast.owners))
+    found, server, edges = Expected(), roles.active, roles.having("edge")
+    trees = Trees.of(common, shape, shape.rows * len(roles.owners))
     sums = sums_of_rows(common, shape, trees)
     domains = {
-        edge_server: [owner for owner in cast.owners if cast.edges[owner] == edge_server] for edge_server in edges
+        edge_server: [owner for owner in roles.owners if roles.edges[owner] == edge_server] for edge_server in edges
     }
     for edge_server, users in domains.items():
         beside = sums.sums * (_OF_A_SUM + _OF_A_NEIGHBOUR * len(users))
@@ -177,17 +177,17 @@ def expected(cast: Cast, options: FedXGB, common: BoostingOptions, shape: Shape)
     masks = most * sums.numbers * 10e-9
     found.seconds = masks * 2 + trees.growing(shape.rows, max(shape.columns.values())) + sums.sums * 8 * ROUND_TRIP
     if options.exposes == "nothing":
-        found.seconds += _route(found, cast, options, trees, shape, edges)
+        found.seconds += _route(found, roles, options, trees, shape, edges)
     return found
 
 
-def _route(found: Expected, cast: Cast, options: FedXGB, trees: Trees, shape: Shape, edges: list[str]) -> float:
+def _route(found: Expected, roles: Roles, options: FedXGB, trees: Trees, shape: Shape, edges: list[str]) -> float:
     """Count what it takes to lead rows down a hidden model on shares; return its seconds."""
     rows, columns = shape.rows, max(shape.columns.values())
-    levels, all_rows = trees.count * trees.depth, rows * len(cast.owners)
+    levels, all_rows = trees.count * trees.depth, rows * len(roles.owners)
     shamir = options.compares == "shamir"
     holders = edges if shamir else edges[:2]
-    for owner in cast.owners:
+    for owner in roles.owners:
         for edge_server in holders:
             found.send(owner, edge_server, rows * columns * (16.0 if shamir else 8.0), 1)
             found.send(
@@ -215,14 +215,14 @@ def _route(found: Expected, cast: Cast, options: FedXGB, trees: Trees, shape: Sh
 # ---------------------------------------------------------------- system
 
 
-def users(cast: Cast, options: FedXGB) -> list[str]:
+def users(roles: Roles, options: FedXGB) -> list[str]:
     """Return whom a training goes on without."""
-    return cast.owners
+    return roles.owners
 
 
-def vouching_edges(cast: Cast, options: FedXGB, name: str) -> list[str]:
+def vouching_edges(roles: Roles, options: FedXGB, name: str) -> list[str]:
     """Return the edge servers, whose certificates they and the server check: masks between them depend on it."""
-    return cast.having("edge") if cast.roles[name] in ("server", "edge") else []
+    return roles.having("edge") if roles.of[name] in ("server", "edge") else []
 
 
 SYSTEM = System(
@@ -231,7 +231,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="rows",
     train={"server": server, "edge": edge, "user": user, "authority": authority},
-    cast=cast_of,
+    assign=roles_of,
     helpers=helpers,
     links=links,
     disclosures=disclosures,

@@ -47,7 +47,7 @@ from treaty.systems.horizontal.quantiles import (
 )
 from treaty.systems.horizontal.rows import common_rows, own_seed, printed_rows, schema_of
 from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
-from treaty.systems.system import LabelledRows, Phase, Seat
+from treaty.systems.system import LabelledRows, Phase, RoleInput
 from treaty.trees.boosting import draw
 from treaty.trees.objectives import Objective
 from treaty.trees.slots import Cells, SlotShard
@@ -57,12 +57,12 @@ logger = logging.getLogger(__name__)
 MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so do gradients
 
 
-def user(seat: Seat) -> NDArray[np.float64]:
+def user(inputs: RoleInput) -> NDArray[np.float64]:
     """Take part as a user until training is over.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         Its party is connected with the authority, its edge server and, where the model is hidden, all edge servers;
         not with the server, whose keys the authority certifies. `absence` is a `Leaves` or None.
 
@@ -78,29 +78,29 @@ def user(seat: Seat) -> NDArray[np.float64]:
     CryptoError, PeerError
         When the edge server is lost, or sends what the protocol does not allow.
     """
-    if not seat.alone:
+    if not inputs.alone:
         stay_on_one_core()
-    party, options, common = seat.party, seat.options, seat.common
+    party, options, common = inputs.party, inputs.options, inputs.common
     sums_as = PaperUserSums if paper_mode(options) else UserSums
-    edge = seat.cast.edges[party.name]
-    credentials = Credentials(party, authority_of(seat.cast), "user")
+    edge = inputs.roles.edges[party.name]
+    credentials = Credentials(party, authority_of(inputs.roles), "user")
     party.send(edge, UserOffer(credentials.certified, activity=1.0, stability=1.0))  # neither is measured here
-    task = receive_task(seat, edge, credentials)
-    seat.model_id = task.model_id
+    task = receive_task(inputs, edge, credentials)
+    inputs.model_id = task.model_id
     schema = schema_of(task.names, task.categories, task.origins)
-    rows = common_rows(seat.rows, schema, seat.classes, task.classes, party.name)
+    rows = common_rows(inputs.rows, schema, inputs.classes, task.classes, party.name)
     printed = printed_rows([rows], task.classes)
-    seed = seed_of_rows(seat.keeper, party.name, task.model_id, printed, resumed=task.rounds > 0)
-    labels = OwnLabels(seat, rows, task.classes, edge)
-    sums = sums_as(party, edge, credentials, credentials.seed_with(seat.cast.active, task.server), seat.absence)
+    seed = seed_of_rows(inputs.keeper, party.name, task.model_id, printed, resumed=task.rounds > 0)
+    labels = OwnLabels(inputs, rows, task.classes, edge)
+    sums = sums_as(party, edge, credentials, credentials.seed_with(inputs.roles.active, task.server), inputs.absence)
     sums.heard.hear(task)
-    instructions = _Instructions(seat, edge, sums, Order(user_order(options), "begun"))
-    agreed = _answer_search(instructions, rows, labels, common.max_bin, seat.phase)
+    instructions = _Instructions(inputs, edge, sums, Order(user_order(options), "begun"))
+    agreed = _answer_search(instructions, rows, labels, common.max_bin, inputs.phase)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
-    follower = _Follower(seat, rows, labels.starting(agreed.start, "CommonBins"), agreed, summary, seed)
+    follower = _Follower(inputs, rows, labels.starting(agreed.start, "CommonBins"), agreed, summary, seed)
     instructions.vector = follower.vector
-    progress = seat.progress or (lambda done, part: None)
+    progress = inputs.progress or (lambda done, part: None)
     progress(0, None)
     while not isinstance(told := instructions.next(), TrainingEnd):
         before = follower.finished
@@ -109,8 +109,8 @@ def user(seat: Seat) -> NDArray[np.float64]:
             progress(follower.finished, None)
         if isinstance(told, RoundStart):
             _answer_start(party, edge, sums, fits=follower.fits)
-            if seat.keeper is not None and follower.rounds == ROUNDS:
-                seat.keeper.keep_only(task.model_id)
+            if inputs.keeper is not None and follower.rounds == ROUNDS:
+                inputs.keeper.keep_only(task.model_id)
         elif isinstance(told, Splits | SideShares | Sides | ValueShares | Turn):
             sums.absent("prediction")
     return follower.shard.margins
@@ -122,10 +122,10 @@ class _Instructions:
     vector: Callable[[], NDArray[np.int64]]
     """Returns this user's part of the next sum, int64 (length,); the same again when the sum is repeated."""
 
-    def __init__(self, seat: Seat, edge: str, sums: UserSums, order: Order) -> None:
+    def __init__(self, inputs: RoleInput, edge: str, sums: UserSums, order: Order) -> None:
         self.edge = edge
-        self._party, self._sums = seat.party, sums
-        self._note = None if seat.recording is None else seat.recording.note_given
+        self._party, self._sums = inputs.party, sums
+        self._note = None if inputs.recording is None else inputs.recording.note_given
         self._order, self._limit = order, SumLimit(edge)
         self._chosen = False  # for the tree that grows, or the search
         self._at_start = sums.heard.digest
@@ -221,17 +221,17 @@ class _Follower:
 
     def __init__(
         self,
-        seat: Seat,
+        inputs: RoleInput,
         rows: LabelledRows,
         objective: Objective,
         agreed: CommonBins,
         summary: RowSummary,
         seed: bytes,
     ) -> None:
-        self._party, self._common, self._edge = seat.party, seat.common, seat.cast.edges[seat.party.name]
+        self._party, self._common, self._edge = inputs.party, inputs.common, inputs.roles.edges[inputs.party.name]
         if summary.n_rows < rows.table.n_rows:
             raise self._wrong("the number of all users' rows, not fewer than this user has")
-        options, schema, edge = seat.options, rows.table.schema, self._edge
+        options, schema, edge = inputs.options, rows.table.schema, self._edge
         bins = unpack_bins(agreed, schema, self._common.max_bin, edge)
         told = told_clips(agreed, objective, edge)
         own = objective.agreed(
@@ -251,7 +251,7 @@ class _Follower:
         self._n_features, self.rounds, self._void, self._depth = len(schema.names), 0, 0, 0
         self.finished = 0  # rounds whose leaf values the rows have
         self._way: ComparedRows | SharedRows | None = None  # down trees that users do not know
-        layout, edges = layout_of(bins, may_miss), seat.cast.having("edge")
+        layout, edges = layout_of(bins, may_miss), inputs.roles.having("edge")
         if options.exposes == "paper":
             self._way = ComparedRows(self._party, edges, edge, layout, codes)
         elif options.hides_model:

@@ -75,7 +75,7 @@ from treaty.systems.fedxgboost_ldp.scoring import (
 )
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.sizes import ColumnSize
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
 from treaty.systems.vertical.decisions import ask_all
 from treaty.systems.vertical.passive import Follower, Handlers
@@ -131,12 +131,12 @@ class NoiseSetup(Start):
 # ---------------------------------------------------------------- active party
 
 
-def active(seat: Seat) -> ModelPart:
+def active(inputs: RoleInput) -> ModelPart:
     """Train as the active party.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         With labels (for `label_rr` the noisy ones), own columns (perhaps none), and every passive party as a peer. Its
         `store` has the ledger: the key of the noise, and what was paid in all jobs; without one, for this training.
 
@@ -151,12 +151,13 @@ def active(seat: Seat) -> ModelPart:
         When parties disagree on parameters or rows, no round can be paid for, or a party sends what the protocol does
         not allow.
     """
-    party, data, options, common, threads = seat.party, seat.rows, seat.options, seat.common, seat.threads
+    party, data, options, common, threads = inputs.party, inputs.rows, inputs.options, inputs.common, inputs.threads
     check_consent(options)
-    training = open_training(seat)
+    training = open_training(inputs)
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
     noise = NoisyGradients(
-        Ledger(None if seat.store is None else noise_folder(seat.store, party.name), seat.epsilon_limits), options,
+        Ledger(None if inputs.store is None else noise_folder(inputs.store, party.name), inputs.epsilon_limits),
+        options,
         forest.objective, n_rows,
         weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
         threads=threads,
@@ -167,7 +168,7 @@ def active(seat: Seat) -> ModelPart:
         party.send(peer, NoiseSetup(*start_of(training, peer), *noise.units, noise.noisy_hess))
         others[peer] = ScoredColumns(party, peer, party.receive(peer, ColumnCount).count, training.records[peer])
     own = own_columns(data.table, common.max_bin, part.splits, threads)
-    sources = [others.get(name, own) for name in seat.cast.owners]
+    sources = [others.get(name, own) for name in inputs.roles.owners]
     finder = ScoreSplits(
         party,
         sources,
@@ -178,46 +179,46 @@ def active(seat: Seat) -> ModelPart:
         first_order=options.first_order,
         exact=options.mode == "paper",
     )
-    grow(seat, training, finder, sources, rules)
+    grow(inputs, training, finder, sources, rules)
     part.spent = noise.told(forest.rounds)
     if noise.stopped and forest.rounds == 0:
         raise BudgetSpent(f"no round can be paid for: {noise.stopped}")
     if noise.stopped:
         logger.warning("training ended after %d rounds: %s", forest.rounds, noise.stopped)
     if options.refit:
-        _refit(seat, part)
+        _refit(inputs, part)
     finish(party)
     return part
 
 
-def _refit(seat: Seat, part: ModelPart) -> None:
+def _refit(inputs: RoleInput, part: ModelPart) -> None:
     """Replace leaf values by those of true labels, in the own model alone."""
-    forest, data = part.forest, seat.rows
+    forest, data = part.forest, inputs.rows
     assert forest is not None
-    after_eval_sets = len(seat.eval_sets)  # the number of the training rows among sets to decide
-    found = ask_all(seat.party, part, forest.trees, data.table.matrix(), after_eval_sets, seat.threads)
-    rules = seat.common.rules(forest.objective)
-    refit_leaves(forest, leaves(found, seat.threads), data.y, data.weight, rules, seat.threads)
+    after_eval_sets = len(inputs.eval_sets)  # the number of the training rows among sets to decide
+    found = ask_all(inputs.party, part, forest.trees, data.table.matrix(), after_eval_sets, inputs.threads)
+    rules = inputs.common.rules(forest.objective)
+    refit_leaves(forest, leaves(found, inputs.threads), data.y, data.weight, rules, inputs.threads)
 
 
 # ---------------------------------------------------------------- passive party
 
 
-def passive(seat: Seat) -> ModelPart:
+def passive(inputs: RoleInput) -> ModelPart:
     """Train as a passive party: answer the active one until it is done."""
-    party, options, common, table = seat.party, seat.options, seat.common, seat.rows.table
+    party, options, common, table = inputs.party, inputs.options, inputs.common, inputs.rows.table
     check_consent(options)
     (active,) = party.peers
-    agree_on_terms(seat)
+    agree_on_terms(inputs)
     setup = party.receive(active, NoiseSetup)
-    follower = Follower(seat, setup)
-    columns = own_columns(table, common.max_bin, follower.part.splits, seat.threads)
+    follower = Follower(inputs, setup)
+    columns = own_columns(table, common.max_bin, follower.part.splits, inputs.threads)
     if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
         raise PeerProtocolError(active, f"expected finite units - at NoiseSetup from {active}")
     rules = scoring_rules(
         common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
     )
-    owner = ScoringOwner(party, columns, table.n_rows, rules, seat.threads, first_order=options.first_order)
+    owner = ScoringOwner(party, columns, table.n_rows, rules, inputs.threads, first_order=options.first_order)
     party.send(active, ColumnCount(len(columns.categorical)))
     order = Order(CONVERSATION, "between trees")
 

@@ -17,9 +17,9 @@ from treaty.systems.fedxgboost_ldp.scoring import (
     Scores,
 )
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, System
+from treaty.systems.system import Roles, System
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
-from treaty.systems.vertical.active import cast_by_column
+from treaty.systems.vertical.active import roles_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.online import online_active, online_passive
@@ -29,9 +29,9 @@ from treaty.systems.vertical.told import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH
 
 
 def disclosures(
-    cast: Cast, options: FedXGBoostLDP, common: BoostingOptions, part: ModelPart | None
+    roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    active, mechanism, epsilon = cast.active, options.noise_mechanism, options.noise_epsilon
+    active, mechanism, epsilon = roles.active, options.noise_mechanism, options.noise_epsilon
     most = "" if options.epsilon_total is None else f", {options.epsilon_total:g} at most with all in {active}'s ledger"
     if mechanism == "label_rr":
         told = f"labels, as randomised once with epsilon {epsilon:g} each, which is also what a person pays"
@@ -55,7 +55,7 @@ def disclosures(
     }
     if options.refit:
         learned[active].append("of all training rows, those outside the node too, the side at every split (refit)")
-    for name in cast.having("passive"):
+    for name in roles.having("passive"):
         learned[name] = [
             told,
             together,
@@ -70,12 +70,12 @@ def disclosures(
 # ----------------------------- what a training with noisy gradients is expected to take; messages are those of `roles`
 
 
-def expected(cast: Cast, options: FedXGBoostLDP, common: BoostingOptions, shape: Shape) -> Expected:
+def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shape: Shape) -> Expected:
     """Return it; every party scores its own columns, at the same time."""
-    found, active, n = Expected(), cast.active, shape.rows
+    found, active, n = Expected(), roles.active, shape.rows
     trees = Trees.of(common, shape, n)
     columns, levels = sum(shape.columns.values()), trees.count * trees.depth
-    for peer in cast.owners:
+    for peer in roles.owners:
         if peer == active:
             continue
         found.agree([(active, peer)])
@@ -175,7 +175,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="columns",
     train={"active": active, "passive": passive},
-    cast=cast_by_column,
+    assign=roles_by_column,
     disclosures=disclosures,
     told=TOLD,
     expected=expected,

@@ -31,7 +31,7 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 DEALER = "dealer"
 """Name of the dealer that `fit` plays."""
@@ -76,23 +76,23 @@ class DealEnd(Message):
     """Training is over."""
 
 
-def dealer(seat: Seat) -> None:
+def dealer(inputs: RoleInput) -> None:
     """Deal until the active party is done; all parties are the dealer's peers."""
-    party, active = seat.party, seat.cast.active
-    agree(party, seat.public_terms)
+    party, active = inputs.party, inputs.roles.active
+    agree(party, inputs.public_terms)
     wanted = party.receive(active, DealOrder)
     holders = [peer for peer in party.peers if peer != active]
     if sorted(wanted.slots) != sorted(holders):
         raise PeerProtocolError(active, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {active}")
-    made = Dealer(wanted.rows, wanted.slots, seat.threads)
+    made = Dealer(wanted.rows, wanted.slots, inputs.threads)
     party.send(active, AskerSeed(made.asker_seed))
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))
     made.prepare()
-    dealt, most = 0, seat.most_trees * ((1 << seat.common.max_depth) - 1)  # a vector for every node of every tree
+    dealt, most = 0, inputs.most_trees * ((1 << inputs.common.max_depth) - 1)  # a vector for every node of every tree
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         dealt += request.count
-        of_level = 1 << max(0, seat.common.max_depth - 1)
+        of_level = 1 << max(0, inputs.common.max_depth - 1)
         if request.count > of_level:
             raise PeerProtocolError(
                 active, f"expected vectors of at most {of_level} nodes of a level - at DealRequest.count from {active}"

@@ -59,16 +59,16 @@ from treaty.messaging.agreement import agree
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import dealer as dealing
 from treaty.systems.fedxgboost_smm.paper import roles as paper
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical import encrypted
 
 
-def active(seat: Seat) -> ModelPart:
+def active(inputs: RoleInput) -> ModelPart:
     """Train as the active party, in the options' mode.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         With labels, own columns (perhaps none), and as peers every passive party and the dealer, where there is one.
 
     Returns
@@ -84,39 +84,39 @@ def active(seat: Seat) -> ModelPart:
     CryptoError
         When sums do not fit the backend, or a passive party's answer or the dealer's shares do not add up.
     """
-    if seat.options.mode == "paper":
-        return paper.active(seat)
-    party, dealer = seat.party, _meet_dealer(seat)
+    if inputs.options.mode == "paper":
+        return paper.active(inputs)
+    party, dealer = inputs.party, _meet_dealer(inputs)
     if dealer is None:
-        return encrypted.train_active(seat, seat.options.ciphers)
+        return encrypted.train_active(inputs, inputs.options.ciphers)
 
     def client_of(bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]]) -> SumsClient:
         slots = {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}
-        return dealing.asker(party, dealer, bounds, slots, seat.threads)
+        return dealing.asker(party, dealer, bounds, slots, inputs.threads)
 
-    part = encrypted.train_active(seat, seat.options.ciphers, client_of=client_of)
+    part = encrypted.train_active(inputs, inputs.options.ciphers, client_of=client_of)
     party.send(dealer, dealing.DealEnd())
     return part
 
 
-def passive(seat: Seat) -> ModelPart:
+def passive(inputs: RoleInput) -> ModelPart:
     """Train as a passive party, in the options' mode: answer the active one until it is done."""
-    if seat.options.mode == "paper":
-        return paper.passive(seat)
-    dealer = _meet_dealer(seat)
+    if inputs.options.mode == "paper":
+        return paper.passive(inputs)
+    dealer = _meet_dealer(inputs)
     if dealer is None:
-        return encrypted.train_passive(seat, seat.options.ciphers)
+        return encrypted.train_passive(inputs, inputs.options.ciphers)
 
     def server_of(setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> SumsServer:
-        return dealing.holder(seat.party, dealer, setup, codes, offsets, seat.threads)
+        return dealing.holder(inputs.party, dealer, setup, codes, offsets, inputs.threads)
 
-    return encrypted.train_passive(seat, seat.options.ciphers, server_of=server_of)
+    return encrypted.train_passive(inputs, inputs.options.ciphers, server_of=server_of)
 
 
-def _meet_dealer(seat: Seat) -> str | None:
+def _meet_dealer(inputs: RoleInput) -> str | None:
     """Compare options with the dealer, where there is one, and set it apart from the parties with data."""
-    dealer = seat.cast.holder("dealer")
+    dealer = inputs.roles.holder("dealer")
     if dealer is not None:
-        seat.party.set_aside(dealer)
-        agree(seat.party, seat.public_terms, peers=[dealer])
+        inputs.party.set_aside(dealer)
+        agree(inputs.party, inputs.public_terms, peers=[dealer])
     return dealer

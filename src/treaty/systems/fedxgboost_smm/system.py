@@ -25,9 +25,9 @@ from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.fedxgboost_smm.roles import active, passive
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, Place, System
+from treaty.systems.system import PartySpec, Roles, System
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
-from treaty.systems.vertical.active import cast_by_column, fellow_owners
+from treaty.systems.vertical.active import fellow_owners, roles_by_column
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
@@ -54,21 +54,21 @@ from treaty.systems.vertical.told import (
 
 
 def disclosures(
-    cast: Cast, options: FedXGBoostSMM, common: BoostingOptions, part: ModelPart | None
+    roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     """Say in words what each party learns, the dealer included; `part` has the estimate of what exact sums showed."""
     if options.mode == "paper":
-        return _of_matrix_products(cast, options.version)
-    learned = learned_from_sums(cast, options.ciphers, options.cipher, part)
-    learned[cast.active] += small_leaves(options.mode, common)
+        return _of_matrix_products(roles, options.version)
+    learned = learned_from_sums(roles, options.ciphers, options.cipher, part)
+    learned[roles.active] += small_leaves(options.mode, common)
     for name in learned:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)
-    dealer = cast.holder("dealer")
+    dealer = roles.holder("dealer")
     if dealer is None:
         return learned
     helped = f"with the help of {dealer}, who must not give it: "
-    learned[cast.active].append(helped + "every bin of every row of the others")
-    for name in cast.having("passive"):
+    learned[roles.active].append(helped + "every bin of every row of the others")
+    for name in roles.having("passive"):
         learned[name].append(helped + "all gradients, and so labels, and the rows of every node")
     learned[dealer] = [
         "how many rows there are, how many bins each passive party has, and how many nodes were asked about; it "
@@ -77,9 +77,9 @@ def disclosures(
     return learned
 
 
-def _of_matrix_products(cast: Cast, version: int | None) -> dict[str, list[str]]:
+def _of_matrix_products(roles: Roles, version: int | None) -> dict[str, list[str]]:
     """Say what the published protocol shows, as measured by the attacks in `paper.attacks`."""
-    active = cast.active
+    active = roles.active
     split = (
         "of every split another party won: which of the node's training rows go left; for eval sets and at prediction, "
         "each row's side at every such split"
@@ -113,7 +113,7 @@ def _of_matrix_products(cast: Cast, version: int | None) -> dict[str, list[str]]
         told = [
             f"{vectors} every node's gradients; where they are nearly as many as the node has rows, every row's label"
         ]
-    for name in cast.having("passive"):
+    for name in roles.having("passive"):
         learned[name] = [*told, *sides]
     return {name: [*facts, PAPER_LEAKS] for name, facts in learned.items()}
 
@@ -121,18 +121,18 @@ def _of_matrix_products(cast: Cast, version: int | None) -> dict[str, list[str]]
 # ------------------- what a training by secure matrix products is expected to take: hidden sums, and a dealer's shares
 
 
-def expected(cast: Cast, options: FedXGBoostSMM, common: BoostingOptions, shape: Shape) -> Expected:
+def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shape: Shape) -> Expected:
     """Return it; raise ConfigError in paper mode."""
     if options.mode == "paper":
         raise not_expected("the published form")
-    found = expected_of_sums(cast, options.ciphers, common, shape)
-    dealer = cast.holder("dealer")
+    found = expected_of_sums(roles, options.ciphers, common, shape)
+    dealer = roles.holder("dealer")
     if dealer is not None:
         trees = Trees.of(common, shape, shape.rows)
-        found.agree((dealer, name) for name in cast.owners)
-        found.send(cast.active, dealer, 0.0, trees.count * trees.depth)
-        for name in cast.owners:
-            if name != cast.active:
+        found.agree((dealer, name) for name in roles.owners)
+        found.send(roles.active, dealer, 0.0, trees.count * trees.depth)
+        for name in roles.owners:
+            if name != roles.active:
                 found.send(
                     dealer, name, 16.0 * shape.slots[name] * trees.count * trees.asked, trees.count * trees.depth
                 )
@@ -229,13 +229,13 @@ TOLD: dict[Played, Lines] = {
 # ---------------------------------------------------------------- system
 
 
-def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM) -> Cast:
+def cast_roles(places: Mapping[str, PartySpec], active: str, options: FedXGBoostSMM) -> Roles:
     """Give every party its role; with ``backend="dealer"`` one party without data deals.
 
     Raises
     ------
     ConfigError
-        Where a dealer is missing, is one too many or has data, and as `cast_by_column`.
+        Where a dealer is missing, is one too many or has data, and as `roles_by_column`.
     """
     dealers = [name for name, place in places.items() if place.role == "dealer"]
     if len(dealers) > options.has_dealer:
@@ -244,7 +244,7 @@ def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM)
             f"got it at {', '.join(dealers)}"
         )
     if not options.has_dealer:
-        return cast_by_column(places, active, options)
+        return roles_by_column(places, active, options)
     if not dealers:
         raise ConfigError('backend = "dealer" needs a party without data that deals: add one with role = "dealer"')
     (name,) = dealers
@@ -253,16 +253,16 @@ def cast_roles(places: Mapping[str, Place], active: str, options: FedXGBoostSMM)
             f"expected {name}, the dealer, to have no table and not to be the active party, and at least one passive "
             "party besides them: a party with data must not deal"
         )
-    return cast_by_column(places, active, options, helper=name)
+    return roles_by_column(places, active, options, helper=name)
 
 
-def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, Place]:
+def dealer_of(owners: Iterable[str], options: FedXGBoostSMM) -> dict[str, PartySpec]:
     """Return the dealer that `fit` plays, if the options need one; raise ConfigError where an owner has its name."""
     if not options.has_dealer:
         return {}
     if DEALER in owners:
         raise ConfigError(f"fit plays a dealer and calls it {DEALER!r}; give the party of that name another one")
-    return {DEALER: Place(role="dealer", has_rows=False)}
+    return {DEALER: PartySpec(role="dealer", has_rows=False)}
 
 
 def warm_up(options: FedXGBoostSMM | None) -> list[FedXGBoostSMM]:
@@ -290,7 +290,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="columns",
     train={"active": active, "passive": passive, "dealer": dealer},
-    cast=cast_roles,
+    assign=cast_roles,
     vouched=fellow_owners,
     disclosures=disclosures,
     told=TOLD,

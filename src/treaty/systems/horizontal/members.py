@@ -50,7 +50,7 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, encode_body
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, contribute
-from treaty.systems.system import Vouching
+from treaty.systems.system import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class Member:
     let in again.
     """
 
-    def __init__(self, party: Party, vouching: Vouching, told: ToldDigest, rules: SumRules) -> None:
+    def __init__(self, party: Party, vouching: Signer, told: ToldDigest, rules: SumRules) -> None:
         self.name, self.told, self.rules = party.name, told, rules
         self.there: frozenset[str] = frozenset()
         self._party, self._vouching = party, vouching
@@ -288,7 +288,7 @@ class Membership:
 
 
 def join(
-    party: Party, collector: str, members: Sequence[str], vouching: Vouching, told_first: bytes, rules: SumRules
+    party: Party, collector: str, members: Sequence[str], vouching: Signer, told_first: bytes, rules: SumRules
 ) -> Membership:
     """Become a member of sums that another party collects, with masks made from keys of this run alone.
 

@@ -179,7 +179,7 @@ def choose_bins(
 
 
 def note_search(phase: Phase | None, rounds: int) -> None:
-    """Tell a seat's `phase` how many rounds of the search for bins there were; it may end after fewer than the most."""
+    """Tell a role's `phase` how many rounds of the search for bins there were; it may end after fewer than the most."""
     if phase is not None:
         phase("searching for bins", rounds, MOST_ROUNDS)
 

@@ -26,7 +26,7 @@ from treaty.systems.horizontal.quantiles import EXPONENTS, Opening, Total, in_un
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import loss_of, objective_for
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.losses.fixed_point import TallyUnits, bound_of_weights
 from treaty.trees.objectives import Objective
 
@@ -65,10 +65,10 @@ def starts_from_sums(options: SystemOptions, common: BoostingOptions) -> bool:
 class OwnLabels:
     """One party's labels, perhaps none, and what it does with them when the `leader`, named in errors, asks."""
 
-    def __init__(self, seat: Seat, rows: LabelledRows, classes: list[Category] | None, leader: str) -> None:
-        self._seat, self._rows, self._classes, self._leader = seat, rows, classes, leader
-        self.loss = loss_of(np.empty(0), None, None if classes is None else len(classes), None, seat.common)
-        self.summed = starts_from_sums(seat.options, seat.common)
+    def __init__(self, inputs: RoleInput, rows: LabelledRows, classes: list[Category] | None, leader: str) -> None:
+        self._inputs, self._rows, self._classes, self._leader = inputs, rows, classes, leader
+        self.loss = loss_of(np.empty(0), None, None if classes is None else len(classes), None, inputs.common)
+        self.summed = starts_from_sums(inputs.options, inputs.common)
         self.n_bounds = 2 if self.summed else len(self.loss.clips) + 1
         """How many `bounds` there are."""
 
@@ -85,7 +85,7 @@ class OwnLabels:
     @property
     def given(self) -> Objective:
         """The loss with bounds of own gradients, where nothing is estimated."""
-        return objective_for(self._rows, self._classes, self._seat.options, self._seat.common)
+        return objective_for(self._rows, self._classes, self._inputs.options, self._inputs.common)
 
     def sums(self, units: TallyUnits) -> Integers:
         """Return the own part of the sums of labels."""
@@ -113,7 +113,7 @@ class OwnLabels:
             self.loss.starting(told).check()
         except ConfigError:
             raise self._wrong("a start that the loss can have", where) from None
-        return objective_for(self._rows, self._classes, self._seat.options, self._seat.common, told)
+        return objective_for(self._rows, self._classes, self._inputs.options, self._inputs.common, told)
 
     def _wrong(self, expected: str, where: str) -> PeerProtocolError:
         leader = self._leader

@@ -31,7 +31,7 @@ from treaty.systems.horizontal.members import (
     SurvivorSignatures,
     ToldDigest,
 )
-from treaty.systems.system import Vouching
+from treaty.systems.system import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Collector(SumAggregator):
     """
 
     def __init__(
-        self, party: Party, members: Sequence[str], vouching: Vouching, told_first: bytes, rules: SumRules
+        self, party: Party, members: Sequence[str], vouching: Signer, told_first: bytes, rules: SumRules
     ) -> None:
         self.members, self.summed = list(members), list(members)
         self._party, self._recover = party, rules.recover

@@ -9,7 +9,7 @@ import msgspec
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic.options import BATCH, SMALL_TABLE, FederatedRegression, RegressionOptions
 from treaty.systems.options import learned_from_test_key
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 
 _FEW_COLUMNS = (
     "they determine the weight of a party with one column up to its sign, and the weights of a party with few columns "
@@ -21,35 +21,35 @@ _OPEN_BATCHES = f" (the whole table where it has at most {SMALL_TABLE} rows, els
 
 
 def disclosures(
-    cast: Cast, options: FederatedRegression, common: RegressionOptions, part: LinearPart | None
+    roles: Roles, options: FederatedRegression, common: RegressionOptions, part: LinearPart | None
 ) -> dict[str, list[str]]:
     """Say in words what each party learned beyond its own data and its own weights.
 
     `part` is any part of the model, which knows the cipher and how many rows stand alone; None before training.
     """
-    active, coordinator = cast.active, cast.holder("coordinator")
+    active, coordinator = roles.active, roles.holder("coordinator")
     if part is not None:
         common = msgspec.structs.replace(common, batch_size=part.batch_size or common.batch_size)
-    passives = [name for name in cast.owners if name != active]
+    passives = [name for name in roles.owners if name != active]
     everybody = "how many rows and prepared columns every party has, and how many epochs there were"
     if options.mode == "paper":
         learned = _of_paper(active, passives, str(coordinator), everybody, common)
     else:
-        learned = _of_safe_mode(cast, passives, everybody, options, common, part)
+        learned = _of_safe_mode(roles, passives, everybody, options, common, part)
     for name in learned.keys() - {coordinator}:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     return learned
 
 
 def _of_safe_mode(
-    cast: Cast,
+    roles: Roles,
     passives: list[str],
     everybody: str,
     options: FederatedRegression,
     common: RegressionOptions,
     part: LinearPart | None,
 ) -> dict[str, list[str]]:
-    active, coordinator = cast.active, cast.holder("coordinator")
+    active, coordinator = roles.active, roles.holder("coordinator")
     cipher = options.cipher(common.fractional_bits, common.family) if part is None else part.encryption
     alone = None if part is None else part.alone
     single, poisson = len(passives) == 1, common.family == "poisson"

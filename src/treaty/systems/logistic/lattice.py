@@ -41,7 +41,7 @@ from treaty.parallel import pieces
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
 from treaty.systems.logistic.setup import OwnData, Setting
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 
 WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
@@ -85,9 +85,9 @@ class LatticeProducts:
     """A data party's end; `blocks` are of row numbers, `masks` cancel in sums over data parties."""
 
     def __init__(
-        self, seat: Seat, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+        self, inputs: RoleInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
     ) -> None:
-        party, threads = seat.party, seat.threads
+        party, threads = inputs.party, inputs.threads
         self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks
         self._others = others = setting.others(party.name)
         seed = joint_seed(party, others, "lattice")
@@ -102,7 +102,7 @@ class LatticeProducts:
             block = np.zeros((len(matrix), length), np.int64)  # the last one may be shorter
             block[:, : len(rows)] = matrix[:, rows]
             given = self._parameters, block, seed
-            shards = seat.shards
+            shards = inputs.shards
             self._servers.append(
                 VectorServer(*given, threads=threads)
                 if shards is None

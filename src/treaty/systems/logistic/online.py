@@ -15,28 +15,28 @@ from treaty.compute import Floats
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.setup import pair_seeds
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import Finish
 from treaty.systems.vertical.online import Asked, OnlineRows, answer_requests, asked_rows
 
 
-def online_active(seat: Seat) -> None:
-    """Predict what `seat.requests` asks for, until it ends."""
-    agree(seat.party, _terms(seat), remedy=OF_ONE_MODEL)
+def online_active(inputs: RoleInput) -> None:
+    """Predict what `inputs.requests` asks for, until it ends."""
+    agree(inputs.party, _terms(inputs), remedy=OF_ONE_MODEL)
 
     def answer(asked: Asked) -> Floats:
-        own = seat.part.margins(asked.table)
-        return collect_margins(seat.party, seat.others, own.reshape(-1)).reshape(len(own), -1)
+        own = inputs.part.margins(asked.table)
+        return collect_margins(inputs.party, inputs.others, own.reshape(-1)).reshape(len(own), -1)
 
-    answer_requests(seat, answer)
+    answer_requests(inputs, answer)
 
 
-def online_passive(seat: Seat) -> None:
+def online_passive(inputs: RoleInput) -> None:
     """Give the own parts of margins of the rows that the active party asks for, until it has finished."""
-    party, active = seat.party, seat.cast.active
-    agree(party, _terms(seat), remedy=OF_ONE_MODEL)
-    seeds = pair_seeds(party, [name for name in seat.others if name != party.name])
-    margins, number = seat.part.margins(seat.rows.table), 0
+    party, active = inputs.party, inputs.roles.active
+    agree(party, _terms(inputs), remedy=OF_ONE_MODEL)
+    seeds = pair_seeds(party, [name for name in inputs.others if name != party.name])
+    margins, number = inputs.part.margins(inputs.rows.table), 0
     while isinstance(asked := party.receive(active, OnlineRows, Finish), OnlineRows):
         party.transcript.clear()
         rows = asked_rows(asked, active, len(margins))
@@ -46,5 +46,5 @@ def online_passive(seat: Seat) -> None:
             send_margins(party, active, margins[rows].reshape(-1), seeds, number, what)
 
 
-def _terms(seat: Seat) -> dict[str, str | int]:
-    return {"model": seat.part.model_id, "rows": seat.rows.table.n_rows}
+def _terms(inputs: RoleInput) -> dict[str, str | int]:
+    return {"model": inputs.part.model_id, "rows": inputs.rows.table.n_rows}

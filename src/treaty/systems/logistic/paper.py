@@ -56,7 +56,7 @@ from treaty.systems.logistic.coordinated import (
 )
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.logistic.steps import end_epoch, receive_end
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.encrypted_columns import pack
 
 
@@ -95,18 +95,18 @@ def loss_fields(setting: Setting, plaintext_bits: int) -> Fields:
 # ---------------------------------------------------------------- data parties
 
 
-def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, list[float]]:
+def train_slice(inputs: RoleInput, setting: Setting, own: OwnData) -> tuple[Floats, list[float]]:
     """Train the own weights, as the active or a passive party; return also the losses, at the active party."""
-    party, lead, columns = seat.party, setting.coordinator, own.columns
+    party, lead, columns = inputs.party, setting.coordinator, own.columns
     assert lead is not None
-    batches = agree_on_batches(party, setting, seat.common.random_state, b"", None)
+    batches = agree_on_batches(party, setting, inputs.common.random_state, b"", None)
     key = read_key(party.receive(lead, SharedKey).payload, setting, lead, "SharedKey")
-    batch = _Batch(party, setting, Hider(key, key.plaintext_bits - 2, seat.threads), own)
+    batch = _Batch(party, setting, Hider(key, key.plaintext_bits - 2, inputs.threads), own)
     slice_ = replace(setting.solver, l2=0.0).slice(columns.shape[1], intercept=False)  # the coordinator adds l2
     X = columns * 2.0**-COLUMN_FRACTION
     schedule = setting.solver.schedule()
-    if seat.progress is not None:
-        seat.progress(0, {})
+    if inputs.progress is not None:
+        inputs.progress(0, {})
     while True:
         party.round += 1
         for at, rows in enumerate(batches):
@@ -123,9 +123,9 @@ def train_slice(seat: Seat, setting: Setting, own: OwnData) -> tuple[Floats, lis
             slice_.products(step, None if s is None else np.zeros_like(step))
             slice_.step(Decision(np.ones(1), keep=False))
         if own.labels is None:
-            end = receive_end(party, setting.active, schedule, seat.progress)
+            end = receive_end(party, setting.active, schedule, inputs.progress)
         else:
-            end = end_epoch(party, schedule, party.receive(lead, EpochLoss).loss, seat.progress)
+            end = end_epoch(party, schedule, party.receive(lead, EpochLoss).loss, inputs.progress)
         slice_.end_epoch(back=end.back)
         if end.finished:
             return slice_.weights, schedule.losses

@@ -28,18 +28,18 @@ from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import prepared as learned
 from treaty.systems.logistic.setup import solver_of
 from treaty.systems.pooled.system import ALONE
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 
 
-def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPart]:
+def train_pooled(tables: Mapping[str, Table], inputs: RoleInput) -> dict[str, LinearPart]:
     """Train on all parties' columns in one place; return every party's part.
 
-    `tables` are everybody's, rows in common order; `seat` has the active party's rows, labels 0 and 1, and weights.
+    `tables` are everybody's, rows in common order; `inputs` has the active party's rows, labels 0 and 1, and weights.
     Raises DataError when training diverges although the learning rate was lowered.
     """
-    data, common, active = seat.rows, seat.common, seat.cast.active
-    if seat.eval_sets:
-        common.check_eval_sets(seat.options)
+    data, common, active = inputs.rows, inputs.common, inputs.roles.active
+    if inputs.eval_sets:
+        common.check_eval_sets(inputs.options)
     weight = data.weight if ALONE in tables else None  # parties prepare their columns by themselves, without weights
     called = {name: "the table" if name == ALONE else name for name in tables}
     prepared = {name: learned(table, common, called[name], weight) for name, table in tables.items()}
@@ -47,32 +47,37 @@ def train_pooled(tables: Mapping[str, Table], seat: Seat) -> dict[str, LinearPar
     X = np.hstack([*columns, np.ones((data.table.n_rows, 1))])
     if common.standard_errors and data.weight is not None:
         raise ConfigError("standard errors are of rows that all weigh the same: expected sample_weight=None")
-    n_classes = len(seat.classes or ())
+    n_classes = len(inputs.classes or ())
     several = common.family == "multiclass"
     labels = [(data.y == k).astype(np.float64) for k in range(n_classes)] if several else [data.y]
     model_id = secrets.token_hex(16)
-    models = [_fitted(tables, prepared, X, y, seat, model_id) for y in labels]
+    models = [_fitted(tables, prepared, X, y, inputs, model_id) for y in labels]
     if not several:
-        models[0][active].classes = seat.classes
+        models[0][active].classes = inputs.classes
         return models[0]
     return {
-        name: one_against_rest([model[name] for model in models], seat.classes if name == active else None)
+        name: one_against_rest([model[name] for model in models], inputs.classes if name == active else None)
         for name in tables
     }
 
 
 def _fitted(
-    tables: Mapping[str, Table], prepared: Mapping[str, Preparation], X: Floats, y: Floats, seat: Seat, model_id: str
+    tables: Mapping[str, Table],
+    prepared: Mapping[str, Preparation],
+    X: Floats,
+    y: Floats,
+    inputs: RoleInput,
+    model_id: str,
 ) -> dict[str, LinearPart]:
     """Train on labels of 0 and 1, or numbers; return every party's part."""
-    data, options, active = seat.rows, seat.options, seat.cast.active
-    common, batch_size = seat.common.on(data.table.n_rows), None
+    data, options, active = inputs.rows, inputs.options, inputs.roles.active
+    common, batch_size = inputs.common.on(data.table.n_rows), None
     family = "logistic" if common.family == "multiclass" else common.family
     target = target_of(y, family, active, data.weight)
     loss = LOGISTIC if options.loss == "logistic" else target.loss
-    progress = seat.progress or (lambda done, losses: None)
+    progress = inputs.progress or (lambda done, losses: None)
     progress(0, {})
-    watched = {rows.name: _prepared(rows, tables, prepared) for rows in seat.eval_sets}
+    watched = {rows.name: _prepared(rows, tables, prepared) for rows in inputs.eval_sets}
     if common.whole_table:
         fitted = minimise(
             X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.most_rounds, weight=data.weight,

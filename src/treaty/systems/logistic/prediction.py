@@ -26,7 +26,7 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.systems.logistic.setup import pair_seeds
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 FRACTION_BITS = 32
 _LARGEST = 2.0**30  # of a part of a margin
@@ -41,18 +41,18 @@ class MarginPart(Message):
     values: Array
 
 
-def predict_active(seat: Seat) -> Floats:
+def predict_active(inputs: RoleInput) -> Floats:
     """Predict rows as the label holder; all other owners play `predict_passive`.
 
-    The seat's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
+    The role's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
     Returns margins float64 (n_rows,), which the part makes log-odds of the second class of, see `LinearPart.log_odds`.
 
     Raises ConfigError when parties disagree on model or rows, PeerError when a peer is lost or sends something else.
     """
-    party, table = seat.party, seat.rows.table
-    agree(party, _terms(seat), remedy=OF_ONE_MODEL)
-    own = seat.part.margins(table)
-    return collect_margins(party, seat.others, own.reshape(-1)).reshape(own.shape)
+    party, table = inputs.party, inputs.rows.table
+    agree(party, _terms(inputs), remedy=OF_ONE_MODEL)
+    own = inputs.part.margins(table)
+    return collect_margins(party, inputs.others, own.reshape(-1)).reshape(own.shape)
 
 
 def collect_margins(party: Party, passives: Sequence[str], own: Floats) -> Floats:
@@ -64,14 +64,14 @@ def collect_margins(party: Party, passives: Sequence[str], own: Floats) -> Float
     return own + summed.view(np.int64) * 2.0**-FRACTION_BITS
 
 
-def predict_passive(seat: Seat) -> None:
-    """Help the active party to predict rows, without learning anything; seat and errors as of `predict_active`.
+def predict_passive(inputs: RoleInput) -> None:
+    """Help the active party to predict rows, without learning anything; inputs and errors as of `predict_active`.
 
     Raises DataError when a part of a margin is too large.
     """
-    party = seat.party
-    agree(party, _terms(seat), remedy=OF_ONE_MODEL)
-    give_margins(party, seat.cast.active, seat.others, seat.part.margins(seat.rows.table).reshape(-1))
+    party = inputs.party
+    agree(party, _terms(inputs), remedy=OF_ONE_MODEL)
+    give_margins(party, inputs.roles.active, inputs.others, inputs.part.margins(inputs.rows.table).reshape(-1))
 
 
 def give_margins(party: Party, active: str, passives: Sequence[str], margins: Floats) -> None:
@@ -93,5 +93,5 @@ def send_margins(
     send_rows(party, active, len(values), 64, lambda of: MarginPart(Array.of(values[of])))
 
 
-def _terms(seat: Seat) -> dict[str, str | int]:
-    return {"model": seat.part.model_id, "rows to predict": seat.rows.table.n_rows}
+def _terms(inputs: RoleInput) -> dict[str, str | int]:
+    return {"model": inputs.part.model_id, "rows to predict": inputs.rows.table.n_rows}

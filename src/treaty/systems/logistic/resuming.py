@@ -21,7 +21,7 @@ from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import LinearCheckpoint, fingerprint
 from treaty.systems.logistic.setup import Setting
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 
 class KeptEpochs(Message):
@@ -37,20 +37,20 @@ class NextEpoch(Message):
 
 
 class Checkpoints:
-    """A party's states after epochs, written where its seat keeps checkpoints.
+    """A party's states after epochs, written where its inputs keeps checkpoints.
 
     `model_id` is at the active party that of the training to go on with, None to begin anew.
     """
 
-    def __init__(self, seat: Seat) -> None:
-        data, keeper = seat.data, seat.keeper if seat.options.mode == "safe" else None
-        rows = [] if data is None else [(of.table, (of.y, of.weight)) for of in (data, *seat.eval_sets)]
-        self._table = fingerprint(rows, seat.classes or ()) if keeper is not None and rows else b""
-        self._seat, self._keeper, self._states = seat, keeper, list[EpochState]()
+    def __init__(self, inputs: RoleInput) -> None:
+        data, keeper = inputs.data, inputs.keeper if inputs.options.mode == "safe" else None
+        rows = [] if data is None else [(of.table, (of.y, of.weight)) for of in (data, *inputs.eval_sets)]
+        self._table = fingerprint(rows, inputs.classes or ()) if keeper is not None and rows else b""
+        self._inputs, self._keeper, self._states = inputs, keeper, list[EpochState]()
         self._found = None if keeper is None else keeper.found_linear()
         self.model_id = None
-        if self._found is not None and seat.party.name == seat.cast.active:
-            self._found.check(seat.given, seat.may_change, self._table)
+        if self._found is not None and inputs.party.name == inputs.roles.active:
+            self._found.check(inputs.given, inputs.may_change, self._table)
             self.model_id = self._found.model_id
 
     def resume(self, party: Party, setting: Setting) -> EpochState | None:
@@ -69,7 +69,7 @@ class Checkpoints:
                 f"{setting.model_id[:8]}, got {got}; bring it back, or run the job without --resume",
                 public="it cannot resume: it has no checkpoint of this training",
             )
-        found.check(self._seat.given, self._seat.may_change, self._table)
+        found.check(self._inputs.given, self._inputs.may_change, self._table)
         own = [state.epochs for state in found.states]
         if party.name == setting.active:
             common = set(own).intersection(*(party.receive(peer, KeptEpochs).epochs for peer in party.peers))
@@ -97,12 +97,12 @@ class Checkpoints:
 
     def keep(self, state: EpochState) -> None:
         """Write the state after an epoch, beside the one before."""
-        seat = self._seat
+        inputs = self._inputs
         if self._keeper is None:
             return
         self._states = [*self._states, state][-2:]
         checkpoint = LinearCheckpoint(
-            party=seat.party.name, model_id=self._setting.model_id, options=seat.given, table=self._table,
+            party=inputs.party.name, model_id=self._setting.model_id, options=inputs.given, table=self._table,
             states=self._states,
         )  # fmt: skip
         self._keeper.keep(lambda: checkpoint)

@@ -54,72 +54,72 @@ from treaty.systems.logistic.resuming import Checkpoints
 from treaty.systems.logistic.row_weights import check_shown, tell_weights
 from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
 from treaty.systems.logistic.steps import Decider, EvalSets, decide_for, end_epoch, products_of, receive_end
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 # ---------------------------------------------------------------- data parties
 
 
-def active(seat: Seat) -> LinearPart:
+def active(inputs: RoleInput) -> LinearPart:
     """Train as the label holder.
 
-    The seat is connected with all other parties; its `data` has labels 0 and 1 (or the target of another regression),
+    The inputs is connected with all other parties; its `data` has labels 0 and 1 (or the target of another regression),
     and perhaps no column. Returns own weights, intercept and losses.
 
     Raises ConfigError or DataError when options or tables do not fit, rows have weights that parties do not agree to
     show, or labels are not of two classes; PeerError or CryptoError when a party is lost or sends what the protocol
     does not allow.
     """
-    data, table, name = seat.rows, seat.rows.table, seat.party.name
-    if seat.eval_sets:
-        seat.common.check_eval_sets(seat.options)
-    whole = seat.common.on(table.n_rows).whole_table
+    data, table, name = inputs.rows, inputs.rows.table, inputs.party.name
+    if inputs.eval_sets:
+        inputs.common.check_eval_sets(inputs.options)
+    whole = inputs.common.on(table.n_rows).whole_table
     if whole:
-        Checkpoints(seat)  # it would be deleted in the end: one of an interrupted training by batches is refused
-    if seat.common.family != "logistic":
-        return whole_table.train(seat)
-    n_classes = len(seat.classes or ())
+        Checkpoints(inputs)  # it would be deleted in the end: one of an interrupted training by batches is refused
+    if inputs.common.family != "logistic":
+        return whole_table.train(inputs)
+    n_classes = len(inputs.classes or ())
     if n_classes == 2:
         n_classes = len(np.unique(data.y))
     if n_classes != 2:
         raise DataError(f"{name}: expected labels of two classes, got {n_classes} in {table.n_rows} rows")
     if data.weight is not None:
-        check_shown(seat, data.y, data.weight)
+        check_shown(inputs, data.y, data.weight)
     if whole:
-        return whole_table.train(seat)
-    return _train(seat, np.where(data.y > 0.5, 1, -1).astype(np.int64))
+        return whole_table.train(inputs)
+    return _train(inputs, np.where(data.y > 0.5, 1, -1).astype(np.int64))
 
 
-def passive(seat: Seat) -> LinearPart:
+def passive(inputs: RoleInput) -> LinearPart:
     """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
-    if seat.eval_sets:
-        seat.common.check_eval_sets(seat.options)
-    whole = seat.common.on(seat.rows.table.n_rows).whole_table
-    return whole_table.train(seat) if whole else _train(seat, None)
+    if inputs.eval_sets:
+        inputs.common.check_eval_sets(inputs.options)
+    whole = inputs.common.on(inputs.rows.table.n_rows).whole_table
+    return whole_table.train(inputs) if whole else _train(inputs, None)
 
 
-def _train(seat: Seat, labels: Integers | None) -> LinearPart:
+def _train(inputs: RoleInput, labels: Integers | None) -> LinearPart:
     """Prepare own columns, train their weights in either mode, and make them a part of the model."""
-    party, table = seat.party, seat.rows.table
-    preparation = prepared(table, seat.common, party.name)
+    party, table = inputs.party, inputs.rows.table
+    preparation = prepared(table, inputs.common, party.name)
     matrix = preparation.matrix(table.columns, table.n_rows)
     if labels is not None:
         matrix = np.hstack([matrix, np.ones((table.n_rows, 1))])
-    weight = seat.rows.weight
+    weight = inputs.rows.weight
     own = OwnData(fixed_columns(matrix), labels, None if weight is None else weight / weight.mean())
-    agree(party, terms(seat))
-    kept = Checkpoints(seat)
-    setting = begin(seat, own.columns.shape, kept.model_id)
+    agree(party, terms(inputs))
+    kept = Checkpoints(inputs)
+    setting = begin(inputs, own.columns.shape, kept.model_id)
     resumed = kept.resume(party, setting)
     alone: dict[str, int] = {}
-    evals = EvalSets.of(seat, setting, preparation)
-    if seat.options.mode == "paper":
-        weights, losses = paper.train_slice(seat, setting, own)
+    evals = EvalSets.of(inputs, setting, preparation)
+    if inputs.options.mode == "paper":
+        weights, losses = paper.train_slice(inputs, setting, own)
     else:
-        digest = seat.rows_digest or rows_digest_of(setting.n_rows, own.labels)
-        batches = agree_on_batches(party, setting, seat.common.random_state, digest, seat.store)
+        digest = inputs.rows_digest or rows_digest_of(setting.n_rows, own.labels)
+        batches = agree_on_batches(party, setting, inputs.common.random_state, digest, inputs.store)
         own = tell_weights(party, setting, own, batches)
         alone = tell_lone_rows(party, setting, own, batches)
-        weights, losses = _train_slice(seat, setting, own, batches, evals, kept, resumed)
+        weights, losses = _train_slice(inputs, setting, own, batches, evals, kept, resumed)
     part = LinearPart(
         model_id=setting.model_id,
         party=party.name,
@@ -132,28 +132,28 @@ def _train(seat: Seat, labels: Integers | None) -> LinearPart:
     )
     if labels is not None:
         part.coef, part.intercept = weights[:-1], float(weights[-1])
-        part.classes, part.losses, part.eval_losses = seat.classes, losses, evals.found.losses
+        part.classes, part.losses, part.eval_losses = inputs.classes, losses, evals.found.losses
         part.settled = setting.solver.tol == 0.0 or evals.found.over or settled(losses, setting.solver.tol)
-    if seat.common.calibrate and labels is None:
+    if inputs.common.calibrate and labels is None:
         give_margins(party, setting.active, setting.passives, part.margins(table))
-    elif seat.common.calibrate:
+    elif inputs.common.calibrate:
         margins = collect_margins(party, setting.passives, part.margins(table))
-        part.calibration = fit_calibration(margins, seat.rows.y, weight)
+        part.calibration = fit_calibration(margins, inputs.rows.y, weight)
     return part
 
 
 def _train_slice(
-    seat: Seat, setting: Setting, own: OwnData, batches: Integers, evals: EvalSets, kept: Checkpoints,
+    inputs: RoleInput, setting: Setting, own: OwnData, batches: Integers, evals: EvalSets, kept: Checkpoints,
     resumed: EpochState | None,
 ) -> tuple[Floats, list[float]]:  # fmt: skip
     """Train the own weights (n_columns,), as the active or a passive party; return also the losses, at the former.
 
     Training goes on from the state `resumed`, if there is one; `evals` then has the losses of eval sets.
     """
-    party, columns, labels = seat.party, own.columns, own.labels
+    party, columns, labels = inputs.party, own.columns, own.labels
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    sums = products_of(seat, setting, own, blocks_of(batches), masks)
+    sums = products_of(inputs, setting, own, blocks_of(batches), masks)
     decider = Decider(party, setting, masks, seeds)
     slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
     schedule = setting.solver.schedule()
@@ -170,8 +170,8 @@ def _train_slice(
         slice_.resume(resumed.slice)
         decider.resume(resumed)
         evals.resume(resumed)
-    if seat.progress is not None:
-        seat.progress(party.round, {"train": schedule.losses, **evals.found.losses})
+    if inputs.progress is not None:
+        inputs.progress(party.round, {"train": schedule.losses, **evals.found.losses})
     while True:
         party.round += 1
         epoch_loss = 0
@@ -192,10 +192,10 @@ def _train_slice(
         summed = sums.loss(epoch_loss)
         evals.look(slice_.weights, seeds)
         if summed is None:
-            end = receive_end(party, setting.active, schedule, seat.progress)
+            end = receive_end(party, setting.active, schedule, inputs.progress)
         else:
             mean = summed / (1 << (setting.fractional_bits + 2)) / batches.size
-            end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, seat.progress, evals.found)
+            end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, inputs.progress, evals.found)
         evals.keep(end, slice_.weights)
         slice_.end_epoch(back=end.back)
         decider.end_epoch(end)
@@ -221,24 +221,24 @@ def _loss_part(setting: Setting, weights: Floats, grad: Floats, u: Integers, lab
 # ---------------------------------------------------------------- coordinator
 
 
-def coordinator(seat: Seat) -> None:
+def coordinator(inputs: RoleInput) -> None:
     """Coordinate a training without data: receive masked numbers and summed inner products, answer with coefficients.
 
     Connected with all data parties; errors as of `active`.
     """
-    party = seat.party
-    agree(party, terms(seat))
-    kept = Checkpoints(seat)
-    setting = begin(seat, None, None)
+    party = inputs.party
+    agree(party, terms(inputs))
+    kept = Checkpoints(inputs)
+    setting = begin(inputs, None, None)
     resumed = kept.resume(party, setting)
-    if seat.options.mode == "paper":
-        paper.coordinate(party, setting, seat.threads)
+    if inputs.options.mode == "paper":
+        paper.coordinate(party, setting, inputs.threads)
         return
     if setting.whole:
-        whole_table.coordinate(seat, setting)
+        whole_table.coordinate(inputs, setting)
         return
     solver = setting.solver
-    opener = None if setting.cipher == "lattice" else Opener(party, setting, seat.threads)
+    opener = None if setting.cipher == "lattice" else Opener(party, setting, inputs.threads)
     decider, schedule = setting.decider(), solver.schedule()
     iteration = 0
     if resumed is not None:
@@ -257,7 +257,7 @@ def coordinator(seat: Seat) -> None:
             decide_for(party, setting.owners, decider, decider.expected[makes_pair])
         if opener is not None:
             opener.loss()
-        end = receive_end(party, setting.active, schedule, seat.progress)
+        end = receive_end(party, setting.active, schedule, inputs.progress)
         if end.finished:
             return
         decider.end_epoch(end.learning_rate, back=end.back)

@@ -24,7 +24,7 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.systems.logistic.setup import LARGEST_WEIGHT, OwnData, Setting, check_guards
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +38,18 @@ class RowWeights(Message):
     values: Array
 
 
-def check_shown(seat: Seat, y: Floats, weight: Floats) -> None:
+def check_shown(inputs: RoleInput, y: Floats, weight: Floats) -> None:
     """Refuse weights of rows (n_rows,) that no party may be told, or that no fixed point holds; warn of telling ones.
 
     Raises ConfigError or DataError.
     """
-    name = seat.party.name
-    if seat.options.mode == "paper":
+    name = inputs.party.name
+    if inputs.options.mode == "paper":
         raise ConfigError("mode='paper' has no weights of rows, as the paper has none: expected sample_weight=None")
-    if not seat.options.show_weights:
+    if not inputs.options.show_weights:
         raise ConfigError(
             "weights of rows have to be told to all parties with data, which multiply their parts of margins by them; "
-            f"if these may know them, set show_weights=True in {type(seat.options).__name__} at every party (weights "
+            f"if these may know them, set show_weights=True in {type(inputs.options).__name__} at every party (weights "
             "that follow labels, as class weights do, tell labels), or leave sample_weight out"
         )
     largest = float(weight.max() / weight.mean())

@@ -38,7 +38,7 @@ from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.options import FederatedRegression, RegressionOptions
 from treaty.systems.sizes import ColumnSize, RowSize
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 WEIGHT_BITS = COLUMN_FRACTION + 5
 """Bits of a column's signed entries: prepared columns of training rows are at most 10 in size."""
@@ -253,39 +253,39 @@ class Setting:
         return max(1, min(self.hessian_batch_size // self.batch_size, self.n_batches))
 
 
-def terms(seat: Seat) -> dict[str, Term]:
+def terms(inputs: RoleInput) -> dict[str, Term]:
     """Return what all parties must agree on first: the roles, and every option but random_state.
 
     Of random_state the coordinator need not know; the data parties compare theirs in `agree_on_batches`.
     """
     return {
-        **seat.public_terms,
-        "active party": seat.cast.active,
-        "data parties": list(seat.cast.owners),
-        "coordinator's name": seat.cast.holder("coordinator"),
-        "classes": max(2, seat.n_classes),
+        **inputs.public_terms,
+        "active party": inputs.roles.active,
+        "data parties": list(inputs.roles.owners),
+        "coordinator's name": inputs.roles.holder("coordinator"),
+        "classes": max(2, inputs.n_classes),
     }
 
 
-def begin(seat: Seat, shape: tuple[int, int] | None, resumed: str | None) -> Setting:
+def begin(inputs: RoleInput, shape: tuple[int, int] | None, resumed: str | None) -> Setting:
     """Tell sizes and learn everybody's; `shape` is that of the own prepared columns, None at the coordinator.
 
     `resumed` is the id of the model whose training the active party goes on with, None to begin anew.
     Raises DataError when row counts differ, ConfigError when batches are too small to hide labels (safe mode).
     """
-    party, cast, options = seat.party, seat.cast, seat.options
-    lead, leads = cast.active, party.name == cast.active
-    sizes = _tell_sizes(seat, shape, resumed) if leads and shape is not None else _receive_sizes(seat, shape)
-    common = seat.common.on(sizes.n_rows)
+    party, roles, options = inputs.party, inputs.roles, inputs.options
+    lead, leads = roles.active, party.name == roles.active
+    sizes = _tell_sizes(inputs, shape, resumed) if leads and shape is not None else _receive_sizes(inputs, shape)
+    common = inputs.common.on(sizes.n_rows)
     cipher = options.cipher(common.fractional_bits, common.family)
     default = parameters.PAILLIER_DEFAULT_KEY_BITS if cipher == "paillier" else parameters.OU_DEFAULT_KEY_BITS
     setting = Setting(
         model_id=sizes.model_id,
         active=lead,
-        owners=cast.owners,
-        coordinator=cast.holder("coordinator"),
+        owners=roles.owners,
+        coordinator=roles.holder("coordinator"),
         n_rows=sizes.n_rows,
-        n_columns=dict(zip(cast.owners, sizes.n_columns, strict=True)),
+        n_columns=dict(zip(roles.owners, sizes.n_columns, strict=True)),
         batch_size=common.rows_of_batch(sizes.n_rows),
         fractional_bits=common.fractional_bits,
         cipher=cipher,
@@ -293,7 +293,7 @@ def begin(seat: Seat, shape: tuple[int, int] | None, resumed: str | None) -> Set
         insecure_test_key_bits=options.insecure_test_key_bits,
         weighted=sizes.weighted,
         resumes=sizes.resumes,
-        solver=solver_of(common, type(options), len(cast.owners)),
+        solver=solver_of(common, type(options), len(roles.owners)),
         family=common.family,
         whole=common.whole_table,
     )
@@ -317,36 +317,36 @@ def check_guards(setting: Setting, batch_rows: int) -> None:
         check_hessian_batch_size(least, max(setting.n_columns[lead], joined))
 
 
-def _tell_sizes(seat: Seat, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
+def _tell_sizes(inputs: RoleInput, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
     """Collect the passive parties' sizes and tell all parties everybody's."""
-    party, cast = seat.party, seat.cast
-    told = {name: party.receive(name, TableSize) for name in seat.others}
-    watched = [rows.table.n_rows for rows in seat.eval_sets]
+    party, roles = inputs.party, inputs.roles
+    told = {name: party.receive(name, TableSize) for name in inputs.others}
+    watched = [rows.table.n_rows for rows in inputs.eval_sets]
     for name, size in told.items():
         if size.eval_rows != watched:
             raise DataError(
-                f"expected eval sets of the same rows, got {watched} rows at {cast.active} and {size.eval_rows} at "
+                f"expected eval sets of the same rows, got {watched} rows at {roles.active} and {size.eval_rows} at "
                 f"{name}",
                 public="the parties' eval sets do not have the same numbers of rows",
             )
         if size.n_rows != shape[0]:
             raise DataError(
-                f"expected tables of the same rows, got {shape[0]} rows at {cast.active} and {size.n_rows} at {name}",
+                f"expected tables of the same rows, got {shape[0]} rows at {roles.active} and {size.n_rows} at {name}",
                 public="the parties' tables do not have the same number of rows; align them",
             )
-    columns = [shape[1] if name == cast.active else told[name].n_columns for name in cast.owners]
-    model_id, weighted = resumed or secrets.token_hex(16), seat.rows.weight is not None
+    columns = [shape[1] if name == roles.active else told[name].n_columns for name in roles.owners]
+    model_id, weighted = resumed or secrets.token_hex(16), inputs.rows.weight is not None
     sizes = TrainingSizes(model_id, shape[0], columns, weighted, resumed is not None)
     for peer in party.peers:
         party.send(peer, sizes)
     return sizes
 
 
-def _receive_sizes(seat: Seat, shape: tuple[int, int] | None) -> TrainingSizes:
+def _receive_sizes(inputs: RoleInput, shape: tuple[int, int] | None) -> TrainingSizes:
     """Tell the active party the own table's size, unless there is none, and receive everybody's."""
-    party, lead, n_owners = seat.party, seat.cast.active, len(seat.cast.owners)
+    party, lead, n_owners = inputs.party, inputs.roles.active, len(inputs.roles.owners)
     if shape is not None:
-        party.send(lead, TableSize(*shape, [rows.table.n_rows for rows in seat.eval_sets]))
+        party.send(lead, TableSize(*shape, [rows.table.n_rows for rows in inputs.eval_sets]))
     sizes = party.receive(lead, TrainingSizes)
     if len(sizes.n_columns) != n_owners:
         raise PeerProtocolError(lead, f"expected columns of {n_owners} parties - at TrainingSizes from {lead}")

@@ -35,7 +35,7 @@ from treaty.systems.logistic.lattice import LatticeProducts
 from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.setup import OwnData, Setting, diverged
 from treaty.systems.logistic.two_party import OwnKeyProducts
-from treaty.systems.system import LabelledRows, Progress, Seat
+from treaty.systems.system import LabelledRows, Progress, RoleInput
 
 # ----------------------------------------------------------------
 # What parties tell at the end of an epoch of logistic regression: margins of eval sets, and how training goes on.
@@ -80,11 +80,11 @@ class EvalSets:
     best: Floats | None = None
 
     @classmethod
-    def of(cls, seat: Seat, setting: Setting, preparation: Preparation) -> EvalSets:
-        leads = seat.party.name == setting.active
-        sets = {rows.name: prepared(rows, preparation, intercept=leads) for rows in seat.eval_sets}
+    def of(cls, inputs: RoleInput, setting: Setting, preparation: Preparation) -> EvalSets:
+        leads = inputs.party.name == setting.active
+        sets = {rows.name: prepared(rows, preparation, intercept=leads) for rows in inputs.eval_sets}
         return cls(
-            seat.party, setting, sets, EvalLosses({name: [] for name in sets}, seat.common.early_stopping_rounds)
+            inputs.party, setting, sets, EvalLosses({name: [] for name in sets}, inputs.common.early_stopping_rounds)
         )
 
     def resume(self, state: EpochState) -> None:
@@ -182,17 +182,17 @@ Products = LatticeProducts | CoordinatedProducts | OwnKeyProducts
 
 
 def products_of(
-    seat: Seat, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+    inputs: RoleInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
 ) -> Products:
     """Return a data party's end of the products, by cipher and coordinator.
 
     Every product is over rows of one of the `blocks` (each of row numbers), or of several.
     """
     if setting.cipher == "lattice":
-        return LatticeProducts(seat, setting, own, blocks, masks)
+        return LatticeProducts(inputs, setting, own, blocks, masks)
     if setting.coordinator is not None:
-        return CoordinatedProducts(seat.party, setting, own, masks, seat.threads)
-    return OwnKeyProducts(seat.party, setting, own, masks, seat.threads)
+        return CoordinatedProducts(inputs.party, setting, own, masks, inputs.threads)
+    return OwnKeyProducts(inputs.party, setting, own, masks, inputs.threads)
 
 
 class Decider:

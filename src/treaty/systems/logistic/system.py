@@ -17,7 +17,6 @@ from treaty.crypto.vectors.encrypted_vectors import Fields, product_bits
 from treaty.crypto.vectors.lattice_vectors import vectors_parameters
 from treaty.errors import ConfigError
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
-from treaty.systems.logistic import roles
 from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.lattice import WEIGHT_BOUND
 from treaty.systems.logistic.online import online_active, online_passive
@@ -25,11 +24,12 @@ from treaty.systems.logistic.options import SGD as SGDOptions
 from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.pooled import train_pooled
 from treaty.systems.logistic.prediction import predict_active, predict_passive
+from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.logistic.told import TOLD
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import DISCLOSED, in_one_place
-from treaty.systems.system import Cast, Place, System, mesh, no_clusters
+from treaty.systems.system import PartySpec, Roles, System, mesh, no_clusters
 from treaty.systems.vertical.cipher_choice import MODULAR
 
 # ----------------------------------------------------------------
@@ -38,7 +38,7 @@ from treaty.systems.vertical.cipher_choice import MODULAR
 _PAILLIER = 3.5  # times the time of Okamoto-Uchiyama, both with the keys that are the default
 
 
-def expected(cast: Cast, options: FederatedRegression, common: RegressionOptions, shape: Shape) -> Expected:
+def expected(roles: Roles, options: FederatedRegression, common: RegressionOptions, shape: Shape) -> Expected:
     """Return it, for as many epochs as there may be; ConfigError where a formula is missing.
 
     `shape.columns` are prepared ones, the active party's without its intercept.
@@ -47,31 +47,31 @@ def expected(cast: Cast, options: FederatedRegression, common: RegressionOptions
         raise not_expected("the published form")
     if not common.has_batches:
         raise not_expected("this regression")
-    found, active, common = Expected(), cast.active, common.on(shape.rows)
+    found, active, common = Expected(), roles.active, common.on(shape.rows)
     batch = common.rows_of_batch(shape.rows)
     batches = shape.rows // batch
-    columns = {name: shape.columns[name] + (name == active) for name in cast.owners}
-    solver = solver_of(common, type(options), len(cast.owners))
+    columns = {name: shape.columns[name] + (name == active) for name in roles.owners}
+    solver = solver_of(common, type(options), len(roles.owners))
     steps = solver.max_iter * batches
     if common.whole_table and options.keeps_pairs:  # one in each direction, or not many more
         steps = min(steps, sum(columns.values()) + 2)
     pairs = max(0, steps // solver.period - 1) if options.keeps_pairs and not common.whole_table else 0
     rows = steps * batch + pairs * (solver.hessian_batch_size or batch)
     products = steps + pairs * max(1, (solver.hessian_batch_size or batch) // batch)
-    found.agree(permutations(cast.roles, 2))
-    _steps(found, cast, steps, solver.memory, solver.period)
+    found.agree(permutations(roles.of, 2))
+    _steps(found, roles, steps, solver.memory, solver.period)
     cipher = options.cipher(common.fractional_bits, common.family)
     bits = common.fractional_bits + MARGIN_BITS + 2  # of a vector's entries
     if cipher == "lattice":
-        seconds = _lattice(found, cast, columns, batch, batches, products, bits)
+        seconds = _lattice(found, roles, columns, batch, batches, products, bits)
     else:
         key = options.key_bits or options.insecure_test_key_bits
         key = key or (OU_DEFAULT_KEY_BITS if cipher == "ou" else PAILLIER_DEFAULT_KEY_BITS)
         ciphertext, plaintext = (key / 8, key // 3) if cipher == "ou" else (key / 4, key)
         hide = _coordinated if options.has_coordinator else _two_party
         size = _Size(shape.rows, rows, products, batch, KEY_BYTES * key, ciphertext, plaintext, bits)
-        seconds = hide(found, cast, columns, size) * (1.0 if cipher == "ou" else _PAILLIER)
-    for name in cast.owners:
+        seconds = hide(found, roles, columns, size) * (1.0 if cipher == "ou" else _PAILLIER)
+    for name in roles.owners:
         found.hold(24.0 * shape.rows * columns[name], name)
         if common.calibrate and name != active:
             found.send(name, active, 8.0 * shape.rows, 1)
@@ -92,61 +92,61 @@ class _Size(NamedTuple):
     bits: int
 
 
-def _steps(found: Expected, cast: Cast, steps: int, memory: int, period: int) -> None:
+def _steps(found: Expected, roles: Roles, steps: int, memory: int, period: int) -> None:
     """Count inner products to the coordinator, or the active party in its place, and coefficients back."""
-    decider = cast.holder("coordinator") or cast.active
+    decider = roles.holder("coordinator") or roles.active
     pairs = np.clip(np.arange(1, steps + 1) // period - 1, 0, memory)  # that each step has
     products, coefficients = 16.0 * ((2 * pairs + 1) * (pairs + 1)).sum(), 8.0 * (2 * pairs + 1).sum()
-    for name in cast.owners:
+    for name in roles.owners:
         if name != decider:
             found.send(name, decider, products, steps)
             found.send(decider, name, coefficients, steps)
 
 
 def _lattice(
-    found: Expected, cast: Cast, columns: Mapping[str, int], batch: int, batches: int, products: int, bits: int
+    found: Expected, roles: Roles, columns: Mapping[str, int], batch: int, batches: int, products: int, bits: int
 ) -> float:
     """Count vectors, hints and products between all owners; return seconds of one core of one of them."""
     of_block = max(1, DEGREE // batch)
     blocks, length = -(-batches // of_block), batch * min(of_block, batches)
-    parameters = vectors_parameters(length, WEIGHT_BOUND, bits + len(cast.owners).bit_length(), batch)
+    parameters = vectors_parameters(length, WEIGHT_BOUND, bits + len(roles.owners).bit_length(), batch)
     primes, digits, seconds = len(parameters.primes), parameters.digits, 0.0
-    for one, other in permutations(cast.owners, 2):
-        own, theirs = (columns[name] + (name == cast.active) for name in (one, other))
+    for one, other in permutations(roles.owners, 2):
+        own, theirs = (columns[name] + (name == roles.active) for name in (one, other))
         hint = 2.0 * digits * DEGREE * own * blocks
         found.send(one, other, products * float(vector_bytes(parameters, length)), products)
         found.send(one, other, hint + products * (2.0 * digits * own + 16.0 * theirs), 2 * products)
         found.hold(2 * hint, one, other)
         found.kept[one] = hint
         each = primes * (length + DEGREE) * 20e-9 + own * primes * DEGREE * 2e-9
-        seconds = max(seconds, own * blocks * 15e-3 + products * each * 2 * (len(cast.owners) - 1))
+        seconds = max(seconds, own * blocks * 15e-3 + products * each * 2 * (len(roles.owners) - 1))
     return seconds
 
 
-def _coordinated(found: Expected, cast: Cast, columns: Mapping[str, int], size: _Size) -> float:
+def _coordinated(found: Expected, roles: Roles, columns: Mapping[str, int], size: _Size) -> float:
     """Count what a coordinator with a key takes; return seconds of one core, under Okamoto-Uchiyama."""
-    coordinator, senders = str(cast.holder("coordinator")), len(cast.owners).bit_length()
+    coordinator, senders = str(roles.holder("coordinator")), len(roles.owners).bit_length()
     fields = Fields.of(product_bits(size.batch, WEIGHT_BITS, size.bits) + senders, size.plaintext, masks=1)
-    for name in cast.owners:
+    for name in roles.owners:
         plaintexts = -(-columns[name] // fields.per_plaintext)
         found.send(name, coordinator, size.products * plaintexts * size.ciphertext, size.products)
         found.send(coordinator, name, size.key + size.products * columns[name] * fields.width / 8, size.products)
         found.hold(4.0 * size.batch * size.ciphertext, name)
-        if name != cast.active:
-            for one, other in ((name, cast.active), (cast.active, name)):
+        if name != roles.active:
+            for one, other in ((name, roles.active), (roles.active, name)):
                 found.send(one, other, size.rows * size.ciphertext, size.products)
     most = max(columns.values())
     return 3.0 + size.rows * (0.35e-3 + most * 6e-6) * MODULAR
 
 
-def _two_party(found: Expected, cast: Cast, columns: Mapping[str, int], size: _Size) -> float:
+def _two_party(found: Expected, roles: Roles, columns: Mapping[str, int], size: _Size) -> float:
     """Count what keys of all owners take; return seconds of one core, under Okamoto-Uchiyama."""
-    senders = len(cast.owners) - 1
+    senders = len(roles.owners) - 1
     bits = product_bits(size.batch, WEIGHT_BITS, size.bits) + senders.bit_length()
     fields = Fields.of(bits, size.plaintext, masks=senders if senders > 1 else 0)
-    plaintexts = {name: -(-columns[name] // fields.per_plaintext) for name in cast.owners}
-    for one, other in permutations(cast.owners, 2):
-        rows = size.table * (plaintexts[one] + (one == cast.active)) * size.ciphertext
+    plaintexts = {name: -(-columns[name] // fields.per_plaintext) for name in roles.owners}
+    for one, other in permutations(roles.owners, 2):
+        rows = size.table * (plaintexts[one] + (one == roles.active)) * size.ciphertext
         found.send(one, other, size.key + rows + size.products * plaintexts[other] * size.ciphertext, size.products)
         found.hold(2 * rows, one, other)
     most = max(plaintexts.values())
@@ -165,7 +165,7 @@ CANNOT = {
 }
 
 
-def cast(places: Mapping[str, Place], active: str, options: FederatedRegression) -> Cast:
+def assign(places: Mapping[str, PartySpec], active: str, options: FederatedRegression) -> Roles:
     """Give every party its role: "active", "passive", or "coordinator" to the party that the job names.
 
     Raises ConfigError when roles and options do not go together.
@@ -204,7 +204,7 @@ def cast(places: Mapping[str, Place], active: str, options: FederatedRegression)
         )
     _check_paper_mode(options)
     found = {name: COORDINATOR if name in coordinators else "passive" for name in places}
-    return Cast(active, {**found, active: "active"}, owners)
+    return Roles(active, {**found, active: "active"}, owners)
 
 
 def _check_paper_mode(options: FederatedRegression) -> None:
@@ -220,14 +220,14 @@ def _check_paper_mode(options: FederatedRegression) -> None:
         raise ConfigError("mode='paper' needs a coordinator, and encryption 'paillier' or 'ou'")
 
 
-def helpers(owners: Iterable[str], options: FederatedRegression) -> dict[str, Place]:
+def helpers(owners: Iterable[str], options: FederatedRegression) -> dict[str, PartySpec]:
     """Return the coordinator that `fit` plays, under a name that no party with data has; nobody without one."""
     if not options.has_coordinator:
         return {}
     taken = set(owners)
     names = (COORDINATOR, *(f"{COORDINATOR}-{number}" for number in range(2, len(taken) + 2)))
     name = next(name for name in names if name not in taken)
-    return {name: Place(role=COORDINATOR, has_rows=False)}
+    return {name: PartySpec(role=COORDINATOR, has_rows=False)}
 
 
 def warm_up(kind: type[FederatedRegression], options: FederatedRegression | None) -> list[Any]:
@@ -251,8 +251,8 @@ def _federated(kind: type[FederatedRegression]) -> System:
         options=kind,
         common=RegressionOptions,
         split="columns",
-        train={"active": roles.active, "passive": roles.passive, COORDINATOR: roles.coordinator},
-        cast=cast,
+        train={"active": active, "passive": passive, COORDINATOR: coordinator},
+        assign=assign,
         disclosures=disclosures,
         told=TOLD,
         expected=expected,
@@ -277,8 +277,8 @@ POOLED = System(
     common=RegressionOptions,
     split="none",
     train={},
-    cast=in_one_place,
-    disclosures=lambda cast, options, common, part: DISCLOSED,
+    assign=in_one_place,
+    disclosures=lambda roles, options, common, part: DISCLOSED,
     has_model=frozenset({"alone"}),
     cannot=CANNOT | {"resume": "a logistic regression on one table keeps no checkpoint"},
     alone=train_pooled,

@@ -11,7 +11,7 @@ from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.pooled.training import train
-from treaty.systems.system import Cast, Place, Seat, System
+from treaty.systems.system import PartySpec, RoleInput, Roles, System
 from treaty.systems.told import Lines, Told, lines
 
 ALONE = "pooled"
@@ -20,10 +20,10 @@ ALONE = "pooled"
 DISCLOSED = {ALONE: ["everything: all columns and labels are in one place"]}
 
 
-def train_alone(tables: Mapping[str, Table], seat: Seat) -> dict[str, ModelPart]:
-    """Train on all tables side by side with the seat's labels; its eval sets are side by side already."""
-    seat.data = replace(seat.rows, table=side_by_side(tables))
-    return {ALONE: train(seat)}
+def train_alone(tables: Mapping[str, Table], inputs: RoleInput) -> dict[str, ModelPart]:
+    """Train on all tables side by side with the role's labels; its eval sets are side by side already."""
+    inputs.data = replace(inputs.rows, table=side_by_side(tables))
+    return {ALONE: train(inputs)}
 
 
 def side_by_side(tables: Mapping[str, Table]) -> Table:
@@ -44,8 +44,8 @@ def side_by_side(tables: Mapping[str, Table]) -> Table:
     )
 
 
-def in_one_place(places: Mapping[str, Place], active: str, options: Pooled) -> Cast:
-    return Cast(active, dict.fromkeys(places, "alone"), list(places))
+def in_one_place(places: Mapping[str, PartySpec], active: str, options: Pooled) -> Roles:
+    return Roles(active, dict.fromkeys(places, "alone"), list(places))
 
 
 TREES = System(
@@ -54,8 +54,8 @@ TREES = System(
     common=BoostingOptions,
     split="none",
     train={},
-    cast=in_one_place,
-    disclosures=lambda cast, options, common, part: DISCLOSED,
+    assign=in_one_place,
+    disclosures=lambda roles, options, common, part: DISCLOSED,
     has_model=frozenset({"alone"}),
     alone=train_alone,
 )

@@ -27,7 +27,7 @@ from treaty.privacy.ledger import Entry, Ledger
 from treaty.scratch import copied
 from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import EvalSet, Forest, RoundState, boost
 from treaty.trees.columns import ColumnSource, MakeSums, SumsFinder
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
@@ -184,57 +184,57 @@ class Training:
         assert self.part.forest is not None
         return self.part.forest
 
-    def keep(self, seat: Seat, progressed: RoundState, began: float | None = None) -> None:
-        """Write a checkpoint where the seat keeps them; see `Keeper.keep`."""
-        assert seat.keeper is not None
+    def keep(self, inputs: RoleInput, progressed: RoundState, began: float | None = None) -> None:
+        """Write a checkpoint where the party keeps them; see `Keeper.keep`."""
+        assert inputs.keeper is not None
         kept = replace(progressed, margins=copied(progressed.margins))  # the rounds that follow change them
-        given = seat.given
-        seat.keeper.keep(lambda: checkpoint_of(self.part, given, self.rows, kept), began)
+        given = inputs.given
+        inputs.keeper.keep(lambda: checkpoint_of(self.part, given, self.rows, kept), began)
 
 
-def begin(seat: Seat, party: str, sources: tuple[str, ...]) -> Training:
-    """Begin a training of the seat's rows over `sources`, or resume the one that its keeper finds.
+def begin(inputs: RoleInput, party: str, sources: tuple[str, ...]) -> Training:
+    """Begin a training of the role's rows over `sources`, or resume the one that its keeper finds.
 
     Raises
     ------
     ConfigError
         When the checkpoint is of other options, parties, rows, classes or eval sets.
     """
-    data, classes, keeper = seat.rows, seat.classes, seat.keeper
-    printed = [(of.table, (of.y, of.weight)) for of in (data, *seat.eval_sets)]
+    data, classes, keeper = inputs.rows, inputs.classes, inputs.keeper
+    printed = [(of.table, (of.y, of.weight)) for of in (data, *inputs.eval_sets)]
     rows = b"" if keeper is None else fingerprint(printed, classes or ())
     found = None if keeper is None else keeper.found()
     if found is None:
-        forest = Forest(objective_for(data, classes, seat.options, seat.common), sources, classes)
+        forest = Forest(objective_for(data, classes, inputs.options, inputs.common), sources, classes)
         part = ModelPart(
             model_id=secrets.token_hex(16), party=party, schema=data.table.schema, splits=SplitTable(), forest=forest,
             trees_a_round=forest.objective.n_outputs,
         )  # fmt: skip
         return Training(part, dict.fromkeys(sources, 0), None, rows)
-    found.check(seat.given, seat.may_change, sources, rows)
+    found.check(inputs.given, inputs.may_change, sources, rows)
     assert found.part.forest is not None
     resume = found.progressed(found.part.forest.objective.n_outputs)
-    found.part.forest.cut(min(resume.rounds, seat.common.n_estimators))  # fewer may be asked for than there are
+    found.part.forest.cut(min(resume.rounds, inputs.common.n_estimators))  # fewer may be asked for than there are
     records = dict(zip(sources, records_used(found.part.forest.trees, len(sources)), strict=True))
     keep_records(found.part.splits, records[party])
     return Training(found.part, records, resume, rows)
 
 
-def train(seat: Seat) -> ModelPart:
-    """Train on the seat's rows alone; return the whole model, of a party called "pooled"."""
-    training = begin(seat, "pooled", ("pooled",))
+def train(inputs: RoleInput) -> ModelPart:
+    """Train on the role's rows alone; return the whole model, of a party called "pooled"."""
+    training = begin(inputs, "pooled", ("pooled",))
     part, forest, splits = training.part, training.forest, training.part.splits
-    data, common, threads = seat.rows, seat.common, seat.threads
+    data, common, threads = inputs.rows, inputs.common, inputs.threads
     source = own_columns(data.table, common.max_bin, splits, threads)
 
     def on_round(progressed: RoundState) -> None:
-        if seat.keeper is not None and seat.keeper.due:
-            training.keep(seat, progressed)
-        if seat.progress is not None:
-            seat.progress(progressed.rounds, part)
+        if inputs.keeper is not None and inputs.keeper.due:
+            training.keep(inputs, progressed)
+        if inputs.progress is not None:
+            inputs.progress(progressed.rounds, part)
 
-    if seat.progress is not None:
-        seat.progress(forest.rounds, part)
+    if inputs.progress is not None:
+        inputs.progress(forest.rounds, part)
     rules = common.rules(forest.objective)
     boost(
         SumsFinder([source], data.table.n_rows, rules, threads),
@@ -243,7 +243,7 @@ def train(seat: Seat) -> ModelPart:
         forest,
         rules,
         common.plan(len(source.categorical)),
-        eval_sets=[watched(rows, splits, threads) for rows in seat.eval_sets],
+        eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],
         on_round=on_round,
         resume=training.resume,
         threads=threads,

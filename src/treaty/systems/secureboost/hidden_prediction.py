@@ -63,7 +63,7 @@ from treaty.systems.secureboost.hidden_sums import (
     unpack_sums,
     values_and_gains,
 )
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import Finish, check_present, decidable
 from treaty.systems.vertical.encrypted_columns import pack, unpack
 from treaty.trees.ensemble import SplitTable
@@ -132,12 +132,12 @@ class EncryptedTotals(Message):
 # ---------------------------------------------------------------- active party
 
 
-def hidden_active(seat: Seat) -> NDArray[np.float64]:
-    """Predict the seat's rows as the active party without seeing passive parties' decisions.
+def hidden_active(inputs: RoleInput) -> NDArray[np.float64]:
+    """Predict the role's rows as the active party without seeing passive parties' decisions.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         Its options give the size of the fresh Okamoto-Uchiyama key: `key_bits`, or `insecure_test_key_bits` (at least
         198) in tests. `phase` is told of "predicting": rows done, counted once for each group of outputs that share a
         plaintext.
@@ -157,7 +157,7 @@ def hidden_active(seat: Seat) -> NDArray[np.float64]:
     PeerError
         When a peer is lost or sends something malformed.
     """
-    party, part, table, steps = seat.party, seat.part, seat.rows.table, seat.steps("predicting")
+    party, part, table, steps = inputs.party, inputs.part, inputs.rows.table, inputs.steps("predicting")
     forest = part.forest
     assert forest is not None, "the active party's part holds the trees"
     check_present(party, part, table)
@@ -169,9 +169,9 @@ def hidden_active(seat: Seat) -> NDArray[np.float64]:
     }
     trees = decidable(party, part, {peer: key.records for peer, key in keys.items()})
     used, own = used_records(trees, len(forest.sources)), forest.sources.index(party.name)
-    decisions = part.splits.decide(table.matrix(), used[own], seat.threads)
-    bits = parameters.OU_DEFAULT_KEY_BITS if seat.options.key_bits is None else seat.options.key_bits
-    key = generate_key(bits, insecure_test_key_bits=seat.options.insecure_test_key_bits)
+    decisions = part.splits.decide(table.matrix(), used[own], inputs.threads)
+    bits = parameters.OU_DEFAULT_KEY_BITS if inputs.options.key_bits is None else inputs.options.key_bits
+    key = generate_key(bits, insecure_test_key_bits=inputs.options.insecure_test_key_bits)
     for name, records in zip(forest.sources, used, strict=True):
         if name != party.name and len(records):
             party.send(name, PredictionKey(pack(key.public.to_payload())))
@@ -184,7 +184,7 @@ def hidden_active(seat: Seat) -> NDArray[np.float64]:
         terms = make_terms(some, own, used[own], exponent)
         outputs = _OutputGroup(terms, len(range(n_outputs)[group]), number, decisions, table.n_rows)
         chain = _send_stations(party, forest.sources, exchange, outputs)
-        for rows, sums in _add_up(party, key, chain, outputs, seat.threads):
+        for rows, sums in _add_up(party, key, chain, outputs, inputs.threads):
             margins[rows, group] += np.ldexp(sums.astype(np.float64), -exponent)
             if steps is not None:
                 steps(number * table.n_rows + rows.stop, len(groups) * table.n_rows)
@@ -307,13 +307,13 @@ def _sides(packed: NDArray[np.uint8], rows: slice) -> NDArray[np.bool_]:
 # ---------------------------------------------------------------- passive party
 
 
-def hidden_passive(seat: Seat) -> None:
+def hidden_passive(inputs: RoleInput) -> None:
     """Answer the active party, which plays `hidden_active` on the same rows.
 
     Raises PeerError when it is lost or sends something malformed, or a key shorter than is accepted
     (`insecure_test_key_bits` lets shorter ones pass in tests).
     """
-    party, part, table = seat.party, seat.part, seat.rows.table
+    party, part, table = inputs.party, inputs.part, inputs.rows.table
     (active,) = party.peers
     check_present(party, part, table)
     agree(party, _public(part, table), remedy=OF_ONE_MODEL)
@@ -325,7 +325,7 @@ def hidden_passive(seat: Seat) -> None:
     while True:
         match party.receive(active, Station if adder else PredictionKey, Finish):
             case PredictionKey() as key:
-                adder = Adder(_read_key(key, active, seat.options.insecure_test_key_bits), seat.threads)
+                adder = Adder(_read_key(key, active, inputs.options.insecure_test_key_bits), inputs.threads)
             case Station() as station:
                 assert adder is not None
                 outputs += station.outputs

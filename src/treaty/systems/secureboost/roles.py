@@ -22,26 +22,26 @@ from __future__ import annotations
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.privacy.purity import mixed_nodes
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical import encrypted
 from treaty.trees.columns import MayShow
 
 
-def active(seat: Seat) -> ModelPart:
+def active(inputs: RoleInput) -> ModelPart:
     """Train as the active party, with labels that for `label_rr` are the noisy ones."""
     return encrypted.train_active(
-        seat, seat.options.ciphers, alone_rounds=seat.options.rl_trees or 0, may_show=_guard(seat)
+        inputs, inputs.options.ciphers, alone_rounds=inputs.options.rl_trees or 0, may_show=_guard(inputs)
     )
 
 
-def passive(seat: Seat) -> ModelPart:
+def passive(inputs: RoleInput) -> ModelPart:
     """Train as a passive party: answer the active one until it is done."""
-    return encrypted.train_passive(seat, seat.options.ciphers)
+    return encrypted.train_passive(inputs, inputs.options.ciphers)
 
 
-def _guard(seat: Seat) -> MayShow | None:
-    if seat.options.purity_guard is None:
+def _guard(inputs: RoleInput) -> MayShow | None:
+    if inputs.options.purity_guard is None:
         return None
-    if seat.classes is None:
+    if inputs.classes is None:
         raise ConfigError("purity_guard is about classes; a regression has none: leave it out (None)")
-    return mixed_nodes(seat.rows.y, len(seat.classes), seat.options.purity_guard)
+    return mixed_nodes(inputs.rows.y, len(inputs.classes), inputs.options.purity_guard)

@@ -20,9 +20,9 @@ from treaty.systems.secureboost.hidden_prediction import (
 )
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.roles import active, passive
-from treaty.systems.system import Cast, Seat, System
+from treaty.systems.system import RoleInput, Roles, System
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
-from treaty.systems.vertical.active import cast_by_column, fellow_owners
+from treaty.systems.vertical.active import fellow_owners, roles_by_column
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
@@ -36,7 +36,7 @@ from treaty.systems.vertical.told import EXPLAIN, FINISH, ONLINE, PREDICT, encry
 
 
 def disclosures(
-    cast: Cast, options: SecureBoost, common: BoostingOptions, part: ModelPart | None
+    roles: Roles, options: SecureBoost, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     """Say in words what each party learns.
 
@@ -44,22 +44,22 @@ def disclosures(
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
-    learned = learned_from_sums(cast, ciphers, cipher, part, options.epsilon)
+    learned = learned_from_sums(roles, ciphers, cipher, part, options.epsilon)
     columns = ciphers.reveals_columns(cipher)
     whose = "all" if columns else "the node's"
     if options.hides_decisions:
-        learned[cast.active][1] = (
+        learned[roles.active][1] = (
             f"of every split another party won: which of {whose} training rows go left, and of eval sets each row's "
             "side; at prediction one sum of leaf weights per row, which gives away the decisions on the row's paths "
             "unless the model is large (docs/prediction.md)"
         )
     if not ciphers.rerandomise:
-        learned[cast.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
-    learned[cast.active] += small_leaves(options.mode, common)
+        learned[roles.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
+    learned[roles.active] += small_leaves(options.mode, common)
     if cipher != "lattice" or options.hides_decisions:
         for name in learned:
             learned[name] += learned_from_test_key(options.short_key_bits)
-    for name in cast.having("passive"):
+    for name in roles.having("passive"):
         if options.rl_trees:
             learned[name].append(f"nothing of the trees of the first {options.rl_trees} rounds")
         if options.purity_guard is not None:
@@ -131,14 +131,14 @@ TOLD: dict[Played, Lines] = {
 # ---------------------------------------------------------------- system
 
 
-def predict(seat: Seat) -> NDArray[np.float64]:
+def predict(inputs: RoleInput) -> NDArray[np.float64]:
     """Return margins (n_rows, n_outputs) as the active party; with `he_inference` from encrypted leaf weights."""
-    return hidden_active(seat) if seat.options.hides_decisions else predict_active(seat)
+    return hidden_active(inputs) if inputs.options.hides_decisions else predict_active(inputs)
 
 
-def follow_prediction(seat: Seat) -> None:
+def follow_prediction(inputs: RoleInput) -> None:
     """Take part in a prediction as a passive party, see `predict`."""
-    return hidden_passive(seat) if seat.options.hides_decisions else predict_passive(seat)
+    return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)
 
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:
@@ -159,7 +159,7 @@ SYSTEM = System(
     common=BoostingOptions,
     split="columns",
     train={"active": active, "passive": passive},
-    cast=cast_by_column,
+    assign=roles_by_column,
     vouched=fellow_owners,
     disclosures=disclosures,
     told=TOLD,
@@ -172,7 +172,7 @@ SYSTEM = System(
     explain={"active": explain_active, "passive": explain_passive},
     unaudited=lambda options: unaudited(options.ciphers),
     warm_up=warm_up,
-    expected=lambda cast, options, common, shape: expected_of_sums(
-        cast, options.ciphers, common, shape, alone=options.rl_trees or 0
+    expected=lambda roles, options, common, shape: expected_of_sums(
+        roles, options.ciphers, common, shape, alone=options.rl_trees or 0
     ),
 )

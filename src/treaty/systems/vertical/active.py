@@ -2,10 +2,10 @@
 
 A system's role program uses it like this::
 
-    training = open_training(seat)
+    training = open_training(inputs)
     ...  # set up sources of sums, and a split finder over them
-    grow(seat, training, finder, sources)
-    finish(seat.party)
+    grow(inputs, training, finder, sources)
+    finish(inputs.party)
     return training.part
 """
 
@@ -24,7 +24,7 @@ from treaty.messaging.party import Party
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin
-from treaty.systems.system import Cast, Place, Seat
+from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.decisions import Finish, decided_by_all
 from treaty.trees.boosting import EvalSet, RoundState, boost
 from treaty.trees.columns import SumsFinder, SumsSource
@@ -44,32 +44,32 @@ class Start(Message):
     rounds: Annotated[int, msgspec.Meta(ge=0)]
 
 
-def agree_on_terms(seat: Seat) -> None:
+def agree_on_terms(inputs: RoleInput) -> None:
     """Compare all options but the sampling seed, numbers of rows, and trees of a round, before all else is sent."""
-    eval_rows = ", ".join(str(rows.table.n_rows) for rows in seat.eval_sets)
+    eval_rows = ", ".join(str(rows.table.n_rows) for rows in inputs.eval_sets)
     sizes: dict[str, Term] = {
-        "training rows": seat.rows.table.n_rows,
+        "training rows": inputs.rows.table.n_rows,
         "eval rows": eval_rows,
-        "trees of a round": seat.trees_a_round,
+        "trees of a round": inputs.trees_a_round,
     }
-    agree(seat.party, {**seat.public_terms, **sizes})
+    agree(inputs.party, {**inputs.public_terms, **sizes})
 
 
-def open_training(seat: Seat) -> Training:
+def open_training(inputs: RoleInput) -> Training:
     """Agree on terms, then begin or resume the training over all owners of columns, in the job's order.
 
     Raises ConfigError also where the labels have other classes than the job says: owners count on trees for those.
     """
-    found = len(seat.classes or ())
-    if (found if found > 2 else 1) != seat.trees_a_round:
+    found = len(inputs.classes or ())
+    if (found if found > 2 else 1) != inputs.trees_a_round:
         raise ConfigError(
-            f"{seat.party.name}: expected labels of {seat.n_classes} classes, as the job says, got {found}: a round "
-            "has a tree for each, which owners of columns count; name "
+            f"{inputs.party.name}: expected labels of {inputs.n_classes} classes, as the job says, got {found}: a "
+            "round has a tree for each, which owners of columns count; name "
             f"classes = {max(found, 2)} in everybody's job file",
             public="its labels have another number of classes than the job says; `classes` is 2 where it is left out",
         )
-    agree_on_terms(seat)
-    return begin(seat, seat.party.name, tuple(seat.cast.owners))
+    agree_on_terms(inputs)
+    return begin(inputs, inputs.party.name, tuple(inputs.roles.owners))
 
 
 def start_of(training: Training, peer: str) -> tuple[str, bool, int, int]:
@@ -78,14 +78,18 @@ def start_of(training: Training, peer: str) -> tuple[str, bool, int, int]:
 
 
 def grow(
-    seat: Seat, training: Training, finder: SumsFinder, sources: Sequence[SumsSource], rules: SplitRules | None = None
+    inputs: RoleInput,
+    training: Training,
+    finder: SumsFinder,
+    sources: Sequence[SumsSource],
+    rules: SplitRules | None = None,
 ) -> None:
     """Grow the training's trees over `sources`, those of all owners in the job's order, with `finder`.
 
     When a checkpoint is due, every passive party is asked to keep one, too; all owners decide eval rows. `rules` are
     given where sums have another fixed point than the objective's.
     """
-    party, data, keeper, progress = seat.party, seat.rows, seat.keeper, seat.progress
+    party, data, keeper, progress = inputs.party, inputs.rows, inputs.keeper, inputs.progress
     part, forest = training.part, training.forest
 
     def on_round(progressed: RoundState) -> None:
@@ -95,7 +99,7 @@ def grow(
                 party.send(peer, CheckpointRequest(progressed.rounds))
             for peer in party.peers:
                 party.receive(peer, CheckpointReceipt)
-            training.keep(seat, progressed, began)
+            training.keep(inputs, progressed, began)
         if progress is not None:
             progress(progressed.rounds, part)
 
@@ -106,15 +110,15 @@ def grow(
         data.y,
         data.weight,
         forest,
-        rules or seat.common.rules(forest.objective),
-        seat.common.plan(sum(len(source.categorical) for source in sources)),
+        rules or inputs.common.rules(forest.objective),
+        inputs.common.plan(sum(len(source.categorical) for source in sources)),
         eval_sets=[
-            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, seat.threads))
-            for number, rows in enumerate(seat.eval_sets)
+            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, inputs.threads))
+            for number, rows in enumerate(inputs.eval_sets)
         ],
         on_round=on_round,
         resume=training.resume,
-        threads=seat.threads,
+        threads=inputs.threads,
     )
 
 
@@ -127,9 +131,9 @@ def finish(party: Party) -> None:
 # ----------------- roles in systems split by column: the active party has the labels, all others with rows are passive
 
 
-def cast_by_column(
-    places: Mapping[str, Place], active: str, options: SystemOptions, *, helper: str | None = None
-) -> Cast:
+def roles_by_column(
+    places: Mapping[str, PartySpec], active: str, options: SystemOptions, *, helper: str | None = None
+) -> Roles:
     """Give every party its role; a `helper` without rows keeps the role that the job names for it.
 
     Raises ConfigError where the job names a role or edge server for any other party, where fewer than two parties have
@@ -152,10 +156,10 @@ def cast_by_column(
     if missing:
         raise ConfigError(f"expected rows at every party, got none at {', '.join(missing)}: name their tables")
     roles = {name: "active" if name == active else "passive" for name in owners}
-    return Cast(active, {name: roles.get(name) or str(places[name].role) for name in places}, owners)
+    return Roles(active, {name: roles.get(name) or str(places[name].role) for name in places}, owners)
 
 
-def fellow_owners(cast: Cast, options: Any, name: str) -> list[str]:
+def fellow_owners(roles: Roles, options: Any, name: str) -> list[str]:
     """Return the passive parties of sealed sums, to each of them: their keys pass through the active party's hands."""
-    passive = [owner for owner in cast.owners if owner != cast.active]
+    passive = [owner for owner in roles.owners if owner != roles.active]
     return passive if options.ciphers.sealed and name in passive and len(passive) > 1 else []

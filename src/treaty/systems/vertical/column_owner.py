@@ -17,7 +17,7 @@ from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import column_pieces, row_pieces
 from treaty.models.trees import record_split
 from treaty.privacy.commitment import COMMITMENT_BYTES
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.encrypted_columns import (
     BinLayout,
@@ -36,17 +36,17 @@ from treaty.systems.vertical.told_sides import ToldSides
 from treaty.trees.ensemble import SplitTable
 
 
-def bin_own_columns(seat: Seat) -> tuple[Bins, NDArray[np.uint8]]:
+def bin_own_columns(inputs: RoleInput) -> tuple[Bins, NDArray[np.uint8]]:
     """Return bins of own columns, and the columns in them, uint8 (n_rows, n_features)."""
-    bins = fit_bins(seat.rows.table, seat.common.max_bin, seat.threads)
-    return bins, bins.transform(seat.rows.table, seat.threads)
+    bins = fit_bins(inputs.rows.table, inputs.common.max_bin, inputs.threads)
+    return bins, bins.transform(inputs.rows.table, inputs.threads)
 
 
-def show_layout(seat: Seat, bins: Bins, known: float | None = None) -> None:
+def show_layout(inputs: RoleInput, bins: Bins, known: float | None = None) -> None:
     """Agree on terms, then tell the active party the layout of own columns, and what share of them it will know."""
-    agree_on_terms(seat)
-    (active,), categorical = seat.party.peers, seat.rows.table.schema.categorical
-    seat.party.send(active, BinLayout(Array.of(bins.offsets), Array.of(categorical), known))
+    agree_on_terms(inputs)
+    (active,), categorical = inputs.party.peers, inputs.rows.table.schema.categorical
+    inputs.party.send(active, BinLayout(Array.of(bins.offsets), Array.of(categorical), known))
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:

@@ -33,7 +33,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.models.interpretation import order_of_first_use
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import collect, predict_passive
 from treaty.trees.shap import contributions
 
@@ -79,10 +79,10 @@ class ActiveContributions:
         return np.asarray(sum(self.totals.values(), start=self.bias[:, None])).T
 
 
-def explain_active(seat: Seat) -> ActiveContributions:
-    """Explain the rows of the seat's `data` as the active party; raises what `predict_active` does."""
-    party, part = seat.party, seat.part
-    found = collect(seat)
+def explain_active(inputs: RoleInput) -> ActiveContributions:
+    """Explain the rows of the role's `data` as the active party; raises what `predict_active` does."""
+    party, part = inputs.party, inputs.part
+    found = collect(inputs)
     forest = part.forest
     used = {peer: np.zeros(0, np.int32) for peer in party.peers} | dict(zip(forest.sources, found.used, strict=True))
     for peer in party.peers:
@@ -106,7 +106,7 @@ def explain_active(seat: Seat) -> ActiveContributions:
         n_features=n_features,
         n_outputs=forest.objective.n_outputs,
         base_margins=forest.objective.base_margins,
-        threads=seat.threads,
+        threads=inputs.threads,
     )
     others = {peer: values[:, :, first[peer] : last[peer]] for peer in party.peers}
     for peer, theirs in others.items():
@@ -129,14 +129,14 @@ def _numbers(array: Array, n_records: int, peer: str) -> NDArray[np.int32]:
     return numbers
 
 
-def explain_passive(seat: Seat) -> NDArray[np.float64]:
-    """Help the active party to explain the rows of the seat's `data`; return what own columns add to their margins.
+def explain_passive(inputs: RoleInput) -> NDArray[np.float64]:
+    """Help the active party to explain the rows of the role's `data`; return what own columns add to their margins.
 
     These are float64 (n_outputs, n_rows, n_features), in the order of the own columns; zero for those without a split.
     """
-    party, part, n_rows = seat.party, seat.part, seat.rows.table.n_rows
+    party, part, n_rows = inputs.party, inputs.part, inputs.rows.table.n_rows
     (active,) = party.peers
-    predict_passive(seat)
+    predict_passive(inputs)
     request = party.receive(active, ColumnsRequest)
     asked = view(request.records, np.int32, (None,), peer=active, what="ColumnsRequest.records")
     if np.any(asked < 0) or np.any(asked >= len(part.splits)) or np.any(np.diff(asked) <= 0):

@@ -25,7 +25,7 @@ from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
 from treaty.models.trees import ModelPart, RowDecisions, margins, renumber, used_records
 from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
-from treaty.systems.system import LabelledRows, Seat
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
 
@@ -34,21 +34,21 @@ from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
 logger = logging.getLogger(__name__)
 
 
-def check_unknown(seat: Seat, known: KnownRows, rows: LabelledRows) -> None:
+def check_unknown(inputs: RoleInput, known: KnownRows, rows: LabelledRows) -> None:
     """Refuse rows that cannot be told from training rows, as they have the values of some and no ids.
 
     Raises DataError in safe mode where other organisations play the other parties; elsewhere it warns.
     """
     if known.have_ids and rows.ids is not None:
         return
-    found, name = known.with_equal_values(rows.table.matrix()), seat.party.name
+    found, name = known.with_equal_values(rows.table.matrix()), inputs.party.name
     if not found:
         return
     text = (
         f"{name}: {found} of {rows.table.n_rows} rows have the values of rows trained on, in all of its columns, and "
         "no ids: if they are the same persons, their true side at each split undoes the noise on what was told of them"
     )
-    if seat.apart and seat.options.mode == "safe":
+    if inputs.apart and inputs.options.mode == "safe":
         raise DataError(
             f"{text}; align by ids ([align]), by which the same persons are recognised, or leave such rows out",
             public="rows to decide have the values of rows trained on, and no ids; align by ids, or leave them out",
@@ -237,30 +237,30 @@ def _first_round(forest: Forest, source: int) -> int | None:
     return None if number is None else number // forest.objective.n_outputs
 
 
-def collect(seat: Seat) -> RowDecisions:
+def collect(inputs: RoleInput) -> RowDecisions:
     """Get every owner's decisions as the active party, in one round; passive parties play `predict_passive`.
 
     The active party learns each row's side of every split of every owner; passive parties learn how many rows are
     predicted, and which of their records are still in use. Raises DataError when an owner of splits is not among the
     peers.
     """
-    party, part, table = seat.party, seat.part, seat.rows.table
+    party, part, table = inputs.party, inputs.part, inputs.rows.table
     assert part.forest is not None, "the active party's part holds the trees"
     check_present(party, part, table)
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
     held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
-    found = ask_all(party, part, decidable(party, part, held), table.matrix(), 0, seat.threads)
+    found = ask_all(party, part, decidable(party, part, held), table.matrix(), 0, inputs.threads)
     for peer in party.peers:
         party.send(peer, Finish())
     return found
 
 
-def predict_active(seat: Seat) -> NDArray[np.float64]:
+def predict_active(inputs: RoleInput) -> NDArray[np.float64]:
     """Predict as the party with the trees: ask every owner of splits once, then walk the trees alone.
 
     Parameters
     ----------
-    seat : Seat
+    inputs : RoleInput
         Its `data` are the rows to predict, its `part` what training left at this party.
 
     Returns
@@ -275,22 +275,22 @@ def predict_active(seat: Seat) -> NDArray[np.float64]:
     PeerError
         When a peer is lost or sends something else.
     """
-    return margins(collect(seat), seat.part.forest.objective, seat.threads)
+    return margins(collect(inputs), inputs.part.forest.objective, inputs.threads)
 
 
-def predict_passive(seat: Seat) -> None:
-    """Decide the seat's rows at own splits for the active party, which plays `predict_active` or `collect`.
+def predict_passive(inputs: RoleInput) -> None:
+    """Decide the role's rows at own splits for the active party, which plays `predict_active` or `collect`.
 
     Rows that the model was trained on under noise are decided by what was told of them then (`shown_rows`).
     """
-    party, part, table = seat.party, seat.part, seat.rows.table
+    party, part, table = inputs.party, inputs.part, inputs.rows.table
     (active,) = party.peers
     check_present(party, part, table)
     agree(party, {"model": part.model_id, "rows to predict": table.n_rows}, remedy=OF_ONE_MODEL)
-    if part.randomised is not None and seat.apart:
-        check_unknown(seat, part.randomised.known, seat.rows)
-    rows = RowSets(active, [shown_matrix(part.randomised, seat.rows)])
+    if part.randomised is not None and inputs.apart:
+        check_unknown(inputs, part.randomised.known, inputs.rows)
+    rows = RowSets(active, [shown_matrix(part.randomised, inputs.rows)])
     party.send(active, RecordCount(len(part.splits)))
     while isinstance(request := party.receive(active, DecideRequest, Finish), DecideRequest):
-        for decisions in rows.decide(request, part.splits, seat.threads):
+        for decisions in rows.decide(request, part.splits, inputs.threads):
             party.send(active, decisions)

@@ -63,7 +63,7 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.training import Training, own_columns
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
 from treaty.systems.vertical.audit.keeping import (
     KeepingFinder,
@@ -134,17 +134,17 @@ class Setup(Start):
     audit: bytes = b""
 
 
-def _open_store(seat: Seat, options: CipherOptions) -> HintStore:
+def _open_store(inputs: RoleInput, options: CipherOptions) -> HintStore:
     """Open the store of the lattice map's hints and of what answers leaked; without a folder it lasts for this job."""
-    kept = seat.store is not None and options.may_hint
-    return HintStore(hints_folder(seat.store, seat.party.name) if kept and seat.store is not None else None)
+    kept = inputs.store is not None and options.may_hint
+    return HintStore(hints_folder(inputs.store, inputs.party.name) if kept and inputs.store is not None else None)
 
 
 # ---------------------------------------------------------------- active party
 
 
 def train_active(
-    seat: Seat,
+    inputs: RoleInput,
     options: CipherOptions,
     *,
     alone_rounds: int = 0,
@@ -156,49 +156,49 @@ def train_active(
     The first `alone_rounds` rounds use own columns alone; `may_show` says which nodes passive parties may be asked
     about. `client_of` makes the active party's end of the sums; None: by the cipher that is named or chosen.
     """
-    training = open_training(seat)
-    data, common, threads = seat.rows, seat.common, seat.threads
+    training = open_training(inputs)
+    data, common, threads = inputs.rows, inputs.common, inputs.threads
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
     forest.objective.check_sums(n_rows)
-    histograms = ClusterHistograms.of_columns(seat.shards, seat.party.name)
+    histograms = ClusterHistograms.of_columns(inputs.shards, inputs.party.name)
     own = own_columns(data.table, common.max_bin, part.splits, threads, histograms)
     alone_trees = alone_rounds * forest.objective.n_outputs
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")
-    with _open_store(seat, options) as store:
+    with _open_store(inputs, options) as store:
         first_tree = max(alone_trees, len(forest.trees))
-        number = b"" if seat.audit is None else new_number()
-        if seat.audit is not None:
-            check_active_size(seat, seat.audit, forest)
-        others, gradients = _columns_of_others(seat, options, training, first_tree, store, client_of, number)
-        sources = [others.get(name, own) for name in seat.cast.owners]
+        number = b"" if inputs.audit is None else new_number()
+        if inputs.audit is not None:
+            check_active_size(inputs, inputs.audit, forest)
+        others, gradients = _columns_of_others(inputs, options, training, first_tree, store, client_of, number)
+        sources = [others.get(name, own) for name in inputs.roles.owners]
         for columns in others.values():
-            columns.recording = seat.recording
-        seen = sources if options.sealed else watched(seat.recording, sources, others)
-        finder = (SealedFinder if options.sealed else SumsFinder if seat.audit is None else KeepingFinder)(
-            seen, n_rows, common.rules(forest.objective), threads, own=seat.cast.owners.index(seat.party.name),
+            columns.recording = inputs.recording
+        seen = sources if options.sealed else watched(inputs.recording, sources, others)
+        finder = (SealedFinder if options.sealed else SumsFinder if inputs.audit is None else KeepingFinder)(
+            seen, n_rows, common.rules(forest.objective), threads, own=inputs.roles.owners.index(inputs.party.name),
             alone_trees=alone_trees, may_show=may_show, first_tree=len(forest.trees),
         )  # fmt: skip
         if isinstance(finder, SealedFinder) and isinstance(gradients, SealedGradients):
             finder.gradients = gradients
         with ExitStack() as held:
-            if seat.audit is not None and isinstance(finder, KeepingFinder):
+            if inputs.audit is not None and isinstance(finder, KeepingFinder):
                 training = from_the_start(training, common, n_rows)
                 widths = [len(source.categorical) for source in sources]
-                record = keep_active(seat, seat.audit, training, number, gradients, widths)
+                record = keep_active(inputs, inputs.audit, training, number, gradients, widths)
                 finder.on_tree = record.finish_tree
                 for columns in others.values():
                     columns.notes = record
                 held.callback(record.file.close)
-            grow(seat, training, finder, sources)
-            finish(seat.party)
+            grow(inputs, training, finder, sources)
+            finish(inputs.party)
     for peer in others:
-        part.sides[peer] = seat.party.receive(peer, ToldShare).share
+        part.sides[peer] = inputs.party.receive(peer, ToldShare).share
     return part
 
 
 def _columns_of_others(
-    seat: Seat,
+    inputs: RoleInput,
     options: CipherOptions,
     training: Training,
     first_tree: int,
@@ -210,15 +210,15 @@ def _columns_of_others(
 
     `audit` is the number of the record for an audit, empty without one.
     """
-    party, common, n_rows, part = seat.party, seat.common, seat.rows.table.n_rows, training.part
+    party, common, n_rows, part = inputs.party, inputs.common, inputs.rows.table.n_rows, training.part
     objective = training.forest.objective
     others = {peer: (SealedPeer if options.sealed else PassiveColumns)(party, peer, n_rows) for peer in party.peers}
     for peer, columns in others.items():
         part.exact_sums[peer] = 0.0 if options.sealed else 1.0 if columns.known is None else columns.known
-        check_share(seat, peer, part.exact_sums[peer])
+        check_share(inputs, peer, part.exact_sums[peer])
     layouts = {peer: columns.offsets for peer, columns in others.items()}
     trees = max(0, common.n_estimators * objective.n_outputs - first_tree)
-    job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, seat.threads)
+    job = JobSize(sums_bounds(n_rows, objective, common), common.rules(objective), trees, inputs.threads)
     if options.sealed and (unfit := beyond_lattice(job.bounds, layouts, trees, common.max_depth, sealed=True)):
         raise ConfigError(
             f"sums cannot be sealed here: {unfit}; or take {options.to_open}; docs/secureboost.md has what it shows",
@@ -226,24 +226,24 @@ def _columns_of_others(
         )
     choice = choose_cipher(party, options, common, job, layouts, store, one_node=bool(audit))
     part.encryption, part.choice = choice.cipher, choice.why
-    if not options.sealed and (why := seat.options.why_open(common)):
+    if not options.sealed and (why := inputs.options.why_open(common)):
         part.choice += f"; sums are open: {why}"
         logger.info("%s: sums are open: %s (docs/secureboost.md has what they show)", party.name, why)
     if client_of is not None:
         client = client_of(job.bounds, layouts)
     else:
         client = make_client(
-            choice.cipher, job.bounds, threads=seat.threads, key_bits=options.key_bits,
+            choice.cipher, job.bounds, threads=inputs.threads, key_bits=options.key_bits,
             insecure_test_key_bits=options.insecure_test_key_bits, store=store,
             blind=options.hides_nodes(choice.cipher), sealed=options.sealed, nodes=choice.nodes,
-            ends=ALONE if seat.shards is None else over_cluster(seat.shards),
+            ends=ALONE if inputs.shards is None else over_cluster(inputs.shards),
         )  # fmt: skip
     payload = pack(client.setup())
     for peer in party.peers:
         party.send(peer, Setup(*start_of(training, peer), choice.cipher, payload, audit))
     if isinstance(client, LatticeSumsClient):
         agree_on_seed(party, client, layouts)
-    take_hints(client, list(others.values()), party, seat.steps("hints"))
+    take_hints(client, list(others.values()), party, inputs.steps("hints"))
     sealed = {name: columns for name, columns in others.items() if isinstance(columns, SealedPeer)}
     if sealed:
         make_ends(party, sealed, choice.links, job.bounds, job.rules)
@@ -259,35 +259,37 @@ def _columns_of_others(
 # ---------------------------------------------------------------- passive party
 
 
-def train_passive(seat: Seat, options: CipherOptions, *, server_of: MakeServer | None = None) -> ModelPart:
+def train_passive(inputs: RoleInput, options: CipherOptions, *, server_of: MakeServer | None = None) -> ModelPart:
     """Train as a passive party; `server_of` makes the other end of the active party's `client_of`."""
-    with _open_store(seat, options) as store:
-        return _train_passive(seat, options, store, server_of)
+    with _open_store(inputs, options) as store:
+        return _train_passive(inputs, options, store, server_of)
 
 
-def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_of: MakeServer | None) -> ModelPart:
-    party, table, common = seat.party, seat.rows.table, seat.common
+def _train_passive(
+    inputs: RoleInput, options: CipherOptions, store: HintStore, server_of: MakeServer | None
+) -> ModelPart:
+    party, table, common = inputs.party, inputs.rows.table, inputs.common
     (active,) = party.peers
-    bins, codes = bin_own_columns(seat)
-    share = 0.0 if options.sealed else expected_share(codes, common, seat.trees_a_round, varied=seat.varied)
-    check_share(seat, party.name, share)  # before anything is sent
-    show_layout(seat, bins, share)
+    bins, codes = bin_own_columns(inputs)
+    share = 0.0 if options.sealed else expected_share(codes, common, inputs.trees_a_round, varied=inputs.varied)
+    check_share(inputs, party.name, share)  # before anything is sent
+    show_layout(inputs, bins, share)
     left = 0.0 if options.sealed else LEAK_LIMIT - store.spent(table.schema.names)  # told to choose a cipher, if at all
     setup = _set_up(party, active, options, left)
-    follower = Follower(seat, setup)
+    follower = Follower(inputs, setup)
     follower.part.encryption, follower.part.exact_sums = setup.encryption, {party.name: share}
     payload = unpack(setup.payload, active, "Setup")
     if server_of is not None:
         server = server_of(payload, codes, bins.offsets)
     else:
         server = make_server(
-            setup.encryption, payload, codes, bins.offsets, threads=seat.threads,
+            setup.encryption, payload, codes, bins.offsets, threads=inputs.threads,
             insecure_test_key_bits=options.insecure_test_key_bits, rerandomise=options.rerandomise,
             names=table.schema.names, store=store,
             blind=options.hides_nodes(setup.encryption), sealed=options.sealed,
-            ends=ALONE if seat.shards is None else over_cluster(seat.shards),
+            ends=ALONE if inputs.shards is None else over_cluster(inputs.shards),
         )  # fmt: skip
-    told = ToldSides(None if seat.store is None else sides_folder(seat.store, party.name), bins, codes)
+    told = ToldSides(None if inputs.store is None else sides_folder(inputs.store, party.name), bins, codes)
     owner = SplitOwner(active, codes, bins, follower.part.splits, told)
     grown = 0.0  # by the last tree
     limits = TreeLimits(active, common.max_depth, common.fewest_rows)
@@ -303,7 +305,7 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
 
     def start_tree(start: TreeStart) -> None:
         follower.limits.tree()
-        check_sides(seat, follower.part.sides[party.name], grown)
+        check_sides(inputs, follower.part.sides[party.name], grown)
         follower.next_tree()
         kept(start)
         sample, columns = checked_sample(start, active, *codes.shape)
@@ -341,11 +343,11 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
         held.enter_context(closing(server))  # so that an aborted job, too, gives back what it reserved in the ledger
         if isinstance(server, LatticeSumsServer):
             follow_seed(party, server)
-        if seat.audit is not None:
+        if inputs.audit is not None:
             seed = server.seed if isinstance(server, LatticeSumsServer) else b""
-            record = keep_passive(seat, seat.audit, setup, options.hides_nodes(setup.encryption), seed)
+            record = keep_passive(inputs, inputs.audit, setup, options.hides_nodes(setup.encryption), seed)
             held.callback(record.file.close)
-        send_hint(party, server.hint(seat.steps("hints")))
+        send_hint(party, server.hint(inputs.steps("hints")))
         handlers: dict[type[Message], Callable[[Any], Answer]] = {
             TreeStart: start_tree, TreeRows: add_rows, SumsPiece: add_sums, TreeEnd: end_tree,
         }  # fmt: skip
@@ -353,10 +355,10 @@ def _train_passive(seat: Seat, options: CipherOptions, store: HintStore, server_
             handlers |= {SumsRequest: answer_sums, SplitRequest: answer_split}
             follower.follow(Order(encrypted_table(SumsRequest, SplitRequest), "between trees"), handlers)
             return _with_share(party, active, follower.part)
-        sealed = SealedOwner(seat, server, bins.offsets, owner)
+        sealed = SealedOwner(inputs, server, bins.offsets, owner)
         held.callback(sealed.end_tree, None)
         answer = answer_split if by_column else partial(answer_split, divide=sealed.divide)
-        handlers |= _under_seal(seat, server, sealed, start_tree, answer_sums, answer)
+        handlers |= _under_seal(inputs, server, sealed, start_tree, answer_sums, answer)
         states = encrypted_table(SealedSumsRequest, WonCandidates)
         follower.follow(Order(states, "between trees"), handlers)
         return _with_share(party, active, follower.part)
@@ -399,7 +401,7 @@ def _answering(
 
 
 def _under_seal(
-    seat: Seat,
+    inputs: RoleInput,
     server: LatticeSumsServer,
     sealed: SealedOwner,
     start_tree: Callable[[TreeStart], None],
@@ -407,7 +409,7 @@ def _under_seal(
     answer_split: Callable[[SplitRequest], Iterator[Message]],
 ) -> dict[type[Message], Callable[[Any], Answer]]:
     """Return what a passive party does under sealed sums, made of what it does under open ones."""
-    party, (active,) = seat.party, seat.party.peers
+    party, (active,) = inputs.party, inputs.party.peers
 
     def start(message: TreeStart) -> None:
         start_tree(message)

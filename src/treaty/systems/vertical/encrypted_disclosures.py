@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from treaty.models.trees import ModelPart
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 from treaty.systems.vertical.cipher_options import CipherOptions
 
 
 def learned_from_sums(
-    cast: Cast, options: CipherOptions, cipher: str, part: ModelPart | None, label_epsilon: float | None = None
+    roles: Roles, options: CipherOptions, cipher: str, part: ModelPart | None, label_epsilon: float | None = None
 ) -> dict[str, list[str]]:
     """Return sentences by party; the active party's are about sums, splits, the model and single rows, in this order.
 
@@ -33,7 +33,7 @@ def learned_from_sums(
             f"{fullest}, and at every node the sum of gradients, sum of hessians and number of rows in each bin"
         )
     learned = {
-        cast.active: [
+        roles.active: [
             of_columns,
             f"of every split another party won: which of {whose} training rows go left"
             f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
@@ -44,12 +44,12 @@ def learned_from_sums(
         ]
     }
     if not options.sealed:
-        learned[cast.active].append(
+        learned[roles.active].append(
             "the bins of single rows of the others, for certain, as far as exact sums give them away: "
             + _estimates({} if part is None else part.exact_sums)
         )
     together = (
-        f"each node {cast.active} asked it about" if not blind else "each node that one of its own columns splits"
+        f"each node {roles.active} asked it about" if not blind else "each node that one of its own columns splits"
     )
     rows = f"which training rows are together in {together}, and so in part which have similar "
     kept_from = (
@@ -58,7 +58,7 @@ def learned_from_sums(
         if label_epsilon is not None
         else "labels (gradients and labels themselves stay encrypted)"
     )
-    for name in cast.having("passive"):
+    for name in roles.having("passive"):
         learned[name] = [
             rows + kept_from
             if named
@@ -68,9 +68,9 @@ def learned_from_sums(
             f"{', which two of them have the same parent' if options.sealed else ''}, and each tree's "
             f"sample of {'' if blind else 'rows and of '}its own columns",
         ]
-        if options.sealed and len(cast.having("passive")) > 1:
+        if options.sealed and len(roles.having("passive")) > 1:
             learned[name].append(
-                f"together with {cast.active}, who must not help it: how good the best split of the parties before it "
+                f"together with {roles.active}, who must not help it: how good the best split of the parties before it "
                 "is at every node, as a fraction"
             )
         if part is not None and part.forest is not None and part.forest.objective.weight_bound > 1.0:

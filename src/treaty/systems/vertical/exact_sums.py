@@ -19,7 +19,7 @@ from treaty.messaging.transcript import Entry, Transcript
 from treaty.privacy.exact_sums import OpenedNode, estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.recording import Recording
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.encrypted_columns import (
     SplitAnswer,
@@ -79,30 +79,30 @@ def expected_sides(
     return estimated_sides(counts, common.max_depth, trees, owners, whole=whole)
 
 
-def check_share(seat: Seat, owner: str, share: float) -> None:
+def check_share(inputs: RoleInput, owner: str, share: float) -> None:
     """Refuse a training in safe mode that would give away too much of `owner`'s bins without the job's consent."""
-    if seat.options.mode != "safe" or seat.options.allow_exact_sums or share <= MOST_SHARE:
+    if inputs.options.mode != "safe" or inputs.options.allow_exact_sums or share <= MOST_SHARE:
         return
-    why = seat.options.why_open(seat.common)
+    why = inputs.options.why_open(inputs.common)
     said = (
-        f"exact sums would show {seat.cast.active}, by no breach of the protocol, the bins of single rows of {owner}: "
-        f"an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} (docs/secureboost.md, "
-        "What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
+        f"exact sums would show {inputs.roles.active}, by no breach of the protocol, the bins of single rows of "
+        f"{owner}: an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} "
+        "(docs/secureboost.md, What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
         f"less; under sealed sums only sides of splits tell of bins (docs/sealed.md{'; ' if why else ''}{why}); "
         "allow_exact_sums=True, in every party's copy of the job, accepts it"
     )
     raise ConfigError(said, public=said)
 
 
-def check_sides(seat: Seat, share: float, grown: float) -> None:
+def check_sides(inputs: RoleInput, share: float, grown: float) -> None:
     """Refuse another tree where an owner's limit would be passed, if it told as much as the last one: `grown`."""
-    most = seat.most_recoverable
+    most = inputs.most_recoverable
     if most is not None and share + grown > most:
         raise ConfigError(
-            f"sides of splits tell {seat.cast.active} an estimated {share:.1%} of the bins of {seat.party.name}, "
+            f"sides of splits tell {inputs.roles.active} an estimated {share:.1%} of the bins of {inputs.party.name}, "
             f"over this and earlier jobs, and the next tree some {grown:.1%} more, expected at most {most:.1%} "
             '(most_recoverable): train fewer or shallower trees, under sealed sums without reveal="column", or have '
-            f"{seat.party.name} raise its limit",
+            f"{inputs.party.name} raise its limit",
             public="its limit on what splits may tell of its rows (most_recoverable) is reached: train fewer trees",
         )
 

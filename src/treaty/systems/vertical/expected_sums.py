@@ -14,7 +14,7 @@ from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.sums import Widths
 from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
-from treaty.systems.system import Cast
+from treaty.systems.system import Roles
 from treaty.systems.vertical import cipher_choice
 from treaty.systems.vertical.cipher_choice import (
     Estimate,
@@ -35,13 +35,13 @@ _PAILLIER = 8.0  # times the time of Okamoto-Uchiyama, both with the keys that a
 _TRANSFER_BYTES = 1_100_000  # to make the transfers of sealed sums
 
 
-def expected_of_sums(cast: Cast, options: CipherOptions, common: Any, shape: Shape, *, alone: int = 0) -> Expected:
+def expected_of_sums(roles: Roles, options: CipherOptions, common: Any, shape: Shape, *, alone: int = 0) -> Expected:
     """Return what a training takes whose first `alone` rounds use the active party's columns alone.
 
     Bounds of gradients are those of a classification without weights.
     """
-    found, active, n = Expected(), cast.active, shape.rows
-    others = [name for name in cast.owners if name != active]
+    found, active, n = Expected(), roles.active, shape.rows
+    others = [name for name in roles.owners if name != active]
     trees = Trees.of(common, shape, n, alone)
     unit = 2.0**-common.fractional_bits
     bounds = SumsBounds(n, round(1 / unit), round(0.25 / unit))

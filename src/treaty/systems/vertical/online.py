@@ -20,7 +20,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.trees import margins
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import (
     DecideRequest,
     Finish,
@@ -57,28 +57,28 @@ Requests = Iterator[Asked | None]
 """What the active party is asked, one after the other; None now and then, where nothing is."""
 
 
-def online_active(seat: Seat) -> None:
-    """Predict what `seat.requests` asks for, until it ends."""
-    party, part = seat.party, seat.part
+def online_active(inputs: RoleInput) -> None:
+    """Predict what `inputs.requests` asks for, until it ends."""
+    party, part = inputs.party, inputs.part
     assert part.forest is not None
-    check_present(party, part, seat.rows.table)
-    agree(party, {"model": part.model_id, "rows": seat.rows.table.n_rows}, remedy=OF_ONE_MODEL)
+    check_present(party, part, inputs.rows.table)
+    agree(party, {"model": part.model_id, "rows": inputs.rows.table.n_rows}, remedy=OF_ONE_MODEL)
     held = {peer: party.receive(peer, RecordCount).records for peer in party.peers}
     trees, objective = decidable(party, part, held), part.forest.objective
 
     def answer(asked: Asked) -> NDArray[np.float64]:
-        found = ask_all(party, part, trees, asked.table.matrix(), 0, seat.threads)
-        return margins(found, objective, seat.threads)
+        found = ask_all(party, part, trees, asked.table.matrix(), 0, inputs.threads)
+        return margins(found, objective, inputs.threads)
 
-    answer_requests(seat, answer)
+    answer_requests(inputs, answer)
 
 
-def answer_requests(seat: Seat, answer: Callable[[Asked], NDArray[np.float64]]) -> None:
+def answer_requests(inputs: RoleInput, answer: Callable[[Asked], NDArray[np.float64]]) -> None:
     """Name each request's rows to all peers, and tell what `answer` makes of it, until there are no more."""
-    party = seat.party
-    assert seat.requests is not None
+    party = inputs.party
+    assert inputs.requests is not None
     spoken, often = time.monotonic(), min(SAYS_SO, party.timeout / 4)
-    for asked in seat.requests:
+    for asked in inputs.requests:
         if asked is None:
             party.heed()
             party.transcript.clear()  # or it would grow for as long as the service lasts
@@ -103,20 +103,20 @@ def asked_rows(asked: OnlineRows, active: str, n_rows: int) -> NDArray[np.int32]
     return rows
 
 
-def online_passive(seat: Seat) -> None:
+def online_passive(inputs: RoleInput) -> None:
     """Decide the common rows that the active party asks for at own splits, until it has finished."""
-    party, part, table = seat.party, seat.part, seat.rows.table
+    party, part, table = inputs.party, inputs.part, inputs.rows.table
     (active,) = party.peers
     check_present(party, part, table)
     agree(party, {"model": part.model_id, "rows": table.n_rows}, remedy=OF_ONE_MODEL)
-    if part.randomised is not None and seat.apart:
-        check_unknown(seat, part.randomised.known, seat.rows)
-    matrix = shown_matrix(part.randomised, seat.rows)
+    if part.randomised is not None and inputs.apart:
+        check_unknown(inputs, part.randomised.known, inputs.rows)
+    matrix = shown_matrix(part.randomised, inputs.rows)
     party.send(active, RecordCount(len(part.splits)))
     sets = RowSets(active, [])
     while not isinstance(asked := party.receive(active, OnlineRows, DecideRequest, Finish), Finish):
         if isinstance(asked, DecideRequest):
-            for decisions in sets.decide(asked, part.splits, seat.threads):
+            for decisions in sets.decide(asked, part.splits, inputs.threads):
                 party.send(active, decisions)
             continue
         assert isinstance(asked, OnlineRows)

@@ -2,9 +2,9 @@
 
 A system's role program uses it like this::
 
-    agree_on_terms(seat)
+    agree_on_terms(inputs)
     ...  # tell the active party about own columns, and receive the system's `Start`
-    follower = Follower(seat, start)
+    follower = Follower(inputs, start)
     ...  # make the owner of the columns, which records splits in follower.part.splits
     return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer})
 """
@@ -24,7 +24,7 @@ from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
 from treaty.privacy.remembered_rows import RandomisedRows
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, RowSets, shown_matrix
 from treaty.systems.vertical.encrypted_columns import SplitRequest
@@ -45,13 +45,13 @@ class TrainingLimits:
     begins with; `alone_rounds`, the first ones, are grown without this party.
     """
 
-    def __init__(self, active: str, seat: Seat, kept_rounds: int, alone_rounds: int = 0) -> None:
-        common = seat.common
-        self._active, self._rounds, self._trees_a_round = active, common.n_estimators, seat.trees_a_round
+    def __init__(self, active: str, inputs: RoleInput, kept_rounds: int, alone_rounds: int = 0) -> None:
+        common = inputs.common
+        self._active, self._rounds, self._trees_a_round = active, common.n_estimators, inputs.trees_a_round
         self._check(kept_rounds <= self._rounds, f"at most {self._rounds} rounds kept")
         self._begun_with = self._told = kept_rounds
         self._most_trees = max(0, self._rounds - max(kept_rounds, alone_rounds)) * self._trees_a_round
-        leaves = max(1, seat.rows.table.n_rows // common.fewest_rows)  # each has `fewest_rows` rows at least
+        leaves = max(1, inputs.rows.table.n_rows // common.fewest_rows)  # each has `fewest_rows` rows at least
         self._splits_a_tree = min(1 << common.max_depth, leaves) - 1
         self._trees = self._splits = 0
 
@@ -147,29 +147,29 @@ class Follower:
     the active party asks for. `told` are training rows as the active party was told them under noise.
     """
 
-    def __init__(self, seat: Seat, start: Start, told: RandomisedRows | None = None) -> None:
-        (self._active,) = seat.party.peers
-        self._seat, table = seat, seat.rows.table
-        alone = getattr(seat.options, "rl_trees", None) or 0
-        self.limits = TrainingLimits(self._active, seat, start.rounds, alone)
-        tables = [table, *(rows.table for rows in seat.eval_sets)]
-        self._fingerprint = b"" if seat.keeper is None else fingerprint([(rows, ()) for rows in tables])
+    def __init__(self, inputs: RoleInput, start: Start, told: RandomisedRows | None = None) -> None:
+        (self._active,) = inputs.party.peers
+        self._inputs, table = inputs, inputs.rows.table
+        alone = getattr(inputs.options, "rl_trees", None) or 0
+        self.limits = TrainingLimits(self._active, inputs, start.rounds, alone)
+        tables = [table, *(rows.table for rows in inputs.eval_sets)]
+        self._fingerprint = b"" if inputs.keeper is None else fingerprint([(rows, ()) for rows in tables])
         self.part = self._resumed(start) if start.resumed else self._new(start)
         # row sets that `DecideRequest` numbers: eval sets, and with refit the training rows after them
-        asked = [*seat.eval_sets, *([seat.rows] if getattr(seat.options, "refit", None) else [])]
+        asked = [*inputs.eval_sets, *([inputs.rows] if getattr(inputs.options, "refit", None) else [])]
         self._row_sets = RowSets(self._active, [shown_matrix(told, rows) for rows in asked])
         self._first, self._trees = start.rounds, 0  # rounds that were there, trees since
 
     def report(self, rounds: int) -> None:
-        """Tell the seat's progress function how many rounds are done."""
-        if self._seat.progress is not None:
-            self._seat.progress(rounds, self.part)
+        """Tell the role's progress function how many rounds are done."""
+        if self._inputs.progress is not None:
+            self._inputs.progress(rounds, self.part)
 
     def next_tree(self) -> None:
         """Report the rounds so far; from here on the party's round is the new tree's number, from 1."""
         self.report(self._rounds)
         self._trees += 1
-        self._seat.party.round = self._trees
+        self._inputs.party.round = self._trees
 
     def follow(self, order: Order, handlers: Handlers) -> ModelPart:
         """Answer the active party until `Finish`; it, `DecideRequest` and `CheckpointRequest` have handlers already."""
@@ -180,26 +180,26 @@ class Follower:
 
     def decide(self, request: DecideRequest) -> Iterable[Decisions]:
         """Tell the active party which rows of an eval set go left."""
-        return self._row_sets.decide(request, self.part.splits, self._seat.threads)
+        return self._row_sets.decide(request, self.part.splits, self._inputs.threads)
 
     def keep(self, request: CheckpointRequest) -> CheckpointReceipt:
         """Write a checkpoint, where this party keeps them."""
         self.limits.checkpoint(request.rounds)
-        keeper, given = self._seat.keeper, self._seat.given
+        keeper, given = self._inputs.keeper, self._inputs.given
         if keeper is not None:
             keeper.keep(lambda: checkpoint_of(self.part, given, self._fingerprint))
         return CheckpointReceipt()
 
     @property
     def _rounds(self) -> int:
-        return self._first + self._trees // self._seat.trees_a_round
+        return self._first + self._trees // self._inputs.trees_a_round
 
     def _finish(self, _: Finish) -> None:
         self.report(self._rounds)
 
     def _answer(self, order: Order, handlers: Handlers) -> None:
         # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
-        party, active = self._seat.party, self._active
+        party, active = self._inputs.party, self._active
         message = party.receive(active, *order.allowed)
         order.take(message)
         answer = handlers[type(message)](message)
@@ -207,14 +207,14 @@ class Follower:
             party.send(active, part)
 
     def _new(self, start: Start) -> ModelPart:
-        seat = self._seat
+        inputs = self._inputs
         return ModelPart(
-            model_id=start.model_id, party=seat.party.name, schema=seat.rows.table.schema, splits=SplitTable(),
-            trees_a_round=seat.trees_a_round,
+            model_id=start.model_id, party=inputs.party.name, schema=inputs.rows.table.schema, splits=SplitTable(),
+            trees_a_round=inputs.trees_a_round,
         )  # fmt: skip
 
     def _resumed(self, start: Start) -> ModelPart:
-        seat, keeper = self._seat, self._seat.keeper
+        inputs, keeper = self._inputs, self._inputs.keeper
         found = None if keeper is None else keeper.found()
         if found is None or found.part.model_id != start.model_id or len(found.part.splits) < start.records:
             raise ConfigError(
@@ -223,6 +223,6 @@ class Follower:
                 + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
                 public="it has no checkpoint of the training to resume",
             )
-        found.check(seat.given, seat.may_change, (), self._fingerprint)
+        found.check(inputs.given, inputs.may_change, (), self._fingerprint)
         keep_records(found.part.splits, start.records)
         return found.part

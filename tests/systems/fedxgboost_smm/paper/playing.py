@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from systems.vertical.playing import seat_of, star_of
+from systems.vertical.playing import role_input, star_of
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as paper
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 CONSENT = {"mode": "paper", "allow_insecure": True}
 OPTIONS = {**CONSENT, "n_estimators": 2, "max_bin": 8, "min_child_samples": 1}
@@ -31,10 +31,10 @@ def to_tables(frames: dict[str, pd.DataFrame]) -> dict[str, Table]:
     return {name: to_table(part, party=name, allow_no_features=True) for name, part in frames.items()}
 
 
-def paper_seat(party: Party, tables: dict[str, Table], y: np.ndarray, **fields: Any) -> Seat:
-    """Seat a party of paper mode; options are those of `OPTIONS`, changed by `fields["options"]`."""
+def paper_seat(party: Party, tables: dict[str, Table], y: np.ndarray, **fields: Any) -> RoleInput:
+    """RoleInput a party of paper mode; options are those of `OPTIONS`, changed by `fields["options"]`."""
     given = {**OPTIONS, **fields.pop("options", {})}
-    return seat_of(party, tables, y, given, FedXGBoostSMM, **fields)
+    return role_input(party, tables, y, given, FedXGBoostSMM, **fields)
 
 
 def play_training(

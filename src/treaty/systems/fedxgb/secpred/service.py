@@ -13,10 +13,10 @@ from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
 from treaty.systems.fedxgb.secpred.roles import PredictionRules, check_edges, edge, server, user
 from treaty.systems.fedxgb.secpred.shares import holders_of
 from treaty.systems.fedxgb.secpred.told import PREDICTION
-from treaty.systems.system import Cast, Place, Seat, Service
+from treaty.systems.system import PartySpec, RoleInput, Roles, Service
 
 
-def cast_of_prediction(places: Mapping[str, Place], active: str, options: FedXGB) -> Cast:
+def roles_of_prediction(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> Roles:
     """Return who takes part: the server, edge servers (under "additive" the first three), and users with rows.
 
     Users need not be those of the training. Raises ConfigError when edge servers are too few, or others have rows.
@@ -33,17 +33,17 @@ def cast_of_prediction(places: Mapping[str, Place], active: str, options: FedXGB
         )
     users = [name for name, place in places.items() if place.has_rows and name != active]
     roles = {active: "server", **dict.fromkeys(edges, "edge"), **dict.fromkeys(users, "user")}
-    return Cast(active, {name: roles[name] for name in places if name in roles}, users)
+    return Roles(active, {name: roles[name] for name in places if name in roles}, users)
 
 
-def links_of_prediction(cast: Cast, options: FedXGB) -> dict[str, list[str]]:
+def links_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     """Link the server with all edge servers, these with each other, and users with those that hold shares."""
-    edges = cast.having("edge")
+    edges = roles.having("edge")
     holders = holders_of(options.compares, edges)
-    links = {cast.active: edges, **dict.fromkeys(cast.owners, holders)}
+    links = {roles.active: edges, **dict.fromkeys(roles.owners, holders)}
     for name in edges:
         others = [other for other in edges if other != name]
-        links[name] = [cast.active, *others, *(cast.owners if name in holders else [])]
+        links[name] = [roles.active, *others, *(roles.owners if name in holders else [])]
     return links
 
 
@@ -54,9 +54,9 @@ def refused(options: FedXGB) -> str:
     return f'expose="{options.exposes}" tells users of the model, which is hidden where rows are predicted on shares'
 
 
-def disclosures_of_prediction(cast: Cast, options: FedXGB) -> dict[str, list[str]]:
+def disclosures_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
     """Say what the roles "server", "edge" and "user" learn of a prediction, and of all together."""
-    edges = len(cast.having("edge"))
+    edges = len(roles.having("edge"))
     bound = (edges - 1) // 2
     together = (
         f"at most {bound} of {edges} edge servers combine their shares"
@@ -83,41 +83,42 @@ def disclosures_of_prediction(cast: Cast, options: FedXGB) -> dict[str, list[str
     }
 
 
-def _server(seat: Seat) -> None:
-    server(seat.party, seat.part, edges=seat.cast.having("edge"), rules=_rules(seat))
+def _server(inputs: RoleInput) -> None:
+    server(inputs.party, inputs.part, edges=inputs.roles.having("edge"), rules=_rules(inputs))
 
 
-def _edge(seat: Seat) -> None:
-    """Play an edge server; its count of queries is in the seat's `store`."""
-    cast, party = seat.cast, seat.party
-    edges = cast.having("edge")
-    counts = party.name in holders_of(seat.options.compares, edges)
-    record = QueryRecord(queries_folder(seat.store, party.name) if seat.store is not None and counts else None)
+def _edge(inputs: RoleInput) -> None:
+    """Play an edge server; its count of queries is in the role's `store`."""
+    roles, party = inputs.roles, inputs.party
+    edges = roles.having("edge")
+    counts = party.name in holders_of(inputs.options.compares, edges)
+    record = QueryRecord(queries_folder(inputs.store, party.name) if inputs.store is not None and counts else None)
     edge(
-        party, server=cast.active, edges=edges, users=cast.owners if counts else [], rules=_rules(seat), record=record,
-        patience=patience_of(seat), threads=seat.threads,
+        party, server=roles.active, edges=edges, users=roles.owners if counts else [], rules=_rules(inputs),
+        record=record,
+        patience=patience_of(inputs), threads=inputs.threads,
     )  # fmt: skip
 
 
-def _user(seat: Seat) -> RowPredictions:
-    assert seat.read is not None
-    return user(seat.party, seat.read, edges=seat.cast.having("edge"), rules=_rules(seat))
+def _user(inputs: RoleInput) -> RowPredictions:
+    assert inputs.read is not None
+    return user(inputs.party, inputs.read, edges=inputs.roles.having("edge"), rules=_rules(inputs))
 
 
-def _rules(seat: Seat) -> PredictionRules:
-    options: Any = seat.options
+def _rules(inputs: RoleInput) -> PredictionRules:
+    options: Any = inputs.options
     return PredictionRules(
         comparison=options.compares,
         max_queries=options.queries,
-        n_estimators=seat.common.n_estimators,
-        max_depth=seat.common.max_depth,
-        model_id=seat.model_id,
+        n_estimators=inputs.common.n_estimators,
+        max_depth=inputs.common.max_depth,
+        model_id=inputs.model_id,
     )
 
 
 SERVICE = Service(
     programs={"server": _server, "edge": _edge, "user": _user},
-    cast=cast_of_prediction,
+    assign=roles_of_prediction,
     links=links_of_prediction,
     disclosures=disclosures_of_prediction,
     told=PREDICTION,

@@ -18,7 +18,7 @@ from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.sums.user import server_mask
 from treaty.systems.horizontal.members import SumRules, ToldDigest
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.system import Vouching
+from treaty.systems.system import Signer
 
 
 class Users(Message):
@@ -55,7 +55,7 @@ class Crowd:
         edges: Sequence[str],
         credentials: Credentials,
         users: Mapping[str, Mapping[str, CertifiedKeys]],
-        vouching: Vouching,
+        vouching: Signer,
         begun: Message,
         *,
         masked: bool = True,

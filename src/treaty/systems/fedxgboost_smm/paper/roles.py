@@ -82,7 +82,7 @@ from treaty.systems.fedxgboost_smm.paper.levels import (
     mask_candidates,
 )
 from treaty.systems.pooled.training import own_columns
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import Start, finish, grow, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, TreeEnd
@@ -105,18 +105,18 @@ class PaperSetup(Start):
 # ---------------------------------------------------------------- active party
 
 
-def active(seat: Seat) -> ModelPart:
+def active(inputs: RoleInput) -> ModelPart:
     """Train as the active party, see `fedxgboost_smm.roles.active`."""
-    _warn(seat)
-    party, common, threads, sizes = seat.party, seat.common, seat.threads, seat.options.sizes
-    training = open_training(seat)
-    part, objective, n_rows = training.part, training.forest.objective, seat.rows.table.n_rows
+    _warn(inputs)
+    party, common, threads, sizes = inputs.party, inputs.common, inputs.threads, inputs.options.sizes
+    training = open_training(inputs)
+    part, objective, n_rows = training.part, training.forest.objective, inputs.rows.table.n_rows
     objective.check_sums(n_rows)
     factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)
     _check_sums(n_rows, factor * max(objective.grad_bound, objective.hess_bound), common.fractional_bits)
-    own = own_columns(seat.rows.table, common.max_bin, part.splits, threads)
+    own = own_columns(inputs.rows.table, common.max_bin, part.splits, threads)
     others: dict[str, PaperColumns]
-    if seat.options.version == 2:
+    if inputs.options.version == 2:
         others = {peer: CandidatesByProduct(party, peer, n_rows, sizes.null_vectors) for peer in party.peers}
     else:
         shared = GradientVectors(party, n_rows, sizes)
@@ -124,12 +124,12 @@ def active(seat: Seat) -> ModelPart:
     units = objective.grad_unit, objective.hess_unit
     for peer in party.peers:
         party.send(peer, PaperSetup(*start_of(training, peer), *units))
-    sources = [others.get(name, own) for name in seat.cast.owners]
-    make: type[PaperFinder] = CandidatesFinder if seat.options.version == 2 else SumsFinderByProduct
+    sources = [others.get(name, own) for name in inputs.roles.owners]
+    make: type[PaperFinder] = CandidatesFinder if inputs.options.version == 2 else SumsFinderByProduct
     finder = make(party, sources, n_rows, common.rules(objective), threads)
     # all parties of one process multiply side by side; one of them sets the process's limit, while all others follow
-    with nullcontext() if seat.alone else threadpool_limits(1, user_api="blas"):
-        grow(seat, training, finder, sources)
+    with nullcontext() if inputs.alone else threadpool_limits(1, user_api="blas"):
+        grow(inputs, training, finder, sources)
     finish(party)
     return part
 
@@ -147,19 +147,19 @@ def _check_sums(n_rows: int, bound: float, fractional_bits: int) -> None:
 # ---------------------------------------------------------------- passive party
 
 
-def passive(seat: Seat) -> ModelPart:
+def passive(inputs: RoleInput) -> ModelPart:
     """Train as a passive party, see `fedxgboost_smm.roles.passive`."""
-    _warn(seat)
-    party, common, sizes = seat.party, seat.common, seat.options.sizes
+    _warn(inputs)
+    party, common, sizes = inputs.party, inputs.common, inputs.options.sizes
     (active,) = party.peers
-    bins, codes = bin_own_columns(seat)
-    show_layout(seat, bins)
-    columns = OwnColumns(codes, bins.offsets, seat.rows.table.schema.categorical)
+    bins, codes = bin_own_columns(inputs)
+    show_layout(inputs, bins)
+    columns = OwnColumns(codes, bins.offsets, inputs.rows.table.schema.categorical)
     setup = party.receive(active, PaperSetup)
-    follower = Follower(seat, setup)
+    follower = Follower(inputs, setup)
     owner = SplitOwner(active, codes, bins, follower.part.splits)
     rules = common.rules_of(setup.grad_unit, setup.hess_unit)
-    finding = CandidatesOwner(party, columns, owner, rules, sizes, seat.threads)
+    finding = CandidatesOwner(party, columns, owner, rules, sizes, inputs.threads)
     limits = TreeLimits(active, common.max_depth, common.fewest_rows)
     features = np.empty(0, np.int32)
 
@@ -177,12 +177,12 @@ def passive(seat: Seat) -> ModelPart:
 
     def find(asked: NodeRows) -> None:
         limits.sums(asked.nodes, last=True)
-        if seat.options.version == 2:
+        if inputs.options.version == 2:
             finding.find(asked, features)
         else:
             mask_candidates(party, active, asked, columns, features, sizes.null_vectors)
 
-    order = tree_table(PaperTree, NodeRows, WonNodes if seat.options.version == 2 else SplitRequest)
+    order = tree_table(PaperTree, NodeRows, WonNodes if inputs.options.version == 2 else SplitRequest)
     return follower.follow(
         Order(order, "between trees"),
         {
@@ -195,6 +195,6 @@ def passive(seat: Seat) -> ModelPart:
     )
 
 
-def _warn(seat: Seat) -> None:
-    check_consent(seat.options)
+def _warn(inputs: RoleInput) -> None:
+    check_consent(inputs.options)
     logger.warning("insecure, with consent: %s", PAPER_LEAKS)

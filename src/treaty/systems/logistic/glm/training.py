@@ -62,7 +62,7 @@ from treaty.systems.logistic.steps import (
     products_of,
     receive_end,
 )
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 
 CERTAIN = 16.0
 """How many times larger than its precision the residuals' variance must be: standard errors are then within 3 %."""
@@ -80,85 +80,85 @@ class TargetUnit(Message):
     unit: Annotated[float, msgspec.Meta(gt=0)]
 
 
-def train(seat: Seat) -> LinearPart:
+def train(inputs: RoleInput) -> LinearPart:
     """Train on the whole table, as the active or a passive party connected with all others.
 
     Raises ConfigError or DataError when options or tables do not fit, or the target is no number that varies; PeerError
     or CryptoError when a party is lost or sends what the protocol does not allow.
     """
-    party, data, table = seat.party, seat.rows, seat.rows.table
-    is_active = party.name == seat.cast.active
-    if data.weight is not None and not seat.common.has_batches:
+    party, data, table = inputs.party, inputs.rows, inputs.rows.table
+    is_active = party.name == inputs.roles.active
+    if data.weight is not None and not inputs.common.has_batches:
         raise ConfigError("a regression on the whole table between parties has no weights of rows: leave them out")
-    if seat.common.family == "poisson" and len(seat.cast.owners) > 2:
+    if inputs.common.family == "poisson" and len(inputs.roles.owners) > 2:
         raise ConfigError(
-            f"a Poisson regression is between two parties with data, got {', '.join(seat.cast.owners)}: rates are "
+            f"a Poisson regression is between two parties with data, got {', '.join(inputs.roles.owners)}: rates are "
             "products, which more than two could not make without showing them to one"
         )
-    targets: list[Target | None] = [None] * _n_targets(seat)
+    targets: list[Target | None] = [None] * _n_targets(inputs)
     if is_active:
-        targets = list(_targets(seat))
-    preparation = prepared(table, seat.common, party.name)
+        targets = list(_targets(inputs))
+    preparation = prepared(table, inputs.common, party.name)
     matrix = preparation.matrix(table.columns, table.n_rows)
     if is_active:
         matrix = np.hstack([matrix, np.ones((table.n_rows, 1))])
     own = OwnData(fixed_columns(matrix), None, None if data.weight is None else data.weight / data.weight.mean())
-    agree(party, terms(seat))
-    setting = begin(seat, own.columns.shape, None)
+    agree(party, terms(inputs))
+    setting = begin(inputs, own.columns.shape, None)
     all_rows = np.arange(setting.n_rows)[np.newaxis]
     own = tell_weights(party, setting, own, all_rows)
-    if setting.family == "poisson" and seat.common.standard_errors:
+    if setting.family == "poisson" and inputs.common.standard_errors:
         check_pairs(setting)
     X = own.columns.astype(np.float64) * 2.0**-COLUMN_FRACTION
-    alone = tell_lone_rows(party, setting, _shown(seat, own, X), all_rows)
-    evals = EvalSets.of(seat, setting, preparation)
+    alone = tell_lone_rows(party, setting, _shown(inputs, own, X), all_rows)
+    evals = EvalSets.of(inputs, setting, preparation)
     parts = []
-    products = _products(seat, setting, own)
+    products = _products(inputs, setting, own)
     family = "logistic" if setting.family == "multiclass" else setting.family
     for number, target in enumerate(targets):
         part = LinearPart(
             model_id=setting.model_id, party=party.name, schema=table.schema, preparation=preparation,
             coef=np.zeros(0), encryption=setting.cipher, family=family, alone=alone,
         )  # fmt: skip
-        _fit(seat, setting, X, target, products, part, own.weight, evals)
+        _fit(inputs, setting, X, target, products, part, own.weight, evals)
         if target is not None and part.family == "logistic":
-            part.classes = seat.classes if len(targets) == 1 else None
-        if part.family == "logistic" and seat.common.calibrate:
-            _calibrate(seat, setting, part, data.y == number if len(targets) > 1 else data.y > 0.5)
+            part.classes = inputs.classes if len(targets) == 1 else None
+        if part.family == "logistic" and inputs.common.calibrate:
+            _calibrate(inputs, setting, part, data.y == number if len(targets) > 1 else data.y > 0.5)
         parts.append(part)
-    return parts[0] if len(parts) == 1 else one_against_rest(parts, seat.classes if is_active else None)
+    return parts[0] if len(parts) == 1 else one_against_rest(parts, inputs.classes if is_active else None)
 
 
-def _shown(seat: Seat, own: OwnData, X: Floats) -> OwnData:
+def _shown(inputs: RoleInput, own: OwnData, X: Floats) -> OwnData:
     """Return the columns by which sums over rows are shown to their owner: with products of two, see `final_block`."""
-    if seat.common.family != "poisson" or not seat.common.standard_errors:
+    if inputs.common.family != "poisson" or not inputs.common.standard_errors:
         return own
     left, right = np.triu_indices(X.shape[1])
     return replace(own, columns=np.hstack([own.columns, fixed_columns(X[:, left] * X[:, right])]))
 
 
-def _n_targets(seat: Seat) -> int:
+def _n_targets(inputs: RoleInput) -> int:
     """Return how many models are trained: one for each class where there are more than two."""
-    return seat.n_classes if seat.common.family == "multiclass" else 1
+    return inputs.n_classes if inputs.common.family == "multiclass" else 1
 
 
-def _targets(seat: Seat) -> list[Target]:
+def _targets(inputs: RoleInput) -> list[Target]:
     """Prepare what the active party regresses on; DataError for labels that are not of all classes."""
-    y, name, family = seat.rows.y, seat.party.name, seat.common.family
+    y, name, family = inputs.rows.y, inputs.party.name, inputs.common.family
     if family != "multiclass":
         return [target_of(y, family, name)]
     found = len(np.unique(y))
-    if found != seat.n_classes or len(seat.classes or ()) != found:
-        raise DataError(f"{name}: expected labels of {seat.n_classes} classes, got {found} in {len(y)} rows")
+    if found != inputs.n_classes or len(inputs.classes or ()) != found:
+        raise DataError(f"{name}: expected labels of {inputs.n_classes} classes, got {found} in {len(y)} rows")
     return [target_of((y == number).astype(np.float64), "logistic", name) for number in range(found)]
 
 
 def _fit(
-    seat: Seat, setting: Setting, X: Floats, target: Target | None, products: Products | RateProducts, part: LinearPart,
-    weight: Floats | None, evals: EvalSets,
+    inputs: RoleInput, setting: Setting, X: Floats, target: Target | None, products: Products | RateProducts,
+    part: LinearPart, weight: Floats | None, evals: EvalSets,
 ) -> None:  # fmt: skip
     """Train one model, and put its weights, and standard errors if they are asked for, into the own part of it."""
-    party = seat.party
+    party = inputs.party
     party.round = 0
     seeds = pair_seeds(party, setting.others(party.name))  # of each model anew: masks serve once
     hidden: HiddenGradients
@@ -170,13 +170,13 @@ def _fit(
     if target is not None:
         l2[-1] = 0.0
     local = uncorrelated(hidden.block() + np.diag(l2))
-    weights, losses = _minimise(seat, setting, hidden, local, l2, target, seeds, evals)
+    weights, losses = _minimise(inputs, setting, hidden, local, l2, target, seeds, evals)
     if isinstance(hidden, RateGradients):
         hidden.check(weights)
     unit = _tell_unit(party, setting, target)
-    if seat.common.standard_errors:
+    if inputs.common.standard_errors:
         at_zero = np.zeros((0, X.shape[1])) if target is None else np.append(part.preparation.at_zero, 1.0)[np.newaxis]
-        steps, variance = seat.steps("multiplying for standard errors"), _variance(setting, target, losses)
+        steps, variance = inputs.steps("multiplying for standard errors"), _variance(setting, target, losses)
         found = standard_errors(party, setting, hidden, X, weights, variance, at_zero, steps)
         part.errors, part.degrees = unit * found.errors[: X.shape[1]], found.degrees
         part.error_at_zero = unit * float(found.errors[-1]) if target is not None else math.nan
@@ -187,24 +187,24 @@ def _fit(
         part.settled = setting.solver.tol == 0.0 or evals.found.over or settled(losses, setting.solver.tol)
 
 
-def _calibrate(seat: Seat, setting: Setting, part: LinearPart, positive: Flags) -> None:
+def _calibrate(inputs: RoleInput, setting: Setting, part: LinearPart, positive: Flags) -> None:
     """Give the active party margins of the training rows, with which it calibrates; `positive` are its labels."""
-    margins = part.margins(seat.rows.table)
-    if seat.party.name == setting.active:
-        margins = collect_margins(seat.party, setting.passives, margins)
-        part.calibration = fit_calibration(margins, positive.astype(np.float64), seat.rows.weight)
+    margins = part.margins(inputs.rows.table)
+    if inputs.party.name == setting.active:
+        margins = collect_margins(inputs.party, setting.passives, margins)
+        part.calibration = fit_calibration(margins, positive.astype(np.float64), inputs.rows.weight)
     else:
-        give_margins(seat.party, setting.active, setting.passives, margins)
+        give_margins(inputs.party, setting.active, setting.passives, margins)
 
 
-def _products(seat: Seat, setting: Setting, own: OwnData) -> Products | RateProducts:
+def _products(inputs: RoleInput, setting: Setting, own: OwnData) -> Products | RateProducts:
     """Return a party's end of the products that gradients are made with."""
-    party = seat.party
+    party = inputs.party
     if setting.family == "poisson":
-        return RateProducts(party, setting, seat.threads)
+        return RateProducts(party, setting, inputs.threads)
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    return products_of(seat, setting, own, blocks_of_rows(setting.n_rows), masks)
+    return products_of(inputs, setting, own, blocks_of_rows(setting.n_rows), masks)
 
 
 class QuadraticGradients:
@@ -251,7 +251,7 @@ HiddenGradients = QuadraticGradients | RateGradients
 
 
 def _minimise(
-    seat: Seat,
+    inputs: RoleInput,
     setting: Setting,
     hidden: HiddenGradients,
     local: Floats,
@@ -261,14 +261,14 @@ def _minimise(
     evals: EvalSets,
 ) -> tuple[Floats, list[float]]:
     """Take steps until the loss is steady; return own weights, in the target's unit, and the losses."""
-    party, solver = seat.party, setting.solver
+    party, solver = inputs.party, setting.solver
     masks = CancellingMasks(party.job, f"{party.protocol} whole table", party.name, seeds)
     decider = Decider(party, setting, masks, seeds)
     slice_ = replace(solver, l2=0.0).slice(local.shape[1], intercept=False)  # the penalty is on w, not on z
     schedule, loss = solver.schedule(), _Loss(party, setting, seeds, target)
     before = np.zeros(0)
-    if seat.progress is not None:
-        seat.progress(0, dict(evals.found.losses))
+    if inputs.progress is not None:
+        inputs.progress(0, dict(evals.found.losses))
     while True:
         party.round += 1
         weights = local @ slice_.weights
@@ -282,9 +282,9 @@ def _minimise(
         after = local @ slice_.weights
         evals.look(after, seeds)
         if mean is None:
-            end = receive_end(party, setting.active, schedule, seat.progress)
+            end = receive_end(party, setting.active, schedule, inputs.progress)
         else:
-            end = end_epoch(party, schedule, mean, seat.progress, evals.found)
+            end = end_epoch(party, schedule, mean, inputs.progress, evals.found)
         evals.keep(end, after)
         slice_.end_epoch(back=end.back)
         decider.end_epoch(end)
@@ -351,15 +351,15 @@ def _tell_unit(party: Party, setting: Setting, target: Target | None) -> float:
 # ---------------------------------------------------------------- coordinator
 
 
-def coordinate(seat: Seat, setting: Setting) -> None:
+def coordinate(inputs: RoleInput, setting: Setting) -> None:
     """Coordinate without data: decrypt masked numbers, decide steps, and invert what standard errors need."""
-    party = seat.party
+    party = inputs.party
     keyless = setting.cipher == "lattice" or setting.family == "poisson"
-    opener = None if keyless else Opener(party, setting, seat.threads)
-    for _ in range(_n_targets(seat)):
+    opener = None if keyless else Opener(party, setting, inputs.threads)
+    for _ in range(_n_targets(inputs)):
         party.round = 0
         _coordinate_one(party, setting, opener)
-    if seat.common.standard_errors:
+    if inputs.common.standard_errors:
         open_for_inference(setting, opener)
         invert_for(party, setting)
 

@@ -20,7 +20,7 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, Message
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import Training
-from treaty.systems.system import Keeping, Seat, Vouching
+from treaty.systems.system import AuditFolder, RoleInput, Signer
 from treaty.systems.vertical.audit.record import (
     NUMBER_BYTES,
     ActiveHeader,
@@ -52,7 +52,7 @@ class ActiveRecord:
 
     file: RecordFile
     sent: dict[str, Sent]
-    vouching: Vouching
+    vouching: Signer
     _nonce: bytes = b""
     _secrets: list[Array] = field(default_factory=list)
 
@@ -108,24 +108,29 @@ def from_the_start(training: Training, common: BoostingOptions, n_rows: int) -> 
 
 
 def keep_active(
-    seat: Seat, keeping: Keeping, training: Training, number: bytes, gradients: EncryptedGradients, widths: list[int]
+    inputs: RoleInput,
+    keeping: AuditFolder,
+    training: Training,
+    number: bytes,
+    gradients: EncryptedGradients,
+    widths: list[int],
 ) -> ActiveRecord:
     """Begin the active party's record of a training that is set up, of columns by source as in `widths`."""
     client, part, start = gradients.client, training.part, training.resume
     assert start is not None
-    setup, y, weight = pack(client.setup()), seat.rows.y, seat.rows.weight
+    setup, y, weight = pack(client.setup()), inputs.rows.y, inputs.rows.weight
     lattice = client if isinstance(client, LatticeSumsClient) else None
     header = ActiveHeader(
-        number=number, party=seat.party.name, job=seat.party.job, model_id=part.model_id, cipher=part.encryption,
-        blind=client.blind, terms=seat.public_terms, sources=list(seat.cast.owners), widths=widths,
-        n_classes=None if seat.classes is None else len(seat.classes),
+        number=number, party=inputs.party.name, job=inputs.party.job, model_id=part.model_id, cipher=part.encryption,
+        blind=client.blind, terms=inputs.public_terms, sources=list(inputs.roles.owners), widths=widths,
+        n_classes=None if inputs.classes is None else len(inputs.classes),
         y=Array.of(y), weight=None if weight is None else Array.of(weight),
         rounds=start.rounds, margins=Array.of(start.margins), random_state=start.random_state,
         setup=setup, seed=lattice.seed if lattice else b"",
         secret_numbers=[hex(x) for x in client.secret_numbers] if isinstance(client, AdditiveSumsClient) else [],
     )  # fmt: skip
-    sent = {peer: Sent(seat.party.job, number, seat.party.name, peer, setup) for peer in seat.party.peers}
-    record = ActiveRecord(RecordFile(keeping, seat.party.name, number, header), sent, seat.vouching)
+    sent = {peer: Sent(inputs.party.job, number, inputs.party.name, peer, setup) for peer in inputs.party.peers}
+    record = ActiveRecord(RecordFile(keeping, inputs.party.name, number, header), sent, inputs.vouching)
     gradients.notes = record
     if lattice:
         lattice.keep_secrets = record.add_secrets
@@ -139,7 +144,7 @@ class PassiveRecord:
     file: RecordFile
     sent: Sent
     active: str
-    vouching: Vouching
+    vouching: Signer
 
     def note(self, *messages: Message) -> None:
         """Keep messages; the active party signs its own at a tree's end."""
@@ -176,47 +181,47 @@ class Announced(Protocol):
     def audit(self) -> bytes: ...
 
 
-def keep_passive(seat: Seat, keeping: Keeping, setup: Announced, blind: bool, seed: bytes) -> PassiveRecord:
+def keep_passive(inputs: RoleInput, keeping: AuditFolder, setup: Announced, blind: bool, seed: bytes) -> PassiveRecord:
     """Begin a passive party's record, under a public seed of the lattice map.
 
     ConfigError where the active party keeps none, or this one may become too large.
     """
-    party, (active,), n_rows = seat.party, seat.party.peers, seat.rows.table.n_rows
+    party, (active,), n_rows = inputs.party, inputs.party.peers, inputs.rows.table.n_rows
     if len(setup.audit) != NUMBER_BYTES:
         raise ConfigError(
             f"{party.name} is to keep a record for an audit, but {active} keeps none, without which nothing can be "
             f"opened: have it name parties.{active}.keep_for_audit, or take out {party.name}'s",
             public=f"it is to keep a record for an audit, and {active} keeps none (keep_for_audit)",
         )
-    common: BoostingOptions = seat.common
+    common: BoostingOptions = inputs.common
     one = vector_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
     vectors = _most_vectors(common, n_rows) if blind else 1
     of_splits = node_type(1 << min(common.max_depth, 31)).itemsize
-    of_splits *= not seat.options.ciphers.reveals_columns(setup.encryption)
+    of_splits *= not inputs.options.ciphers.reveals_columns(setup.encryption)
     named = (0 if blind else 4 + 2 * common.max_depth) * n_rows  # sample, nodes of sums
     named += of_splits * n_rows * common.max_depth
     split = 2 * _most_vectors(common, n_rows) * (n_rows // 8 + 64)
-    trees = max(0, common.n_estimators - setup.rounds) * seat.trees_a_round
+    trees = max(0, common.n_estimators - setup.rounds) * inputs.trees_a_round
     check_size(keeping, party.name, trees * (vectors * one + named + split))
-    pinned = seat.vouching.pinned
+    pinned = inputs.vouching.pinned
     header = PassiveHeader(
         number=setup.audit, party=party.name, job=party.job, active=active, model_id=setup.model_id,
-        cipher=setup.encryption, terms=seat.public_terms, n_rows=n_rows, setup=setup.payload, seed=seed,
-        short_key_bits=seat.options.ciphers.insecure_test_key_bits,
+        cipher=setup.encryption, terms=inputs.public_terms, n_rows=n_rows, setup=setup.payload, seed=seed,
+        short_key_bits=inputs.options.ciphers.insecure_test_key_bits,
         certificate=b"" if pinned is None else pinned[active],
     )  # fmt: skip
     sent = Sent(party.job, setup.audit, active, party.name, setup.payload)
-    return PassiveRecord(RecordFile(keeping, party.name, setup.audit, header), sent, active, seat.vouching)
+    return PassiveRecord(RecordFile(keeping, party.name, setup.audit, header), sent, active, inputs.vouching)
 
 
-def check_active_size(seat: Seat, keeping: Keeping, forest: Forest) -> None:
+def check_active_size(inputs: RoleInput, keeping: AuditFolder, forest: Forest) -> None:
     """Refuse a training whose record at the active party may become too large; ConfigError."""
-    common: BoostingOptions = seat.common
-    n_rows, outputs = seat.rows.table.n_rows, forest.objective.n_outputs
+    common: BoostingOptions = inputs.common
+    n_rows, outputs = inputs.rows.table.n_rows, forest.objective.n_outputs
     vectors = _most_vectors(common, n_rows)
     leaf = 1 if vectors <= 64 else 4
     tree = n_rows * leaf + vectors * (DEGREE + 48)
-    check_size(keeping, seat.party.name, 8 * n_rows * (2 + outputs) + common.n_estimators * outputs * tree)
+    check_size(keeping, inputs.party.name, 8 * n_rows * (2 + outputs) + common.n_estimators * outputs * tree)
 
 
 def _most_vectors(common: BoostingOptions, n_rows: int) -> int:

@@ -24,7 +24,7 @@ from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Array, Message, encode_body
 from treaty.systems.options import Term
-from treaty.systems.system import Keeping
+from treaty.systems.system import AuditFolder
 from treaty.systems.vertical.encrypted_columns import (
     SplitAnswer,
     SplitColumns,
@@ -125,7 +125,7 @@ class _Part(msgspec.Struct, array_like=True):
 class RecordFile:
     """A record while it is written; ConfigError where it cannot be, or becomes larger than the party allows."""
 
-    def __init__(self, keeping: Keeping, party: str, number: bytes, header: Message) -> None:
+    def __init__(self, keeping: AuditFolder, party: str, number: bytes, header: Message) -> None:
         self.path = keeping.folder / f"{party}-{number.hex()}{SUFFIX}"
         self._party, self._keeping, self._size = party, keeping, 0
         try:
@@ -225,7 +225,7 @@ class Sent:
         return self._digest.digest()
 
 
-def check_size(keeping: Keeping, party: str, nbytes: int) -> None:
+def check_size(keeping: AuditFolder, party: str, nbytes: int) -> None:
     """Refuse a record that may become larger than the party's limit; ConfigError."""
     if nbytes > keeping.limit:
         raise ConfigError(

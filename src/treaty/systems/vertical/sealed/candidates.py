@@ -20,7 +20,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.wide import Wide, add, prefix_sums, subtract
 from treaty.errors import CryptoError
 from treaty.messaging.party import Party
-from treaty.systems.system import Vouching
+from treaty.systems.system import Signer
 
 
 class Candidates:
@@ -93,7 +93,7 @@ def _numbers(bins: int, categorical: bool, missing: bool) -> list[tuple[int, boo
 class MovingKey:
     """A passive party's key for moving shares, new for every training."""
 
-    def __init__(self, party: Party, vouching: Vouching) -> None:
+    def __init__(self, party: Party, vouching: Signer) -> None:
         self._party, self._vouching, self._secret = party, vouching, X25519PrivateKey.generate()
         self._seeds: dict[str, bytes] = {}
         self._drawn: dict[str, int] = {}

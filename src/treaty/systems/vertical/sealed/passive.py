@@ -15,7 +15,7 @@ from treaty.crypto.wide import Wide
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, view
 from treaty.messaging.row_pieces import column_pieces, row_pieces, take_rows
-from treaty.systems.system import Seat
+from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import SplitRequest, TreeEnd
 from treaty.systems.vertical.sealed.candidates import Candidates, MovingKey
@@ -43,15 +43,15 @@ class SealedOwner:
     Made after the hint is sent. `offsets` has the first slot of each own feature; `owner` decides rows.
     """
 
-    def __init__(self, seat: Seat, server: LatticeSumsServer, offsets: Int32s, owner: SplitOwner) -> None:
-        party, (self._active,) = seat.party, seat.party.peers
-        self._owner, self._n_rows, self._recording = owner, seat.rows.table.n_rows, seat.recording
-        self._party, self._key = party, MovingKey(party, seat.vouching)
+    def __init__(self, inputs: RoleInput, server: LatticeSumsServer, offsets: Int32s, owner: SplitOwner) -> None:
+        party, (self._active,) = inputs.party, inputs.party.peers
+        self._owner, self._n_rows, self._recording = owner, inputs.rows.table.n_rows, inputs.recording
+        self._party, self._key = party, MovingKey(party, inputs.vouching)
         self._told: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
-        self._columns = offsets, seat.rows.table.schema.categorical, server.have_missing
+        self._columns = offsets, inputs.rows.table.schema.categorical, server.have_missing
         party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
         terms = party.receive(self._active, TournamentTerms)
-        if set(terms.keys) != set(seat.others) - {party.name}:
+        if set(terms.keys) != set(inputs.others) - {party.name}:
             raise PeerProtocolError(
                 self._active,
                 f"expected keys of the job's other passive parties - at TournamentTerms from {self._active}",

@@ -8,10 +8,10 @@ from typing import Any
 from treaty.messaging.party import Party
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import Cast, Seat
+from treaty.systems.system import RoleInput, Roles
 
 
-def seat(
+def inputs(
     party: Party,
     options: SystemOptions,
     common: Mapping[str, Any] | BoostingOptions | None = None,
@@ -20,13 +20,13 @@ def seat(
     owners: Sequence[str],
     roles: Mapping[str, str] | None = None,
     **fields: Any,
-) -> Seat:
-    """Return a party's seat; without `roles`, owners are active or passive. `fields` are the seat's own."""
+) -> RoleInput:
+    """Return a party's inputs; without `roles`, owners are active or passive. `fields` are the role's own."""
     if not isinstance(common, BoostingOptions):
         common = BoostingOptions(**(common or {}))
     given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)
-    cast = Cast(active, given, list(owners))
-    return Seat(party=party, options=options, common=common.checked(options), cast=cast, **fields)
+    roles = Roles(active, given, list(owners))
+    return RoleInput(party=party, options=options, common=common.checked(options), roles=roles, **fields)
 
 
 def split_options(given: Mapping[str, Any], kind: type[SystemOptions]) -> tuple[Any, dict[str, Any]]:
