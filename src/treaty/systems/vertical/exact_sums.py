@@ -87,7 +87,8 @@ def check_share(inputs: RoleInput, owner: str, share: float) -> None:
     said = (
         f"exact sums would show {inputs.roles.active}, by no breach of the protocol, the bins of single rows of "
         f"{owner}: an estimated {share:.0%} of all rows in all columns, expected at most {MOST_SHARE:.0%} "
-        "(docs/secureboost.md, What exact sums show). Fewer trees, less depth, a smaller max_bin or colsample_bytree, and more rows make it "
+        "(docs/secureboost.md, What exact sums show). Fewer trees, less depth, a smaller max_bin or "
+        "colsample_bytree, and more rows make it "
         f"less; under sealed sums only sides of splits tell of bins (docs/sealed.md{'; ' if why else ''}{why}); "
         "allow_exact_sums=True, in every party's copy of the job, accepts it"
     )
