@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from systems.inputs_of import inputs
 
+from systems.role_inputs import inputs
 from tables import real_table
 from treaty.data.binning import Bins
 from treaty.data.table import Table, to_table

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from msgspec.structs import replace
-from systems.inputs_of import inputs
 
 from marks import slow
 from runs.job_files import train_in_threads
 from systems.federboost_vertical.test_roles import decoded, messages, numbers, play_training, true_codes
+from systems.role_inputs import inputs
 from systems.vertical.playing import star_of
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table

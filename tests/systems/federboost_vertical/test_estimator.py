@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from systems.inputs_of import split_options
 
 import treaty
 from flat import flat
 from noise_keys import keep_key
 from runs.job_files import train_in_threads
 from runs.test_resume import Interrupted, same
+from systems.role_inputs import split_options
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from systems.inputs_of import split_options
 
 import treaty
+from systems.role_inputs import split_options
 from tables import cut, real_table
 from treaty.errors import ConfigError, TreatyError
 from treaty.models.checkpoints import Keeper

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from systems.inputs_of import split_options
 
+from systems.role_inputs import split_options
 from systems.vertical.playing import role_input, star_of, tables_and_labels
 from treaty.data.table import Table
 from treaty.messaging.party import Party

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from systems.inputs_of import inputs
 
 from messaging.test_grpc_link import Proxy
+from systems.role_inputs import inputs
 from tables import cut, real_table
 from treaty import GBDTClassifier
 from treaty.crypto.lattice.map_client import EncryptedQuery

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from systems.inputs_of import inputs, split_options
 
+from systems.role_inputs import inputs, split_options
 from tables import assert_same_trees, real_table
 from treaty.data.table import Table, to_table
 from treaty.models.trees import ModelPart, predict_pooled

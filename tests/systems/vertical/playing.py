@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from systems.inputs_of import inputs, split_options
 
+from systems.role_inputs import inputs, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party

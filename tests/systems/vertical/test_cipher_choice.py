@@ -3,8 +3,8 @@ import time
 
 import numpy as np
 import pytest
-from systems.inputs_of import split_options
 
+from systems.role_inputs import split_options
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.sums.encrypted_sums import SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from systems.inputs_of import inputs, split_options
 
 from marks import all_but_first_slow, slow
+from systems.role_inputs import inputs, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError
