@@ -20,7 +20,7 @@ from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import Solver, fixed_columns, solver_of
-from treaty.systems.logistic.system import roles
+from treaty.systems.logistic.system import assign
 from treaty.systems.options import names_of
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, mesh
 
@@ -61,7 +61,7 @@ def solver(**changes: Any) -> Solver:
 def roles_of(owners: list[str], options: FederatedRegression) -> Roles:
     """Give p0 the labels, and add a coordinator where the options ask for one."""
     lead = {LEAD: PartySpec(role=LEAD, has_rows=False)} if options.has_coordinator else {}
-    return roles({**{name: PartySpec() for name in owners}, **lead}, "p0", options)
+    return assign({**{name: PartySpec() for name in owners}, **lead}, "p0", options)
 
 
 def said(owners: list[str], part: LinearPart | None = None, **changes: Any) -> dict[str, list[str]]:
@@ -119,11 +119,11 @@ def play_logistic(
 
     def run(party: Party) -> Any:
         own = changes if party.name == "p0" else {**changes, **(theirs or {})}
-        return PROGRAMS[found.roles[party.name]](
+        return PROGRAMS[found.of[party.name]](
             role_input(party, tables, y, weight=weight, store=store, checkpoints=checkpoints, evals=evals, **own)
         )
 
-    roles = {**dict.fromkeys(found.roles, run), **(replace or {})}
+    roles = {**dict.fromkeys(found.of, run), **(replace or {})}
     links = mesh(found, options)
     return play(roles, links, job="test", protocol=options.system, timeout=timeout, record_content=record)
 

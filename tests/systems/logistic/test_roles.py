@@ -30,7 +30,7 @@ from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
 from treaty.systems.logistic.roles import active
 from treaty.systems.logistic.steps import EpochEnd, InnerProducts
-from treaty.systems.logistic.system import helpers, roles
+from treaty.systems.logistic.system import assign, helpers
 from treaty.systems.system import PartySpec
 
 FORMS = {
@@ -403,9 +403,9 @@ def test_roles_that_do_not_go_together_are_refused():
         ({"p0": rows, "p1": PartySpec(edge="e"), LEAD: lead}, "edge at p1"),
     ):
         with pytest.raises(ConfigError, match=words):
-            roles(places, "p0", options)
+            assign(places, "p0", options)
     with pytest.raises(ConfigError, match="only with coordinator = true"):
-        roles({"p0": rows, "p1": rows, LEAD: lead}, "p0", options_of(coordinator=False)[0])
+        assign({"p0": rows, "p1": rows, LEAD: lead}, "p0", options_of(coordinator=False)[0])
 
 
 def test_fit_plays_a_coordinator_whose_name_no_party_has():
