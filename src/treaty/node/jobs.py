@@ -24,7 +24,7 @@ from treaty.node.forgetting import is_forgotten, keeps_part
 from treaty.node.identity import Own, sign, trusted
 from treaty.node.notes import Proposed, View, Wanted
 from treaty.node.policy import Verdict, over_budget
-from treaty.node.proposals import Proposal, roles_of, check_same, data_sets, id_of, read_proposal, rounds_of, statement
+from treaty.node.proposals import Proposal, check_same, data_sets, id_of, read_proposal, roles_of, rounds_of, statement
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.node.verdicts import Verdicts, checked, verdict_on

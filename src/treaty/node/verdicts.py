@@ -10,7 +10,7 @@ from treaty.errors import TreatyError
 from treaty.node.cards import Card
 from treaty.node.identity import Own
 from treaty.node.policy import Verdict, facts_of, verdict
-from treaty.node.proposals import Verb, roles_of, data_sets
+from treaty.node.proposals import Verb, data_sets, roles_of
 from treaty.node.runner import local_job, tables_of
 from treaty.node.settings import DataSet, Settings
 from treaty.runs.expectations import Sizes
