@@ -42,7 +42,7 @@ def test_a_server_without_examples_is_refused_before_anybody_connects(name, tmp_
     job = job_of("fedxgb", a=Member(), **roles, **users)
     with pytest.raises(ConfigError, match=r"which columns and classes there are: expected parties\.a\.table"):
         check_training(job, name)
-    assert check_training(job, "u0").roles["u0"] == "user"
+    assert check_training(job, "u0").of["u0"] == "user"
     with pytest.raises(ConfigError, match=r"to run as u0 alone the job must name parties\.u0\.address"):
         train_party(msgspec.structs.replace(job, output=str(tmp_path)), "u0")
 
