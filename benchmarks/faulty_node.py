@@ -94,7 +94,7 @@ def node(settings: str) -> None:
     ahead(float(os.environ.get("FAULTS_SKEW", "0")))
     exchange.VERSION = int(os.environ.get("FAULTS_VERSION", exchange.VERSION))
     if "FAULTS_TWICE" in os.environ:
-        exchange.Conversation.to_send = _twice(exchange.Conversation.to_send)  # type: ignore[method-assign]
+        exchange.NodeConversation.to_send = _twice(exchange.NodeConversation.to_send)  # type: ignore[method-assign]
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, words: list[str], **given: Any) -> None:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from node.hostile import JOB, Peer, content, dialled, mutated, rss, signed
 from node.nodes import Organisation, columns_of, organisations, wait_for
 from treaty.node.exchange import VERSION
-from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.notes import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
 from treaty.node.proposals import id_of
 from treaty.node.store import Store
 
@@ -63,13 +63,13 @@ class Attack:
         job = rng.choice(known)
         count = rng.randrange(1 << 40)
         state = rng.choice(["proposed", "approved", "queued", "running", "waiting", "cancelled", "failed", "rejected"])
-        view = View(
+        view = JobStatus(
             job=job, state=state, reason="x" * rng.randrange(2000), asks=rng.randrange(3), runs=rng.randrange(3),
             done=rng.randrange(3), signed={"bank": rng.randbytes(64)}, count=count,
         )  # fmt: skip
         hello = Hello(VERSION, "bank", "1", rng.randbytes(16))
-        notes: list[Note] = [proposal, view, view, Wanted(job), Back("0" * 64, job), Beat(), hello]
-        notes.append(Head(rng.randrange(100), rng.randbytes(32)))
+        notes: list[Note] = [proposal, view, view, Wanted(job), Back("0" * 64, job), Heartbeat(), hello]
+        notes.append(HeadNote(rng.randrange(100), rng.randbytes(32)))
         data = msgspec.msgpack.encode(rng.choice(notes))
         return mutated(data, rng.randrange(1 << 32)) if rng.random() < 0.03 else data
 
@@ -111,7 +111,7 @@ def answered(shop: Organisation, lab: Organisation, folder: Path) -> float:
     keys, card = lab.folder / "keys", shop.folder / "keys" / "shop.card"
     peer = Peer(keys, "lab", card, folder, f"127.0.0.1:{shop.port}")
     try:
-        peer.talk().next(Head, SLOWEST)
+        peer.talk().next(HeadNote, SLOWEST)
     finally:
         peer.close()
     return time.monotonic() - began

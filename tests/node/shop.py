@@ -8,7 +8,7 @@ from node.hostile import JOB, content, signed
 from node.nodes import columns_of, organisations
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
-from treaty.node.notes import Proposed, View
+from treaty.node.notes import JobStatus, Proposed
 from treaty.node.proposals import id_of, statement
 from treaty.node.settings import load_settings
 from treaty.node.store import Store
@@ -47,7 +47,7 @@ class Shop:
 
     def seen(self, job, peer="bank", state="approved", **fields):
         fields.setdefault("count", time.monotonic_ns() % (1 << 40))
-        self.jobs.seen(peer, self.talk, View(job=job, state=state, **fields))
+        self.jobs.seen(peer, self.talk, JobStatus(job=job, state=state, **fields))
 
     def approval(self, job, by, *, of=None, what="approve", who=None):
         return sign(self.own[by], statement(what, of or job, who or by))

@@ -11,7 +11,7 @@ from node.hostile import JOB, Peer, content, dialled, is_hung_up, mutated, rss, 
 from node.nodes import columns_of, organisations, wait_for
 from node.shop import Shop
 from treaty.node.identity import sign
-from treaty.node.notes import Back, Head, Hello, Proposed, View, Wanted
+from treaty.node.notes import Back, HeadNote, Hello, JobStatus, Proposed, Wanted
 from treaty.node.proposals import data_sets, id_of, statement
 from treaty.node.runner import tables_of
 from treaty.node.service import Node
@@ -364,7 +364,7 @@ class Live:
         """A peer is met and answered within seconds."""
         peer = self.peer("lab")
         talk = peer.talk()
-        talk.next(Head, 10.0)
+        talk.next(HeadNote, 10.0)
         peer.close()
 
 
@@ -373,7 +373,7 @@ def test_refusals_of_a_running_node_are_in_its_audit_log(live):
     talk = peer.talk()
     proposal, signature = signed(peer.own, content({**JOB, "protocol": "os:system"}))
     talk.say(Proposed(proposal, signature))
-    view = talk.next(View)
+    view = talk.next(JobStatus)
     assert (view.state, view.job) == ("rejected", id_of(proposal))
     said = live.shop.treaty("audit-log", "show")
     assert "refused" in said
@@ -387,15 +387,15 @@ def test_a_stolen_job_id_opens_no_door_and_no_conversation(live):
     proposal, signature = signed(peer.own, content())
     job = id_of(proposal)
     talk.say(Proposed(proposal, signature))
-    assert talk.next(View).job == job
+    assert talk.next(JobStatus).job == job
     with dialled(live.address, f"TREATY/1 job {job}\n".encode()) as stranger:
         assert is_hung_up(stranger, 3.0)  # it does not run
-    other.next(Head)
-    other.say(Wanted(job), View(job=job, state="cancelled", count=1), Back("0" * 64, job))
+    other.next(HeadNote)
+    other.say(Wanted(job), JobStatus(job=job, state="cancelled", count=1), Back("0" * 64, job))
     time.sleep(1.5)
-    assert not any(isinstance(note, Proposed | View) for note in other.heard)
+    assert not any(isinstance(note, Proposed | JobStatus) for note in other.heard)
     assert live.shop.job(job).state == "proposed"
-    talk.say(View(job=job, state="cancelled", reason="enough", count=1))
+    talk.say(JobStatus(job=job, state="cancelled", reason="enough", count=1))
     wait_for("end", lambda: live.shop.job(job).state == "cancelled", 10.0)
     for each in (peer, lab):
         each.close()
@@ -409,7 +409,7 @@ def test_a_flood_of_every_kind_leaves_memory_and_others_alone(live):
     talks = [peer.talk(reads=number % 2 == 0) for number in range(4)]
     for number in range(3000):
         for talk in talks:
-            talk.say(View(job=f"{number:064x}", state="queued", reason="x" * 2000, count=number))
+            talk.say(JobStatus(job=f"{number:064x}", state="queued", reason="x" * 2000, count=number))
     talks[0].say(*proposals)
     half_open = [dialled(live.address) for _ in range(300)]
     hanging = [dialled(live.address, b"TREATY/1 node\n") for _ in range(300)]
@@ -431,7 +431,9 @@ def test_a_peers_queue_is_limited_in_a_running_node(live):
     most = load_settings(live.shop.settings).limits.max_queued
     for _ in range(most + 1):
         talk.say(Proposed(*signed(peer.own, content())))
-    wait_for("refusals", lambda: any(isinstance(n, View) and "no more are taken" in n.reason for n in talk.heard), 60.0)
+    wait_for(
+        "refusals", lambda: any(isinstance(n, JobStatus) and "no more are taken" in n.reason for n in talk.heard), 60.0
+    )
     assert sum(row.state == "proposed" for row in live.shop.jobs()) <= most
     peer.close()
 
@@ -444,7 +446,7 @@ def test_notes_at_random_leave_the_node_up(live):
         proposal = Proposed(*signed(peer.own, mutated(content(), seed)))
         kinds = [
             proposal,
-            View(job=id_of(b"x"), state="failed"),
+            JobStatus(job=id_of(b"x"), state="failed"),
             Back("0" * 64, id_of(b"x")),
             Hello(1, "bank", "1", bytes(16)),
         ]

@@ -9,8 +9,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.node.attempts import Standing, decide, follow_up, over, pause_after
-from treaty.node.notes import View
+from treaty.node.attempts import OpenJob, decide, follow_up, over, pause_after
+from treaty.node.notes import JobStatus
 from treaty.node.store import JobRow
 from treaty.runs.job import Job
 from treaty.systems.system import Roles
@@ -32,9 +32,9 @@ class World:
         self.kept: set[str] = set()  # whose processes have only to end
         self.attempts = 0
         self.finished: set[str] = set()
-        self.under_way: list[tuple[str, str, View]] = []
+        self.under_way: list[tuple[str, str, JobStatus]] = []
 
-    def _standing(self, name: str, row: JobRow) -> Standing:
+    def _standing(self, name: str, row: JobRow) -> OpenJob:
         system = SimpleNamespace(
             may_be_absent=lambda roles, own: [],
             may_lose=lambda roles, own: [],
@@ -54,7 +54,7 @@ class World:
 
     def tell(self, name: str) -> None:
         at = self.nodes[name]
-        view = View(
+        view = JobStatus(
             job=JOB, state="finished" if name in self.finished else at.row.state, asks=at.asks, ready=at.ready,
             runs=at.runs, ended=at.ended, kept=at.kept, done=at.done,
         )  # fmt: skip
@@ -214,7 +214,7 @@ def seen_by(name, state, **views):
     world = begun(NAMES)
     at = world.nodes[name]
     at.row, at.ended = replace(at.row, state="waiting", attempt=2, kept=2), 2
-    at.views = {party: View(job=JOB, state=state, **said) for party, said in views.items()}
+    at.views = {party: JobStatus(job=JOB, state=state, **said) for party, said in views.items()}
     return decide(at, set(NAMES), place=True, now=1.0)
 
 

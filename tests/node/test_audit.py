@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from treaty.cli.main import app
 from treaty.node import audit_log as audit
-from treaty.node.audit_log import Head
+from treaty.node.audit_log import AuditHead
 from treaty.node.cards import fingerprint_of
 from treaty.node.identity import load_own, make_keys, rotate, sign, trust
 from treaty.node.store import Store
@@ -128,7 +128,7 @@ def test_only_a_head_noted_elsewhere_shows_that_the_newest_entries_are_gone():
         assert audit.faults(db) == []
         assert not audit.holds(db, noted)
         assert audit.holds(db, audit.head(db))
-        assert audit.holds(db, Head(0, audit.FIRST))
+        assert audit.holds(db, AuditHead(0, audit.FIRST))
 
 
 def test_the_digest_is_the_one_that_is_documented():

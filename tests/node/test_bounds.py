@@ -19,11 +19,11 @@ from treaty.models.checkpoints import noise_folder
 from treaty.node import worker
 from treaty.node.attempts import MOST_TRIES
 from treaty.node.identity import load_own, revoke, sign
-from treaty.node.notes import Proposed, View
+from treaty.node.notes import JobStatus, Proposed
 from treaty.node.proposals import id_of, statement
 from treaty.node.service import Node
 from treaty.node.settings import load_settings
-from treaty.node.worker import Event
+from treaty.node.worker import WorkerEvent
 from treaty.privacy.ledger import Ledger, per_person
 from treaty.runs.job import decoded_job
 from treaty.runs.party import _training_inputs
@@ -85,7 +85,7 @@ class Led:
         """Have the node hear what the bank's says of the job."""
         self.number += 1
         signature = sign(self.own["bank"], statement("approve", self.job, "bank"))
-        view = View(job=self.job, count=self.number, state="running", signed={"bank": signature}, **fields)
+        view = JobStatus(job=self.job, count=self.number, state="running", signed={"bank": signature}, **fields)
         self.node.jobs.seen("bank", self.talk, view)
         for _ in range(2):
             self.node._look()
@@ -182,7 +182,7 @@ def test_a_budget_holds_within_an_attempt_whatever_was_asked_before_it(led, monk
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_follower_that_is_asked_for_hundreds_of_attempts_takes_part_in_eight(led, restarted):
     shop = led()
-    shop.playing = lambda order, on_event: on_event(Event(end="again", said="x"))
+    shop.playing = lambda order, on_event: on_event(WorkerEvent(end="again", said="x"))
     begun = shop.attempts(3)
     if restarted:  # its process counts nothing that its database does not
         shop.stop()
@@ -194,7 +194,7 @@ def test_a_follower_that_is_asked_for_hundreds_of_attempts_takes_part_in_eight(l
 
 def test_attempts_that_get_further_are_not_counted_against_a_job(led):
     shop, done = led({**JOB, "boosting": {"n_estimators": 200}}), iter(range(1, 100))
-    shop.playing = lambda order, on_event: on_event(Event(end="again", said="x", done=next(done)))
+    shop.playing = lambda order, on_event: on_event(WorkerEvent(end="again", said="x", done=next(done)))
     assert shop.attempts(30) == 30
     assert shop.row.state == "waiting"
     assert shop.row.rounds == 30
@@ -237,7 +237,7 @@ def run_worker(order, on_event, monkeypatch):
         patched.setattr(sys, "stdout", out)
         worker.main()
     for line in out.buffer.getvalue().splitlines():
-        on_event(msgspec.json.decode(line, type=Event))
+        on_event(msgspec.json.decode(line, type=WorkerEvent))
 
 
 def test_a_process_ends_when_a_partners_card_is_revoked(led):

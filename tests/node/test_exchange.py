@@ -16,17 +16,17 @@ from treaty.node import exchange as exchanges
 from treaty.node.cards import fingerprint_of, read_card
 from treaty.node.exchange import MOST_CONVERSATIONS, VERSION, Exchange
 from treaty.node.identity import load_own, make_keys, revoke, trust, trusted
-from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.notes import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
 
 ID = "ab" * 32
 EVERY = [
     Hello(VERSION, "shop", "1", bytes(16)),
-    Head(5, bytes(32), bytes(64)),
+    HeadNote(5, bytes(32), bytes(64)),
     Proposed(b"{}" * 30, bytes(64)),
     Wanted(ID),
-    View(job=ID, state="approved", reason="x", signed={"shop": bytes(64)}, count=3),
+    JobStatus(job=ID, state="approved", reason="x", signed={"shop": bytes(64)}, count=3),
     Back("0" * 64, ID),
-    Beat(),
+    Heartbeat(),
 ]
 
 
@@ -47,10 +47,10 @@ class Desk:
         self.gone.append((peer, why))
 
     def view(self, job):
-        return View(job=job, state="proposed")
+        return JobStatus(job=job, state="proposed")
 
     def head(self):
-        return Head(0, bytes(32), bytes(64))
+        return HeadNote(0, bytes(32), bytes(64))
 
 
 class Bank:
@@ -99,7 +99,7 @@ def standing(tmp_path_factory):
 def begun(bank, name="shop", **options):
     """Open a conversation, and wait until it has begun."""
     talk = bank.peer(name).talk(**options)
-    talk.next(Head)
+    talk.next(HeadNote)
     return talk
 
 
@@ -178,7 +178,7 @@ def test_a_peer_that_says_nothing_more_is_hung_up_on(bank, monkeypatch):
     silent, beating = begun(bank), begun(bank, "lab")
     monkeypatch.setattr(exchanges, "SILENCE", 1.0)
     ended = threading.Event()
-    threading.Thread(target=lambda: [beating.say(Beat()) for _ in iter(lambda: ended.wait(0.2), True)]).start()
+    threading.Thread(target=lambda: [beating.say(Heartbeat()) for _ in iter(lambda: ended.wait(0.2), True)]).start()
     try:
         silent.wait_over(5.0)
         wait_until(lambda: not bank.exchange.is_up("shop"))
@@ -241,7 +241,7 @@ def test_a_revoked_peer_that_does_not_read_is_hung_up_on_as_well(bank):
         ),
         msgspec.msgpack.encode({"type": "head", "entry": 1, "digest": bytes(31), "signature": bytes(64)}),
         msgspec.msgpack.encode({"type": "proposed", "proposal": bytes((256 << 10) + 1), "signature": bytes(64)}),
-        msgspec.msgpack.encode(Beat()) + b"\0",
+        msgspec.msgpack.encode(Heartbeat()) + b"\0",
         b"\x81\xa4type\xa3\xed\xa0\x80",
         b"\xdf\xff\xff\xff\xff",
     ],
@@ -297,7 +297,7 @@ def test_a_flood_of_notes_is_slowed_down(bank):
     talk = begun(bank)
     before, began = rss(os.getpid()), time.monotonic()
     for _ in range(20_000):
-        talk.say(Beat())
+        talk.say(Heartbeat())
     time.sleep(3.0)
     heard, seconds = len(bank.desk.notes), time.monotonic() - began
     assert heard <= 100 + 110 * seconds
@@ -320,7 +320,7 @@ def test_a_slow_desk_makes_the_sender_wait(bank):
     bank.desk.pause = 0.2
     talk = begun(bank)
     before = rss(os.getpid())
-    note = msgspec.msgpack.encode(View(job=ID, state="queued", reason="x" * 2000))
+    note = msgspec.msgpack.encode(JobStatus(job=ID, state="queued", reason="x" * 2000))
     for _ in range(5000):
         talk.say(note)
     time.sleep(2.0)
@@ -379,7 +379,7 @@ def test_views_of_one_job_are_sent_once_however_often_it_changes(bank):
     for _ in range(10_000):
         bank.exchange.tell("shop", ID)
     time.sleep(1.0)
-    assert sum(isinstance(note, View) for note in talk.heard) < 5000
+    assert sum(isinstance(note, JobStatus) for note in talk.heard) < 5000
 
 
 @settings(max_examples=100)
@@ -390,7 +390,7 @@ def test_mutated_notes_are_notes_or_refused(seed, note):
         found = msgspec.msgpack.decode(data, type=Note)
     except (ValueError, RecursionError):  # what `_listen` expects
         return
-    assert type(found) in (Hello, Head, Proposed, Wanted, View, Back, Beat)
+    assert type(found) in (Hello, HeadNote, Proposed, Wanted, JobStatus, Back, Heartbeat)
     for job in (getattr(found, "job", ID), getattr(found, "token", ID)):
         assert len(job) == 64
         assert job.isalnum()
@@ -404,5 +404,5 @@ def test_mutated_conversations_leave_the_node_able_to_talk(standing, sent):
     talk.say(b"\xc1")  # so that it ends
     talk.wait_over(10.0)
     other = standing.peer("lab").talk()
-    other.next(Head)
+    other.next(HeadNote)
     other.end()

@@ -10,7 +10,7 @@ from node.nodes import organisations
 from treaty.node import cards, service
 from treaty.node.audit_log import head_statement
 from treaty.node.identity import load_own, sign
-from treaty.node.notes import Head, Hello
+from treaty.node.notes import HeadNote, Hello
 from treaty.node.service import NOTED_EVERY, Node
 from treaty.node.settings import load_settings
 
@@ -65,7 +65,7 @@ def test_one_peers_coming_and_going_hides_no_others(node, clock):
 
 def test_heads_that_do_not_fit_are_noted_once_an_hour(node, clock):
     shop = load_own(node.folder.parent.parent / "shop" / "keys", "shop")
-    heads = [Head(entry, bytes(32), sign(shop, head_statement("shop", entry, bytes(32)))) for entry in range(501)]
+    heads = [HeadNote(entry, bytes(32), sign(shop, head_statement("shop", entry, bytes(32)))) for entry in range(501)]
     for head in (heads[-1], *heads):
         node._heard("shop", None, head)
     (event,) = noted(node)
@@ -77,7 +77,7 @@ def test_heads_that_do_not_fit_are_noted_once_an_hour(node, clock):
 def test_a_head_that_its_sender_did_not_sign_is_not_kept(node, clock):
     lab = load_own(node.folder.parent.parent / "lab" / "keys", "lab")
     for signature in (bytes(64), *(sign(lab, head_statement(of, 9, bytes(32))) for of in ("shop", "lab"))):
-        node._heard("shop", None, Head(9, bytes(32), signature))
+        node._heard("shop", None, HeadNote(9, bytes(32), signature))
     assert node.store.heads() == {}
     (event,) = noted(node)
     assert "sent a head of its audit log that its key has not signed" in event["why"]

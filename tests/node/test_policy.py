@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from treaty.models.checkpoints import noise_folder
 from treaty.named_code import trust
 from treaty.node import policy as policies
-from treaty.node.policy import Facts, Finding, Verdict, facts_of, verdict
+from treaty.node.policy import Facts, Finding, PolicyVerdict, facts_of, verdict
 from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, Entry, Ledger
 from treaty.runs.job import Align, Job, Member
@@ -41,7 +41,7 @@ def by_row(protocol: str = "federboost-horizontal", **given: Any) -> Job:
     return Job(name="j", active="clinic", label="late", protocol=protocol, parties=parties, **given)
 
 
-def asked(folder: Path, proposed: Job, verb: str = "train", party: str = "bank", **rules: Any) -> Verdict:
+def asked(folder: Path, proposed: Job, verb: str = "train", party: str = "bank", **rules: Any) -> PolicyVerdict:
     given = {"peers": ["clinic", "shop", "bank"], **rules}
     data_set = DataSet(
         table=str(folder / "t.parquet"), id="no", policy=Policy(**given), name="t", folder=str(folder / "state")
@@ -413,7 +413,7 @@ def test_a_query_is_run_once_and_only_for_rules_that_need_it(tmp_path: Path, mon
     monkeypatch.setattr("treaty.node.settings.fetch", fetch)
     monkeypatch.setenv("BANK_DB", "postgresql://bank@db/x")
 
-    def of(**rules: Any) -> Verdict:
+    def of(**rules: Any) -> PolicyVerdict:
         data_set = DataSet(
             sql="SELECT 1", database="env:BANK_DB", id="no", policy=Policy(**rules), name="q", folder=str(tmp_path)
         )

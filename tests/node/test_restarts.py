@@ -24,12 +24,12 @@ from treaty.node.cards import verify
 from treaty.node.forgetting import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
 from treaty.node.identity import load_own, rotate, trust
 from treaty.node.jobs import Jobs
-from treaty.node.notes import View
+from treaty.node.notes import JobStatus
 from treaty.node.proposals import id_of, statement
 from treaty.node.service import Node
 from treaty.node.settings import load_settings
 from treaty.node.store import JobRow, Store
-from treaty.node.worker import Event
+from treaty.node.worker import WorkerEvent
 from treaty.runs.job import decoded_job
 
 BOTH = ("bank", "shop")
@@ -75,7 +75,7 @@ class Bank:
 
     def heard(self, **fields):
         """Have the node hear what the shop's says of the job; return the state that it is in then."""
-        view = View(job=self.job, count=time.monotonic_ns() % (1 << 40), **{"state": "waiting", **fields})
+        view = JobStatus(job=self.job, count=time.monotonic_ns() % (1 << 40), **{"state": "waiting", **fields})
         self.node.jobs.seen("shop", Talk(), view)
         return self.looked()
 
@@ -163,7 +163,7 @@ def test_what_a_process_has_kept_and_done_is_in_the_database(bank):
     at = node.jobs.standings[bank.job]
     for end, numbers in (("again", (0, 0)), ("again", (3, 0)), ("done", (3, 3))):
         at.runs = 3
-        node._happened(bank.job, 3, Event(end=end, said="it was killed"))
+        node._happened(bank.job, 3, WorkerEvent(end=end, said="it was killed"))
         row = node.store.job(bank.job)
         assert (row.kept, row.done) == numbers
         assert row.state == "waiting"
@@ -218,7 +218,7 @@ def test_the_sockets_of_an_attempt_go_with_it(bank):
     assert sockets["shop"].exists()
     (folder / "online").touch()  # what a service's process listens at
     at.runs = 1
-    node._happened(bank.job, 1, Event(end="again", said="x"))
+    node._happened(bank.job, 1, WorkerEvent(end="again", said="x"))
     assert not folder.exists()
     assert node.door.open_job(bank.job, ["shop"])["shop"].exists()  # another attempt
 
@@ -230,7 +230,7 @@ def test_a_job_fails_after_eight_attempts_that_brought_nothing_and_not_after_oth
     def process(order, errors, on_event):
         begun.append(order)
         done = 1 if further and len(begun) == 5 else 0
-        on_event(Event(end="again", said="it was killed", public="it was cut off", done=done))
+        on_event(WorkerEvent(end="again", said="it was killed", public="it was cut off", done=done))
         return SimpleNamespace(pid=1, end=lambda: None)
 
     monkeypatch.setattr("treaty.node.service.Process", process)
@@ -332,7 +332,7 @@ def test_a_job_is_tried_again_where_others_or_the_system_may_be_the_reason(error
 
 
 def test_the_log_of_a_process_that_is_told_to_end_says_so_in_words(monkeypatch, tmp_path, caplog):
-    order = worker.Order(
+    order = worker.WorkerOrder(
         job=decoded_job(json.dumps(JOB).encode()).encoded().decode(), name="bank", verb="train", resume=False,
         log=str(tmp_path / "log"), lock=str(tmp_path / "lock"), result="", online="",
     )  # fmt: skip

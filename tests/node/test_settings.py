@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from treaty.data.sources import read_table
 from treaty.errors import ConfigError
-from treaty.node.settings import DataSet, Limits, Peer, Policy, Settings, Web, load_settings
+from treaty.node.settings import DataSet, NodeLimits, PeerSettings, Policy, Settings, Web, load_settings
 from treaty.runs.job import Member
 
 WHOLE = """
@@ -77,8 +77,8 @@ def test_a_whole_file_is_read_with_absolute_paths(tmp_path: Path) -> None:
     )  # fmt: skip
     assert settings == Settings(
         name="bank", listen="0.0.0.0:7700", folder=state, keys=str(tmp_path / "keys"), max_running=4,
-        web=Web(listen="127.0.0.1:7780"), limits=Limits(job_hours=24.0, max_queued=5),
-        peers={"clinic": Peer(address="clinic.example.org:7700"), "shop": Peer()},
+        web=Web(listen="127.0.0.1:7780"), limits=NodeLimits(job_hours=24.0, max_queued=5),
+        peers={"clinic": PeerSettings(address="clinic.example.org:7700"), "shop": PeerSettings()},
         data={"customers": customers, "payments": payments},
     )  # fmt: skip
     assert settings.dialled == {"clinic": "clinic.example.org:7700"}
@@ -90,7 +90,7 @@ def test_a_whole_file_is_read_with_absolute_paths(tmp_path: Path) -> None:
 def test_little_is_needed_and_nothing_is_allowed_by_default(tmp_path: Path) -> None:
     settings = load(tmp_path, 'name = "bank"\n[data.t]\ntable = "t.csv"\n')
     assert (settings.listen, settings.web, settings.max_running, settings.peers) == (None, None, 2, {})
-    assert settings.limits == Limits(job_hours=168.0, max_queued=100)
+    assert settings.limits == NodeLimits(job_hours=168.0, max_queued=100)
     policy = settings.data["t"].policy
     assert (policy.peers, policy.consents, policy.approve) == ([], [], True)
 

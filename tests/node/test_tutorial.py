@@ -20,7 +20,7 @@ import pytest
 from terminal import compare_at_terminal
 from treaty.models.trees import load_part
 from treaty.node.proposals import proposed
-from treaty.node.settings import DataSet, Limits, Policy, Settings, load_settings
+from treaty.node.settings import DataSet, NodeLimits, Policy, Settings, load_settings
 from treaty.node.store import TRANSITIONS, Store
 from treaty.runs.processes import free_ports
 
@@ -184,7 +184,7 @@ def test_the_examples_of_the_page_on_nodes_are_read(tmp_path):
 
 def test_the_page_on_nodes_names_every_field_and_state():
     text = NODES.read_text()
-    fields = [name for kind in (Settings, Limits, Policy) for name in kind.__struct_fields__]
+    fields = [name for kind in (Settings, NodeLimits, Policy) for name in kind.__struct_fields__]
     fields += [name for name in DataSet.__struct_fields__ if name not in ("name", "folder", "ledgers", "policy")]
     alone = {"peers", "data", "web", "limits"}
     missing = [name for name in fields if f"`{name}`" not in text and f"\n{name} = " not in text and name not in alone]

@@ -9,10 +9,10 @@ import pytest
 from node.hostile import JOB
 from node.nodes import wait_for
 from treaty.node import jobs as all_jobs
-from treaty.node.policy import Verdict
+from treaty.node.policy import PolicyVerdict
 from treaty.node.verdicts import AT_ONCE, OF_ONE, Verdicts
 
-YES = Verdict(True, False, [])
+YES = PolicyVerdict(True, False, [])
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treaty.messaging.transcript import Timeline
-from treaty.report.contents import Contents, Curve, Points, Scores, Spread
+from treaty.report.contents import Contents, Curve, ModelScores, Points, Spread
 
 HOSTILE = (
     "<script>console.error(1)</script>\"'><img src=http://127.0.0.1:9/x onerror=alert(2)>&amp; $\\frac{$ ]]> \x00\n病"
@@ -20,7 +20,7 @@ def hostile() -> Contents:
         whose=HOSTILE,
         curves=[Curve(HOSTILE, HOSTILE, [0.5, 0.4]), Curve(HOSTILE, HOSTILE, [0.5, 0.3], pooled=True)],
         best=2,
-        scores=Scores(of=HOSTILE, values={HOSTILE: {HOSTILE: 0.5}}, roc=[line], calibration=[line]),
+        scores=ModelScores(of=HOSTILE, values={HOSTILE: {HOSTILE: 0.5}}, roc=[line], calibration=[line]),
         importances={HOSTILE: {HOSTILE: 2.0, "x" * 500: -1.0}, "b": {"c": 1.0}},
         importance_kind=HOSTILE,
         shap=[

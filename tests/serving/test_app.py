@@ -21,13 +21,13 @@ from treaty.errors import ConfigError
 from treaty.serving.app import make_app
 from treaty.serving.keys import Keys, add_key, new_key, read_keys
 from treaty.serving.models import ServedModel
-from treaty.serving.service import Limits, Service
+from treaty.serving.service import PredictionService, RequestLimits
 
 JSON = {"content-type": "application/json"}
 
 
-def client(limits: Limits | None = None, keys: Keys | None = None, **named: Any) -> TestClient:
-    return TestClient(make_app(Service(whole(), limits, **named), keys))
+def client(limits: RequestLimits | None = None, keys: Keys | None = None, **named: Any) -> TestClient:
+    return TestClient(make_app(PredictionService(whole(), limits, **named), keys))
 
 
 def test_a_prediction():
@@ -57,7 +57,7 @@ def test_what_the_model_is_and_that_the_server_answers():
 
 def test_a_model_of_several_parties_shows_no_name_of_a_column_of_others():
     _, tables = shared()
-    asked = TestClient(make_app(Service(ServedModel(active_part()))))
+    asked = TestClient(make_app(PredictionService(ServedModel(active_part()))))
     for path in ("/model", "/docs", "/openapi.json"):
         said = asked.get(path).text
         assert all(name in said for name in tables["bank"])
@@ -80,7 +80,7 @@ def test_openapi_and_the_page_for_people():
 def test_names_of_columns_are_escaped_on_the_page():
     X = pd.DataFrame({"<script>alert(1)</script>": np.arange(40.0)})
     part = treaty.GBDTRegressor("pooled", n_estimators=1).fit(X, np.arange(40.0)).parts_["pooled"]
-    assert "<script" not in TestClient(make_app(Service(ServedModel(part)))).get("/docs").text
+    assert "<script" not in TestClient(make_app(PredictionService(ServedModel(part)))).get("/docs").text
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_another_content_type_is_refused(kind):
 
 
 def test_a_large_body_is_refused_before_it_is_read():
-    asked = client(Limits(body_bytes=200))
+    asked = client(RequestLimits(body_bytes=200))
     body = json.dumps({"rows": [GOOD] * 9}).encode()
     assert asked.post("/predict", content=body, headers=JSON).status_code == 413
 
@@ -142,7 +142,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for():
         scope = {
             "type": "http", "method": "POST", "path": "/predict", "headers": [(b"content-type", b"application/json")],
         }  # fmt: skip
-        await make_app(Service(whole(), Limits(body_seconds=0.05)))(scope, receive, send)
+        await make_app(PredictionService(whole(), RequestLimits(body_seconds=0.05)))(scope, receive, send)
         return sent
 
     start, body = asyncio.run(ask())
@@ -158,7 +158,7 @@ def test_more_requests_than_may_be_under_way_are_told_to_come_again():
         assert held.wait(20)
         return np.zeros((len(ids), 1))
 
-    service = Service(ServedModel(active_part()), Limits(under_way=1), partners=partners)
+    service = PredictionService(ServedModel(active_part()), RequestLimits(under_way=1), partners=partners)
     body = {"rows": rows_of(shared()[1]["bank"].iloc[:1]), "ids": ["1"]}
     with TestClient(make_app(service)) as asked:
         first = threading.Thread(target=lambda: answers.append(asked.post("/predict", json=body)))
@@ -289,7 +289,7 @@ def test_the_limit_of_a_body_is_of_all_its_pieces_together():
 
         headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
         scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers}
-        await make_app(Service(whole(), Limits(body_bytes=200)))(scope, receive, send)
+        await make_app(PredictionService(whole(), RequestLimits(body_bytes=200)))(scope, receive, send)
         return sent
 
     assert asyncio.run(ask())[0]["status"] == 413

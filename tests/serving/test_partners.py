@@ -18,12 +18,12 @@ from treaty.errors import ConfigError, PeerLost
 from treaty.models.trees import ModelPart, predict_pooled
 from treaty.serving.app import make_app
 from treaty.serving.models import ServedModel, load_model
-from treaty.serving.service import Service
+from treaty.serving.service import PredictionService
 from treaty.trees.shap import node_weights
 
 
 def client(task: str = "binary", **named: Any) -> TestClient:
-    return TestClient(make_app(Service(ServedModel(active_part(task)), **named)))
+    return TestClient(make_app(PredictionService(ServedModel(active_part(task)), **named)))
 
 
 def matrix_of(table: pd.DataFrame, part: Any) -> np.ndarray:
@@ -139,11 +139,11 @@ def test_what_cannot_be_fallen_back_on_is_refused():
         forest=replace(part.forest, trees=trees),
     )  # fmt: skip
     with pytest.raises(ConfigError, match="no split of bank's own is in use"):
-        Service(ServedModel(others), fallback=True)
+        PredictionService(ServedModel(others), fallback=True)
     trees = [replace(tree, count=np.zeros_like(tree.count)) for tree in part.forest.trees]
     others.forest = replace(part.forest, trees=trees)
     with pytest.raises(ConfigError, match="does not have the covers"):
-        Service(ServedModel(others), fallback=True)
+        PredictionService(ServedModel(others), fallback=True)
 
 
 @pytest.fixture(scope="module")

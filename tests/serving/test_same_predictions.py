@@ -27,7 +27,7 @@ from treaty.runs.party import part_file
 from treaty.runs.processes import free_ports
 from treaty.serving.app import make_app
 from treaty.serving.models import ServedModel, load_model
-from treaty.serving.service import Service
+from treaty.serving.service import PredictionService
 
 
 def as_json(X: pd.DataFrame) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def as_json(X: pd.DataFrame) -> list[dict[str, Any]]:
 
 def asked(model: ServedModel, rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return what a server says, as the columns of a file."""
-    service = Service(model)
+    service = PredictionService(model)
     answer = TestClient(make_app(service)).post("/predict", json={"rows": rows})
     assert answer.status_code == 200, answer.text
     assert answer.json()["fallback"] is False
@@ -176,6 +176,6 @@ def test_numbers_are_those_of_a_file(tmp_path):
     values = np.concatenate([rng.integers(-(2**62), 2**62, 60), [2**53 + 1, 2**24 + 1, 2**31, 0, -1, 2**63 - 1]])
     X = pd.DataFrame({"whole": values, "digits": rng.normal(size=len(values)) * 1e-30, "truth": rng.random(66) < 0.5})
     served = ServedModel(treaty.GBDTRegressor("pooled").fit(X, values / 2.0**62).parts_["pooled"])
-    read = Service(served)._reader.read(json.dumps({"rows": as_json(X)}).encode())
+    read = PredictionService(served)._reader.read(json.dumps({"rows": as_json(X)}).encode())
     X.to_csv(tmp_path / "x.csv", index=False)
     assert np.array_equal(read.matrix, to_table(treaty.read_table(tmp_path / "x.csv"), schema=served.schema).matrix())

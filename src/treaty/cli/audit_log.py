@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from treaty.errors import ConfigError
-from treaty.node.audit_log import Entry, Head, head_statement
+from treaty.node.audit_log import AuditEntry, AuditHead, head_statement
 from treaty.node.cards import verify as verify_signature
 from treaty.node.identity import has_signed, load_own, sign, trusted
 from treaty.node.settings import load_settings
@@ -82,12 +82,12 @@ def verify(
         raise typer.Exit(1)
 
 
-def _read_head(text: str) -> Head:
+def _read_head(text: str) -> AuditHead:
     seq, *digests = text.strip().split(":")
     try:
-        told = Head(int(seq), *map(bytes.fromhex, digests))
+        told = AuditHead(int(seq), *map(bytes.fromhex, digests))
     except (ValueError, TypeError):
-        told = Head(0, b"")
+        told = AuditHead(0, b"")
     if len(told.digest) != 32 or len(told.signature) not in (0, 64) or told.seq < 0:
         raise ConfigError(
             f"expected a number, a colon and 64 hexadecimal digits, and of a signed head a colon and 128 more, got "
@@ -96,11 +96,11 @@ def _read_head(text: str) -> Head:
     return told
 
 
-def _statement(owner: str, head: Head) -> bytes:
+def _statement(owner: str, head: AuditHead) -> bytes:
     return head_statement(owner, head.seq, head.digest)
 
 
-def _lines(entry: Entry) -> list[str]:
+def _lines(entry: AuditEntry) -> list[str]:
     """Return an entry as a line, and one more for each sentence of lists."""
     event = {name: said for name, said in entry.event.items() if name != "what"}
     sentences = [each for said in event.values() if isinstance(said, list) for each in said]

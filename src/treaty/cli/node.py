@@ -22,7 +22,7 @@ import treaty
 from treaty.cli.disclosures import say_learned
 from treaty.errors import NOTED, ConfigError
 from treaty.node.jobs import trained
-from treaty.node.notes import View
+from treaty.node.notes import JobStatus
 from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
@@ -192,7 +192,7 @@ def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, 
         store.command(job_id, "cancel", b"{}")
     told = {}
     for party, encoded in store.views(job_id).items():
-        view = msgspec.msgpack.decode(encoded, type=View)
+        view = msgspec.msgpack.decode(encoded, type=JobStatus)
         if party != row.submitter:
             if (size := told_sizes(view.reason)) is not None:
                 told[party] = size

@@ -86,7 +86,7 @@ def serve(
         raise ConfigError("treaty serve needs FastAPI: pip install 'treaty-learn[web]'") from error
     from treaty.serving.keys import read_keys
     from treaty.serving.models import load_model
-    from treaty.serving.service import Limits, Service
+    from treaty.serving.service import PredictionService, RequestLimits
 
     near = is_loopback(split_address(listen)[0])
     if api_keys is None and not no_keys and not near:
@@ -95,10 +95,10 @@ def serve(
             "say --no-keys if everybody may ask"
         )
     with logged(verbose, log_file):
-        limits = Limits(rows=max_rows, body_bytes=max_bytes, under_way=max_requests)
+        limits = RequestLimits(rows=max_rows, body_bytes=max_bytes, under_way=max_requests)
         path, partners = _of_node(model, node) if _names_job(model) else (model, None)
         loaded = load_model(path)
-        service = Service(loaded, limits, partners=partners, fallback=fallback == "own", threads=cores())
+        service = PredictionService(loaded, limits, partners=partners, fallback=fallback == "own", threads=cores())
         keys = None if api_keys is None else read_keys(api_keys)
         service.warm_up()
         if keys is not None and certificate is None and not near:

@@ -31,7 +31,7 @@ _CODES, _CIPHERTEXTS, _ROWS = "codes", "ciphertexts", "rows of ciphertexts"
 
 
 @dataclass(frozen=True, slots=True)
-class _Bins:
+class _CipherBins:
     """What a worker needs to know of an additive cipher and the columns: the modulus, slots and bins of columns."""
 
     modulus: int
@@ -77,7 +77,7 @@ class _OverCluster(AdditiveSumsServer):
             self._shards.keep(_CIPHERTEXTS, found, at)
             self._shards.keep(_ROWS, local_rows(self._rows, self._shards.count), at)
         nodes = ByRows(nodes_of(positions, node_starts, node_starts, len(found)), places=at)
-        bins = _Bins(self._modulus.value, self._offsets, self._left_out)
+        bins = _CipherBins(self._modulus.value, self._offsets, self._left_out)
         count, slots = len(node_starts) - 1, int(self._offsets[-1])
         for part in pieces(count, max(1, PRODUCT_BYTES // max(1, 8 * slots * self._modulus.words))):
             parts = self._shards.each(bin_products_of, bins, self._features, count, part, nodes)
@@ -108,7 +108,7 @@ def over_cluster(shards: Shards) -> Ends:
 
 def bin_products_of(
     shard: Shard,
-    bins: _Bins,
+    bins: _CipherBins,
     features: NDArray[np.int32] | None,
     count: int,
     part: slice,
@@ -124,7 +124,7 @@ def bin_products_of(
     return bin_products(modulus, groups, bins.offsets, held, shard.threads)
 
 
-def _blocks(shard: Shard, bins: _Bins, features: NDArray[np.int32] | None) -> list[Block]:
+def _blocks(shard: Shard, bins: _CipherBins, features: NDArray[np.int32] | None) -> list[Block]:
     """Return the groups of columns of a worker's rows, those of the tree's columns alone."""
     codes = shard.arrays[_CODES]
     sizes = np.diff(bins.offsets)

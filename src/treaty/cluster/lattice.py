@@ -79,7 +79,7 @@ class ClusterLatticeServer(LatticeSumsServer):
 
     def settle(self, seed: bytes, kept: bytes | None = None) -> None:
         super().settle(seed, kept)
-        self._map = over_cluster(self._shards, "bins", 0, self._map, self._threads)
+        self._map = server_over_cluster(self._shards, "bins", 0, self._map, self._threads)
 
 
 class ClusterLatticeClient(LatticeSumsClient):
@@ -138,10 +138,10 @@ class ClusterVectorServer(VectorServer):
 
     def __init__(self, shards: Shards, number: int, *given: Any, threads: int = 1) -> None:
         super().__init__(*given, threads=threads)
-        self._map = over_cluster(shards, f"block {number}", number * STRIPE, self._map, threads)
+        self._map = server_over_cluster(shards, f"block {number}", number * STRIPE, self._map, threads)
 
 
-def over_cluster(shards: Shards, name: str, at: int, alone: LinearMapServer, threads: int) -> ClusterMapServer:
+def server_over_cluster(shards: Shards, name: str, at: int, alone: LinearMapServer, threads: int) -> ClusterMapServer:
     """Give a server's matrix to the workers; return the server whose products they make."""
     return ClusterMapServer(
         shards, name, at, alone.parameters, alone.matrix, alone.seed, threads=threads, random=alone.random

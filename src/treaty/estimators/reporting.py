@@ -16,7 +16,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.interpretation import Contributions, willing
 from treaty.models.trees import forest_of, staged_margins
 from treaty.parallel import cores
-from treaty.report.contents import Contents, Curve, Scores, Section, Spread
+from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread
 from treaty.report.figures import scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
@@ -178,7 +178,7 @@ def _labels(model: Any, y: Any, viewer: str, n_rows: int) -> NDArray[np.float64]
     return labels
 
 
-def _scores(model: Any, pooled: Any, X: Any, labels: NDArray[np.float64]) -> Scores:
+def _scores(model: Any, pooled: Any, X: Any, labels: NDArray[np.float64]) -> ModelScores:
     models = {OURS: model} | ({} if pooled is None else {POOLED: pooled})
     of, beside = f"{len(labels)} rows", "" if pooled is None else POOLED
     if is_classifier(model):

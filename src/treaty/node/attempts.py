@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from treaty.node.notes import View
+from treaty.node.notes import JobStatus
 from treaty.node.proposals import Proposal, name_of
 from treaty.node.store import FINAL, JobRow
 from treaty.runs.job import Job
@@ -29,7 +29,7 @@ LONGEST_PAUSE = 60.0
 
 
 @dataclass
-class Standing:
+class OpenJob:
     """A job at this node: what is kept of it (`row`), and what lasts only as long as the node's process.
 
     `asks`, `ready`, `runs`, `ended`, `kept` and `done` are numbers of attempts, as in `notes.View`. Times are monotonic
@@ -46,7 +46,7 @@ class Standing:
     runs: int = 0
     ended: int = 0
     approvals: dict[str, bytes] = field(default_factory=dict)
-    views: dict[str, View] = field(default_factory=dict)
+    views: dict[str, JobStatus] = field(default_factory=dict)
     process: Any = None
     ending: bool = False  # its process was told to end
     approver: str = ""  # who has approved it here, before the policy's verdict was there
@@ -122,7 +122,7 @@ Decision = Literal[
 ]
 
 
-def decide(at: Standing, up: Collection[str], *, place: bool, now: float) -> Decision:
+def decide(at: OpenJob, up: Collection[str], *, place: bool, now: float) -> Decision:
     """Say what a node is to do about a job that is approved by all and has not ended.
 
     `up` are the peers that are connected, `place` says whether this node may take on another job, `now` is monotonic.
@@ -149,7 +149,7 @@ def decide(at: Standing, up: Collection[str], *, place: bool, now: float) -> Dec
     return "ask" if now >= at.not_before and place and reached else ""
 
 
-def follow_up(at: Standing, decision: Decision, now: float) -> dict[str, Any]:
+def follow_up(at: OpenJob, decision: Decision, now: float) -> dict[str, Any]:
     """Do what a decision means for an attempt's numbers; return what changes in the database."""
     match decision:
         case "ask":
@@ -173,13 +173,13 @@ def follow_up(at: Standing, decision: Decision, now: float) -> dict[str, Any]:
     return {}
 
 
-def over(at: Standing, *, done: bool, kept: bool) -> dict[str, Any]:
+def over(at: OpenJob, *, done: bool, kept: bool) -> dict[str, Any]:
     """Note that this node's process of an attempt has ended; return what changes in the database."""
     at.process, at.ended, at.runs = None, at.runs, 0
     return {"kept": at.ended if kept else 0, "done": at.ended if done else 0}
 
 
-def _follow(at: Standing, up: Collection[str], *, place: bool) -> Decision:
+def _follow(at: OpenJob, up: Collection[str], *, place: bool) -> Decision:
     lead = at.views.get(at.active)
     if lead is None:
         return ""
@@ -195,7 +195,7 @@ def _follow(at: Standing, up: Collection[str], *, place: bool) -> Decision:
     return ""
 
 
-def _others_stopped(at: Standing) -> bool:
+def _others_stopped(at: OpenJob) -> bool:
     """Whether the attempt that this node's process plays has ended early elsewhere, so that it cannot succeed."""
     if not at.leads:
         lead = at.views.get(at.active)
@@ -209,11 +209,11 @@ def _others_stopped(at: Standing) -> bool:
     return any(view.ended >= at.runs > max(view.kept, view.done) for view in views)
 
 
-def _views(at: Standing, parties: list[str]) -> list[View]:
-    return [at.views.get(party) or View(job=at.row.id, state="proposed") for party in parties]
+def _views(at: OpenJob, parties: list[str]) -> list[JobStatus]:
+    return [at.views.get(party) or JobStatus(job=at.row.id, state="proposed") for party in parties]
 
 
-def counted(at: Standing, done: int, answered: int) -> dict[str, int]:
+def counted(at: OpenJob, done: int, answered: int) -> dict[str, int]:
     """Return what changes in the database with the rounds that an attempt has done, and this party has answered."""
     changes = {"answered": answered} if answered > at.row.answered else {}
     return changes | ({"rounds": done, "tries": 1} if done > at.row.rounds else {})
@@ -224,7 +224,7 @@ def most_answered(total: int) -> int:
     return total + max(MOST_TRIES, total // 4)
 
 
-def worn_out(at: Standing) -> str:
+def worn_out(at: OpenJob) -> str:
     """Return why this node takes part in no further attempt, whoever asks for it; "" where it does."""
     row, most = at.row, most_answered(at.row.total)
     if row.tries >= MOST_TRIES and not at.lasts:
@@ -233,12 +233,12 @@ def worn_out(at: Standing) -> str:
     return f"its attempts have taken {most} rounds, of the {row.total} that the job has" if repeated else ""
 
 
-def pause_after(at: Standing) -> float:
+def pause_after(at: OpenJob) -> float:
     """Return the seconds to wait after an attempt that ended early."""
     return min(LONGEST_PAUSE, 0.5 * 2.0 ** min(at.row.tries, 10)) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
 
-def stopped_by(at: Standing) -> tuple[str, str] | None:
+def stopped_by(at: OpenJob) -> tuple[str, str] | None:
     """Return the final state that another party's node has brought a job to, and why; None where none has."""
     for party in at.others:
         view = at.views.get(party)
@@ -250,6 +250,6 @@ def stopped_by(at: Standing) -> tuple[str, str] | None:
     return None
 
 
-def all_approved(at: Standing) -> bool:
+def all_approved(at: OpenJob) -> bool:
     """Whether every party's approval is at hand."""
     return all(party in at.approvals for party in at.job.parties)

@@ -31,7 +31,7 @@ FIRST = bytes(32)  # what stands before the first entry
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditEntry:
     """One entry: its number from 1 on, its time (UTC, ISO 8601), what happened, and its digest."""
 
     seq: int
@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Head:
+class AuditHead:
     """The newest entry of a log, by number and digest, which stand for all before it; number 0 where there is none.
 
     `signature` is the log's owner's, over `head_statement`; empty where the head was not signed.
@@ -71,10 +71,10 @@ def head_statement(owner: str, seq: int, digest: bytes) -> bytes:
     return b"\0".join([b"treaty audit head 1", owner.encode(), str(seq).encode(), digest])
 
 
-def head(db: sqlite3.Connection) -> Head:
+def head(db: sqlite3.Connection) -> AuditHead:
     """Return the newest entry's number and digest."""
     row = db.execute("SELECT seq, digest FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
-    return Head(*row) if row else Head(0, FIRST)
+    return AuditHead(*row) if row else AuditHead(0, FIRST)
 
 
 def append(db: sqlite3.Connection, event: Mapping[str, Any]) -> None:
@@ -86,12 +86,12 @@ def append(db: sqlite3.Connection, event: Mapping[str, Any]) -> None:
     db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
-def entries(db: sqlite3.Connection, since: int = 0, job: str | None = None) -> Iterator[Entry]:
+def entries(db: sqlite3.Connection, since: int = 0, job: str | None = None) -> Iterator[AuditEntry]:
     """Yield entries after number `since`, of one job or of all, oldest first, as they were written, not verified."""
     about, given = ("", (since,)) if job is None else (" AND job = ?", (since, job))
     sql = f"SELECT seq, time, event, digest FROM audit WHERE seq > ?{about} ORDER BY seq"  # noqa: S608
     for seq, time, event, digest in db.execute(sql, given):
-        yield Entry(seq, str(time), _decoded(event) or {"what": "an entry that cannot be read"}, digest)
+        yield AuditEntry(seq, str(time), _decoded(event) or {"what": "an entry that cannot be read"}, digest)
 
 
 def _decoded(event: str | bytes) -> dict[str, Any] | None:
@@ -137,7 +137,7 @@ def faults(db: sqlite3.Connection) -> list[str]:
     return found
 
 
-def holds(db: sqlite3.Connection, told: Head) -> bool:
+def holds(db: sqlite3.Connection, told: AuditHead) -> bool:
     """Tell whether a head that was noted elsewhere is an entry of this log."""
     row = db.execute("SELECT digest FROM audit WHERE seq = ?", (told.seq,)).fetchone()
     return bool((told.seq, told.digest) == (0, FIRST) if row is None else row[0] == told.digest)

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 
 from treaty.errors import TreatyError
-from treaty.node.notes import View
+from treaty.node.notes import JobStatus
 from treaty.node.page import JobView, Progress
-from treaty.node.policy import Verdict
+from treaty.node.policy import PolicyVerdict
 from treaty.node.proposals import Proposal, in_words
 from treaty.node.settings import Settings
 from treaty.node.store import JobRow, Store
 from treaty.node.verdicts import learned
 
 
-def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | None = None) -> JobView:
+def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdict | None = None) -> JobView:
     """Return what is shown of a job: what is proposed, how it stands at each party's node, what would be learned."""
     try:
         proposal = msgspec.json.decode(row.proposal, type=Proposal)
@@ -28,7 +28,7 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: Verdict | N
     states = {party: "not heard of yet" for party in job.parties} | {settings.name: row.state}
     for party, view in store.views(row.id).items():
         if party != settings.name:
-            states[party] = msgspec.msgpack.decode(view, type=View).state
+            states[party] = msgspec.msgpack.decode(view, type=JobStatus).state
     events = store.events_of(row.id) if row.state == "finished" else []
     played: dict[str, Any] = next((event for event in reversed(events) if event["what"] == "played"), {})
     told = played.get("learned") or [

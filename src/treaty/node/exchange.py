@@ -27,7 +27,7 @@ from treaty.messaging.grpc_wire import DaemonThreads, grpc, limiting_options, pi
 from treaty.messaging.messages import clean
 from treaty.node.cards import Card
 from treaty.node.identity import Own
-from treaty.node.notes import Back, Beat, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.notes import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -55,26 +55,26 @@ _BEAT = 5.0  # seconds after which whoever has nothing to say says so
 _COSTS: dict[type[Note], float] = {Proposed: 20.0, Wanted: 5.0, Back: 5.0}
 
 
-class Desk(Protocol):
+class NodeHandlers(Protocol):
     """What a node does with what it hears, and what it has to tell; called from several threads."""
 
-    def met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
+    def met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
         """Take note that a conversation has begun."""
 
-    def heard(self, peer: str, conversation: Conversation, note: Note) -> None:
+    def heard(self, peer: str, conversation: NodeConversation, note: Note) -> None:
         """Take in what a peer has said."""
 
     def left(self, peer: str, why: str) -> None:
         """Take note that the last conversation with a peer has ended."""
 
-    def view(self, job: str) -> View:
+    def view(self, job: str) -> JobStatus:
         """Return how a job stands here."""
 
-    def head(self) -> Head:
+    def head(self) -> HeadNote:
         """Return the newest entry of the audit log, signed."""
 
 
-class Conversation:
+class NodeConversation:
     """One end: notes to be sent, and views of jobs that have changed since they were.
 
     `peer` is whose certificate the other end has shown, `incarnation` that of its process, once it has said hello;
@@ -121,7 +121,7 @@ class Conversation:
         if self.call is not None:
             self.call.cancel()
 
-    def to_send(self, view: Callable[[str], View]) -> Iterator[bytes]:
+    def to_send(self, view: Callable[[str], JobStatus]) -> Iterator[bytes]:
         """Yield encoded notes until the end; a note or view leaves when it can be sent, not before."""
         while True:
             note: Note | None = None
@@ -136,7 +136,7 @@ class Conversation:
                     del self._jobs[job]
                 elif self._ended:
                     return
-            yield msgspec.msgpack.encode(note or (view(job) if job else Beat()))
+            yield msgspec.msgpack.encode(note or (view(job) if job else Heartbeat()))
 
 
 class _Allowance:
@@ -170,7 +170,7 @@ class Exchange:
         self,
         own: Own,
         trusted: Callable[[], Mapping[str, Card]],
-        desk: Desk,
+        desk: NodeHandlers,
         listen: Path,
         dial: Mapping[str, Path],
         version: str,
@@ -178,8 +178,8 @@ class Exchange:
         self._own, self._trusted, self._desk, self._dial, self._version = own, trusted, desk, dial, version
         self._incarnation = secrets.token_bytes(16)
         self._lock = threading.Lock()
-        self._talks: dict[str, list[Conversation]] = {}  # by peer: those that have begun with Hello
-        self._open: list[Conversation] = []  # all, oldest first
+        self._talks: dict[str, list[NodeConversation]] = {}  # by peer: those that have begun with Hello
+        self._open: list[NodeConversation] = []  # all, oldest first
         self._arrivals: dict[str, _Allowance] = {}  # by peer
         self._closing = threading.Event()
         self._served: dict[str, Card] = {}
@@ -230,7 +230,7 @@ class Exchange:
     def is_up(self, peer: str) -> bool:
         return bool(self._newest(peer))
 
-    def _all(self) -> list[Conversation]:
+    def _all(self) -> list[NodeConversation]:
         with self._lock:
             return list(self._open)
 
@@ -244,11 +244,11 @@ class Exchange:
                     logger.warning("hung up on %s: %s", talk.peer, "it says nothing" if silent else _STRANGER)
                     talk.break_off()
 
-    def _trusts(self, talk: Conversation) -> bool:
+    def _trusts(self, talk: NodeConversation) -> bool:
         card = self._trusted().get(talk.peer)
         return card is not None and _der(card.certificate.encode()) == talk.certificate
 
-    def _newest(self, peer: str) -> list[Conversation]:
+    def _newest(self, peer: str) -> list[NodeConversation]:
         with self._lock:
             return self._talks.get(peer, [])[-1:]
 
@@ -281,7 +281,7 @@ class Exchange:
             welcome = self._arrivals.setdefault(peer, _Allowance(CALLS_A_MINUTE, 60.0)).has(1.0)
         if not welcome:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations were begun")
-        talk = Conversation(peer, presented)
+        talk = NodeConversation(peer, presented)
         talk.call = context
         context.add_callback(talk.end)
         self._opened(talk)
@@ -310,7 +310,7 @@ class Exchange:
         credentials = grpc.ssl_channel_credentials(card.certificate.encode(), identity.key, identity.certificate)
         target = ("grpc.ssl_target_name_override", peer)
         with grpc.secure_channel(f"unix:{path}", credentials, [*_options(), target]) as channel:
-            talk = Conversation(peer, _der(card.certificate.encode()))
+            talk = NodeConversation(peer, _der(card.certificate.encode()))
             talk.say(self._hello())
             talk.call = channel.stream_stream(f"/{TALK}/Talk")(talk.to_send(self._desk.view))
             self._opened(talk)
@@ -322,14 +322,14 @@ class Exchange:
     def _hello(self) -> Hello:
         return Hello(VERSION, self._own.name, self._version, self._incarnation)
 
-    def _opened(self, talk: Conversation) -> None:
+    def _opened(self, talk: NodeConversation) -> None:
         with self._lock:
             self._open.append(talk)
             of_peer = [other for other in self._open if other.peer == talk.peer]
         for old in of_peer[:-MOST_CONVERSATIONS]:
             old.break_off()
 
-    def _listen(self, talk: Conversation, notes: Iterator[bytes]) -> str:
+    def _listen(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
         """Hear all that a peer says in one conversation; return why it ended."""
         why, peer = "", talk.peer
         try:
@@ -355,7 +355,7 @@ class Exchange:
                 self._desk.left(peer, why or "it has ended the conversation")
         return why
 
-    def _hear(self, talk: Conversation, notes: Iterator[bytes]) -> str:
+    def _hear(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
         allowance, decoder = _Allowance(NOTES_A_SECOND, 1.0), decoder_of(Note)
         for data in notes:
             note: Note = decoder.decode(data)
@@ -376,7 +376,7 @@ class Exchange:
                 self._begin(talk, note)
         return ""
 
-    def _begin(self, talk: Conversation, hello: Hello) -> None:
+    def _begin(self, talk: NodeConversation, hello: Hello) -> None:
         with self._lock:
             self._talks.setdefault(talk.peer, []).append(talk)
         talk.say(self._desk.head())

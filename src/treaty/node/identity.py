@@ -63,7 +63,7 @@ class Own(NamedTuple):
     card: Card
 
 
-class Peer(NamedTuple):
+class PeerCard(NamedTuple):
     """A card in ``peers/``: whose, since when, and why it cannot be used now (empty: it can)."""
 
     name: str
@@ -194,7 +194,7 @@ def trust(folder: str | Path, card: Card, said: str | None = None) -> None:
             write_whole(_revoked(folder, fingerprint_of(known)), [encode_card(known)])
 
 
-def peers(folder: str | Path) -> list[Peer]:
+def peers(folder: str | Path) -> list[PeerCard]:
     """Return all cards in ``peers/``, with what is wrong with each, by name."""
     found = []
     for file in sorted((Path(folder) / "peers").glob("*.card")):
@@ -211,7 +211,7 @@ def peers(folder: str | Path) -> list[Peer]:
                 check_certificate(card.certificate.encode(), card.name)
         except ConfigError as error:
             wrong = str(error)
-        found.append(Peer(file.stem, card, datetime.datetime.fromtimestamp(since, datetime.UTC), wrong))
+        found.append(PeerCard(file.stem, card, datetime.datetime.fromtimestamp(since, datetime.UTC), wrong))
     return found
 
 

@@ -17,13 +17,13 @@ import msgspec
 
 from treaty.errors import BudgetSpent, ConfigError, TreatyError
 from treaty.messaging.messages import clean
-from treaty.node.attempts import Standing, all_approved, stopped_by
+from treaty.node.attempts import OpenJob, all_approved, stopped_by
 from treaty.node.cards import Card, verify
-from treaty.node.exchange import Conversation
+from treaty.node.exchange import NodeConversation
 from treaty.node.forgetting import is_forgotten, keeps_part
 from treaty.node.identity import Own, sign, trusted
-from treaty.node.notes import Proposed, View, Wanted
-from treaty.node.policy import Verdict, over_budget
+from treaty.node.notes import JobStatus, Proposed, Wanted
+from treaty.node.policy import PolicyVerdict, over_budget
 from treaty.node.proposals import Proposal, check_same, data_sets, id_of, read_proposal, roles_of, rounds_of, statement
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, JobRow, Store
@@ -58,11 +58,11 @@ class Jobs:
         own: Own,
         store: Store,
         tell: Callable[[str, str], None],
-        over: Callable[[Standing], None],
+        over: Callable[[OpenJob], None],
         wake: Callable[[], None],
     ) -> None:
         self.settings, self.own, self.store, self.name = settings, own, store, own.name
-        self.standings: dict[str, Standing] = {}
+        self.standings: dict[str, OpenJob] = {}
         self.verdicts = Verdicts(wake)
         self.lock = threading.RLock()
         self._tell_one, self._over = tell, over
@@ -89,7 +89,7 @@ class Jobs:
                 self._cards = time.monotonic(), cards
             return cards
 
-    def view(self, job: str) -> View:
+    def view(self, job: str) -> JobStatus:
         """Return how a job stands here, for others."""
         with self.lock:
             self._sent += 1
@@ -97,11 +97,11 @@ class Jobs:
             row = self.store.job(job) if at is None else at.row
             reason = row.reason if row.state in FINAL or (at is not None and at.proposal.trial) else ""
             if at is None:
-                return View(
+                return JobStatus(
                     job=job, state=row.state, reason=reason, ended=row.attempt, kept=row.kept, done=row.done,
                     count=self._sent,
                 )  # fmt: skip
-            return View(
+            return JobStatus(
                 job=job, state=row.state, reason=reason, asks=at.asks, ready=at.ready, runs=at.runs, ended=at.ended,
                 kept=at.kept, done=at.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals),
                 count=self._sent,
@@ -130,13 +130,13 @@ class Jobs:
         at = Standing(self.name, row, proposal, job, roles, ended=row.attempt)
         for encoded in self.store.views(row.id).values():
             with suppress(msgspec.MsgspecError):
-                self._approvals(at, msgspec.msgpack.decode(encoded, type=View).signed)
+                self._approvals(at, msgspec.msgpack.decode(encoded, type=JobStatus).signed)
         self.standings[row.id] = at
         if row.state != "proposed" and self.name not in at.approvals:  # the keys are others than they were
             self._sign(at)
             self.change(at, event={"what": "approval signed again", "why": "this organisation's keys are new"})
 
-    def proposed(self, peer: str, conversation: Conversation, note: Proposed) -> None:
+    def proposed(self, peer: str, conversation: NodeConversation, note: Proposed) -> None:
         """Take in a proposal, or say why not."""
         job_id = id_of(note.proposal)
         if job_id in self.standings:
@@ -153,13 +153,13 @@ class Jobs:
             if self._refusals[peer] <= MOST_REFUSALS:
                 self.store.note({"what": "refused", "who": peer, "job": job_id, "why": why})
             reason = f"{self.name} refuses it: {clean(error.public or str(error), 500)}"
-            conversation.say(View(job=job_id, state="rejected", reason=reason))
+            conversation.say(JobStatus(job=job_id, state="rejected", reason=reason))
             return
         if at is not None:
             self.standings[job_id] = at
             self._tell(at)
 
-    def _accepted(self, job_id: str, peer: str, note: Proposed) -> Standing | None:
+    def _accepted(self, job_id: str, peer: str, note: Proposed) -> OpenJob | None:
         """Check a proposal that a peer has sent, and keep it; None where it is known."""
         card = self.trusted().get(peer)
         if card is None or not verify(card, note.signature, statement("submit", job_id, peer)):
@@ -187,7 +187,7 @@ class Jobs:
             return None
         return Standing(self.name, self.store.job(job_id), proposal, job, roles)
 
-    def wanted(self, peer: str, conversation: Conversation, job: str) -> None:
+    def wanted(self, peer: str, conversation: NodeConversation, job: str) -> None:
         """Send a proposal to a party that asks for it: from anybody but the active party it would be refused."""
         at = self.standings.get(job)
         if at is not None and at.leads and peer in at.job.parties:
@@ -195,7 +195,7 @@ class Jobs:
             conversation.say(Proposed(at.row.proposal, signature))
             conversation.tell(job)
 
-    def seen(self, peer: str, conversation: Conversation, view: View) -> None:
+    def seen(self, peer: str, conversation: NodeConversation, view: JobStatus) -> None:
         """Take in a peer's view of a job."""
         at = self.standings.get(view.job)
         if at is None:
@@ -210,7 +210,7 @@ class Jobs:
         if before is None or (before.state, before.signed) != (view.state, view.signed):
             self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
 
-    def _seen_later(self, peer: str, conversation: Conversation, view: View) -> None:
+    def _seen_later(self, peer: str, conversation: NodeConversation, view: JobStatus) -> None:
         """Take in a peer's view of a job that has ended here, or was never here."""
         if not self.store.has(view.job):
             if view.state not in FINAL:
@@ -224,7 +224,7 @@ class Jobs:
         else:  # it has not heard how the job ended
             conversation.tell(view.job)
 
-    def _approvals(self, at: Standing, signed: Mapping[str, bytes]) -> None:
+    def _approvals(self, at: OpenJob, signed: Mapping[str, bytes]) -> None:
         """Keep the approvals of parties whose signature is good; whose keys are new signs again."""
         for who, signature in signed.items():
             if at.approvals.get(who) == signature or who not in at.job.parties:
@@ -245,7 +245,7 @@ class Jobs:
         elif command in ("reject", "cancel"):  # what has begun meanwhile is cancelled: a person's no stays one
             self.end(job, "cancelled", reason or "cancelled by a person", by=by)
 
-    def bring_on(self, at: Standing) -> bool:
+    def bring_on(self, at: OpenJob) -> bool:
         """Bring a job as far as it goes without playing it; return whether it may be played."""
         hours = self.settings.limits.job_hours
         stopped = stopped_by(at)
@@ -264,7 +264,7 @@ class Jobs:
             self.end(at.row.id, "finished", "the job went on without this party")
         return at.row.state in PLAYED
 
-    def _judge(self, at: Standing) -> None:
+    def _judge(self, at: OpenJob) -> None:
         """Look at the policy's verdict once it is there, and approve or reject by it what needs nobody."""
         try:
             found = self.verdicts.ask(at.row.id, at.row.submitter, partial(self._found, at, self.trusted()))
@@ -290,7 +290,7 @@ class Jobs:
         elif not found.needs_person:
             self._approve(at, "policy")
 
-    def _found(self, at: Standing, cards: dict[str, Card]) -> Verdict:
+    def _found(self, at: OpenJob, cards: dict[str, Card]) -> PolicyVerdict:
         """Return the policy's verdict; of a trial also whether tables, folders and keys will do."""
         found = verdict_on(self.settings, cards, at.job, at.proposal.verb)
         if not at.proposal.trial or not found.allowed:
@@ -298,29 +298,29 @@ class Jobs:
         own = checked(self.own, cards, self.settings, at.job, at.proposal.verb)
         return replace(found, allowed=all(finding.fine for finding in own), own=own)
 
-    def _conclude(self, at: Standing) -> None:
+    def _conclude(self, at: OpenJob) -> None:
         """End a trial that all nodes have passed."""
         lead = at.views.get(at.active)
         if all_approved(at) if at.leads else lead is not None and lead.state == "finished":
             self.end(at.row.id, "finished", at.row.reason)
 
-    def _approve(self, at: Standing, by: str, reason: str = "") -> None:
+    def _approve(self, at: OpenJob, by: str, reason: str = "") -> None:
         self._sign(at)
         self.change(at, state="approved", reason=reason, event={"what": "approved", "by": by})
 
-    def _sign(self, at: Standing) -> None:
+    def _sign(self, at: OpenJob) -> None:
         """Sign this party's approval of a job, and keep the signature."""
         signature = sign(self.own, statement("approve", at.row.id, self.name))
         at.approvals[self.name] = signature
-        view = View(job=at.row.id, state="approved", signed={self.name: signature})
+        view = JobStatus(job=at.row.id, state="approved", signed={self.name: signature})
         self.store.put_view(at.row.id, self.name, msgspec.msgpack.encode(view))
 
-    def share_budget(self, at: Standing, playing: Iterable[Standing]) -> bool:
+    def share_budget(self, at: OpenJob, playing: Iterable[OpenJob]) -> bool:
         """Whether a job may spend of the same epsilon as one that plays now: the two play one after the other."""
         own = self._budgets(at)
         return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
 
-    def check_budgets(self, at: Standing) -> None:
+    def check_budgets(self, at: OpenJob) -> None:
         """Refuse an attempt that would spend more than other jobs, and earlier attempts, have left by now.
 
         Raises
@@ -332,13 +332,13 @@ class Jobs:
             if over := over_budget(job, verb, self.name, self.settings.data_set(of), at.played_as):
                 raise BudgetSpent(f"{of}: {over}")
 
-    def _budgets(self, at: Standing) -> set[str]:
+    def _budgets(self, at: OpenJob) -> set[str]:
         """Return the stores of a job's data sets whose releases under noise are limited by what all jobs spend."""
         named = data_sets(at.job, self.name, at.proposal.verb)
         known = (self.settings.data.get(of) for of in named)
         return {of.store for of in known if of is not None and of.policy.most_epsilon_total is not None}
 
-    def change(self, at: Standing, **changes: Any) -> None:
+    def change(self, at: OpenJob, **changes: Any) -> None:
         """Change a job in the database, and tell all its parties."""
         at.row = self.store.change(at.row.id, **changes)
         self._tell(at)
@@ -360,7 +360,7 @@ class Jobs:
             self._tell(at)
             self._over(at)
 
-    def _tell(self, at: Standing) -> None:
+    def _tell(self, at: OpenJob) -> None:
         for party in at.others:
             self._tell_one(party, at.row.id)
 

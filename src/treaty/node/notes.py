@@ -28,7 +28,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
     incarnation: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="head"):
+class HeadNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="head"):
     """The newest entry of the sender's audit log, which the receiver remembers, signed as `audit.head_statement`."""
 
     entry: Count
@@ -49,7 +49,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="wante
     job: JobId
 
 
-class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
+class JobStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
     """How a job stands at the sender's node.
 
     Attributes
@@ -90,8 +90,8 @@ class Back(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="back"):
     job: JobId
 
 
-class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="beat"):
+class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="beat"):
     """Nothing new."""
 
 
-Note = Hello | Head | Proposed | Wanted | View | Back | Beat
+Note = Hello | HeadNote | Proposed | Wanted | JobStatus | Back | Heartbeat

@@ -31,14 +31,14 @@ ANSWER_TIMEOUT = 30.0
 _WAITING = 256  # requests that wait; others are refused
 
 
-class Request(msgspec.Struct, frozen=True):
+class OnlineRequest(msgspec.Struct, frozen=True):
     """Ids of rows, and own columns of them as in `Table.matrix`, (n_rows, n_features), row by row."""
 
     ids: list[str]
     matrix: bytes
 
 
-class Answer(msgspec.Struct, frozen=True):
+class OnlineAnswer(msgspec.Struct, frozen=True):
     """Margins, float64 (n_rows, n_outputs), row by row; or ids that are not common to all; or what is wrong."""
 
     margins: bytes = b""
@@ -116,21 +116,21 @@ class Requests:
         with connection, connection.makefile("rwb") as stream:
             while line := stream.readline(MOST_BYTES):
                 try:
-                    answer = self._answer(msgspec.json.decode(line, type=Request))
+                    answer = self._answer(msgspec.json.decode(line, type=OnlineRequest))
                 except (msgspec.MsgspecError, ValueError) as error:
-                    answer = Answer(wrong=str(error))
+                    answer = OnlineAnswer(wrong=str(error))
                 try:
                     stream.write(msgspec.json.encode(answer) + b"\n")
                     stream.flush()
                 except OSError:  # it has gone
                     return
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: OnlineRequest) -> OnlineAnswer:
         values = canonical_ids(pa.array(request.ids, pa.string()), normalise=self._normalise)
         rows = [self._numbers.get(id_value(value), -1) for value in values]
         unknown = [one for one, row in zip(request.ids, rows, strict=True) if row < 0]
         if unknown:
-            return Answer(unknown=unknown[:10])
+            return OnlineAnswer(unknown=unknown[:10])
         n_features = len(self._schema.names)
         dtype = np.float64 if self._schema.origins else np.float32
         matrix = np.frombuffer(request.matrix, dtype).reshape(len(rows), n_features)
@@ -145,11 +145,11 @@ class Requests:
         try:
             self._waiting.put(Asked(np.array(rows, np.int32), table, tell), timeout=1.0)
         except queue.Full:
-            return Answer(wrong="too many requests wait for partners")
+            return OnlineAnswer(wrong="too many requests wait for partners")
         if not answered.wait(ANSWER_TIMEOUT):
-            return Answer(wrong=f"partners have not answered within {ANSWER_TIMEOUT:g} s")
+            return OnlineAnswer(wrong=f"partners have not answered within {ANSWER_TIMEOUT:g} s")
         margins = np.ascontiguousarray(found[0], np.float64)
-        return Answer(margins=margins.tobytes(), n_outputs=margins.shape[1])
+        return OnlineAnswer(margins=margins.tobytes(), n_outputs=margins.shape[1])
 
 
 class Partners:
@@ -169,12 +169,12 @@ class Partners:
 
     def __call__(self, ids: Sequence[str], table: Table) -> NDArray[np.float64]:
         """Return margins, float64 (n_rows, n_outputs)."""
-        request = msgspec.json.encode(Request(list(ids), table.matrix().tobytes()))
+        request = msgspec.json.encode(OnlineRequest(list(ids), table.matrix().tobytes()))
         try:
             line = self._ask(request)
         except OSError as error:
             raise PeerLost(self._names, f"the process that is connected with {self._names} is away: {error}") from None
-        answer = msgspec.json.decode(line, type=Answer)
+        answer = msgspec.json.decode(line, type=OnlineAnswer)
         if answer.unknown:
             raise UnknownIds(f"ids that not all of the parties have: {', '.join(answer.unknown)}")
         if answer.wrong:

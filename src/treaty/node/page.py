@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from treaty.node.audit_log import Head
+from treaty.node.audit_log import AuditHead
 from treaty.node.store import FINAL, JobRow, PeerState
 from treaty.report.contents import STYLE as BASE
 from treaty.report.contents import Html, joined, tag
@@ -90,7 +90,7 @@ _LOOKS = {
 
 
 def overview(
-    name: str, open_jobs: Sequence[Shown], ended: Sequence[Shown], peers: Mapping[str, PeerState], head: Head,
+    name: str, open_jobs: Sequence[Shown], ended: Sequence[Shown], peers: Mapping[str, PeerState], head: AuditHead,
     *, refresh: bool, now: float,
 ) -> str:  # fmt: skip
     """Return the node's page: jobs that have not ended, the newest of those that have, and peers."""
@@ -112,7 +112,7 @@ def overview(
     return _document(f"{name}: node", content, head, refresh=refresh, now=now)
 
 
-def job_page(name: str, job: JobRow, view: JobView, head: Head, *, refresh: bool, now: float) -> str:
+def job_page(name: str, job: JobRow, view: JobView, head: AuditHead, *, refresh: bool, now: float) -> str:
     """Return the page of one job, with all that is known of it."""
     head_line = tag("header", tag("p", tag("a", f"Node of {name}", href="/")), tag("h1", view.title))
     refresh = refresh and job.state not in FINAL
@@ -122,7 +122,7 @@ def job_page(name: str, job: JobRow, view: JobView, head: Head, *, refresh: bool
     return _document(f"{view.title}: {name}", content, head, refresh=refresh, now=now)
 
 
-def _document(title: str, content: Html, head: Head, *, refresh: bool, now: float) -> str:
+def _document(title: str, content: Html, head: AuditHead, *, refresh: bool, now: float) -> str:
     again = Html(f'<meta http-equiv="refresh" content="{REFRESH}">') if refresh else Html("")
     turn = tag("a", "keep it as it is", href="?still") if refresh else tag("a", "show it anew", href="?")
     every = f"Shown anew every {REFRESH} seconds: " if refresh else "Not shown anew by itself: "

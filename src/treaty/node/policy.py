@@ -39,7 +39,7 @@ _WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")  # they m
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PolicyVerdict:
     """What a policy comes to.
 
     Attributes
@@ -110,7 +110,7 @@ def facts_of(data_set: DataSet, party: str) -> Facts:
     return Facts(data_set, party)
 
 
-def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) -> Verdict:
+def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) -> PolicyVerdict:
     """Return what a data set's policy says of a proposed job.
 
     Parameters
@@ -136,7 +136,7 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
             found = False, f"cannot be decided: {error}"
         if found is not None:
             findings.append(Finding(rule, *found))
-    return Verdict(all(finding.fine for finding in findings), data_set.policy.approve, findings)
+    return PolicyVerdict(all(finding.fine for finding in findings), data_set.policy.approve, findings)
 
 
 def over_budget(job: Job, verb: str, party: str, data_set: DataSet, played_as: str) -> str:

@@ -20,7 +20,7 @@ from treaty.node.identity import Own
 from treaty.node.online import serving_socket
 from treaty.node.proposals import Verb, data_sets, name_of
 from treaty.node.settings import Settings
-from treaty.node.worker import Event, Order
+from treaty.node.worker import WorkerEvent, WorkerOrder
 from treaty.parallel import cores
 from treaty.runs.job import Job
 
@@ -119,7 +119,7 @@ class Process:
     process was killed and could not say so.
     """
 
-    def __init__(self, order: Order, errors: Path, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, order: WorkerOrder, errors: Path, on_event: Callable[[WorkerEvent], None]) -> None:
         self._on_event = on_event
         with os.fdopen(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
             self._process = subprocess.Popen(
@@ -161,7 +161,7 @@ class Process:
             self._process.kill()
 
     def _read(self) -> None:
-        decoder, ended = msgspec.json.Decoder(Event), False
+        decoder, ended = msgspec.json.Decoder(WorkerEvent), False
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         for line in self._process.stdout:
@@ -177,7 +177,7 @@ class Process:
         self._process.stdout.close()
         if not ended:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._on_event(Event(end="again", said=f"its process {how}", public=f"its process {how}"))
+            self._on_event(WorkerEvent(end="again", said=f"its process {how}", public=f"its process {how}"))
 
 
 def order_of(
@@ -191,7 +191,7 @@ def order_of(
     addresses: Mapping[str, str],
     sockets: Path,
     wait: float,
-) -> Order:
+) -> WorkerOrder:
     """Return what a process is told; arguments as of `local_job`.
 
     `sockets` is the folder of the node's sockets, `wait` are the seconds to wait for others to start.
@@ -218,7 +218,7 @@ def order_of(
         n_jobs=max(1, cores() // settings.max_running),
     )
     resumes = verb == "train" and "resume" not in job.system.cannot and name == job.active
-    return Order(
+    return WorkerOrder(
         job=local.encoded().decode(),
         name=name,
         verb=verb,

@@ -22,19 +22,19 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.files import write_whole
 from treaty.messaging.messages import clean
 from treaty.node import audit_log as audit
-from treaty.node.attempts import Standing, counted, decide, follow_up, most_answered, over, pause_after, worn_out
+from treaty.node.attempts import OpenJob, counted, decide, follow_up, most_answered, over, pause_after, worn_out
 from treaty.node.audit_log import head_statement
 from treaty.node.cards import near_their_end, verify
 from treaty.node.door import Door
-from treaty.node.exchange import Conversation, Exchange
+from treaty.node.exchange import Exchange, NodeConversation
 from treaty.node.forgetting import clear_checkpoints, keeps_part, log_of
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
-from treaty.node.notes import Back, Head, Hello, Note, Proposed, View, Wanted
+from treaty.node.notes import Back, HeadNote, Hello, JobStatus, Note, Proposed, Wanted
 from treaty.node.runner import LAST_WORDS, Process, order_of
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, Store
-from treaty.node.worker import Event
+from treaty.node.worker import WorkerEvent
 
 logger = logging.getLogger(__name__)
 
@@ -82,21 +82,21 @@ class Node:
 
     # what conversations ask and tell, from threads of theirs
 
-    def met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
+    def met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
         self._put("met", peer, conversation, hello)
 
-    def heard(self, peer: str, conversation: Conversation, note: Note) -> None:
+    def heard(self, peer: str, conversation: NodeConversation, note: Note) -> None:
         self._put("heard", peer, conversation, note)
 
     def left(self, peer: str, why: str) -> None:
         self._put("left", peer, why)
 
-    def head(self) -> Head:
+    def head(self) -> HeadNote:
         newest = self.store.head()
         signature = sign(self.jobs.own, head_statement(self.name, newest.seq, newest.digest))
-        return Head(newest.seq, newest.digest, signature)
+        return HeadNote(newest.seq, newest.digest, signature)
 
-    def view(self, job: str) -> View:
+    def view(self, job: str) -> JobStatus:
         return self.jobs.view(job)
 
     # the node's own thread
@@ -199,7 +199,7 @@ class Node:
             with self._going_on(kind):
                 act(*what)
 
-    def _met(self, peer: str, conversation: Conversation, hello: Hello) -> None:
+    def _met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
         version = clean(hello.treaty, 40)
         if self.store.set_peer(peer, True, f"Treaty {version}"):
             self._note_of(peer, {"what": "peer up", "version": version})
@@ -213,9 +213,9 @@ class Node:
             self._note_of(peer, {"what": "peer down", "why": why})
             logger.info("%s is away: %s", peer, why)
 
-    def _heard(self, peer: str, conversation: Conversation, note: Note) -> None:
+    def _heard(self, peer: str, conversation: NodeConversation, note: Note) -> None:
         match note:
-            case View():
+            case JobStatus():
                 self.jobs.seen(peer, conversation, note)
             case Wanted(job=job):
                 self.jobs.wanted(peer, conversation, job)
@@ -225,13 +225,13 @@ class Node:
                 at = self.jobs.standings.get(job)
                 if at is not None and peer in at.job.parties:
                     self.door.dial_back(peer, token, job)
-            case Head(entry=entry, digest=digest, signature=signature):
+            case HeadNote(entry=entry, digest=digest, signature=signature):
                 card = self.jobs.trusted().get(peer)
                 if card is None or not verify(card, signature, head_statement(peer, entry, digest)):
                     fault, signature = f"{peer} sent a head of its audit log that its key has not signed", b""
                 else:
                     fault = self.store.note_head(peer, entry, digest, signature)
-                told = {"head": str(audit.Head(entry, digest, signature))}  # signed, it is evidence
+                told = {"head": str(audit.AuditHead(entry, digest, signature))}  # signed, it is evidence
                 if fault and self._note_of(peer, {"what": "audit log of a peer", "why": fault, **told}):
                     logger.warning("%s", fault)
 
@@ -251,7 +251,7 @@ class Node:
 
     # playing
 
-    def _act(self, at: Standing, up: set[str]) -> None:
+    def _act(self, at: OpenJob, up: set[str]) -> None:
         """Do what follows for a job that all have approved."""
         playing = [other for other in self.jobs.standings.values() if other.holds_place]
         place = at.lasts or (len(playing) < self.settings.max_running and not self.jobs.share_budget(at, playing))
@@ -276,7 +276,7 @@ class Node:
             case "went on without us":
                 self.jobs.end(at.row.id, "finished", "the job went on without this party")
 
-    def _begin(self, at: Standing, changes: dict[str, Any]) -> None:
+    def _begin(self, at: OpenJob, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
         job_id, attempt = at.row.id, at.runs
         self.jobs.change(at, **changes)  # it counts before anything can be told in it
@@ -293,12 +293,12 @@ class Node:
         except (OSError, KeyError, TreatyError) as error:  # KeyError: a card that was there just now
             end = "wrong" if isinstance(error, TreatyError) else "again"
             public = getattr(error, "public", None) or "its process could not begin"
-            self._happened(job_id, attempt, Event(end=end, said=str(error), public=public))
+            self._happened(job_id, attempt, WorkerEvent(end=end, said=str(error), public=public))
             return
         event = {"what": "started", "attempt": attempt, "process": at.process.pid}
         self.jobs.change(at, event=event)
 
-    def _happened(self, job_id: str, attempt: int, event: Event) -> None:
+    def _happened(self, job_id: str, attempt: int, event: WorkerEvent) -> None:
         """Take in what a process has said."""
         at = self.jobs.standings.get(job_id)
         if at is None or at.runs != attempt:
@@ -325,13 +325,13 @@ class Node:
         else:
             self._again(at, event, numbers)
 
-    def _note_rounds(self, at: Standing, event: Event) -> None:
+    def _note_rounds(self, at: OpenJob, event: WorkerEvent) -> None:
         now, changes = time.monotonic(), {} if event.phase else counted(at, event.done, event.answered)
         if changes and (now - self._noted.get(at.row.id, 0.0) >= TOLD_EVERY or event.done >= event.total):
             self._noted[at.row.id] = now
             self.jobs.change(at, **changes)
 
-    def _again(self, at: Standing, event: Event, numbers: dict[str, int]) -> None:
+    def _again(self, at: OpenJob, event: WorkerEvent, numbers: dict[str, int]) -> None:
         """Wait for another attempt, or give the job up where attempts bring nothing."""
         stopped = {"what": "stopped", "attempt": at.ended, "why": event.said}
         self.jobs.change(at, **numbers, state="waiting", reason=event.said, event=stopped)
@@ -340,7 +340,7 @@ class Node:
             last = event.public or "its process ended; the details are in its log"
             self.jobs.end(at.row.id, "failed", f"{self.name}: {why}; the last one: {last}", said=event.said)
 
-    def _over(self, at: Standing) -> None:
+    def _over(self, at: OpenJob) -> None:
         """End the process of a job that has ended, and remove what was kept for its attempts alone."""
         self._noted.pop(at.row.id, None)
         for party in at.others:

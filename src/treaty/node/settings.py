@@ -51,7 +51,7 @@ class Web(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     open: bool = False
 
 
-class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PeerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Another organisation's node.
 
     Attributes
@@ -63,7 +63,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     address: HostPort | None = None
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a node takes on at most.
 
     Attributes
@@ -257,8 +257,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keys: str = "keys"
     max_running: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 2
     web: Web | None = None
-    limits: Limits = Limits()
-    peers: dict[str, Peer] = {}
+    limits: NodeLimits = NodeLimits()
+    peers: dict[str, PeerSettings] = {}
     data: dict[str, DataSet] = {}
 
     @property
@@ -307,8 +307,8 @@ _FILLED_IN = ("name", "folder", "ledgers")  # fields of a data set that are not 
 _PLACES: Places = {
     "at the top": (Settings, Settings.__struct_fields__),
     "in [web]": (Web, Web.__struct_fields__),
-    "in [limits]": (Limits, Limits.__struct_fields__),
-    "in [peers.NAME]": (Peer, Peer.__struct_fields__),
+    "in [limits]": (NodeLimits, NodeLimits.__struct_fields__),
+    "in [peers.NAME]": (PeerSettings, PeerSettings.__struct_fields__),
     "in [data.NAME]": (DataSet, [name for name in DataSet.__struct_fields__ if name not in _FILLED_IN]),
     "in [data.NAME.policy]": (Policy, Policy.__struct_fields__),
 }
@@ -316,11 +316,11 @@ _PLACES: Places = {
 
 def _converted(raw: dict[str, Any]) -> Settings:
     """Convert a file's tables one by one, so that errors name table and field."""
-    kinds: dict[str, Any] = {"web": Web, "limits": Limits}
+    kinds: dict[str, Any] = {"web": Web, "limits": NodeLimits}
     ready: dict[str, Any] = {
         name: converted(f"[{name}]", raw[name], kind, _PLACES, {}) for name, kind in kinds.items() if name in raw
     }
-    kinds = {"peers": Peer, "data": DataSet}
+    kinds = {"peers": PeerSettings, "data": DataSet}
     for name, kind in kinds.items():
         tables = raw.get(name, {})
         if not isinstance(tables, dict):

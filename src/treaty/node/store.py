@@ -19,7 +19,7 @@ from typing import Any
 
 from treaty.errors import ConfigError, LocalProtocolError
 from treaty.node import audit_log as audit
-from treaty.node.audit_log import Entry, Head
+from treaty.node.audit_log import AuditEntry, AuditHead
 from treaty.node.node_file import NodeFile
 
 FINAL = frozenset({"rejected", "cancelled", "finished", "failed"})
@@ -223,7 +223,7 @@ class Store(NodeFile):
         with self._transaction() as db:
             audit.append(db, event)
 
-    def audit(self, since: int = 0) -> list[Entry]:
+    def audit(self, since: int = 0) -> list[AuditEntry]:
         """Return the audit log's entries after number `since`, oldest first; they are not verified."""
         with self._translated(), self._lock:
             return list(audit.entries(self._db, since))
@@ -238,12 +238,12 @@ class Store(NodeFile):
         with self._translated(), self._lock:
             return audit.faults(self._db)
 
-    def head(self) -> Head:
+    def head(self) -> AuditHead:
         """Return the head of the audit log, which peers are told."""
         with self._translated(), self._lock:
             return audit.head(self._db)
 
-    def holds(self, told: Head) -> bool:
+    def holds(self, told: AuditHead) -> bool:
         """Tell whether a head of this node's audit log that was noted elsewhere is an entry of it."""
         with self._translated(), self._lock:
             return audit.holds(self._db, told)
@@ -267,10 +267,10 @@ class Store(NodeFile):
                 )
         return ""
 
-    def heads(self) -> dict[str, Head]:
+    def heads(self) -> dict[str, AuditHead]:
         """Return the newest head that each peer has told of its own audit log."""
         rows = self._read("SELECT party, seq, digest, signature FROM heads ORDER BY party")
-        return {party: Head(*head) for party, *head in rows}
+        return {party: AuditHead(*head) for party, *head in rows}
 
     def set_peer(self, party: str, up: bool, said: str = "") -> bool:
         """Keep whether a peer is connected; True where it was not known or was otherwise."""

@@ -9,7 +9,7 @@ from treaty.data.sources import check_there
 from treaty.errors import TreatyError
 from treaty.node.cards import Card
 from treaty.node.identity import Own
-from treaty.node.policy import Verdict, facts_of, verdict
+from treaty.node.policy import PolicyVerdict, facts_of, verdict
 from treaty.node.proposals import Verb, data_sets, roles_of
 from treaty.node.runner import local_job, tables_of
 from treaty.node.settings import DataSet, Settings
@@ -19,7 +19,7 @@ from treaty.runs.local_checks import Finding, check_own
 from treaty.runs.report import learned_by
 
 
-def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Verb) -> Verdict:
+def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Verb) -> PolicyVerdict:
     """Return what the policies of all data sets that a job names here say of it together.
 
     Parameters
@@ -50,7 +50,7 @@ def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Ver
         where = f"{of}: " if len(named) > 1 else ""
         findings += [Finding(finding.what, finding.fine, where + finding.said) for finding in found.findings]
         needs_person |= found.needs_person
-    return Verdict(all(finding.fine for finding in findings), needs_person or not named, findings)
+    return PolicyVerdict(all(finding.fine for finding in findings), needs_person or not named, findings)
 
 
 def _read_by(data_set: DataSet) -> tuple[object, ...]:
@@ -97,15 +97,15 @@ class Verdicts:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._found: dict[str, Future[Verdict]] = {}
-        self._under_way: list[tuple[str, Future[Verdict]]] = []  # with submitters; also on jobs that have ended
+        self._found: dict[str, Future[PolicyVerdict]] = {}
+        self._under_way: list[tuple[str, Future[PolicyVerdict]]] = []  # with submitters; also on jobs that have ended
         self._readers = ThreadPoolExecutor(AT_ONCE, "treaty-verdict")
 
     def close(self) -> None:
         """Begin no more verdicts."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
-    def ask(self, job: str, submitter: str, find: Callable[[], Verdict]) -> Verdict | None:
+    def ask(self, job: str, submitter: str, find: Callable[[], PolicyVerdict]) -> PolicyVerdict | None:
         """Return what `find` has returned of a job, or raise what it has raised; None where it is not there yet.
 
         Ask again until it is: it begins when there is a place.
@@ -119,7 +119,7 @@ class Verdicts:
             begun.add_done_callback(lambda _: self._wake())
         return self._found[job].result() if self._found[job].done() else None
 
-    def there(self, job: str) -> Verdict | None:
+    def there(self, job: str) -> PolicyVerdict | None:
         """Return the verdict on a job, None where there is none yet, or no more."""
         found = self._found.get(job)
         return found.result() if found is not None and found.done() and found.exception() is None else None

@@ -1,6 +1,6 @@
 """A process that plays this organisation's party in one attempt at a job; it is started by its node, and ends with it.
 
-It is written an `Order` on standard input, and writes events on standard output, a line of JSON each.
+It is written an `WorkerOrder` on standard input, and writes events on standard output, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger("treaty.node.worker")  # it runs as __main__
 OFTEN = 0.2  # seconds, at least, between two events about rounds
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What to play.
 
     Attributes
@@ -79,7 +79,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     most_answered: int = 1 << 40
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class WorkerEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What has happened.
 
     Attributes
@@ -117,7 +117,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 def main() -> None:
     """Play what standard input says; the exit code is 0 when that went well."""
-    order = msgspec.json.decode(line_of_parent(), type=Order)
+    order = msgspec.json.decode(line_of_parent(), type=WorkerOrder)
     job, tell = decoded_job(order.job.encode(), trusted=True), _Teller(order.answered)
     gc.freeze()
     _log_to(Path(order.log))
@@ -137,7 +137,7 @@ def main() -> None:
         tell(success)
 
 
-def _play(order: Order, job: Job, tell: _Teller) -> Transcript | None:
+def _play(order: WorkerOrder, job: Job, tell: _Teller) -> Transcript | None:
     """Play; return what a prediction or an explanation has sent and received, which no report has."""
     for file, data_set in order.fetch.items():
         if not Path(file).exists():
@@ -172,48 +172,48 @@ def _play(order: Order, job: Job, tell: _Teller) -> Transcript | None:
     return noted[0] if noted else None
 
 
-def _serve(order: Order, job: Job, tell: _Teller) -> None:
+def _serve(order: WorkerOrder, job: Job, tell: _Teller) -> None:
     """Take part in a service; at the active party take requests at a socket."""
     schema, normalise = find_part(job, order.name).schema, () if job.align is None else job.align.normalise
 
     def ready(numbers: dict[str, int]) -> Iterator[Asked | None]:
         by_value = {id_value(one): number for one, number in numbers.items()}
-        tell(Event(phase=f"serving {len(by_value)} rows", done=1, total=1))
+        tell(WorkerEvent(phase=f"serving {len(by_value)} rows", done=1, total=1))
         return iter(Requests(Path(order.online), by_value, schema, normalise))
 
     serve_online(job, order.name, ready, tell.phase)
 
 
-def _success(order: Order, job: Job, transcript: Transcript | None) -> Event:
+def _success(order: WorkerOrder, job: Job, transcript: Transcript | None) -> WorkerEvent:
     """Say what a training has cost and told, by its report, and what anything else has sent and received."""
     if transcript is not None:
         sent = {pair.receiver: total.nbytes for pair, total in transcript.by_pair("sent").items()}
-        return Event(end="done", sent=sent, received=received_by(transcript))
+        return WorkerEvent(end="done", sent=sent, received=received_by(transcript))
     if order.verb != "train" or not report_file(job, order.name).exists():
-        return Event(end="done")
+        return WorkerEvent(end="done")
     report = read_json(report_file(job, order.name), Report, FORMAT, order.name)
     sent = {peer: int(totals["bytes"]) for peer, totals in report.sent.items()}
-    return Event(end="done", sent=sent, received=report.received, learned=report.learned, spent=report.spent)
+    return WorkerEvent(end="done", sent=sent, received=report.received, learned=report.learned, spent=report.spent)
 
 
-def _traffic(event: Event) -> Iterator[str]:
+def _traffic(event: WorkerEvent) -> Iterator[str]:
     """Yield what went to and came from each peer, in words."""
     for peer in sorted(event.sent.keys() | event.received.keys()):
         yield f"; {event.sent.get(peer, 0):,} bytes sent to {peer}, {event.received.get(peer, 0):,} received from it"
 
 
-def _failure(error: BaseException) -> Event:
+def _failure(error: BaseException) -> WorkerEvent:
     """Say how an attempt failed: where others may be the reason, the job is tried again."""
     if isinstance(error, RoundVoid):  # too few members were there in time
-        return Event(end="again", said=str(error), public=error.public or str(error))
+        return WorkerEvent(end="again", said=str(error), public=error.public or str(error))
     if isinstance(error, PeerError) or not isinstance(error, TreatyError):
         own = isinstance(error, OSError)
         public = "a file of its own, or its system, failed" if own else getattr(error, "public", None)
         said = str(error) or type(error).__name__
         said = "it was told to end" if isinstance(error, SystemExit | KeyboardInterrupt) else said
-        return Event(end="again", said=said, public=public or (said if isinstance(error, PeerError) else ""))
+        return WorkerEvent(end="again", said=said, public=public or (said if isinstance(error, PeerError) else ""))
     usual = "its program failed" if isinstance(error, LocalProtocolError | CryptoError) else "its own files will not do"
-    return Event(end="wrong", said=str(error), public=error.public or usual)
+    return WorkerEvent(end="wrong", said=str(error), public=error.public or usual)
 
 
 class _Teller:
@@ -223,9 +223,9 @@ class _Teller:
         self._lock = threading.Lock()
         self._last = 0.0
         self._answered, self._first = answered, -1  # finished rounds that the attempt began with
-        self.so_far = Event(answered=answered)
+        self.so_far = WorkerEvent(answered=answered)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: WorkerEvent) -> None:
         with self._lock:
             sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
             sys.stdout.buffer.flush()
@@ -233,13 +233,15 @@ class _Teller:
     def rounds(self, done: int, total: int) -> None:
         self._first = done if self._first < 0 else self._first
         answered = max(self.so_far.answered, self._answered + done - self._first)  # a model for each class begins at 0
-        self.so_far = Event(done=done, total=total, answered=answered)
+        self.so_far = WorkerEvent(done=done, total=total, answered=answered)
         self._now_and_then(self.so_far, last=done >= total)
 
     def phase(self, title: str, done: int, total: int) -> None:
-        self._now_and_then(Event(phase=re.sub(r" at unix:\S+", "", title), done=done, total=total), last=done >= total)
+        self._now_and_then(
+            WorkerEvent(phase=re.sub(r" at unix:\S+", "", title), done=done, total=total), last=done >= total
+        )
 
-    def _now_and_then(self, event: Event, *, last: bool) -> None:
+    def _now_and_then(self, event: WorkerEvent, *, last: bool) -> None:
         now = time.monotonic()
         if last or now - self._last >= OFTEN:
             self._last = now

@@ -39,7 +39,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class ModelScores:
     """What predictions of rows with known labels are worth.
 
     Attributes
@@ -117,7 +117,7 @@ class Contents:
     curves: Sequence[Curve] = ()
     unit: str = "round"
     best: int | None = None
-    scores: Scores | None = None
+    scores: ModelScores | None = None
     importances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     importance_kind: str = ""
     shap: Sequence[Spread] = ()

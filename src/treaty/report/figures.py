@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
 from treaty.messaging.transcript import Timeline
-from treaty.report.contents import Curve, Html, Points, Scores, Spread, tag
+from treaty.report.contents import Curve, Html, ModelScores, Points, Spread, tag
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -282,7 +282,7 @@ _TENTHS = 10
 
 def scores_of_classes(
     of: str, y: NDArray[np.intp], by_model: Mapping[str, NDArray[np.float64]], classes: Sequence[Any], pooled: str = ""
-) -> Scores:
+) -> ModelScores:
     """Return scores of class probabilities.
 
     Parameters
@@ -318,7 +318,7 @@ def scores_of_classes(
                 roc.append(_roc(line, y == number, p[:, number], is_pooled))
         right, sure = (np.argmax(p, axis=1) == y, p.max(axis=1)) if several else (y == 1, p[:, 1])
         calibration.append(_tenths(_plain(name, by_model, pooled), sure, right.astype(float), is_pooled))
-    return Scores(of=of, values=values, roc=roc, calibration=calibration)
+    return ModelScores(of=of, values=values, roc=roc, calibration=calibration)
 
 
 def scores_of_numbers(
@@ -328,7 +328,7 @@ def scores_of_numbers(
     pooled: str = "",
     *,
     means: bool = True,
-) -> Scores:
+) -> ModelScores:
     """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether they are to be means."""
     from sklearn import metrics
 
@@ -343,7 +343,7 @@ def scores_of_numbers(
     calibration = [
         _tenths(_plain(name, by_model, pooled), predicted, y, name == pooled) for name, predicted in by_model.items()
     ]
-    return Scores(of=of, values=values, calibration=calibration if means else (), of_numbers=True)
+    return ModelScores(of=of, values=values, calibration=calibration if means else (), of_numbers=True)
 
 
 def _plain(name: str, by_model: Mapping[str, Any], pooled: str) -> str:

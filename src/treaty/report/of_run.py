@@ -19,7 +19,7 @@ from treaty.files import kind_of, read_json
 from treaty.messaging.transcript import joined
 from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import load_part
-from treaty.report.contents import Contents, Curve, Scores, Section
+from treaty.report.contents import Contents, Curve, ModelScores, Section
 from treaty.report.figures import scores_of_classes, scores_of_numbers
 from treaty.runs.job import load_job
 from treaty.runs.report import FORMAT, Report
@@ -90,7 +90,7 @@ def _folder_of(run: Path) -> tuple[Path, str | None]:
 
 
 def contents_of_run(
-    folder: Path, reports: Mapping[str, Report], viewer: str, scores: Scores | None = None, pooled: Any = None
+    folder: Path, reports: Mapping[str, Report], viewer: str, scores: ModelScores | None = None, pooled: Any = None
 ) -> Contents:
     """Return what a job's report shows, as `viewer` sees it.
 
@@ -200,7 +200,7 @@ def _notes(own: Report) -> Iterator[str]:
 
 
 def _absent(
-    own: Report, viewer: str, scores: Scores | None, timelines: Mapping[str, Any], reports: Mapping[str, Report]
+    own: Report, viewer: str, scores: ModelScores | None, timelines: Mapping[str, Any], reports: Mapping[str, Report]
 ) -> dict[Section, str]:
     needed = "A run keeps no predictions with labels: add --predictions (of treaty predict), --labels and --label."
     found: dict[Section, str] = {"shap": "A run keeps no rows: treaty explain writes what columns add to each of them."}
@@ -224,7 +224,7 @@ def _absent(
 # ---------------------------------------------------------------- predictions with labels
 
 
-def read_scores(predictions: Path, labels: Path, label: str) -> Scores:
+def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
     """Return scores of what ``treaty predict`` wrote, against labels in another table of the same rows.
 
     Rows go together by the column that both tables have, ids where rows were aligned; without one, by their order.

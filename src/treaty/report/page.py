@@ -10,7 +10,7 @@ from typing import Any
 from treaty.errors import ConfigError
 from treaty.files import write_whole
 from treaty.report import figures
-from treaty.report.contents import STYLE, Contents, Html, Scores, Section, tag
+from treaty.report.contents import STYLE, Contents, Html, ModelScores, Section, tag
 
 _STYLE = """
 :root{--s0:#1c5fb0;--s1:#c2571a;--s2:#17805a;--s3:#8a4fb5;--s4:#937000;--s5:#b03060;--s6:#7d8796}
@@ -137,7 +137,7 @@ def _roc(of: Contents) -> Iterator[Html]:
 
 def _calibration(of: Contents) -> Iterator[Html]:
     if of.scores is not None and of.scores.calibration:
-        scores: Scores = of.scores
+        scores: ModelScores = of.scores
         yield figures.calibration(scores.calibration, of_numbers=scores.of_numbers)
 
 

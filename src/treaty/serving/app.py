@@ -26,7 +26,7 @@ from treaty.node.impatience import Impatient
 from treaty.serving.keys import Keys
 from treaty.serving.requests import Refused
 from treaty.serving.schema import CONTENT_SECURITY_POLICY, docs_page, predict_operation
-from treaty.serving.service import Answer, Service
+from treaty.serving.service import PredictionResponse, PredictionService
 
 # ----------------------------------------------------------------
 # What is counted of requests, for Prometheus: how many, how long, how many rows. No value of a row is among it.
@@ -91,7 +91,7 @@ _USUAL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff
 _PATHS = "POST /predict, GET /model, /docs, /openapi.json, /metrics and /health"
 
 
-def make_app(service: Service, keys: Keys | None = None, hosts: Collection[str] | None = None) -> Application:
+def make_app(service: PredictionService, keys: Keys | None = None, hosts: Collection[str] | None = None) -> Application:
     """Return the ASGI application that serves a model.
 
     Parameters
@@ -172,7 +172,7 @@ class _Front:
 class Predictions:
     """Takes requests for predictions in, so many at once and so large, and answers and counts them."""
 
-    def __init__(self, service: Service, metrics: Metrics) -> None:
+    def __init__(self, service: PredictionService, metrics: Metrics) -> None:
         self._service, self._metrics, self._under_way = service, metrics, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -193,7 +193,7 @@ class Predictions:
             self._under_way -= 1
             self._metrics.ended()
 
-    async def _answer(self, scope: Any, receive: Any) -> Answer:
+    async def _answer(self, scope: Any, receive: Any) -> PredictionResponse:
         limits = self._service.limits
         if self._under_way > limits.under_way:
             raise Refused(503, f"{limits.under_way} requests are under way; ask again in a second", retry_after=1)

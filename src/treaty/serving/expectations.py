@@ -26,22 +26,22 @@ from treaty.trees.shap import node_weights
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _ExpectedNode:
     """A leaf of a value, or a split of an own record with what is left and right of it."""
 
     value: float = 0.0
     record: int = -1
-    children: tuple[_Node, _Node] | None = None
+    children: tuple[_ExpectedNode, _ExpectedNode] | None = None
 
-    def times(self, share: float) -> _Node:
+    def times(self, share: float) -> _ExpectedNode:
         """Return the same with its leaf values multiplied."""
         if self.children is None:
-            return _Node(share * self.value)
+            return _ExpectedNode(share * self.value)
         left, right = self.children
-        return _Node(record=self.record, children=(left.times(share), right.times(share)))
+        return _ExpectedNode(record=self.record, children=(left.times(share), right.times(share)))
 
 
-_NOTHING = _Node()
+_NOTHING = _ExpectedNode()
 
 
 def expected_walk(part: ModelPart) -> Walk:
@@ -68,22 +68,22 @@ def expected_walk(part: ModelPart) -> Walk:
     return Walk(trees, join_splits([part.splits], [len(part.schema.names)]))
 
 
-def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> list[_Node]:
+def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> list[_ExpectedNode]:
     """Return trees of own splits whose values add up to what the subtree below a node is expected to say."""
     left = int(tree.left[node])
     if left < 0:
-        return [_Node(float(tree.value[node]))]
+        return [_ExpectedNode(float(tree.value[node]))]
     below = [_expected(tree, own, weights, child) for child in (left, left + 1)]
     if tree.source[node] == own:
         record = int(tree.record[node])
-        return [_Node(record=record, children=(l, r)) for l, r in zip_longest(*below, fillvalue=_NOTHING)]
+        return [_ExpectedNode(record=record, children=(l, r)) for l, r in zip_longest(*below, fillvalue=_NOTHING)]
     share = float(weights[left] / (weights[left] + weights[left + 1]))
     parts = [root.times(of) for roots, of in zip(below, (share, 1.0 - share), strict=True) for root in roots]
     splits, leaves = [root for root in parts if root.children], [root for root in parts if not root.children]
-    return [*([_Node(sum(leaf.value for leaf in leaves))] if leaves else []), *splits]
+    return [*([_ExpectedNode(sum(leaf.value for leaf in leaves))] if leaves else []), *splits]
 
 
-def _flat(root: _Node) -> Tree:
+def _flat(root: _ExpectedNode) -> Tree:
     nodes = list(_by_level(root))
     numbers = np.cumsum([1, *(2 for node in nodes if node.children)])[:-1].tolist()  # of left children, in order
     is_split = np.array([node.children is not None for node in nodes])
@@ -97,8 +97,8 @@ def _flat(root: _Node) -> Tree:
     )  # fmt: skip
 
 
-def _by_level(root: _Node) -> Iterator[_Node]:
-    level: Sequence[_Node] = [root]
+def _by_level(root: _ExpectedNode) -> Iterator[_ExpectedNode]:
+    level: Sequence[_ExpectedNode] = [root]
     while level:
         yield from level
         level = [child for node in level if node.children for child in node.children]

@@ -75,7 +75,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class PredictionRequest:
     """Rows to predict (n_rows, n_features) as a `Table` has them; and their ids, if they are asked for."""
 
     matrix: NDArray[Any]
@@ -115,7 +115,7 @@ class RequestReader:
         ids = ', "ids": ["id", ...]' if with_ids else ""
         self.shape = f'{{"rows": [{{"column": value, ...}}, ...]{ids}}}'
 
-    def read(self, content: bytes) -> Request:
+    def read(self, content: bytes) -> PredictionRequest:
         """Return a request's rows; raise `Refused`, 400 for what is no JSON and 422 for what does not fit the model."""
         try:
             body = self._decoder.decode(content)
@@ -132,7 +132,7 @@ class RequestReader:
             )
         if self._with_ids and len(body.ids) != n_rows:
             raise Refused(422, f"expected an id of each of the {n_rows} rows, got {len(body.ids)}")
-        return Request(self._matrix(body.rows), body.ids if self._with_ids else None)
+        return PredictionRequest(self._matrix(body.rows), body.ids if self._with_ids else None)
 
     def _matrix(self, rows: list[Any]) -> NDArray[Any]:
         cells: list[Any] = list(map(msgspec.structs.astuple, rows))

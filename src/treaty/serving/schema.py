@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from treaty.data.columns import Category
-from treaty.serving.service import Service
+from treaty.serving.service import PredictionService
 
 _OF_TYPES = {str: "string", bool: "boolean", int: "number", float: "number"}
 _STYLE = """
@@ -21,7 +21,7 @@ CONTENT_SECURITY_POLICY = (
 _SHOWN = 20  # categories of a column on the page
 
 
-def request_schema(service: Service) -> dict[str, Any]:
+def request_schema(service: PredictionService) -> dict[str, Any]:
     """Return the JSON schema of a request's body."""
     schema, limits = service.model.schema, service.limits
     cells = dict(zip(schema.names, map(_cell, schema.categories), strict=True))
@@ -35,7 +35,7 @@ def request_schema(service: Service) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
 
-def answer_schema(service: Service) -> dict[str, Any]:
+def answer_schema(service: PredictionService) -> dict[str, Any]:
     classes = service.model.classes
     kinds = {"number"} if classes is None else {_OF_TYPES[type(value)] for value in classes}
     row: dict[str, Any] = {"prediction": {"type": sorted(kinds)}}
@@ -54,7 +54,7 @@ def answer_schema(service: Service) -> dict[str, Any]:
     }
 
 
-def predict_operation(service: Service) -> dict[str, Any]:
+def predict_operation(service: PredictionService) -> dict[str, Any]:
     """Return what OpenAPI says of ``POST /predict``."""
     refused = {
         "type": "object",
@@ -84,7 +84,7 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def docs_page(service: Service) -> str:
+def docs_page(service: PredictionService) -> str:
     """Return a page for people: how to ask, with which columns. It has no script and asks no other server."""
     model = service.model
     names, kinds, categories = model.schema.names, model.schema.kinds, model.schema.categories

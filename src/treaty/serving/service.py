@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import LocalProtocolError, TreatyError
 from treaty.serving.models import Margins, ServedModel
-from treaty.serving.requests import Refused, Request, RequestReader
+from treaty.serving.requests import PredictionRequest, Refused, RequestReader
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ It may be called from several threads at once. It raises a `TreatyError` where i
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """How much is taken: rows and bytes of one request, requests under way, seconds for a request's body to arrive."""
 
     rows: int = 10_000
@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PredictionResponse:
     """The body of an answer in JSON, and what is counted of it."""
 
     content: bytes
@@ -43,7 +43,7 @@ class Answer:
     fallback: bool
 
 
-class Service:
+class PredictionService:
     """Answers requests with a model's predictions.
 
     Attributes
@@ -57,14 +57,14 @@ class Service:
     def __init__(
         self,
         model: ServedModel,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         *,
         partners: Partners | None = None,
         fallback: bool = False,
         threads: int = 1,
     ) -> None:
         """`fallback`: predict without partners that are needed and absent; ConfigError where that is not possible."""
-        self.model, self.limits = model, limits or Limits()
+        self.model, self.limits = model, limits or RequestLimits()
         self._partners = partners if model.needs else None
         self.waits = self._partners is not None
         self._fallback = model.fallback() if fallback and model.needs else None
@@ -92,7 +92,7 @@ class Service:
         if compute is not None:
             self.model.predictions(compute(request.matrix, 1))
 
-    def answer(self, content: bytes) -> Answer:
+    def answer(self, content: bytes) -> PredictionResponse:
         """Answer the body of a request; raise `Refused` where that is not possible."""
         if self.model.needs and self._partners is None and self._fallback is None:
             raise Refused(503, self._without_partners())
@@ -102,9 +102,9 @@ class Service:
         caution = self.model.part.caution(margins)
         if caution is not None:
             told["caution"] = caution
-        return Answer(self._encoder.encode(told), len(request.matrix), fallback)
+        return PredictionResponse(self._encoder.encode(told), len(request.matrix), fallback)
 
-    def _margins(self, request: Request) -> tuple[Margins, bool]:
+    def _margins(self, request: PredictionRequest) -> tuple[Margins, bool]:
         """Return margins, and whether they were made without partners who are needed."""
         matrix = request.matrix
         if not self.model.needs:
