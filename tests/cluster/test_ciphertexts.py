@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cluster.local_shards import LocalShards
-from treaty.cluster.ciphertexts import ClusterBlindServer, ClusterSumsServer
 from treaty.cluster.shards import STRIPE
+from treaty.cluster.sums import ClusterBlindServer, ClusterSumsServer
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient

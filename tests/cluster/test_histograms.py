@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.local_shards import LocalShards
-from treaty.cluster.histograms import ClusterHistograms
 from treaty.cluster.shards import STRIPE, ByRows, local_rows, places, rows_before
+from treaty.cluster.sums import ClusterHistograms
 from treaty.trees.histograms import Histograms
 
 

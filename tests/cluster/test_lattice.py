@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cluster.local_shards import LocalShards
-from treaty.cluster.lattice import ClusterMapClient, ClusterMapServer
 from treaty.cluster.shards import STRIPE
+from treaty.cluster.sums import ClusterMapClient, ClusterMapServer
 from treaty.crypto.lattice import map_server
 from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from treaty.cli.main import app
 from treaty.errors import ConfigError
-from treaty.node.cards import read_card
-from treaty.node.endorsements import check_endorsement, endorse
+from treaty.node.cards import check_endorsement, endorse, read_card
 from treaty.node.identity import make_keys, trusted
 
 NOW = datetime.datetime.now(datetime.UTC)

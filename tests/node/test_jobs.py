@@ -12,12 +12,12 @@ from node.hostile import JOB
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent
 from treaty.models.checkpoints import noise_folder
-from treaty.node.described import describe
-from treaty.node.metrics import registry
+from treaty.node.page import describe
 from treaty.node.proposals import name_of
 from treaty.node.settings import Policy
 from treaty.node.store import JobRow
 from treaty.node.verdicts import verdict_on
+from treaty.node.web import registry
 from treaty.privacy.ledger import Entry, Ledger, model_job
 
 NOISY = {

@@ -194,7 +194,7 @@ def test_the_page_on_nodes_names_every_field_and_state():
 
 def test_the_page_on_deployment_names_every_metric(tmp_path):
     pytest.importorskip("prometheus_client")
-    from treaty.node.metrics import registry
+    from treaty.node.web import registry
 
     with Store(tmp_path) as store:
         names = {metric.name for metric in registry(store, "bank", lambda row: None).collect()}

@@ -19,7 +19,7 @@ from node.hostile import is_hung_up
 from node.made_up import TITLES, describe, made_up
 from pace import within
 from treaty.errors import ConfigError
-from treaty.node import impatience, web
+from treaty.node import web
 from treaty.node.page import STYLE, JobView, Progress
 from treaty.node.store import JobRow, Store
 from treaty.report.contents import tag
@@ -237,7 +237,7 @@ def flooded(connection, request):
 
 def test_connections_without_progress_are_closed(monkeypatch, store):
     """One says nothing, one begins a request and another does not read what it asked for again and again."""
-    monkeypatch.setattr(impatience, "IDLE", 0.3)
+    monkeypatch.setattr(web, "IDLE", 0.3)
     serving, host = web.Serving(store, "clinic", describe, "127.0.0.1:0"), b"Host: localhost\r\n"
     try:
         with ExitStack() as held:

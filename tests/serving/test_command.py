@@ -21,7 +21,7 @@ from serving.models import GOOD, active_part, whole
 from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
-from treaty.node.hosts import is_loopback
+from treaty.node.settings import is_loopback
 from treaty.serving.app import listen, split_address
 from treaty.serving.keys import add_key
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serving.models import GOOD, whole
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
-from treaty.serving.requests import Refused, RequestReader
+from treaty.serving.service import Refused, RequestReader
 
 SCHEMA = whole().schema
 

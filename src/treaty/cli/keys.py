@@ -14,8 +14,7 @@ from rich.console import Console
 from treaty.errors import ConfigError
 from treaty.files import write_whole
 from treaty.messaging.certificates import RENEW_WITHIN, fingerprint, read_secret
-from treaty.node.cards import Card, ends, fingerprint_of, read_card, read_small
-from treaty.node.endorsements import check_endorsement, endorse
+from treaty.node.cards import Card, check_endorsement, endorse, ends, fingerprint_of, read_card, read_small
 from treaty.node.identity import make_keys, must_compare, own_cards, peers, revoke, rotate, trust
 
 keys = typer.Typer(

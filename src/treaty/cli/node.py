@@ -68,7 +68,7 @@ def _page(running: Node, listen: str) -> Serving:
         from treaty.node.web import Serving
     except ImportError:
         raise ConfigError('[web] needs more packages: pip install "treaty-learn[web]"') from None
-    from treaty.node.described import describe
+    from treaty.node.page import describe
 
     def described(row: JobRow) -> JobView:
         return describe(running.store, running.settings, row, running.jobs.verdicts.there(row.id))
@@ -208,7 +208,7 @@ def jobs(
     every: Annotated[bool, typer.Option("--all", help="Also those that have ended more than a day ago.")] = False,
 ) -> None:
     """List jobs: those that wait for an approval, run, or have ended."""
-    from treaty.node.described import title_of
+    from treaty.node.page import title_of
 
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
@@ -227,8 +227,8 @@ def jobs(
 
 def show_job(prefix: str, node: Path) -> None:
     """Print a job as all nodes have it, what each party would learn, and the verdict of this node's policy."""
-    from treaty.node.described import describe
     from treaty.node.identity import trusted
+    from treaty.node.page import describe
     from treaty.node.verdicts import verdict_on
 
     settings = load_settings(node)
@@ -330,7 +330,7 @@ def logs(
 
 def models(node: NodeFile = DEFAULT) -> None:
     """List the models that this organisation has a part of, by the training's job."""
-    from treaty.node.described import results
+    from treaty.node.page import results
 
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:

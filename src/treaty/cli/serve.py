@@ -18,11 +18,10 @@ from treaty.cli.logs import LogFile, Verbose, logged
 from treaty.cli.node import DEFAULT, NodeFile
 from treaty.data.table import Table
 from treaty.errors import ConfigError
-from treaty.node.hosts import LOCAL, is_loopback
 from treaty.node.online import Partners as Asking
 from treaty.node.online import UnknownIds, find_socket
 from treaty.node.proposals import Proposal
-from treaty.node.settings import load_settings
+from treaty.node.settings import LOCAL, is_loopback, load_settings
 from treaty.node.store import Store
 from treaty.parallel import cores
 
@@ -124,7 +123,7 @@ def _names_job(model: Path) -> bool:
 
 def _of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
     """Return the part that a node's job has left, and who is asked for partners' splits, where it is a service."""
-    from treaty.serving.requests import Refused
+    from treaty.serving.service import Refused
 
     settings = load_settings(node)
     state = Path(settings.folder)

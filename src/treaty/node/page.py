@@ -8,10 +8,20 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
+from treaty.errors import TreatyError
 from treaty.node.audit_log import AuditHead
-from treaty.node.store import FINAL, JobRow, PeerState
+from treaty.node.notes import JobStatus
+from treaty.node.policy import PolicyVerdict
+from treaty.node.proposals import Proposal, in_words
+from treaty.node.settings import Settings
+from treaty.node.store import FINAL, JobRow, PeerState, Store
+from treaty.node.verdicts import learned
 from treaty.report.contents import STYLE as BASE
 from treaty.report.contents import Html, joined, tag
 
@@ -243,3 +253,63 @@ def _size(count: float) -> str:
         return f"{count} bytes"
     power = min(int(math.log10(count)) // 3, 4)
     return f"{count / 1000**power:.3g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
+# --------------------------------------------------- A job in words, for people: on a terminal, and on the node's page
+
+
+def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdict | None = None) -> JobView:
+    """Return what is shown of a job: what is proposed, how it stands at each party's node, what would be learned."""
+    try:
+        proposal = msgspec.json.decode(row.proposal, type=Proposal)
+        job = proposal.described()
+    except (TreatyError, msgspec.MsgspecError):  # proposed under another version of Treaty
+        return JobView(title=title_of(row), states={settings.name: row.state}, hash=row.id)
+    states = {party: "not heard of yet" for party in job.parties} | {settings.name: row.state}
+    for party, view in store.views(row.id).items():
+        if party != settings.name:
+            states[party] = msgspec.msgpack.decode(view, type=JobStatus).state
+    events = store.events_of(row.id) if row.state == "finished" else []
+    played: dict[str, Any] = next((event for event in reversed(events) if event["what"] == "played"), {})
+    told = played.get("learned") or [
+        f"{who}: {sentence}" for who, sentences in learned(job, proposal.verb).items() for sentence in sentences
+    ]
+    return JobView(
+        title=in_words(job, proposal.kind),
+        states=states,
+        hash=row.id,
+        progress=_progress_of(row),
+        disclosures=told,
+        verdict=[(finding.fine, f"{finding.what}: {finding.said}") for finding in verdict.findings] if verdict else [],
+        models=[str(path) for path in results(settings, row, proposal)],
+        sent=played.get("sent", {}),
+        received=played.get("received", {}),
+    )
+
+
+def title_of(row: JobRow) -> str:
+    """Describe a job in one line, also one that this version of Treaty cannot read."""
+    try:
+        proposal = msgspec.json.decode(row.proposal, type=Proposal)
+        return in_words(proposal.described(), proposal.kind)
+    except (TreatyError, msgspec.MsgspecError):
+        return f"{row.verb}: a job of another version of Treaty"
+
+
+def results(settings: Settings, row: JobRow, proposal: Proposal) -> list[Path]:
+    """Return the files that a finished job has left here."""
+    if row.state != "finished":
+        return []
+    folder = Path(settings.folder) / "models" / (proposal.model or row.id)
+    name = settings.name
+    wanted = f"{name}.{proposal.verb}-{row.id[:16]}.csv" if proposal.model else f"{name}.*"
+    files = sorted(path for path in folder.glob(wanted) if "staged" not in path.name)
+    return files if proposal.model else [path for path in files if path.suffix != ".csv" or ".weights" in path.name]
+
+
+def _progress_of(row: JobRow) -> Progress | None:
+    if not row.total or row.state not in ("queued", "running", "waiting"):
+        return None
+    spent = time.time() - row.created
+    left = spent / row.rounds * (row.total - row.rounds) if row.rounds and row.state == "running" else None
+    return Progress(row.rounds, row.total, "rounds", left)

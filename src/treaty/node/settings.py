@@ -5,8 +5,9 @@ Paths are relative to the file. Unknown names are refused: a misspelt rule of a 
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,11 +21,32 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import placed, without_mark
 from treaty.messaging.certificates import check_names
 from treaty.named_code import is_code, trust
-from treaty.node.hosts import is_loopback
 from treaty.node.proposals import Verb
 from treaty.runs.job import Member, fault_of
 from treaty.runs.toml_tables import Places, converted
 from treaty.systems import SYSTEMS, find_system
+
+# -------- names by which a page of this machine is asked for: one elsewhere can have its own lead here (DNS rebinding)
+
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def asks_for(header: str, hosts: Collection[str] | None) -> bool:
+    """Whether a request's header ``Host`` names one of these hosts, written in lower case; None: any will do."""
+    name = header if header.endswith("]") else header.rpartition(":")[0] or header
+    return hosts is None or name.lower() in hosts
+
+
+# ---------------------------------------------------------------- settings
+
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from asyncio import BaseTransport
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, get_args
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -21,13 +26,122 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+import treaty
 from treaty.errors import ConfigError
-from treaty.node.hosts import LOCAL, asks_for, is_loopback
-from treaty.node.impatience import Impatient
-from treaty.node.metrics import registry
 from treaty.node.page import STYLE_HASH, JobView, Shown, job_page, overview
+from treaty.node.proposals import Verb
+from treaty.node.settings import LOCAL, asks_for, is_loopback
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
+
+# ----------------------------------------------------------------
+# Connections of web servers that make no progress are closed: uvicorn itself waits for a first request without end.
+
+IDLE = 60.0
+"""Seconds after which a connection that makes no progress is closed, twice as many at most."""
+
+
+class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    """One connection: closed where no request has come, or nobody takes the answer."""
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """Begin to look after the connection."""
+        super().connection_made(transport)
+        self._before: tuple[Any, int] = (None, 0)
+        self._next = self.loop.call_later(IDLE, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._next.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        now = self.cycle, self.transport.get_write_buffer_size()  # the last request, and what waits to be taken
+        computing = self.cycle is not None and not self.cycle.response_complete and not now[1]
+        if now == self._before and not computing:
+            self.transport.abort()
+            return
+        self._before = now
+        self._next = self.loop.call_later(IDLE, self._look)
+
+
+# ------------------------- what a node tells Prometheus: read from its database when it is asked, and from its process
+
+
+def registry(store: Store, name: str, describe: Callable[[JobRow], JobView]) -> CollectorRegistry:
+    """Return the metrics of a node called `name`."""
+    made = CollectorRegistry()
+    made.register(_OfStore(store, name, describe))
+    ProcessCollector(registry=made)
+    return made
+
+
+class _OfStore(Collector):
+    """Metrics of jobs, peers and the audit log. Messages of jobs that have ended are added up once."""
+
+    def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView]) -> None:
+        self._store, self._name, self._describe = store, name, describe
+        self._ended: dict[str, Counter[tuple[str, str]]] = {}  # by job: bytes by peer and direction
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: names are not looked for when the metrics are registered, before there is a database."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("treaty_node_info", "The node and its version; always 1.", labels=["node", "version"])
+        info.add_metric([self._name, treaty.__version__], 1)
+        yield info
+        states = self._store.states()
+        jobs = GaugeMetricFamily("treaty_jobs", "Jobs by kind and state.", labels=["kind", "state"])
+        counts = Counter(states.values())
+        for kind in (*get_args(Verb), "check"):
+            for state in TRANSITIONS:
+                jobs.add_metric([kind, state], counts[kind, state])
+        yield jobs
+        yield from self._rounds()
+        up = GaugeMetricFamily("treaty_peer_up", "Whether a peer's node is connected.", labels=["peer"])
+        for party, peer in self._store.peers().items():
+            up.add_metric([party], peer.up)
+        yield up
+        yield CounterMetricFamily(
+            "treaty_audit_entries", "Entries of the audit log; fewer than before: it was cut.", self._store.head().seq
+        )
+        yield self._messages(states)
+
+    def _rounds(self) -> Iterator[Metric]:
+        done = GaugeMetricFamily("treaty_job_rounds_done", "Rounds done of each running job.", labels=["job"])
+        planned = GaugeMetricFamily("treaty_job_rounds_planned", "Rounds of each running job in all.", labels=["job"])
+        for job in self._store.jobs({"running"}):
+            done.add_metric([job.id], job.rounds)
+            planned.add_metric([job.id], job.total)
+        yield done
+        yield planned
+
+    def _messages(self, states: Mapping[str, tuple[str, str]]) -> Metric:
+        messages = CounterMetricFamily(
+            "treaty_message_bytes", "Bytes of jobs' messages by peer.", labels=["peer", "direction"]
+        )
+        sums: Counter[tuple[str, str]] = Counter()
+        for id, (_, state) in states.items():
+            if id in self._ended:
+                counted = self._ended[id]
+            else:
+                counted = self._count(id)
+                if state in FINAL:
+                    self._ended[id] = counted
+            sums.update(counted)
+        for (peer, direction), count in sorted(sums.items()):
+            messages.add_metric([peer, direction], count)
+        return messages
+
+    def _count(self, id: str) -> Counter[tuple[str, str]]:
+        view = self._describe(self._store.job(id))
+        sent = {(peer, "sent"): count for peer, count in view.sent.items()}
+        return Counter(sent | {(peer, "received"): count for peer, count in view.received.items()})
+
+
+# ---------------------------------------------------------------- web
+
 
 ENDED = 20  # how many of the jobs that have ended the page shows
 _CONNECTIONS = 100

@@ -21,12 +21,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import treaty
 from treaty.errors import ConfigError
-from treaty.node.hosts import asks_for
-from treaty.node.impatience import Impatient
+from treaty.node.settings import asks_for
+from treaty.node.web import Impatient
 from treaty.serving.keys import Keys
-from treaty.serving.requests import Refused
 from treaty.serving.schema import CONTENT_SECURITY_POLICY, docs_page, predict_operation
-from treaty.serving.service import PredictionResponse, PredictionService
+from treaty.serving.service import PredictionResponse, PredictionService, Refused
 
 # ----------------------------------------------------------------
 # What is counted of requests, for Prometheus: how many, how long, how many rows. No value of a row is among it.

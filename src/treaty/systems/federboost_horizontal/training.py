@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treaty.cluster.histograms import ClusterHistograms
+from treaty.cluster.sums import ClusterHistograms
 from treaty.compute import Floats, Int32s
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError

@@ -53,7 +53,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.cluster.histograms import ClusterHistograms
+from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order, Table

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treaty.cluster.lattice import ClusterVectorServer
+from treaty.cluster.sums import ClusterVectorServer
 from treaty.compute import Integers
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.parameters import DEGREE

@@ -49,8 +49,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.cluster.ciphertexts import over_cluster
-from treaty.cluster.histograms import ClusterHistograms
+from treaty.cluster.sums import ClusterHistograms, over_cluster
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.payload import Payload

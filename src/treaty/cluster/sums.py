@@ -1,0 +1,439 @@
+"""Bin sums of gradients that a party knows, added up by its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.cluster.shards import STRIPE, ByRows, Shard, Shards, added_up, local_rows, own_stripes, places, rows_before
+from treaty.compute import Int32s, Integers
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.lattice.map_client import EncryptedQuery, LinearMapClient
+from treaty.crypto.lattice.map_server import LinearMapServer
+from treaty.crypto.lattice.matrix import Field, SecretMatrix
+from treaty.crypto.lattice.parameters import Parameters
+from treaty.crypto.lattice.transform import Residues
+from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer
+from treaty.crypto.sums.bin_products import Block, Group, Items, bin_products, keep_features, plan_blocks
+from treaty.crypto.sums.blind_sums import BlindSumsServer
+from treaty.crypto.sums.encrypted_sums import Ends
+from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
+from treaty.crypto.vectors.lattice_vectors import VectorServer
+from treaty.parallel import pieces, share
+from treaty.scratch import contiguous
+from treaty.trees.columns import BinSums, MakeSums
+from treaty.trees.histograms import Histograms
+
+
+class ClusterHistograms:
+    """See `trees.histograms.Histograms`, of the codes of `n_rows` rows that workers keep under the name `codes`.
+
+    `name` tells trees apart that grow at the same time.
+    """
+
+    def __init__(self, shards: Shards, codes: str, offsets: Int32s, n_rows: int, name: str = "") -> None:
+        self._shards, self._codes, self._offsets, self._name, self._n_rows = shards, codes, offsets, name, n_rows
+
+    @classmethod
+    def of_columns(cls, shards: Shards | None, name: str) -> MakeSums | None:
+        """Return what gives the workers the columns of one owner, to be added up there; None without workers."""
+        if shards is None:
+            return None
+
+        def make(codes: NDArray[np.uint8], offsets: Int32s) -> ClusterHistograms:
+            shards.keep(f"codes of {name}", contiguous(codes))
+            return cls(shards, f"codes of {name}", offsets, len(codes), f" of {name}")
+
+        return make
+
+    @classmethod
+    def of_rows(
+        cls, shards: Shards | None, codes: NDArray[np.uint8], offsets: Int32s
+    ) -> Callable[[int], BinSums] | None:
+        """Return what adds up rows for each tree of a round, by its number; None without workers."""
+        if shards is None:
+            return None
+        shards.keep("codes", contiguous(codes))
+        return lambda output: cls(shards, "codes", offsets, len(codes), f" {output}")
+
+    def start_tree(self, grad: Integers, hess: Integers, features: Int32s) -> None:
+        self._features = features.copy()
+        for what, values in (("grad", grad), ("hess", hess)):
+            self._shards.keep(f"{what}{self._name}", values)
+
+    def end_tree(self) -> None:
+        """Let the workers forget the tree's gradients."""
+        for what in ("grad", "hess"):
+            self._shards.drop(f"{what}{self._name}")
+
+    def sums(self, rows: Int32s, starts: Integers, firsts: Integers | None = None) -> Integers:
+        nodes = nodes_of(rows, starts, starts if firsts is None else firsts, self._n_rows)
+        args = self._codes, self._name, self._offsets, self._features, len(starts) - 1, ByRows(nodes)
+        return added_up(self._shards.each(bin_sums, *args))
+
+
+def nodes_of(rows: Int32s, starts: Integers, firsts: Integers, n_rows: int) -> NDArray[np.signedinteger]:
+    """Return the number of each row's node, -1 in none, in the narrowest type: node k as in `Histograms.sums`."""
+    count = len(starts) - 1
+    dtype = next(kind for kind in (np.int8, np.int16, np.int32) if count <= np.iinfo(kind).max)
+    nodes: NDArray[np.signedinteger] = np.full(n_rows, -1, dtype)
+    for node, (first, size) in enumerate(zip(firsts[:count].tolist(), np.diff(starts).tolist(), strict=True)):
+        nodes[rows[first : first + size]] = node
+    return nodes
+
+
+def members(nodes: NDArray[np.signedinteger], count: int) -> tuple[Int32s, Integers]:
+    """Return the rows of `count` nodes, one node after the other, and where each begins."""
+    starts = np.concatenate([[0], np.cumsum(np.bincount(nodes[nodes >= 0], minlength=count))])
+    rows = np.argsort(nodes, kind="stable")[len(nodes) - int(starts[-1]) :].astype(np.int32)
+    return rows, starts.astype(np.int64)
+
+
+def bin_sums(
+    shard: Shard, codes: str, name: str, offsets: Int32s, features: Int32s, count: int, nodes: NDArray[np.signedinteger]
+) -> Integers:
+    """Return a worker's part of the sums of `count` nodes, int64 (count, slots, 3); a step."""
+    grad, hess = f"grad{name}", f"hess{name}"
+
+    def of_tree() -> Histograms:
+        rows = shard.arrays[codes]
+        columns = shard.made_of(f"columns of {codes}", [codes], lambda: np.ascontiguousarray(rows.T))
+        made = Histograms(rows, columns, offsets.copy(), shard.threads)  # received arrays are read-only
+        made.start_tree(shard.arrays[grad], shard.arrays[hess], features)
+        return made
+
+    histograms: Histograms = shard.made_of(f"histograms{name}", [codes, grad, hess], of_tree)
+    return histograms.sums(*members(nodes, count))
+
+
+# -------------- both ends of the lattice map, where the rows of a matrix or of vectors lie at the workers of a cluster
+#
+# Hints and products are sums over rows, each modulo the primes: a worker makes those of its rows. Secrets of the server
+# (r_S, e', floods) and the ledger stay with the driver. Of vectors a worker encrypts its blocks, with errors that
+# follow from the query's key and the block, so that another in its place makes the same bytes.
+
+_Client = tuple[Parameters, Sequence[Field], bytes, int]  # what a `LinearMapClient` is made of
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """What a worker needs to know of a matrix whose columns it keeps: see `SecretMatrix`; `length` is that of all."""
+
+    name: str
+    at: int
+    parameters: Parameters
+    seed: bytes
+    column_of_row: NDArray[np.int64]
+    code_of_row: NDArray[np.int64]
+    length: int
+
+
+class ClusterMapServer(LinearMapServer):
+    """See `LinearMapServer`. `name` tells the matrices of a job apart; rows are dealt out as if they began at `at`."""
+
+    def __init__(
+        self, shards: Shards, name: str, at: int, parameters: Parameters, matrix: SecretMatrix, seed: bytes,
+        **given: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, matrix, seed, **given)
+        self._shards, self._at = shards, at
+        self._there = _Matrix(name, at, parameters, seed, matrix.column_of_row, matrix.code_of_row, matrix.length)
+        shards.keep(name, matrix.columns.T, first=at)
+
+    def all_products(
+        self, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        given = ByRows(words, axis=2, first=self._at + first)
+        found = added_up(self._shards.each(vector_products, self._there, given, first, features, rows))
+        return found % self.primes.astype(np.int64)
+
+    def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> Residues:
+        """See `LinearMapServer.partial_hints`; of all blocks."""
+        assert numbers is None, "workers know their own blocks"
+        parts: list[Residues] = self._shards.each(hints_of, self._there, start, stop)
+        total, moduli = parts[0].copy(), self.primes[:, None, None]
+        for part in parts[1:]:
+            total += part  # below 2^32
+            total -= np.where(total >= moduli, moduli, np.uint32(0))
+        return total
+
+
+class ClusterLatticeServer(LatticeSumsServer):
+    """See `LatticeSumsServer`."""
+
+    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._shards = shards
+
+    def settle(self, seed: bytes, kept: bytes | None = None) -> None:
+        super().settle(seed, kept)
+        self._map = server_over_cluster(self._shards, "bins", 0, self._map, self._threads)
+
+
+class ClusterLatticeClient(LatticeSumsClient):
+    """See `LatticeSumsClient`."""
+
+    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._shards = shards
+
+    def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
+        super().settle(seed, kept)
+        given = self._parameters, self._fields, seed, self._bounds.n_rows
+        self._map = ClusterMapClient(self._shards, *given, threads=self._threads)
+
+
+class ClusterMapClient(LinearMapClient):
+    """See `LinearMapClient`."""
+
+    def __init__(
+        self, shards: Shards, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, threads: int
+    ) -> None:
+        super().__init__(parameters, fields, seed, length, threads=threads)
+        self._shards, self._given = shards, (parameters, fields, seed, length)
+
+    def query_of(self, secrets: NDArray[np.int8], key: bytes | None) -> EncryptedQuery:
+        return _ClusterQuery(self, self._shards, self._given, secrets, key)
+
+
+class _ClusterQuery(EncryptedQuery):
+    """Has entries encrypted by workers, who are told its secrets and its key; b_0 is made here."""
+
+    def __init__(
+        self, client: LinearMapClient, shards: Shards, given: _Client, secrets: NDArray[np.int8], key: bytes | None
+    ) -> None:
+        super().__init__(client, secrets, key)
+        self._shards, self._given = shards, given
+
+    def encrypt_from(self, before: int, vectors: Sequence[NDArray[np.int32]]) -> Residues:
+        if before == 0:
+            super().encrypt_from(0, [vector[:, :0] for vector in vectors])
+        stacked = np.stack(vectors)
+        count, shards = stacked.shape[2], self._shards
+        entries = ByRows(stacked, axis=2, first=before)
+        made = shards.each(encrypted_rows, self._given, self.secrets, self._key, before, count, entries)
+        words = np.empty((len(vectors), made[0].shape[1], count), np.uint32)
+        for number, of_worker in enumerate(made):
+            done = 0
+            for part in own_stripes(number, shards.count, before, count):
+                words[..., part] = of_worker[..., done : done + part.stop - part.start]
+                done += part.stop - part.start
+        return words
+
+
+class ClusterVectorServer(VectorServer):
+    """See `VectorServer`. `number` is that of the block of rows: blocks, of a stripe or less, are dealt out in turn."""
+
+    def __init__(self, shards: Shards, number: int, *given: Any, threads: int = 1) -> None:
+        super().__init__(*given, threads=threads)
+        self._map = server_over_cluster(shards, f"block {number}", number * STRIPE, self._map, threads)
+
+
+def server_over_cluster(shards: Shards, name: str, at: int, alone: LinearMapServer, threads: int) -> ClusterMapServer:
+    """Give a server's matrix to the workers; return the server whose products they make."""
+    return ClusterMapServer(
+        shards, name, at, alone.parameters, alone.matrix, alone.seed, threads=threads, random=alone.random
+    )
+
+
+def encrypted_rows(
+    shard: Shard,
+    given: _Client,
+    secrets: NDArray[np.int8],
+    key: bytes | None,
+    first: int,
+    count: int,
+    vectors: NDArray[np.int32],
+) -> Residues:
+    """Return a worker's rows of ``EncryptedQuery.encrypt_from(first, ...)`` of `count` entries; a step."""
+    held: dict[tuple[Any, ...], EncryptedQuery] = shard.made_of("query", [], dict)
+    terms = given[2], key, secrets.tobytes()
+    if terms not in held:  # the next query: its secrets are transformed once
+        client: LinearMapClient = shard.made_of(
+            f"client of {given[2].hex()}", [], lambda: LinearMapClient(*given, threads=shard.threads)
+        )
+        held.clear()
+        held[terms] = EncryptedQuery(client, secrets.copy(), key)
+    query, done = held[terms], 0
+    words = np.empty((len(vectors), len(given[0].primes), vectors.shape[2]), np.uint32)
+    for part in own_stripes(shard.number, shard.count, first, count):
+        at = slice(done, done + part.stop - part.start)
+        words[..., at] = query.encrypt_from(first + part.start, [vector[:, at].copy() for vector in vectors])
+        done = at.stop
+    return words
+
+
+def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:
+    """Return a server of a worker's rows of a matrix."""
+
+    def of_rows() -> LinearMapServer:
+        columns = np.ascontiguousarray(shard.arrays[matrix.name].T)
+        shard.arrays[matrix.name] = columns.T  # so that it is there once
+        held = SecretMatrix(columns, matrix.column_of_row.copy(), matrix.code_of_row.copy())
+        return LinearMapServer(matrix.parameters, held, matrix.seed, threads=shard.threads)
+
+    made: LinearMapServer = shard.made_of(f"server of {matrix.name}", [matrix.name], of_rows)
+    return made
+
+
+def vector_products(
+    shard: Shard, matrix: _Matrix, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return what a worker's entries from row `first` of the matrix on add to <u_S, b> of each vector; a step."""
+    before = rows_before(shard.number, shard.count, matrix.at)
+    start = rows_before(shard.number, shard.count, matrix.at + first) - before
+    return server_at(shard, matrix).all_products(words, start, features, rows)
+
+
+def hints_of(shard: Shard, matrix: _Matrix, start: int, stop: int) -> Residues:
+    """Return what a worker's rows add to hints of some rows of the matrix, uint32 (primes, stop - start, N); a step."""
+    server, degree = server_at(shard, matrix), matrix.parameters.degree
+    own = own_stripes(shard.number, shard.count, matrix.at, matrix.length)
+    blocks = [range(1 + part.start // degree, 1 + -(-part.stop // degree)) for part in own]
+    return server.partial_hints(start, stop, list(chain.from_iterable(blocks)))
+
+
+# ----------------------------------------------------------------
+# A passive party's end of an additive cipher, where ciphertexts of rows are multiplied by the workers of a cluster.
+#
+# Each worker multiplies those of its rows over the bins of every column; the driver multiplies what they return, and
+# puts sums together and re-randomises them as one machine does. Workers learn what the party itself does: the public
+# key.
+
+Words = NDArray[np.uint64]
+Found = tuple[NDArray[np.int64], Words]
+
+_CODES, _CIPHERTEXTS, _ROWS = "codes", "ciphertexts", "rows of ciphertexts"
+
+
+@dataclass(frozen=True, slots=True)
+class _CipherBins:
+    """What a worker needs to know of an additive cipher and the columns: the modulus, slots and bins of columns."""
+
+    modulus: int
+    offsets: NDArray[np.int64]
+    left_out: NDArray[np.int64]
+
+
+class _OverCluster(AdditiveSumsServer):
+    """Multiplies at the workers, which keep the codes of all rows."""
+
+    _kept: Words | None = None
+    _features: NDArray[np.int32] | None = None
+    _shards: Shards
+
+    def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
+        self._shards = shards
+        super().__init__(*given, **options)
+
+    def _plan(self, codes: NDArray[np.uint8]) -> list[Block]:
+        self._shards.keep(_CODES, codes)
+        return []
+
+    def _begin(self, features: NDArray[np.int32] | None) -> None:
+        super()._begin(features)
+        self._features = features
+
+    def end_tree(self) -> None:
+        super().end_tree()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._kept is not None:
+            self._kept = None
+            self._shards.drop(_CIPHERTEXTS)
+            self._shards.drop(_ROWS)
+
+    def _products(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Iterator[Found]:
+        found = self._ciphertexts
+        assert found is not None
+        at = places(self._rows, self._shards.count)
+        if self._kept is not found:
+            self._kept = found
+            self._shards.keep(_CIPHERTEXTS, found, at)
+            self._shards.keep(_ROWS, local_rows(self._rows, self._shards.count), at)
+        nodes = ByRows(nodes_of(positions, node_starts, node_starts, len(found)), places=at)
+        bins = _CipherBins(self._modulus.value, self._offsets, self._left_out)
+        count, slots = len(node_starts) - 1, int(self._offsets[-1])
+        for part in pieces(count, max(1, PRODUCT_BYTES // max(1, 8 * slots * self._modulus.words))):
+            parts = self._shards.each(bin_products_of, bins, self._features, count, part, nodes)
+            yield merged(self._modulus, parts, self._threads)
+
+
+class ClusterSumsServer(_OverCluster):
+    """See `AdditiveSumsServer`."""
+
+
+class ClusterBlindServer(_OverCluster, BlindSumsServer):
+    """See `BlindSumsServer`."""
+
+    def _products(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Iterator[Found]:
+        yield from super()._products(positions, node_starts)
+        self._forget()  # ciphertexts serve one query
+
+
+def over_cluster(shards: Shards) -> Ends:
+    """Return what makes ends whose rows are at these workers; keys of additive ciphers encrypt at the driver."""
+    return Ends(
+        partial(ClusterSumsServer, shards),
+        partial(ClusterBlindServer, shards),
+        partial(ClusterLatticeServer, shards),
+        partial(ClusterLatticeClient, shards),
+    )
+
+
+def bin_products_of(
+    shard: Shard,
+    bins: _CipherBins,
+    features: NDArray[np.int32] | None,
+    count: int,
+    part: slice,
+    nodes: NDArray[np.signedinteger],
+) -> Found:
+    """Return a worker's part of what `AdditiveSumsServer._products` makes of some of `count` nodes; a step."""
+    modulus: Modulus = shard.made_of(f"modulus {bins.modulus}", [], lambda: Modulus(bins.modulus))
+    positions, starts = members(nodes, count)
+    kept, source = shard.arrays[_ROWS], shard.arrays[_CIPHERTEXTS]
+    items = Items(source, positions, kept[positions], starts, np.arange(count))
+    held = items.of_range(part.start, part.stop)
+    groups = [group for block in _blocks(shard, bins, features) for group in block.groups]
+    return bin_products(modulus, groups, bins.offsets, held, shard.threads)
+
+
+def _blocks(shard: Shard, bins: _CipherBins, features: NDArray[np.int32] | None) -> list[Block]:
+    """Return the groups of columns of a worker's rows, those of the tree's columns alone."""
+    codes = shard.arrays[_CODES]
+    sizes = np.diff(bins.offsets)
+    blocks: list[Block] = shard.made_of(
+        "blocks", [_CODES], lambda: plan_blocks(codes, bins.left_out.copy(), sizes, shard.threads)
+    )
+    if features is None:
+        return blocks
+    kept: set[int] = set(features.tolist())
+
+    def of_tree(groups: list[Group]) -> list[Group]:
+        return keep_features(groups, kept)
+
+    return [Block(block.columns, of_tree(block.groups)) for block in blocks]
+
+
+def merged(modulus: Modulus, parts: list[Found], threads: int) -> Found:
+    """Multiply what workers found at the same places."""
+    at = np.concatenate([where for where, _ in parts])
+    numbers = np.concatenate([products for _, products in parts])
+    order = np.argsort(at, kind="stable").astype(np.int32)
+    held, starts = np.unique(at[order], return_index=True)
+    starts = np.append(starts, len(order)).astype(np.int64)
+    out = np.empty((len(held), modulus.words), np.uint64)
+
+    def multiply(first: int, stop: int) -> None:
+        modulus.segment_products(numbers, order, starts[first : stop + 1], out[first:stop])
+
+    share(multiply, len(held), threads, 64)
+    return held, out
