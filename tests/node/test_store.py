@@ -17,7 +17,7 @@ import pytest
 from flips import damaged, flipped
 from treaty.errors import ConfigError, LocalProtocolError
 from treaty.node.node_file import FILE, VERSION
-from treaty.node.store import FINAL, TRANSITIONS, Head, JobRow, Store
+from treaty.node.store import FINAL, TRANSITIONS, AuditHead, JobRow, Store
 
 JOB = JobRow("a1b2c3", b"proposal", b"signature", "bank", "train", total=60)
 
@@ -134,7 +134,7 @@ def test_a_peer_whose_audit_log_was_cut_or_written_anew_is_noticed(store):
     assert store.note_head("clinic", 9, b"nine", b"s9") == ""
     assert "had 9 entries and now has 8" in store.note_head("clinic", 8, b"eight", b"s8")
     assert "has another entry 9" in store.note_head("clinic", 9, b"new", b"s")
-    assert store.heads() == {"clinic": Head(9, b"nine", b"s9")}
+    assert store.heads() == {"clinic": AuditHead(9, b"nine", b"s9")}
 
 
 def test_file_and_folder_are_the_owners_alone(store, tmp_path):
