@@ -45,7 +45,7 @@ class World:
         )
         proposal: Any = SimpleNamespace(verb="train")
         roles = {name: "active" if name == self.active else "passive" for name in self.names}
-        return Standing(name, row, proposal, cast(Job, job), Roles(self.active, roles, self.names), ended=row.attempt)
+        return OpenJob(name, row, proposal, cast(Job, job), Roles(self.active, roles, self.names), ended=row.attempt)
 
     def change(self, name: str, changes: dict[str, Any]) -> None:
         at = self.nodes[name]

@@ -127,7 +127,7 @@ class Jobs:
             if row.state == "running":  # what its process said last was not heard
                 kept = row.attempt if keeps_part(Path(self.settings.folder), row.id, self.name) else 0
             row = self.store.change(row.id, state="waiting", kept=kept, reason="its node was restarted", event=event)
-        at = Standing(self.name, row, proposal, job, roles, ended=row.attempt)
+        at = OpenJob(self.name, row, proposal, job, roles, ended=row.attempt)
         for encoded in self.store.views(row.id).values():
             with suppress(msgspec.MsgspecError):
                 self._approvals(at, msgspec.msgpack.decode(encoded, type=JobStatus).signed)
@@ -185,7 +185,7 @@ class Jobs:
         event = {"what": "received", "who": peer, "name": job.name, "verb": proposal.kind}
         if not self.store.add_job(row, event=event):
             return None
-        return Standing(self.name, self.store.job(job_id), proposal, job, roles)
+        return OpenJob(self.name, self.store.job(job_id), proposal, job, roles)
 
     def wanted(self, peer: str, conversation: NodeConversation, job: str) -> None:
         """Send a proposal to a party that asks for it: from anybody but the active party it would be refused."""
