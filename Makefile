@@ -11,8 +11,8 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 
 # A part of the tests with other versions: what reads, writes and sends, and jobs of SecureBoost between processes.
 LOWEST := .venv-lowest
-PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_processes.py tests/test_compute.py tests/test_parallel.py \
-    tests/test_files.py tests/test_database.py tests/test_packaging.py tests/test_readme.py \
+PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_processes.py tests/machine \
+    tests/test_files.py tests/test_packaging.py tests/test_readme.py \
     tests/report/test_page.py
 
 .PHONY: demo test test-slow test-all test-lowest test-newest package test-part lint type docs snippets bench clean

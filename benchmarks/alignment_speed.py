@@ -28,10 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treaty.data.ids import Psi, read_ids
+from treaty.machine.arrays import pieces
 from treaty.messaging.certificates import load_certificate, write_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
-from treaty.parallel import pieces
 from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
 
 SIDES = ("active", "passive")

@@ -28,7 +28,7 @@ from rich.table import Table
 import treaty
 from published import Experiment, Run, bar_of, look_up, page, read_experiments, read_runs, verdict
 from treaty.errors import ConfigError, TreatyError
-from treaty.signals import ended_by_signals
+from treaty.machine.process import ended_by_signals
 
 app = typer.Typer(
     help="""Repeat what papers published of the systems here, and see how far it is reached.

@@ -27,7 +27,8 @@ from treaty.crypto.additive.randomiser import Randomiser
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sums.bin_products import Items, bin_products, plan_blocks
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
-from treaty.parallel import concurrently, pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.process import concurrently
 
 ROWS, BINS, FRACTION = 20_000, 32, 1 << 16
 GENERATE = {"ou": generate_key, "paillier": generate_paillier_key}

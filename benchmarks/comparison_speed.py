@@ -22,7 +22,7 @@ from treaty.crypto.sharing import shamir_field as field
 from treaty.crypto.sharing.additive_comparison import deal, sign_bit
 from treaty.crypto.sharing.secret_sharing import make_shares, open_shares
 from treaty.crypto.sharing.secure_comparison import Program, Setting, less_than, prepare
-from treaty.parallel import pieces
+from treaty.machine.arrays import pieces
 
 RESULTS = Path(__file__).parent / "results" / "comparison_speed.csv"
 BATCH = 10_000

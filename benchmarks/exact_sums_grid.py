@@ -21,7 +21,7 @@ from scipy.special import ndtr
 
 from data import arguments
 from opened_sums import columns_of, grow, of_first_trees
-from treaty.parallel import cores
+from treaty.machine.process import cores
 from treaty.privacy.exact_sums import GRID, known_bins
 
 ROWS = (100, 300, 1000, 3000, 10_000, 30_000)

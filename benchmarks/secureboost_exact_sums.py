@@ -23,8 +23,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from data import Data, arguments, default_of_credit_card_clients, give_me_some_credit, report
 from opened_sums import columns_of, grow, opened_by_job
 from treaty import FedXGBoostSMM, SecureBoost
-from treaty.compute import Integers
-from treaty.parallel import cores
+from treaty.machine.arrays import Integers
+from treaty.machine.process import cores
 from treaty.privacy.exact_sums import OpenedNode, known_bins
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from treaty.compute import processor_has
 from treaty.crypto.additive.fma_multiplier import HAS_FMA
 from treaty.crypto.additive.multiplier import HAS_IFMA
+from treaty.machine.kernels import processor_has
 
 NEEDS_WIDE_VECTORS = pytest.mark.skipif(
     not processor_has("avx2"),

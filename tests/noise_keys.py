@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treaty.database import owner_of
 from treaty.files import write_file
+from treaty.machine.database import owner_of
 from treaty.privacy import ledger
 
 

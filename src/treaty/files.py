@@ -13,7 +13,9 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 from urllib.parse import quote, unquote
@@ -22,7 +24,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import decoder_of, json_decoder_of
 from treaty.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,22 @@ Content = TypeVar("Content", bound=msgspec.Struct)
 _HEAD = re.compile(rb"treaty-([a-z-]{1,40}) ([0-9]{1,9}) ([!-~]{0,2000}) ([0-9]{1,15}) ([0-9a-f]{64})\n")
 _LONGEST_HEAD = 3000  # bytes
 _SEAL = re.compile(rb'"sha256": "([0-9a-f]{64})"')
+_BUILDING = threading.Lock()
 _UNWRITTEN = "its files cannot be written; it has the details"
+
+
+@cache
+def decoder_of(kind: Hashable, dec_hook: Callable[[Any, Any], Any] | None = None) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder of a type; built one at a time, for msgspec crashes where threads first decode one together."""
+    with _BUILDING:
+        return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook)
+
+
+@cache
+def json_decoder_of(kind: Hashable) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of a type from JSON, built as those of `decoder_of` are."""
+    with _BUILDING:
+        return msgspec.json.Decoder(kind)
 
 
 class Format(NamedTuple):

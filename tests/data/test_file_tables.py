@@ -15,7 +15,7 @@ from treaty.data.opening import open_table
 from treaty.data.sources import as_text, has_values, read_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, DataError
-from treaty.scratch import contiguous, folder_of
+from treaty.machine.arrays import contiguous, folder_of
 
 IN_FILES = [name for name in WRITTEN if name != "t.csv"]
 
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, name):
 @pytest.mark.usefixtures("all_large")
 def test_a_folder_without_room_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     path = write(random_table(), tmp_path / "t.parquet")
-    monkeypatch.setattr("treaty.scratch.shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr("treaty.machine.arrays.shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
     with pytest.raises(ConfigError, match=r"cannot keep a table .* in .*scratch, .* 0\.0 GB are free; make room"):
         open_table(path, folder=tmp_path / "scratch")
 

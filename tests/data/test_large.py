@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from treaty.data import large
 from treaty.data.large import WORDS, Column, Scratch, SortedRecords, records
 from treaty.errors import ConfigError
-from treaty.scratch import forget
+from treaty.machine.arrays import forget
 
 NUMBERED = np.dtype([("key", np.int32), ("at", np.int64)])
 HASHED = np.dtype([("key", np.uint64, (2,)), ("at", np.int64)])

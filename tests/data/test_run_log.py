@@ -19,8 +19,8 @@ from flips import damaged, flipped
 from pace import within
 from treaty.data import run_log
 from treaty.data.run_log import RunLog, count_changed, decode, encode
-from treaty.database import set_aside
 from treaty.errors import ConfigError, DataError
+from treaty.machine.database import set_aside
 
 NODES = np.random.default_rng(0).integers(0, 256, (256, 32), np.uint8)
 

@@ -19,8 +19,8 @@ from treaty.data.file_tables import FileTable
 from treaty.data.opening import open_table
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
+from treaty.machine.arrays import folder_of
 from treaty.models import trees
-from treaty.scratch import folder_of
 from treaty.trees.columns import ColumnSource
 
 OPTIONS = {"n_estimators": 2, "max_depth": 3, "max_bin": 12, "min_child_samples": 5, "n_jobs": 1, "random_state": 1}
@@ -227,7 +227,7 @@ def test_a_full_disk_is_told_before_a_column_is_read(tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("treaty.scratch._take_room", full)
+    monkeypatch.setattr("treaty.machine.arrays._take_room", full)
     with pytest.raises(
         ConfigError, match=r"cannot keep a table .* No space left on device; make room, or name another"
     ):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty import parallel
 from treaty.errors import PeerProtocolError
+from treaty.machine import arrays
 from treaty.messaging.messages import Array
 from treaty.messaging.row_pieces import bits_of, put_together, row_pieces
 
@@ -18,7 +18,7 @@ from treaty.messaging.row_pieces import bits_of, put_together, row_pieces
 @given(n_rows=st.integers(0, 10**6), bits=st.integers(0, 10**7), bound=st.integers(1, 10**4))
 def test_pieces_are_the_rows_in_order_end_at_bytes_and_keep_to_the_bound(n_rows, bits, bound):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "PIECE_BYTES", bound)
+        patch.setattr(arrays, "PIECE_BYTES", bound)
         cut = row_pieces(n_rows, bits)[:1000]
     assert cut[0].start == 0
     assert all(before.stop == after.start for before, after in pairwise(cut))

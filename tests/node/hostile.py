@@ -17,7 +17,8 @@ from unittest import mock
 
 import msgspec
 
-from treaty import named_code, systems
+from treaty import systems
+from treaty.machine import process
 from treaty.messaging.grpc_wire import grpc
 from treaty.node.cards import read_card
 from treaty.node.door import Door
@@ -70,7 +71,7 @@ def without_side_effects() -> Iterator[list[str]]:
             raise ImportError(name)
         return real(name, package)
 
-    with mock.patch.object(systems, "import_module", noted), mock.patch.object(named_code, "import_module", noted):
+    with mock.patch.object(systems, "import_module", noted), mock.patch.object(process, "import_module", noted):
         yield imported
 
 

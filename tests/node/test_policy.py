@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treaty.machine.process import trust
 from treaty.models.checkpoints import noise_folder
-from treaty.named_code import trust
 from treaty.node import policy as policies
 from treaty.node.policy import Facts, Finding, PolicyVerdict, facts_of, verdict
 from treaty.node.settings import DataSet, Policy

@@ -14,8 +14,8 @@ from flips import damaged, flipped
 from runs.job_files import train_in_threads
 from tables import real_table
 from treaty import files
-from treaty.database import kept_file, set_aside
 from treaty.errors import ConfigError
+from treaty.machine.database import kept_file, set_aside
 from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part

@@ -150,7 +150,7 @@ def test_what_is_wrong_is_told_in_the_same_words(tmp_path, changed, member, labe
 
 def test_a_store_without_room_ends_the_job_before_it_meets_others(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "ON_DISK", 0)
-    monkeypatch.setattr("treaty.scratch.shutil.disk_usage", lambda folder: type("Usage", (), {"free": 0})())
+    monkeypatch.setattr("treaty.machine.arrays.shutil.disk_usage", lambda folder: type("Usage", (), {"free": 0})())
     path = str(write(random_table(), tmp_path / "t.parquet"))
     job = Job(name="t", active="a", label="y", parties={"a": Member(table=path)}, store=str(tmp_path / "store"))
     with pytest.raises(

@@ -8,8 +8,8 @@ import pytest
 
 from systems import routes
 from systems.test_told import JOBS
-from treaty import parallel
 from treaty.crypto.sums import additive_sums, blind_sums, lattice_sums
+from treaty.machine import arrays
 from treaty.runs.threads import RunRecord
 from treaty.systems import find_system
 from treaty.systems.secureboost import hidden_prediction
@@ -49,7 +49,7 @@ def largest(name: str, folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name != "fedxgb"])  # see fedxgb/test_pieces.py
 def test_no_message_grows_with_rows(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "PIECE_BYTES", BOUND)
+    monkeypatch.setattr(arrays, "PIECE_BYTES", BOUND)
     for module in (additive_sums, blind_sums, lattice_sums):
         monkeypatch.setattr(module, "PIECE_BYTES", BOUND)
     for module in (additive_sums, blind_sums):

@@ -16,8 +16,8 @@ from sklearn.model_selection import GridSearchCV
 import treaty
 from flat import CLASSES, common_of, option_lines
 from tables import cut, real_table
-from treaty import named_code
 from treaty.errors import ConfigError
+from treaty.machine import process
 from treaty.runs.job import Job, load_job
 from treaty.systems import ESTIMATORS, OPTIONS, SYSTEMS, find_system, option_class, option_owners
 from treaty.systems.logistic.options import RegressionOptions
@@ -466,7 +466,7 @@ def test_a_job_file_of_no_system_between_parties_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("wrong", ["5", '["secureboost"]', '"treaty.systems:SYSTEMS"'])
 def test_a_protocol_that_is_no_systems_name_is_one_error(tmp_path, monkeypatch, wrong):
-    monkeypatch.setattr(named_code, "_TRUSTED", {"treaty.systems:SYSTEMS"})
+    monkeypatch.setattr(process, "_TRUSTED", {"treaty.systems:SYSTEMS"})
     text = job_text("secureboost").replace('protocol = "secureboost"', f"protocol = {wrong}")
     with pytest.raises(ConfigError, match=r"expected (protocol|'treaty.systems:SYSTEMS') to be .* - in the job"):
         load_job(written(tmp_path, text))

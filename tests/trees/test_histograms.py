@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.parallel import share
+from treaty.machine.shared_work import share
 from treaty.trees import histograms
 from treaty.trees.histograms import TABLES, Histograms, add_histograms, gather_pairs
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.parallel import share
+from treaty.machine.shared_work import share
 from treaty.trees import partition
 from treaty.trees.partition import BLOCK, RowPartition, add_leaf_values, count_left, look_up_left, scatter_rows
 

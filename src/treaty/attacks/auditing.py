@@ -24,8 +24,8 @@ from treaty.attacks import (
     row_sets,
 )
 from treaty.attacks.views import Finding, Truth, View
-from treaty.compute import Floats
 from treaty.errors import ConfigError
+from treaty.machine.arrays import Floats
 
 Attack = Callable[[View, Truth], Iterator[Finding]]
 

@@ -26,13 +26,14 @@ from sklearn.preprocessing import StandardScaler
 
 from treaty.attacks.repeated_ciphertexts import KeyedCipher, keyed_cipher
 from treaty.attacks.views import Finding, Truth, View, auc_error
-from treaty.compute import Flags, Floats, Int32s
 from treaty.crypto.lattice.packed import unpack as unpacked_residues
 from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters
+from treaty.machine.arrays import Flags, Floats, Int32s
+from treaty.messaging.messages import unpack
 from treaty.systems.vertical.encrypted import Setup
-from treaty.systems.vertical.encrypted_columns import SumsPiece, SumsRequest, TreeStart, unpack
+from treaty.systems.vertical.encrypted_columns import SumsPiece, SumsRequest, TreeStart
 from treaty.systems.vertical.exact_sums import content_of
 from treaty.systems.vertical.sealed.level import SealedSumsRequest
 

@@ -23,7 +23,7 @@ from sklearn.cluster import KMeans, SpectralCoclustering
 
 from treaty.attacks.row_sets import Partitions, seen_sets
 from treaty.attacks.views import Finding, Truth, View, auc_error, standardised
-from treaty.compute import Floats
+from treaty.machine.arrays import Floats
 from treaty.privacy.clustering import attack_auc
 from treaty.systems.vertical.encrypted_columns import TreeStart
 

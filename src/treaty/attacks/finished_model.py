@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from treaty.attacks.views import Finding, auc_error
-from treaty.compute import Flags, Floats
+from treaty.machine.arrays import Flags, Floats
 from treaty.privacy.clustering import attack_auc
 
 _LEAST = 1e-12

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from treaty.attacks.views import Finding, Truth, View, label_finding
-from treaty.compute import Flags, Floats
+from treaty.machine.arrays import Flags, Floats
 from treaty.messaging.messages import view as array_view
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper.attacks import left_over, rounded, solved, two_valued

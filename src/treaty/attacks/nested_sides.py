@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.attacks.views import Finding, Truth, View
-from treaty.compute import Flags, Int32s, Integers
+from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.systems.vertical.encrypted import Setup
 
 MOST = 1000

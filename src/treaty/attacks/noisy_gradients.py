@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treaty.attacks.views import Finding, Truth, View, label_finding
-from treaty.compute import Floats
+from treaty.machine.arrays import Floats
 from treaty.systems.fedxgboost_ldp.scoring import NoisyTree
 
 

@@ -27,15 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.attacks.views import Finding, Truth, View
-from treaty.compute import Int32s, Integers
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.montgomery import from_words
 from treaty.crypto.additive.packing import Packing
 from treaty.crypto.payload import SumsBounds
+from treaty.machine.arrays import Int32s, Integers
+from treaty.messaging.messages import unpack
 from treaty.messaging.transcript import Entry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.systems.vertical.encrypted import Setup
-from treaty.systems.vertical.encrypted_columns import Sums, SumsRequest, TreeRows, TreeStart, unpack
+from treaty.systems.vertical.encrypted_columns import Sums, SumsRequest, TreeRows, TreeStart
 from treaty.systems.vertical.exact_sums import content_of
 
 MOST = 4096

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
-from treaty.compute import Flags, Floats, Int32s
 from treaty.data.binning import Bins, fit_bins
+from treaty.machine.arrays import Flags, Floats, Int32s
 from treaty.privacy.clustering import attack_auc
 from treaty.runs.threads import Recorded
 from treaty.systems import SYSTEMS, find_system

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from treaty.parallel import cores as all_cores
+from treaty.machine.process import cores as all_cores
 from treaty.runs.progress import steps_bar
 from treaty.systems.vertical.audit.replay import audit as compare
 

@@ -25,8 +25,8 @@ from treaty.estimators.align import align
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
 from treaty.linear.batches import fewest_rows
+from treaty.machine.process import trust
 from treaty.models.linear import label_holder, preparation_of
-from treaty.named_code import trust
 from treaty.runs.warm_up import compile_kernels, compile_walks
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.roles import disclosures

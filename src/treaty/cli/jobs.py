@@ -16,7 +16,7 @@ from rich.console import Console
 from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, log_of_all, logged
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
-from treaty.parallel import keep_to
+from treaty.machine.process import keep_to
 from treaty.runs.job import Job, id_column, load_job
 from treaty.runs.local_checks import check_training
 from treaty.runs.party import (

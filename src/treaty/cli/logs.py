@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from treaty.errors import NOTED, ConfigError, TreatyError
-from treaty.named_code import trust
+from treaty.machine.process import trust
 
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose", help="Say what is done on standard error, in lines with their time (UTC).")

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 import treaty
 from treaty.cli.logs import BY_SIGNAL, Ended, last_line
 from treaty.errors import ConfigError, DataError, TreatyError
-from treaty.signals import ended_by_signals
+from treaty.machine.process import ended_by_signals
 
 console = Console(markup=False)
 

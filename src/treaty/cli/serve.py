@@ -18,12 +18,12 @@ from treaty.cli.logs import LogFile, Verbose, logged
 from treaty.cli.node import DEFAULT, NodeFile
 from treaty.data.table import Table
 from treaty.errors import ConfigError
+from treaty.machine.process import cores
 from treaty.node.online import Partners as Asking
 from treaty.node.online import UnknownIds, find_socket
 from treaty.node.proposals import Proposal
 from treaty.node.settings import LOCAL, is_loopback, load_settings
 from treaty.node.store import Store
-from treaty.parallel import cores
 
 if TYPE_CHECKING:
     from treaty.serving.service import Partners

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from treaty.database import set_aside
+from treaty.machine.database import set_aside
 from treaty.privacy.ledger import cost, read_ledger, summary
 
 console = Console(markup=False)

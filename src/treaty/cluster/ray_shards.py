@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from treaty.cluster.shards import PIECE_BYTES, ByRows, Shard, cut_arguments
 from treaty.errors import ClusterLost, ConfigError, TreatyError
 from treaty.files import write_whole
-from treaty.parallel import cores
-from treaty.scratch import forget
+from treaty.machine.arrays import forget
+from treaty.machine.process import cores
 
 logger = logging.getLogger(__name__)
 

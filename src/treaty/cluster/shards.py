@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.parallel import pieces
+from treaty.machine.arrays import pieces
 
 STRIPE = 1 << 14
 """Rows that lie at one worker, one after the other: whole blocks of the lattice map, whose degree divides it."""

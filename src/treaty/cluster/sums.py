@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.cluster.shards import STRIPE, ByRows, Shard, Shards, added_up, local_rows, own_stripes, places, rows_before
-from treaty.compute import Int32s, Integers
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.lattice.map_client import EncryptedQuery, LinearMapClient
 from treaty.crypto.lattice.map_server import LinearMapServer
@@ -25,8 +24,8 @@ from treaty.crypto.sums.blind_sums import BlindSumsServer
 from treaty.crypto.sums.encrypted_sums import Ends
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.crypto.vectors.lattice_vectors import VectorServer
-from treaty.parallel import pieces, share
-from treaty.scratch import contiguous
+from treaty.machine.arrays import Int32s, Integers, contiguous, pieces
+from treaty.machine.shared_work import share
 from treaty.trees.columns import BinSums, MakeSums
 from treaty.trees.histograms import Histograms
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.machine.kernels import kernel
 
 Wide = NDArray[np.uint64]
 Bits = NDArray[np.uint8]

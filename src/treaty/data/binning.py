@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import inner, kernel, new_array
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
-from treaty.parallel import concurrently, cores
-from treaty.scratch import forget, new
+from treaty.machine.arrays import forget, new
+from treaty.machine.kernels import inner, kernel, new_array
+from treaty.machine.process import concurrently, cores
 
 # -------------------------------------- the two compiled loops of binning: placing cuts, and finding every value's bin
 #

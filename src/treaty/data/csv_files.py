@@ -22,9 +22,9 @@ import pyarrow.csv
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
 from treaty.data.number_text import stays_text
-from treaty.scratch import unusable
+from treaty.machine.arrays import unusable
+from treaty.machine.kernels import kernel
 
 _LARGEST_BLOCK = (1 << 31) - 1  # arrow counts the bytes of a block in int32
 _SMALLEST_BLOCK = 1 << 16

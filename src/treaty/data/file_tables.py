@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from treaty.data.columns import WHOLE, Column, ColumnProblem, Origin, column_from_series, number_columns
-from treaty.scratch import forget, new
+from treaty.machine.arrays import forget, new
 
 Change = Callable[[Any], Any]
 

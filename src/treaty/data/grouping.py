@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from treaty.compute import inner, kernel
 from treaty.data.large import WORDS, Column, Scratch, SortedRecords, records
-from treaty.parallel import pieces
-from treaty.scratch import forget
+from treaty.machine.arrays import forget, pieces
+from treaty.machine.kernels import inner, kernel
 
 # ------------------------------------------------------------ SipHash-2-4 of 128 bits over many byte strings at a time
 #

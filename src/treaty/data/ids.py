@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from treaty.data.grouping import group_rows, group_rows_in_files
 from treaty.data.large import IN_MEMORY, part_of
 from treaty.errors import ConfigError, DataError
-from treaty.parallel import pieces
-from treaty.scratch import forget
+from treaty.machine.arrays import forget, pieces
 
 OnDuplicate = Literal["error", "first", "expand"]
 Normalisation = Literal["nfc", "strip", "lower"]

@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from treaty.compute import kernel, new_array
 from treaty.errors import ConfigError
+from treaty.machine.kernels import kernel, new_array
 
 IN_MEMORY = 1 << 18
 """Records that are kept in memory; longer lists lie in files. Work is done on half of that at a time."""

@@ -16,7 +16,7 @@ from treaty.data.file_tables import FileTable
 from treaty.data.parquet_files import files_of
 from treaty.data.sources import checked_ending, facts_of, kept_names, not_that, read_table, refuse_bytes
 from treaty.errors import DataError
-from treaty.scratch import check_room, usual_folder
+from treaty.machine.arrays import check_room, usual_folder
 
 ON_DISK = 1 << 30
 """Bytes of a table's columns, as float32, from which on they lie in files."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import inner, kernel
+from treaty.machine.kernels import inner, kernel
 
 _NARROW = 1 << 12  # keys, within a thousandth of the number: treated as one value when other bins' targets are set
 _WIDEST = (1 << 63) - 1  # stands for more than an int64 holds: half of all float64 numbers

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from treaty.data.binning import MOST_BINS
 from treaty.data.quantile_kernels import floats_of, insert_points, keys_of, place_cuts
 from treaty.errors import ConfigError, LocalProtocolError
-from treaty.parallel import concurrently
-from treaty.scratch import folder_of, forget, new
+from treaty.machine.arrays import folder_of, forget, new
+from treaty.machine.process import concurrently
 
 _EVERY = (-np.inf, np.inf)
 _NO_INTERVAL = np.iinfo(np.int64).max  # as `least_rows`: take every interval as it is

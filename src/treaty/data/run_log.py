@@ -30,10 +30,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import json_decoder_of
-from treaty.database import KEPT, Mark, kept_file, mark_of, owner_of
 from treaty.errors import ConfigError, DataError
-from treaty.files import Format, read_file, write_file
+from treaty.files import Format, json_decoder_of, read_file, write_file
+from treaty.machine.database import KEPT, Mark, kept_file, mark_of, owner_of
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
 
-from treaty.compute import json_decoder_of
 from treaty.data.columns import quoted
 from treaty.data.csv_files import CsvProblem, csv_facts, lines_of, opened_text, parse_csv
 from treaty.data.file_tables import FileTable
@@ -32,7 +31,8 @@ from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
 from treaty.data.parquet_files import FolderProblem, files_of, parquet_facts, read_parquet
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
-from treaty.scratch import forget, new
+from treaty.files import json_decoder_of
+from treaty.machine.arrays import forget, new
 
 Read = TypeVar("Read")
 

@@ -31,7 +31,7 @@ from treaty.data.columns import (
 )
 from treaty.data.file_tables import FileTable, features_of
 from treaty.errors import DataError
-from treaty.scratch import folder_of, forget, new
+from treaty.machine.arrays import folder_of, forget, new
 
 _SHOWN = 3  # categories that a warning names
 _LARGE_SHARE = 0.1  # of rows with unknown categories, from which on a warning asks how they are written

@@ -20,7 +20,7 @@ from treaty.data.table import of_frame
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
 from treaty.files import as_path
-from treaty.parallel import cores
+from treaty.machine.process import cores
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive

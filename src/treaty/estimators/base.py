@@ -28,7 +28,7 @@ from treaty.estimators.inputs import (
 )
 from treaty.estimators.saving import SavedEstimator, write_model
 from treaty.files import as_path
-from treaty.named_code import trust
+from treaty.machine.process import trust
 from treaty.runs.fit import TrainedModel
 from treaty.runs.threads import Recorded, Run
 from treaty.systems import ESTIMATORS, Model, find_system

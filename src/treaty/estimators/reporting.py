@@ -13,9 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
+from treaty.machine.process import cores
 from treaty.models.interpretation import Contributions, willing
 from treaty.models.trees import forest_of, staged_margins
-from treaty.parallel import cores
 from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread
 from treaty.report.figures import scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions

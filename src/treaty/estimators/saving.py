@@ -13,9 +13,9 @@ import msgspec
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
 from treaty.files import Format, read_json, write_json
+from treaty.machine.process import is_code, trust
 from treaty.models.linear import LinearPart
 from treaty.models.trees import ModelPart
-from treaty.named_code import is_code, trust
 from treaty.systems import find_system
 from treaty.systems.options import converted
 

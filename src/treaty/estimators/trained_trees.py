@@ -13,9 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from treaty.errors import ConfigError
 from treaty.estimators.base import TableEstimator, Tables
+from treaty.machine.process import cores
 from treaty.models.interpretation import Contributions, Kind, importances, joined_booster
 from treaty.models.trees import RowDecisions, forest_of, leaves, staged_margins
-from treaty.parallel import cores
 from treaty.runs.threads import active_of
 from treaty.systems.pooled.system import ALONE
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treaty.errors import ConfigError
-from treaty.kernel_cache import KernelCache
+from treaty.machine.kernels import KernelCache
 from treaty.models.trees import ModelPart
 from treaty.trees.growth import NoMoreTrees
 

@@ -13,8 +13,8 @@ import secrets
 
 import numpy as np
 
-from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError
+from treaty.machine.arrays import Floats, Integers
 
 SEED_BYTES = 32
 

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treaty.compute import Floats
 from treaty.errors import DataError
+from treaty.machine.arrays import Floats
 
 LEAST_CURVATURE = 1e-8  # of v^T s, per ||s||^2: a pair with less is left out
 LEAST_AGREED = 1e-2  # as `subspace_step` takes it where no function is quadratic: less is told apart by its bend alone

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treaty.compute import Floats
 from treaty.errors import DataError, warn_user
+from treaty.machine.arrays import Floats
 
 TAYLOR_RANGE = 4.0  # beyond |u| = 4 the Taylor loss rises where the logistic loss still falls or has flattened out
 TAYLOR_SHARE = 0.01

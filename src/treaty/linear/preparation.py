@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats
+from treaty.machine.arrays import Flags, Floats
 
 LARGEST = 10.0  # value of a training row; with more, single rows of Give Me Some Credit make training diverge
 COLUMN_FRACTION = 24

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treaty.compute import Floats
 from treaty.errors import DataError
 from treaty.linear.batches import curvature_rows, partition
 from treaty.linear.lbfgs import Coordinator, CoordinatorState, Slice, SliceState
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, uncorrelated, with_sums
+from treaty.machine.arrays import Floats
 
 LARGEST_RISE = 0.1  # an epoch is undone if its loss is more than a tenth above the last accepted one
 

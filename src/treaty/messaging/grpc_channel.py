@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
+from treaty.machine.process import concurrently
 from treaty.messaging.agreement import OF_ONE_JOB
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.conversation import INBOX_LIMIT, Credit
@@ -34,7 +35,6 @@ from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import FRAME_BYTES, VERSION, Introduction
 from treaty.messaging.memory import Arrival, Inbox
 from treaty.messaging.messages import clean
-from treaty.parallel import concurrently
 
 REFUSAL_PATIENCE = 4.0
 """Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""

@@ -25,7 +25,7 @@ from typing import Annotated, Any, TypeVar
 import grpc as grpc
 import msgspec
 
-from treaty.compute import decoder_of
+from treaty.files import decoder_of
 
 # gRPC's C library reports every failed handshake and lost connection on standard error; we report them as
 # errors. It reads the variable when it is loaded, so this comes first; what the user has set stays.

@@ -15,6 +15,7 @@ the name of the message class and ``body`` the message as a map of its fields.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Generic, TypeVar, dataclass_transform, get_args, get_origin
 
@@ -22,8 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import decoder_of
 from treaty.errors import LocalProtocolError, PeerProtocolError
+from treaty.files import decoder_of
 
 Frame = bytes | memoryview
 """One encoded envelope as a channel carries it."""
@@ -126,6 +127,24 @@ def view(
     values: NDArray[Scalar] = elements if right else np.require(elements, expected, "A")
     values.flags.writeable = False
     return values
+
+
+def pack(payload: Sequence[NDArray]) -> list[Array]:  # type: ignore[type-arg]
+    """Wrap arrays of any shapes for sending."""
+    return [Array.of(values) for values in payload]
+
+
+def unpack(payload: Sequence[Array], peer: str, what: str) -> list[NDArray]:  # type: ignore[type-arg]
+    """View received arrays, whose number, shapes and values the caller checks."""
+    for k, array in enumerate(payload):
+        if array.dtype not in DTYPES:
+            raise PeerProtocolError(
+                peer, f"expected an element type of {sorted(DTYPES)} - at {what}.payload[{k}] from {peer}"
+            )
+    return [
+        view(array, np.dtype(array.dtype), (None,) * len(array.shape), peer=peer, what=f"{what}.payload[{k}]")
+        for k, array in enumerate(payload)
+    ]
 
 
 Arrays = Annotated[list[Array], msgspec.Meta(max_length=1 << 16)]

@@ -13,11 +13,11 @@ from functools import partial
 from typing import TypeVar
 
 from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
+from treaty.machine.process import concurrently
 from treaty.messaging.conversation import Conversation
 from treaty.messaging.memory import Arrival, Channel
 from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
 from treaty.messaging.transcript import Transcript
-from treaty.parallel import concurrently
 
 logger = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty import parallel
+from treaty.machine import arrays
+from treaty.machine.arrays import pieces
 from treaty.messaging.messages import Array, M, Message, Scalar, view
 from treaty.messaging.party import Party
-from treaty.parallel import pieces
 
 
 def row_pieces(n_rows: int, bits: int) -> list[slice]:
-    """Cut rows, of each of which a message has `bits`, for messages of at most `parallel.PIECE_BYTES`; one at least.
+    """Cut rows, of each of which a message has `bits`, for messages of at most `arrays.PIECE_BYTES`; one at least.
 
     All but the last have a multiple of 8 rows, so that packed bits of their rows fill whole bytes.
     """
-    at_a_time = max(1, parallel.PIECE_BYTES // max(1, bits)) * 8
+    at_a_time = max(1, arrays.PIECE_BYTES // max(1, bits)) * 8
     return pieces(n_rows, at_a_time) or [slice(0, 0)]
 
 
@@ -43,7 +43,7 @@ def take_rows(
 
 def column_pieces(count: int, n_rows: int) -> list[slice]:
     """Cut columns of packed bits of all rows for messages; where one alone is too long, its rows go in `row_pieces`."""
-    return pieces(count, max(1, parallel.PIECE_BYTES // max(1, -(-n_rows // 8))))
+    return pieces(count, max(1, arrays.PIECE_BYTES // max(1, -(-n_rows // 8))))
 
 
 def take_columns(

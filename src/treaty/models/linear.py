@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
-from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.linear.losses import Calibration, beyond_taylor, probabilities
 from treaty.linear.preparation import Preparation, prepare
+from treaty.machine.database import Mark
 
 FORMAT = Format("linear-part", 5)
 

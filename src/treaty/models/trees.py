@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
-from treaty.database import Mark
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.machine.database import Mark
 from treaty.privacy.remembered_rows import RandomisedRows
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_from_bits, margins_from_bits

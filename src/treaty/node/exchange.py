@@ -21,8 +21,8 @@ import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from treaty.compute import decoder_of
 from treaty.errors import TreatyError
+from treaty.files import decoder_of
 from treaty.messaging.grpc_wire import DaemonThreads, grpc, limiting_options, ping_options
 from treaty.messaging.messages import clean
 from treaty.node.cards import Card

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from treaty.database import translated
 from treaty.errors import ConfigError
+from treaty.machine.database import translated
 from treaty.node import audit_log as audit
 
 FILE = "node.db"

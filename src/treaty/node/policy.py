@@ -23,8 +23,8 @@ from treaty.data.opening import open_table
 from treaty.data.sources import as_text, table_facts
 from treaty.data.table import to_table
 from treaty.errors import TreatyError
+from treaty.machine.process import is_code
 from treaty.models.checkpoints import noise_folder
-from treaty.named_code import is_code
 from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column

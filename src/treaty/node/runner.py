@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from treaty.machine.process import cores
 from treaty.models.checkpoints import checkpoint_file
 from treaty.node.cards import Card
 from treaty.node.forgetting import checkpoints_of, lock_of, log_of, report_of, results_of
@@ -21,7 +22,6 @@ from treaty.node.online import serving_socket
 from treaty.node.proposals import Verb, data_sets, name_of
 from treaty.node.settings import Settings
 from treaty.node.worker import WorkerEvent, WorkerOrder
-from treaty.parallel import cores
 from treaty.runs.job import Job
 
 # ----------------- A job as one node's process plays it: with its tables, key, addresses and folders in place of names

@@ -19,8 +19,8 @@ from treaty.data.sources import ending_of
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
 from treaty.files import placed, without_mark
+from treaty.machine.process import is_code, trust
 from treaty.messaging.certificates import check_names
-from treaty.named_code import is_code, trust
 from treaty.node.proposals import Verb
 from treaty.runs.job import Member, fault_of
 from treaty.runs.toml_tables import Places, converted

@@ -24,6 +24,7 @@ from treaty.crypto.aggregation.round import RoundVoid
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
+from treaty.machine.process import ended_by_signals
 from treaty.messaging.transcript import Transcript
 from treaty.node.forgetting import alone
 from treaty.node.online import Requests, id_value
@@ -35,7 +36,6 @@ from treaty.runs.processes import line_of_parent
 from treaty.runs.progress import TrainingBar
 from treaty.runs.report import FORMAT, Report, received_by, report_file
 from treaty.runs.serving import serve_online
-from treaty.signals import ended_by_signals
 from treaty.systems.vertical.online import Asked
 
 logger = logging.getLogger("treaty.node.worker")  # it runs as __main__

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from treaty.compute import Floats, Int32s
+from treaty.machine.arrays import Floats, Int32s
 
 NodeSets = Sequence[Sequence[Int32s]]
 """For each tree, partitions of the rows: node number of each row, -1 where the attacker does not know it."""

@@ -18,7 +18,7 @@ import secrets
 
 import numpy as np
 
-from treaty.compute import Integers
+from treaty.machine.arrays import Integers
 
 NONCE_BYTES = 32
 COMMITMENT_BYTES = 32

@@ -33,8 +33,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Integers, kernel
 from treaty.errors import ConfigError
+from treaty.machine.arrays import Floats, Integers
+from treaty.machine.kernels import kernel
 
 LEAST_SIGMA, MOST_SIGMA = 0.5, 2.0**40
 LEAST_SHARE = 1.0

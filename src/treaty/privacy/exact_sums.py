@@ -33,8 +33,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers, kernel
-from treaty.parallel import concurrently
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.kernels import kernel
+from treaty.machine.process import concurrently
 
 MOST = 600
 """Most different gradients among which three are tried: of many, so many triples fit by chance that nothing is won."""

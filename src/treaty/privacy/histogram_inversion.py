@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
-from treaty.compute import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 
 Masks = Flags
 """Bins that rows may have, (n, slots): a feature is known where one of its slots is left."""

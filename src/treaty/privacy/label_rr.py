@@ -26,9 +26,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.machine.arrays import Floats, Integers
 from treaty.privacy.ledger import Entry, Ledger
 
 FORMAT = Format("noisy-labels", 2)

@@ -13,7 +13,7 @@ and the smaller counts. Releases may depend on earlier ones.
 both kinds counts rows in sums as replaced as well, which is four times the rho.
 
 The ledger cannot count releases about another copy of the table, or under another name of a column. One that was
-deleted, emptied or replaced by an older copy is refused, as far as something is left that tells (`treaty.database`).
+deleted, emptied or replaced by an older copy is refused, as far as something is left that tells (`machine.database`).
 
 References
 ----------
@@ -34,9 +34,9 @@ from pathlib import Path
 
 import msgspec
 
-from treaty.database import Database, owner_of
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.files import Format, read_file, write_file
+from treaty.machine.database import Database, owner_of
 from treaty.privacy.zcdp import epsilon_of, renyi_epsilon
 
 KEY_BYTES = 32
@@ -139,7 +139,7 @@ class Ledger:
 
     Both are kept in `folder`, readable by the owner alone, one for all jobs about a table (None: in memory, for this
     object). Constructor and methods raise ConfigError when the files cannot be used, and where one is missing, damaged
-    or an older copy (`treaty.database`): another ledger would forget what was paid, another key be new noise for free.
+    or an older copy (`machine.database`): another ledger would forget what was paid, another key be new noise for free.
     `limits` are the party's own: they hold for whatever is spent, whatever limit a job has besides.
     """
 

@@ -23,9 +23,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Int32s, Integers, kernel
 from treaty.errors import ConfigError
-from treaty.parallel import pieces
+from treaty.machine.arrays import Floats, Int32s, Integers, pieces
+from treaty.machine.kernels import kernel
 from treaty.privacy.label_rr import Randomness, uniform64
 
 GRID_BITS = 20

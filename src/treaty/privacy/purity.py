@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers
 from treaty.errors import DataError
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from treaty.errors import ConfigError
+from treaty.machine.process import trust
 from treaty.messaging.messages import Abort, Goodbye, Part
-from treaty.named_code import trust
 from treaty.runs.job import Align, Job
 from treaty.runs.progress import AllKept, PartKept
 from treaty.runs.report import learned_by

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
+from treaty.machine.process import cores
 from treaty.models.checkpoints import Keeper, check_ledgers, checkpoint_file, noise_folder
 from treaty.models.interpretation import Contributions, explain_pooled, rows_first
 from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, RowDecisions, cut_to_records, predict_pooled, row_decisions
-from treaty.parallel import cores
 from treaty.privacy.ledger import Ledger
 from treaty.runs.grpc_fit import predict_in_processes, train_in_processes
 from treaty.runs.progress import TrainingBar, steps_bar

@@ -18,8 +18,8 @@ import msgspec
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
 from treaty.files import placed, without_mark
+from treaty.machine.process import check_trusted, is_code, trust
 from treaty.messaging.conversation import INBOX_LIMIT
-from treaty.named_code import check_trusted, is_code, trust
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.runs.toml_tables import in_words
 from treaty.systems import SYSTEMS, find_system

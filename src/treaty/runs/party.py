@@ -17,13 +17,13 @@ from treaty.cluster.ray_shards import opened
 from treaty.cluster.shards import Shards
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
+from treaty.machine.process import cores
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, marked
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
-from treaty.parallel import cores
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.local_checks import check_cheaply, check_file, check_training, cluster_of
 from treaty.runs.meeting.connecting import connected

@@ -24,16 +24,15 @@ from typing import IO, Any
 import msgspec
 
 from treaty.errors import TreatyError
+from treaty.machine.process import ended_by_signals, usable_cores
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import FAREWELL_TIMEOUT
 from treaty.messaging.transcript import joined
-from treaty.parallel import usable_cores
 from treaty.runs.job import Job, decoded_job
 from treaty.runs.party import owners_of_model
 from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Traffic
 from treaty.runs.warm_up import compile_kernels, trees_compiled_beside
-from treaty.signals import ended_by_signals
 from treaty.systems.system import Roles
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
+from treaty.machine.process import cores
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
-from treaty.parallel import cores
 from treaty.runs.job import Job, store_of
 from treaty.runs.local_checks import check_file
 from treaty.runs.meeting.connecting import connected

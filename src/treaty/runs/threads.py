@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
+from treaty.machine.process import cores
 from treaty.messaging.memory import Link, memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
 from treaty.models.interpretation import Contributions, rows_first
 from treaty.models.trees import RowDecisions
-from treaty.parallel import cores
 from treaty.systems.recording import Recording
 from treaty.systems.system import LabelledRows, Phase, Program, Progress, RoleInput, Roles, System
 from treaty.systems.vertical.decisions import collect, predict_passive

@@ -2,7 +2,7 @@
 
 That is most of the time of a first training on a new machine. Numba compiles on one core; where nothing is compiled yet
 `compiled_beside` has a second process compile what trees are grown by, which most systems share. What one of the
-two is about to compile the other waits for (`kernel_cache`).
+two is about to compile the other waits for (`machine.kernels`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from treaty.data.grouping import KEY, hashes
 from treaty.data.ids import Psi, read_ids
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
-from treaty.kernel_cache import is_compiled
-from treaty.parallel import share
+from treaty.machine.kernels import is_compiled
+from treaty.machine.shared_work import share
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.alignment.blinded_lists import OwnList

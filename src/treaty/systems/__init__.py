@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from treaty.errors import ConfigError
-from treaty.named_code import imported, is_code
+from treaty.machine.process import imported, is_code
 from treaty.systems.options import SystemOptions, names_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def find_system(name: str, model: Model | None = None) -> System:
     """Return the record of a system: by its name in the table, or as ``package.module:NAME`` of one defined elsewhere.
 
     `model` says what it trains; None looks through both. ConfigError when there is none of that name, or it is code
-    that is not trusted (`treaty.named_code`).
+    that is not trusted (`treaty.machine.process`).
     """
     known = {name: where for of, named in SYSTEMS.items() if model in (None, of) for name, where in named.items()}
     if name not in known and not is_code(name):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treaty.compute import Flags, Int32s, Integers
 from treaty.data.binning import Bins
+from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.privacy.exact_sums import OpenedNode
 
 

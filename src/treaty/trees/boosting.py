@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from treaty.compute import Floats, Int32s, Integers
+from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees, SplitFinder, grow_tree
 from treaty.trees.metrics import check_watched, evaluate, higher_is_better

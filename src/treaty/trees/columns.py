@@ -9,9 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers
-from treaty.parallel import pieces, share
-from treaty.scratch import contiguous, side_by_side
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers, contiguous, pieces, side_by_side
+from treaty.machine.shared_work import share
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.partition import RowPartition, look_up_left

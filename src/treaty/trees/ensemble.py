@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers, inner, kernel, new_array
-from treaty.parallel import share
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.kernels import inner, kernel, new_array
+from treaty.machine.shared_work import share
 
 # ---------------------------------------------------------------- kernels that walk rows down trees
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import Floats, Integers
+from treaty.machine.arrays import Floats, Integers
 from treaty.trees.scanning import DIGITS
 
 _MOST = (1 << 32 * DIGITS) - 1  # no numerator is as large

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Floats, Int32s, Integers
+from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits
 

@@ -23,8 +23,9 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, Integers, inner, kernel
-from treaty.parallel import share
+from treaty.machine.arrays import Int32s, Integers
+from treaty.machine.kernels import inner, kernel
+from treaty.machine.shared_work import share
 
 AHEAD = 16  # rows to prefetch: about as many as are added up while one comes from memory
 TABLES = 12  # features added up together: their words, 2 kB each, stay in the first-level cache

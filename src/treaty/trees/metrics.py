@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import Floats
 from treaty.errors import ConfigError, DataError
+from treaty.machine.arrays import Floats
 from treaty.trees.losses.ranking import mean_average_precision, mean_ndcg
 from treaty.trees.objectives import OWN_METRICS, Objective
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from treaty.compute import Floats
 from treaty.errors import ConfigError
-from treaty.named_code import is_code
+from treaty.machine.arrays import Floats
+from treaty.machine.process import is_code
 from treaty.trees.losses.custom import Custom
 from treaty.trees.losses.fixed_point import Logistic, Softmax, bound_of_weights
 from treaty.trees.losses.numbers import Poisson, PseudoHuber, Quantile, SquaredError, Tweedie

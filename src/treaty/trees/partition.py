@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import Flags, Floats, Int32s, Integers, kernel, new_array
-from treaty.parallel import share
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.kernels import kernel, new_array
+from treaty.machine.shared_work import share
 
 BLOCK = 1 << 14  # rows moved by one thread at a time
 _SMALL = 1 << 14  # rows that are moved before a second thread would start

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treaty.compute import inner, kernel, new_array
+from treaty.machine.kernels import inner, kernel, new_array
 
 DIGITS = 8
 """Of a numerator, of 32 bits each; it is below 2^254 for sums of 62 bits."""

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers, inner, kernel
-from treaty.parallel import share
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.kernels import inner, kernel
+from treaty.machine.shared_work import share
 from treaty.trees.ensemble import Tree
 
 ROWS = 128  # that go through a tree together; with fewer, loops are too short for vector instructions

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers
-from treaty.scratch import contiguous
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers, contiguous
 from treaty.trees.columns import BinSums
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth

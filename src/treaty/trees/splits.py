@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers
-from treaty.parallel import share
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.shared_work import share
 from treaty.trees.exact import bounds, fraction
 from treaty.trees.scanning import DIGITS, SLACK, scan_splits, subtract_siblings
 

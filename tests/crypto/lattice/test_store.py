@@ -22,8 +22,8 @@ from flips import damaged, flipped
 from treaty.crypto.lattice import store as store_module
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import KEPT, HintStore
-from treaty.database import kept_file
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
+from treaty.machine.database import kept_file
 
 SHAPE = (3, 2, 64)
 HINT = np.random.default_rng(0).integers(-(2**15), 2**15, SHAPE, np.int16)

@@ -53,7 +53,7 @@ EDGES = ["edge0", "edge1", "edge2"]
 
 @pytest.fixture
 def in_pieces(monkeypatch) -> None:
-    monkeypatch.setattr("treaty.parallel.PIECE_BYTES", FEW)
+    monkeypatch.setattr("treaty.machine.arrays.PIECE_BYTES", FEW)
 
 
 def longest(transcripts: dict[str, Transcript]) -> dict[str, tuple[int, int]]:
@@ -83,7 +83,7 @@ def test_a_training_in_pieces_is_the_same_and_no_message_grows_with_rows(way, mo
     parts, _, classes = crowd_rows("multiclass" if way == "additive" else "binary", users=9, rows=300)
     options = options_of(n_estimators=1, random_state=3, **WAYS[way])
     whole = play_crowd(parts, options, classes, edges=3)
-    monkeypatch.setattr("treaty.parallel.PIECE_BYTES", FEW)
+    monkeypatch.setattr("treaty.machine.arrays.PIECE_BYTES", FEW)
     cut = play_crowd(parts, options, classes, edges=3)
     assert not cut.failures
     assert cut.model.forest.trees == whole.model.forest.trees
@@ -97,7 +97,7 @@ def test_a_prediction_in_pieces_is_the_same_and_no_message_grows_with_rows(compa
     part, new = trained("binary", 1)
     tables = shards(part, new)
     whole = play_prediction(part, tables, comparison=comparison)
-    monkeypatch.setattr("treaty.parallel.PIECE_BYTES", FEW)
+    monkeypatch.setattr("treaty.machine.arrays.PIECE_BYTES", FEW)
     cut = play_prediction(part, tables, comparison=comparison)
     assert_plain(part, tables, cut.results)
     of_a_row = 16 * layout(part).columns

@@ -9,11 +9,10 @@ import pytest
 from systems.logistic.playing import LEAD, linear_tables, play_logistic, role_input, solver
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
-from treaty.messaging.messages import Array
+from treaty.messaging.messages import Array, pack
 from treaty.systems.logistic.coordinated import read_key
 from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import Setting
-from treaty.systems.vertical.encrypted_columns import pack
 
 FORMS = {
     "lattice": {"encryption": "lattice"},

@@ -13,7 +13,7 @@ from systems.vertical.playing import OPTIONS, play_training, role_input, star_of
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
-from treaty.messaging.messages import Array
+from treaty.messaging.messages import Array, pack
 from treaty.messaging.party import Party, run_role
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.vertical import column_owner
@@ -28,7 +28,6 @@ from treaty.systems.vertical.encrypted_columns import (
     Sums,
     SumsRequest,
     TreeStart,
-    pack,
 )
 from treaty.systems.vertical.named_rows import NamedRows
 

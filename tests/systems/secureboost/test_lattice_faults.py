@@ -14,9 +14,9 @@ from systems.secureboost.test_faults import SEEN, roles_of, watched
 from systems.vertical.playing import OPTIONS, play_training, role_input, tables_and_labels
 from treaty.crypto.lattice.map_server import LinearMapServer
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
-from treaty.messaging.messages import Array
+from treaty.messaging.messages import Array, pack
 from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.vertical.encrypted_columns import Hint, Sums, TreeEnd, pack
+from treaty.systems.vertical.encrypted_columns import Hint, Sums, TreeEnd
 from treaty.systems.vertical.named_rows import NamedRows
 
 LATTICE = {**OPTIONS, "encryption": "lattice", "max_bin": 6}

@@ -12,9 +12,9 @@ import treaty
 from marks import all_but_first_slow, slow
 from systems.vertical.lossless import unusual_tables
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty import parallel
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.sums import additive_sums, lattice_sums
+from treaty.machine import arrays
 from treaty.systems.secureboost.options import SecureBoost
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
@@ -342,7 +342,7 @@ def test_what_grows_with_rows_comes_in_pieces(monkeypatch, cipher):
         X, y = pd.concat([X] * times, ignore_index=True), np.tile(y, times)
     for module in (additive_sums, lattice_sums):
         monkeypatch.setattr(module, "PIECE_BYTES", 2 * 4 * 5 * DEGREE if cipher == "lattice" else 9000)
-    monkeypatch.setattr(parallel, "PIECE_BYTES", 1)
+    monkeypatch.setattr(arrays, "PIECE_BYTES", 1)
     tables = cut(with_gaps(X), 3)
     federated, pooled = fit_both("binary", tables, y, cipher=SecureBoost(**options), subsample=0.8, random_state=1)
     sent = federated.communication_["p0 -> p1"]["by_type"]

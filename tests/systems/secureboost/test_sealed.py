@@ -21,7 +21,6 @@ from systems.secureboost.test_privacy import arrays, received
 from systems.vertical.lossless import unusual_tables
 from systems.vertical.playing import OPTIONS, play_training, role_input, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
-from treaty import parallel
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed import sides
@@ -138,7 +137,7 @@ def test_whole_columns_and_matrix_products_go_the_same_way(system, answer):
 
 def test_deep_trees_with_more_nodes_than_pads_are_made_of_at_once_in_pieces_of_rows(monkeypatch):
     monkeypatch.setattr(sides, "_AT_ONCE", 2)
-    monkeypatch.setattr(parallel, "PIECE_BYTES", 48)
+    monkeypatch.setattr("treaty.machine.arrays.PIECE_BYTES", 48)
     X, y = real_table("binary")
     tables = {"p0": X.iloc[:, :1], "p1": X.iloc[:, 1:]}
     options = {"max_depth": 7, "min_child_samples": 1, "min_child_weight": 1e-3, "n_estimators": 2}

@@ -17,10 +17,10 @@ from marks import all_but_first_slow
 from runs.job_files import TREATY, finish, one_line, start
 from systems.toy.system import SYSTEM, Toy
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty import named_code
+from treaty.machine import process
+from treaty.machine.process import trust
 from treaty.messaging.certificates import write_identity
 from treaty.models.trees import load_part
-from treaty.named_code import trust
 from treaty.runs.job import load_job
 from treaty.runs.processes import free_ports
 
@@ -114,7 +114,7 @@ def test_a_job_file_names_its_record_and_parties_train_apart(tmp_path, split, mo
     tables = {name: table.select_dtypes("number") for name, table in tables.items()}
     path = write_job(tmp_path, tables, y, alone=True)
     with monkeypatch.context() as patched:
-        patched.setattr(named_code, "_TRUSTED", set())
+        patched.setattr(process, "_TRUSTED", set())
         with pytest.raises(treaty.ConfigError, match=r"the system 'systems.toy.system:SYSTEM' is code"):
             load_job(path)
     trust([Toy.system])

@@ -17,7 +17,7 @@ from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError
 from treaty.messaging import agreement
-from treaty.messaging.messages import Array
+from treaty.messaging.messages import Array, pack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.runs.threads import play
@@ -29,7 +29,7 @@ from treaty.systems.system import LabelledRows, RoleInput
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical.decisions import DecideRequest, RowSets
 from treaty.systems.vertical.encrypted import _answering
-from treaty.systems.vertical.encrypted_columns import SumsRequest, pack
+from treaty.systems.vertical.encrypted_columns import SumsRequest
 from treaty.systems.vertical.links import LinkProbe
 from treaty.systems.vertical.passive import TrainingLimits, TreeLimits
 from treaty.trees.ensemble import SplitTable

@@ -28,8 +28,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from treaty.compute import processor_has
 from treaty.crypto.additive.multiplier import DIGIT_BITS, HEADER, call_emitted, pointer_to
+from treaty.machine.kernels import processor_has
 
 GROUP = 4  # numbers at a time: 64-bit lanes of one 256-bit vector
 SCRATCH = 4 * GROUP  # words of scratch for each word of a number: sums, both factors, the modulus

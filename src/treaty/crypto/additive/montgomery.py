@@ -24,7 +24,8 @@ from treaty.crypto.additive import montgomery_kernels as kernels
 from treaty.crypto.additive.fma_multiplier import GROUP, HAS_FMA
 from treaty.crypto.additive.multiplier import DIGIT_BITS, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
 from treaty.errors import CryptoError
-from treaty.parallel import concurrently, pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
 

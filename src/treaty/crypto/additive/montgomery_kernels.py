@@ -21,7 +21,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import inlined, kernel
 from treaty.crypto.additive.fma_multiplier import GROUP, SCRATCH, fma_multiply_four
 from treaty.crypto.additive.multiplier import (
     DIGIT_BITS,
@@ -31,6 +30,7 @@ from treaty.crypto.additive.multiplier import (
     multiply_add,
     unpack_digits,
 )
+from treaty.machine.kernels import inlined, kernel
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]

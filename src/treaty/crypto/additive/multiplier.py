@@ -25,7 +25,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from treaty.compute import processor_has
+from treaty.machine.kernels import processor_has
 
 DIGIT_BITS = 52
 LANES = 8  # 64-bit lanes of one 512-bit vector

@@ -44,7 +44,8 @@ from treaty.crypto.additive.multiplier import HAS_IFMA
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import Payload, check_payload
 from treaty.errors import CryptoError
-from treaty.parallel import concurrently, pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
 

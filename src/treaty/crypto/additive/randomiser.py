@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 from treaty.crypto.additive.montgomery import FixedBase, FixedBases, Modulus, from_words
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.parameters import RANDOMISER_SPARE
-from treaty.parallel import concurrently, pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
-from treaty.parallel import pieces
+from treaty.machine.arrays import pieces
 
 KEY_BYTES = 32
 _CHUNK = 1 << 14  # numbers at a time: keystream and sum stay in the cache

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, Integers, kernel, new_array
 from treaty.crypto.lattice.lanes import (
     LANES,
     WORDS,
@@ -32,6 +31,8 @@ from treaty.crypto.lattice.lanes import (
 )
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits
 from treaty.crypto.lattice.transform import Tables
+from treaty.machine.arrays import Int32s, Integers
+from treaty.machine.kernels import kernel, new_array
 
 Residues = NDArray[np.uint32]
 Words = NDArray[np.uint64]

@@ -15,7 +15,7 @@ from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters
 from treaty.crypto.lattice.sampling import errors, public_ring_elements, public_transforms, ternary
 from treaty.crypto.lattice.transform import Residues, shoup_quotients, tables
 from treaty.errors import CryptoError
-from treaty.parallel import share
+from treaty.machine.shared_work import share
 
 _KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed
 

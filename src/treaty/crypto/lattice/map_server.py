@@ -19,7 +19,8 @@ from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits, Parameters
 from treaty.crypto.lattice.sampling import errors, flood, public_transforms, ternary
 from treaty.crypto.lattice.transform import Residues, shoup_quotients, tables
 from treaty.errors import CryptoError
-from treaty.parallel import pieces, share
+from treaty.machine.arrays import pieces
+from treaty.machine.shared_work import share
 
 _FOR_HINTS = 256 << 20  # bytes of public elements while hints are made, each of which needs all
 _NOT_EXPANDED: tuple[Sequence[int], list[kernels.Factors]] = (), []

@@ -21,11 +21,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, new_array
 from treaty.crypto.lattice.parameters import Parameters
 from treaty.crypto.lattice.transform import Residues
 from treaty.errors import ConfigError, CryptoError
-from treaty.parallel import pieces, share
+from treaty.machine.arrays import pieces
+from treaty.machine.kernels import kernel, new_array
+from treaty.machine.shared_work import share
 
 WORD = 32
 Packed = NDArray[np.uint32]

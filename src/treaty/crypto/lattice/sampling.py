@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.parameters import ERROR_BITS, Digits, Parameters
 from treaty.crypto.lattice.transform import Residues
-from treaty.parallel import share
+from treaty.machine.shared_work import share
 
 Bytes = Callable[[int], bytes]  # ``draw(count)`` gives that many bytes of a stream
 

@@ -6,7 +6,7 @@ have revealed beyond the sums.
 
 A folder holds one SQLite database and a .npy file for each array, readable by the owner alone; several jobs of a party
 may use it at once, also in different processes. Without the database, or with an older copy of it, leaks that have
-happened would be forgotten: `treaty.database` refuses that. An array that is missing or damaged is forgotten, and a
+happened would be forgotten: `machine.database` refuses that. An array that is missing or damaged is forgotten, and a
 new hint made.
 """
 
@@ -28,14 +28,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Int32s, Integers
 from treaty.crypto.lattice.map_client import LinearMapClient
 from treaty.crypto.lattice.packed import NewHint, digest_of, map_array
 from treaty.crypto.lattice.parameters import ERROR_BITS, LEAK_LIMIT
 from treaty.crypto.lattice.transform import Residues
-from treaty.database import Database
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 from treaty.files import Format
+from treaty.machine.arrays import Flags, Int32s, Integers
+from treaty.machine.database import Database
 
 KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, kernel
+from treaty.machine.arrays import Int32s
+from treaty.machine.kernels import kernel
 
 TABLES = 3
 MOST = 1 << 25

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.psi import sodium
 from treaty.errors import CryptoError
-from treaty.parallel import share
+from treaty.machine.shared_work import share
 
 NODES = 256  # parts of a set with a commitment each: a change shows in which part it is
 

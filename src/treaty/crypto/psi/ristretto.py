@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.psi import sodium
 from treaty.errors import CryptoError
-from treaty.parallel import share
+from treaty.machine.shared_work import share
 
 GENERATOR = np.frombuffer(bytes.fromhex("e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76"), np.uint8)
 ORDER = 2**252 + 27742317777372353535851937790883648493

@@ -21,7 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, new_array
+from treaty.machine.kernels import kernel, new_array
 
 Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]  # bytes, offsets, and the rows that count
 

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treaty.compute import kernel
 from treaty.crypto.sealed.quads import Steps, take
 from treaty.crypto.sealed.transfers import Bits, Drawn, Transfers, Words
 from treaty.crypto.transfer.bits import packed, unpacked
@@ -39,7 +38,8 @@ from treaty.crypto.wide import (
     subtract,
     times,
 )
-from treaty.parallel import pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.kernels import kernel
 
 _AT_ONCE = 1 << 16  # blocks of 16 bytes of pads in memory
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sealed.quads import Steps, join, take
 from treaty.crypto.sealed.transfers import Bits, Transfers, triples
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import joined, message_bits
 from treaty.crypto.wide import Wide, bit, bits_of
+from treaty.machine.kernels import kernel
 
 _DIGIT = 4
 

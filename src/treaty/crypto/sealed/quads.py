@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.transfer.bits import packed, unpacked
 from treaty.crypto.transfer.extension import random_pairs
 from treaty.errors import CryptoError
+from treaty.machine.kernels import kernel
 
 if TYPE_CHECKING:
     from treaty.crypto.sealed.transfers import Drawn, Transfers

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.sealed.transfers import Bits, Transfers, Words
 from treaty.crypto.transfer.extension import joined
-from treaty.parallel import pieces
+from treaty.machine.arrays import pieces
 
 _AT_ONCE = 32  # nodes whose pads are made in one pass over the rows
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.additive.multiplier import multiply_add
 from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError
-from treaty.parallel import share
+from treaty.machine.kernels import kernel
+from treaty.machine.shared_work import share
 
 P = (1 << 127) - 1  # the field's order, a prime
 

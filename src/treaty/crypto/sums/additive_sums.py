@@ -46,7 +46,8 @@ from treaty.crypto.payload import LEAST_ROWS, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, level_pieces, plan_blocks
 from treaty.crypto.sums.whole_table import bins_of
 from treaty.errors import CryptoError
-from treaty.parallel import PIECE_BYTES, concurrently, pieces
+from treaty.machine.arrays import PIECE_BYTES, pieces
+from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
 

@@ -13,9 +13,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.parallel import concurrently, pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.kernels import kernel
+from treaty.machine.process import concurrently
 
 # ---------------------------- which products of ciphertexts are needed for the bin sums of a table, and in which order
 #

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from treaty.crypto.payload import LEAST_ROWS, Payload, SumsBounds, check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey, AdditiveSumsClient, AdditiveSumsServer
 from treaty.errors import CryptoError
-from treaty.parallel import PIECE_BYTES, pieces
+from treaty.machine.arrays import PIECE_BYTES, pieces
 
 _MOST_NODES = 254  # so that a node's number fits a byte
 

@@ -17,7 +17,6 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Integers
 from treaty.crypto import parameters
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.packing import Packing
@@ -28,7 +27,7 @@ from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums import lattice_sums
 from treaty.crypto.sums.lattice_sums import lattice_fields, sums_parameters
 from treaty.errors import CryptoError
-from treaty.parallel import pieces
+from treaty.machine.arrays import Flags, Integers, pieces
 
 AdditiveKey = okamoto_uchiyama.PrivateKey | paillier.PrivateKey
 _OPENED_AT_A_TIME = 4096  # ciphertexts

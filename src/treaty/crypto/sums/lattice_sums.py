@@ -52,7 +52,7 @@ from treaty.crypto.lattice.transform import Residues
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
 from treaty.errors import ConfigError, CryptoError
-from treaty.parallel import PIECE_BYTES, pieces
+from treaty.machine.arrays import PIECE_BYTES, pieces
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
 _UNPACKED_BYTES = 16 << 20  # of a piece of a query, at a time

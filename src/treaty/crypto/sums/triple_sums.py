@@ -37,7 +37,7 @@ from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, s
 from treaty.crypto.vectors import matrix_triples as triples
 from treaty.crypto.vectors.matrix_triples import VECTOR_WORDS, Words
 from treaty.errors import CryptoError
-from treaty.parallel import pieces
+from treaty.machine.arrays import pieces
 
 _HINT_BYTES = 32 << 20  # of F in one message; a larger slot has a message of its own
 _QUERY_BYTES = 60_000_000  # of a level's nodes in one message; a larger node has a message of its own

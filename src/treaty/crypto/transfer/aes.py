@@ -24,8 +24,8 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from treaty.compute import kernel, processor_has
-from treaty.parallel import share
+from treaty.machine.kernels import kernel, processor_has
+from treaty.machine.shared_work import share
 
 # ------------------------------- AES-128 by the processor's own instructions, as LLVM code in the kernels that call it
 #

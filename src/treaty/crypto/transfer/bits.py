@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
+from treaty.machine.kernels import kernel
 
 WORDS = 8
 """Planes are a multiple of so many words long: they are turned in blocks of 64 planes by 8 words, 4 kB."""

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from treaty.crypto.transfer import base, bits
 from treaty.crypto.transfer.aes import Hash, Streams
 from treaty.errors import CryptoError
-from treaty.parallel import pieces
+from treaty.machine.arrays import pieces
 
 KAPPA = 128
 """Base transfers, and bits of a row."""

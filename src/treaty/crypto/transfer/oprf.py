@@ -33,11 +33,12 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers, kernel
 from treaty.crypto.psi.hashing import row_digests
 from treaty.crypto.transfer import base, bits
 from treaty.crypto.transfer.aes import Streams, permuted
-from treaty.parallel import share
+from treaty.machine.arrays import Integers
+from treaty.machine.kernels import kernel
+from treaty.machine.shared_work import share
 
 WIDTH = 512
 """Base transfers, and bits of a code word."""

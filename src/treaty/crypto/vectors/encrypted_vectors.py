@@ -43,7 +43,8 @@ from treaty.crypto.parameters import STATISTICAL_BITS
 from treaty.crypto.payload import check_payload
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.errors import CryptoError
-from treaty.parallel import concurrently, pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]

@@ -42,11 +42,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import kernel
 from treaty.crypto.aggregation.masks import add_masks, mask_key, mask_nonce
 from treaty.crypto.payload import SumsBounds
 from treaty.errors import CryptoError
-from treaty.parallel import concurrently, pieces, share
+from treaty.machine.arrays import pieces
+from treaty.machine.kernels import kernel
+from treaty.machine.process import concurrently
+from treaty.machine.shared_work import share
 
 Words = NDArray[np.uint64]
 

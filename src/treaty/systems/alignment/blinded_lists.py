@@ -12,14 +12,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.psi import hashing, ristretto
 from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, records
 from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.arrays import Integers, pieces
 from treaty.messaging.messages import Array, view
-from treaty.parallel import pieces
 
 Result = TypeVar("Result")
 SMALLEST, LARGEST = 1 << 10, 1 << 28

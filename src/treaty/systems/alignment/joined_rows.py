@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from treaty.compute import Integers
 from treaty.data.ids import Ids
 from treaty.errors import DataError, PeerProtocolError
+from treaty.machine.arrays import Integers, pieces
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.parallel import pieces
 
 _MOST_ROWS = 1 << 27  # of the joined table: a party is told their number, and has a few bytes of each
 

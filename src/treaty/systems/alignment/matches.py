@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Integers
 
 VALUE = np.dtype([("value", np.uint64, (2,))])  # what is kept of a double-encrypted point
 MINE = np.dtype([*VALUE.descr, ("number", np.int32)])  # with the number of the own id

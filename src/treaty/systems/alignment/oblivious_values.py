@@ -35,16 +35,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, Integers
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.psi import cuckoo, hashing
 from treaty.crypto.transfer import aes, oprf
 from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.parallel import pieces
 from treaty.systems.alignment.blinded_lists import array_of, bucket, bytes_of, valid
 from treaty.systems.alignment.matches import PAIR
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from treaty.crypto.psi import ristretto
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
+from treaty.machine.arrays import pieces
 from treaty.messaging.messages import Array, Message
 from treaty.messaging.party import Party
-from treaty.parallel import pieces
 from treaty.systems.alignment.blinded_lists import OwnList, points_of, valid, values_of
 from treaty.systems.alignment.matches import MINE, THEIRS, VALUE, matched
 

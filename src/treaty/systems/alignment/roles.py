@@ -49,12 +49,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from treaty.compute import Integers
 from treaty.crypto.psi import cuckoo
 from treaty.data.ids import RULES, Ids, OnDuplicate, Psi
 from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, clean, view
 from treaty.messaging.party import Party

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from treaty.compute import Floats, Integers
 from treaty.data.columns import Category
 from treaty.data.table import Schema
 from treaty.errors import ConfigError
+from treaty.machine.arrays import Floats, Integers
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.discrete_gaussian import MOST_SIGMA, noise_share
 from treaty.privacy.ledger import DEFAULT_DELTA, Entry, EpsilonLimits, Ledger, cost

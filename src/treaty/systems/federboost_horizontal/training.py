@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from treaty.cluster.sums import ClusterHistograms
-from treaty.compute import Floats, Int32s
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError
+from treaty.machine.arrays import Floats, Int32s
 from treaty.messaging.messages import decode_body
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used

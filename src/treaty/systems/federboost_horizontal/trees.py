@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from treaty.compute import Floats, Int32s, Integers
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.systems.federboost_horizontal.training import OwnRows
 from treaty.systems.horizontal.sums import Collector

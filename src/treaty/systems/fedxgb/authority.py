@@ -32,10 +32,10 @@ from treaty.crypto.aggregation.key_agreement import agree, verifies
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_file, write_file
+from treaty.machine.process import stay_on_one_core
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
-from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing
 from treaty.systems.system import RoleInput, Roles
 

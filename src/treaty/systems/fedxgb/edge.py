@@ -10,9 +10,9 @@ import numpy as np
 from treaty.crypto.aggregation.round import RoundVoid
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.errors import PeerProtocolError
+from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, view
-from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.authority import (
     ROUNDS,
     Credentials,

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.process import concurrently
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces
-from treaty.parallel import concurrently
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.sizes import RowSize
 

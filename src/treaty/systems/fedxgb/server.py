@@ -59,10 +59,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from treaty.machine.process import stay_on_one_core
 from treaty.messaging.messages import Array, encode_body
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
-from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.authority import Credentials, authority_of
 from treaty.systems.fedxgb.growth import (
     AllRows,

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
-from treaty.parallel import stay_on_one_core
 from treaty.systems.fedxgb.authority import ROUNDS, Credentials, authority_of, seed_of_rows
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,

@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Int32s, Integers, kernel
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.parallel import pieces, share
+from treaty.machine.arrays import Flags, Int32s, Integers, pieces
+from treaty.machine.kernels import kernel
+from treaty.machine.shared_work import share
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
 from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP

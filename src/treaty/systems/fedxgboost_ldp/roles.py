@@ -54,8 +54,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from treaty.compute import Floats, Int32s
 from treaty.errors import BudgetSpent, PeerProtocolError
+from treaty.machine.arrays import Floats, Int32s
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message
 from treaty.models.checkpoints import noise_folder

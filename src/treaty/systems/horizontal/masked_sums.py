@@ -28,13 +28,13 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
 from treaty.crypto.aggregation.masks import KEY_BYTES
 from treaty.crypto.aggregation.participant import SECRET_BYTES, Participant
 from treaty.crypto.aggregation.round import Round, Unmasking
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.crypto.sharing.secret_sharing import share_length
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
 

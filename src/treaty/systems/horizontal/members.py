@@ -40,12 +40,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
 from treaty.crypto.aggregation.key_agreement import Advertisement, EphemeralKeys, PairSeeds
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, pairwise_input
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, encode_body
 from treaty.messaging.party import Party

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
 from treaty.data.binning import Bins, category_bins_of
 from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sorted_keys
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError, PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.systems.system import Phase
 from treaty.trees.objectives import Objective

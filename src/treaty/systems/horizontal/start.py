@@ -18,9 +18,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from treaty.compute import Integers
 from treaty.data.columns import Category
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.systems.horizontal.quantiles import EXPONENTS, Opening, Total, in_unary, largest_in
 from treaty.systems.options import SystemOptions

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
 from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, open_pairwise
 from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.messages import M, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator

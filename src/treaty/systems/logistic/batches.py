@@ -32,11 +32,11 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from treaty.compute import Integers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_file, write_file
 from treaty.linear.batches import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
+from treaty.machine.arrays import Integers
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import OwnData, Setting, exchange

@@ -30,7 +30,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Integers
 from treaty.crypto.additive import okamoto_uchiyama, paillier
 from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
 from treaty.crypto.additive.montgomery import from_words, to_words
@@ -39,11 +38,11 @@ from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.crypto.vectors.cancelling_masks import RING_BITS, CancellingMasks, total
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, PublicKey, opened, product_bits
 from treaty.errors import PeerProtocolError
-from treaty.messaging.messages import Array, Arrays, Message, view
+from treaty.machine.arrays import Integers
+from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces, send_rows
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
-from treaty.systems.vertical.encrypted_columns import pack, unpack
 
 Words = NDArray[np.uint64]
 

@@ -30,19 +30,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from treaty.cluster.sums import ClusterVectorServer
-from treaty.compute import Integers
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
-from treaty.messaging.messages import Array, Arrays, Message, view
-from treaty.parallel import pieces
+from treaty.machine.arrays import Integers, pieces
+from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
 from treaty.systems.logistic.setup import OwnData, Setting
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.encrypted_columns import pack, unpack
 
 WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
 

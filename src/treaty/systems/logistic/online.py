@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 
-from treaty.compute import Floats
+from treaty.machine.arrays import Floats
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.setup import pair_seeds

@@ -32,14 +32,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from treaty.compute import Floats, Integers
 from treaty.crypto.additive.montgomery import to_words
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, opened
 from treaty.errors import PeerProtocolError
 from treaty.linear.lbfgs import Decision
 from treaty.linear.preparation import COLUMN_FRACTION
-from treaty.messaging.messages import Array, Message, view
+from treaty.machine.arrays import Floats, Integers
+from treaty.messaging.messages import Array, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.batches import agree_on_batches
 from treaty.systems.logistic.coordinated import (
@@ -57,7 +57,6 @@ from treaty.systems.logistic.coordinated import (
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 from treaty.systems.logistic.steps import end_epoch, receive_end
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.encrypted_columns import pack
 
 
 class Margins(Message):

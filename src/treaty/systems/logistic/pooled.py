@@ -16,13 +16,13 @@ from dataclasses import asdict
 
 import numpy as np
 
-from treaty.compute import Floats
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.linear.batches import batch_seed
 from treaty.linear.losses import LOGISTIC, TAYLOR, fit_calibration, target_of, warn_beyond_taylor
 from treaty.linear.preparation import Preparation
 from treaty.linear.training import Optimiser, minimise, settled, standard_errors, train
+from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, one_against_rest
 from treaty.systems.logistic.options import SGD, QuasiNewton
 from treaty.systems.logistic.setup import prepared as learned

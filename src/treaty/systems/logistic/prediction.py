@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from treaty.compute import Floats
 from treaty.crypto.aggregation.masks import add_masks, mask_nonce, pair_keys
 from treaty.errors import DataError
+from treaty.machine.arrays import Floats
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party

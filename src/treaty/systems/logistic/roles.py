@@ -36,12 +36,12 @@ import math
 
 import numpy as np
 
-from treaty.compute import Floats, Integers
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.errors import DataError
 from treaty.linear.losses import fit_calibration
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.linear.training import EpochState, settled
+from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.agreement import agree
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic import paper

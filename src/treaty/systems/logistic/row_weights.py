@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows

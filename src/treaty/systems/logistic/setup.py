@@ -23,7 +23,6 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from treaty.compute import Floats, Integers
 from treaty.crypto import parameters
 from treaty.crypto.aggregation.key_agreement import agree_with
 from treaty.data.table import Table
@@ -32,6 +31,7 @@ from treaty.linear.batches import check_batch_size, check_hessian_batch_size, cu
 from treaty.linear.lbfgs import Coordinator, Slice
 from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Schedule
+from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.agreement import Term
 from treaty.messaging.messages import M, Message, ModelId
 from treaty.messaging.party import Party

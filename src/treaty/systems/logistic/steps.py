@@ -21,13 +21,13 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from treaty.compute import Floats, Integers
 from treaty.crypto.vectors.cancelling_masks import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, CoordinatorState, Decision
 from treaty.linear.losses import TAYLOR
 from treaty.linear.preparation import Preparation
 from treaty.linear.training import EpochState, EvalLosses, Schedule
+from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import CoordinatedProducts

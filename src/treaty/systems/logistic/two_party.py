@@ -20,15 +20,14 @@ from itertools import zip_longest
 
 import numpy as np
 
-from treaty.compute import Integers
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
-from treaty.messaging.messages import Array, Arrays, Message, view
+from treaty.machine.arrays import Integers
+from treaty.messaging.messages import Array, Arrays, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import put_together, row_pieces, take_rows
 from treaty.systems.logistic.coordinated import Words, ciphertexts, exact_products, loss_fields, make_key, read_key
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting, diverged
-from treaty.systems.vertical.encrypted_columns import pack
 
 
 class HiddenRows(Message):

@@ -40,11 +40,11 @@ from treaty.crypto.additive.key_generation import generate_key
 from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.arrays import pieces
 from treaty.messaging.agreement import OF_ONE_MODEL, Term, agree
-from treaty.messaging.messages import Array, Arrays, Message, view
+from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, used_records
-from treaty.parallel import pieces
 from treaty.systems.secureboost.hidden_sums import (
     EXCHANGE_BYTES,
     FIELD_BITS,
@@ -65,7 +65,6 @@ from treaty.systems.secureboost.hidden_sums import (
 )
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import Finish, check_present, decidable
-from treaty.systems.vertical.encrypted_columns import pack, unpack
 from treaty.trees.ensemble import SplitTable
 
 BATCH_BYTES = 16 << 20

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from treaty.crypto.additive.okamoto_uchiyama import PublicKey
 from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
 from treaty.errors import CryptoError
-from treaty.parallel import concurrently, pieces
+from treaty.machine.arrays import pieces
+from treaty.machine.process import concurrently
 from treaty.trees.ensemble import Tree
 
 # -------------------- trees as sums of terms, one for each split of a passive party: what encrypted prediction adds up

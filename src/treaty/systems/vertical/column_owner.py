@@ -12,7 +12,7 @@ from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import column_pieces, row_pieces
 from treaty.models.trees import record_split
@@ -29,7 +29,6 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeEnd,
     TreeRows,
     TreeStart,
-    pack,
 )
 from treaty.systems.vertical.passive import between_trees
 from treaty.systems.vertical.told_sides import ToldSides

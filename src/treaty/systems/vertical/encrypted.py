@@ -57,7 +57,7 @@ from treaty.crypto.sums.encrypted_sums import ALONE, SumsBounds, SumsClient, Sum
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
-from treaty.messaging.messages import Arrays, Message, view
+from treaty.messaging.messages import Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
 from treaty.models.trees import ModelPart
@@ -95,10 +95,8 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeEnd,
     TreeRows,
     TreeStart,
-    pack,
     sums_bounds,
     take_hints,
-    unpack,
 )
 from treaty.systems.vertical.exact_sums import check_share, check_sides, expected_share, watched
 from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.messaging.messages import DTYPES, Array, Arrays, Message, view
+from treaty.machine.arrays import pieces
+from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import bits_of, take_columns, take_rows
-from treaty.parallel import pieces
 from treaty.privacy.commitment import commit
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.recording import Recording
@@ -411,21 +411,3 @@ def take_hints(
             if progress is not None:
                 progress(slots - sum(left.values()), slots)
         waiting = [source for source in waiting if left[source]]
-
-
-def pack(payload: Sequence[NDArray]) -> list[Array]:  # type: ignore[type-arg]
-    """Wrap a cipher's arrays for sending."""
-    return [Array.of(values) for values in payload]
-
-
-def unpack(payload: Sequence[Array], peer: str, what: str) -> list[NDArray]:  # type: ignore[type-arg]
-    """View a cipher's arrays, whose shapes and values the cipher itself checks."""
-    for k, array in enumerate(payload):
-        if array.dtype not in DTYPES:
-            raise PeerProtocolError(
-                peer, f"expected an element type of {sorted(DTYPES)} - at {what}.payload[{k}] from {peer}"
-            )
-    return [
-        view(array, np.dtype(array.dtype), (None,) * len(array.shape), peer=peer, what=f"{what}.payload[{k}]")
-        for k, array in enumerate(payload)
-    ]

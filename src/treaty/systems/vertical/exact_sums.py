@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Int32s, Integers
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
 from treaty.privacy.exact_sums import OpenedNode, estimated_share

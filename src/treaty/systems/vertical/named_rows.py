@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Int32s, Integers
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats
 from treaty.data.binning import Bins
-from treaty.database import Database
 from treaty.files import Format
+from treaty.machine.arrays import Flags, Floats
+from treaty.machine.database import Database
 from treaty.trees.ensemble import SplitTable
 
 _NEW = 0.25  # of the rows that another node with the same cut would add, if nodes of trees were independent

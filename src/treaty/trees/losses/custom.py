@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 from msgspec.structs import replace
 
-from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError
-from treaty.named_code import imported
+from treaty.machine.arrays import Floats, Integers
+from treaty.machine.process import imported
 from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
 
 Link = Literal["identity", "log", "logistic"]
@@ -170,7 +170,7 @@ class Custom(FixedPointLoss, frozen=True, tag="custom"):
 def loss_at(name: str) -> CustomLoss:
     """Return an instance of the class called ``package.module:CLASS``; ConfigError where there is none that fits.
 
-    Nothing is called but subclasses of `CustomLoss`, and nothing imported but trusted names (`treaty.named_code`).
+    Nothing is called but subclasses of `CustomLoss`, and nothing imported but trusted names (`treaty.machine.process`).
     """
     try:
         kind = imported(name, "the loss")

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from treaty.compute import Floats, Integers, kernel
 from treaty.errors import ConfigError
-from treaty.parallel import share
+from treaty.machine.arrays import Floats, Integers
+from treaty.machine.kernels import kernel
+from treaty.machine.shared_work import share
 
 BLOCK = 1 << 14  # rows whose intermediate values stay in the cache
 _LEAST_SHARE = 1e-6  # of a class, that its log-odds are finite; XGBoost's

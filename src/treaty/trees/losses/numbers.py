@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from msgspec.structs import replace
 
-from treaty.compute import Floats, Integers
 from treaty.errors import ConfigError, DataError
+from treaty.machine.arrays import Floats, Integers
 from treaty.trees.losses.fixed_point import FixedPointLoss, Takes, power_of_two
 
 LEAST_STEPS = 16

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treaty.compute import Floats, Integers, kernel
 from treaty.errors import DataError
-from treaty.parallel import share
+from treaty.machine.arrays import Floats, Integers
+from treaty.machine.kernels import kernel
+from treaty.machine.shared_work import share
 from treaty.trees.losses.fixed_point import FixedPointLoss, Takes
 
 PAIRED = 32

@@ -11,8 +11,8 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from treaty.database import Database
 from treaty.files import Format
+from treaty.machine.database import Database
 
 _FORM = Format("query-record", 1)
 _TABLE = """CREATE TABLE asked (model TEXT NOT NULL, user TEXT NOT NULL,
@@ -28,7 +28,7 @@ class QueryRecord:
     """An edge server's count, kept in `folder`, readable by the owner alone (None: in memory, for this object).
 
     Constructor and methods raise ConfigError when the files cannot be used, and where one is missing, damaged or an
-    older copy (`treaty.database`).
+    older copy (`machine.database`).
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -29,9 +29,9 @@ from typing import Annotated, Protocol
 import msgspec
 import numpy as np
 
-from treaty.compute import Floats
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, random_rotation, with_sums
+from treaty.machine.arrays import Floats
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener

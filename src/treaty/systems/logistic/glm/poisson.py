@@ -28,18 +28,17 @@ from itertools import zip_longest
 
 import numpy as np
 
-from treaty.compute import Floats, Integers
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, hide_rows, opened, product_bits
 from treaty.errors import ConfigError, DataError
 from treaty.linear.batches import ROWS_PER_COLUMN
 from treaty.linear.losses import Target
-from treaty.messaging.messages import Array, Arrays, Message, view
+from treaty.machine.arrays import Floats, Integers
+from treaty.messaging.messages import Array, Arrays, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces
 from treaty.systems.logistic.coordinated import Words, ciphertexts, make_key, read_key
 from treaty.systems.logistic.setup import Setting, diverged
-from treaty.systems.vertical.encrypted_columns import pack
 
 VALUE_BITS = 60
 """Bits of signed factors."""

@@ -34,12 +34,12 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from treaty.compute import Flags, Floats
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, DataError
 from treaty.linear.losses import Target, fit_calibration, target_of
 from treaty.linear.preparation import COLUMN_FRACTION, uncorrelated
 from treaty.linear.training import settled
+from treaty.machine.arrays import Flags, Floats
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party

@@ -11,13 +11,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Floats
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.disclosed_sums import vector_bytes
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import Array, Message
+from treaty.machine.arrays import Floats
+from treaty.messaging.messages import Array, Message, pack, unpack
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import Training
 from treaty.systems.system import AuditFolder, RoleInput, Signer
@@ -37,8 +37,6 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeEnd,
     TreeRows,
     TreeStart,
-    pack,
-    unpack,
 )
 from treaty.systems.vertical.named_rows import node_type
 from treaty.trees.boosting import Forest, RoundState

@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Int32s, Integers
 from treaty.crypto.payload import Payload
 from treaty.crypto.sums.disclosed_sums import Opened
 from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.certificates import vouches
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, unpack, view
 from treaty.privacy.commitment import check_opening
 from treaty.systems.vertical.audit.record import KeptTree, PassiveHeader, Sent
 from treaty.systems.vertical.audit.tree import SampledNodes, Shape
@@ -27,7 +27,6 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeEnd,
     TreeRows,
     TreeStart,
-    unpack,
 )
 from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 

@@ -19,9 +19,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from treaty.compute import decoder_of
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import ConfigError
+from treaty.files import decoder_of
 from treaty.messaging.messages import Array, Message, encode_body
 from treaty.systems.options import Term
 from treaty.systems.system import AuditFolder

@@ -24,18 +24,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from treaty.compute import Int32s, Integers
 from treaty.crypto.sums.disclosed_sums import DisclosedKey, DisclosedLattice, bounds_of, disclosed_key
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.certificates import fingerprint
-from treaty.messaging.messages import Message, view
+from treaty.messaging.messages import Message, unpack, view
 from treaty.systems.options import converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import loss_of
 from treaty.systems.vertical.audit.messages import Expected, Opener, ReceivedTrees
 from treaty.systems.vertical.audit.record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
 from treaty.systems.vertical.audit.tree import Replay, Shape, Unsound, shape_of
-from treaty.systems.vertical.encrypted_columns import TreeEnd, sums_bounds, unpack
+from treaty.systems.vertical.encrypted_columns import TreeEnd, sums_bounds
 from treaty.trees.boosting import Forest, RoundState, boost
 from treaty.trees.growth import NoMoreTrees
 

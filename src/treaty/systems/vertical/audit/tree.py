@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Floats, Int32s, Integers
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import Array, view
 from treaty.systems.vertical.audit.record import KeptTree
 from treaty.trees.ensemble import Tree

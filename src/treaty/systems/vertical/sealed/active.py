@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.compute import Flags, Int32s, Integers
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sealed.sides import Paths
 from treaty.crypto.sealed.sums import NUMBER, OWNER, Entry, Known, Widths, entry_of, fitted, winner_of
@@ -28,10 +27,11 @@ from treaty.crypto.sealed.transfers import Bits, open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.crypto.wide import Wide, add
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.messages import Array, Message, view
+from treaty.machine.arrays import Flags, Int32s, Integers
+from treaty.messaging.messages import Array, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
-from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, TreeEnd, bits_at, pack
+from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, TreeEnd, bits_at
 from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates
 from treaty.systems.vertical.sealed.level import (

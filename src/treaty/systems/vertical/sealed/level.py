@@ -33,7 +33,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from treaty.compute import Int32s
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sealed.quads import Arrays as StepArrays
 from treaty.crypto.sealed.quads import Steps
@@ -41,10 +40,10 @@ from treaty.crypto.sealed.sums import Known, Places, Widths, best_of_shared, int
 from treaty.crypto.sealed.transfers import Transfers
 from treaty.crypto.sums.lattice_sums import sealed_places
 from treaty.crypto.wide import Wide, subtract
-from treaty.messaging.messages import Array, Arrays, Message
+from treaty.machine.arrays import Int32s, pieces
+from treaty.messaging.messages import Array, Arrays, Message, pack, unpack
 from treaty.messaging.party import Party
-from treaty.parallel import pieces
-from treaty.systems.vertical.encrypted_columns import SumsRequest, pack, unpack
+from treaty.systems.vertical.encrypted_columns import SumsRequest
 from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates
 

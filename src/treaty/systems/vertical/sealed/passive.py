@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treaty.compute import Int32s
 from treaty.crypto.sealed.sides import Paths
 from treaty.crypto.sealed.sums import NUMBER, OWNER, Known, Widths, fitted, winner_of
 from treaty.crypto.sealed.transfers import open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer
 from treaty.crypto.wide import Wide
 from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.arrays import Int32s
 from treaty.messaging.messages import Array, view
 from treaty.messaging.row_pieces import column_pieces, row_pieces, take_rows
 from treaty.systems.system import RoleInput

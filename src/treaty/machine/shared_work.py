@@ -1,12 +1,12 @@
-"""Work shared among threads: `share` is what kernels are called through, `concurrently` for items of any size.
+"""Work of kernels shared among threads: `share`.
 
 Kernels release the interpreter lock and run under ordinary threads; numba's own parallel layers are not used: the
 "workqueue" layer aborts the process when two simulated parties call it at once, OpenMP's aborts after a fork.
 
 To wake a sleeping thread takes 50 to 100 microseconds, as long as many kernels run. So a helper that has ended its part
-looks out for the next one for a while, without the interpreter lock, before it sleeps; and whoever shares work does
-what no helper has begun by itself, once its own part is done. That takes processor time: one pooled training on two
-cores takes 0.85 times as long as with threads that sleep at once, two at the same time 1.4 times.
+looks out for the next one for a while, without the interpreter lock, before it sleeps. The caller, once its own part is
+done, does the parts that no helper has begun. That takes processor time: one pooled training on two cores takes 0.85
+times as long as with threads that sleep at once, two at the same time 1.4 times.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -26,51 +25,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from treaty.compute import kernel
+from treaty.machine.kernels import kernel
+from treaty.machine.process import cores, set_free
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 Work = Callable[[int, int], None]
-
-
-def cores(n_jobs: int | None = None) -> int:
-    """Return the number of threads to use: `n_jobs`, or, for None, every core of this process; -2 is all but one."""
-    if n_jobs is not None and n_jobs > 0:
-        return n_jobs
-    every = len(usable_cores())
-    return every if n_jobs is None else max(1, every + 1 + n_jobs)
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores that the calling thread may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def keep_to(numbers: Sequence[int]) -> None:
-    """Keep the calling thread, and those it starts, to these cores, where the system lets us."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, numbers)
-
-
-def stay_on_one_core() -> None:
-    """Keep the calling thread on one core, the same for all that ask, where the system lets us.
-
-    Threads that mostly hold the interpreter lock hinder each other on several cores: 32 participants took 19 s on
-    two cores and 9 s on one, three with little to do 2.3 s and 1.35 s. Helpers of `share`, which work without the
-    lock, stay free.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(_every_core())})
-
-
-def _every_core() -> set[int]:
-    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never restricted
-
-
-def _set_free() -> None:
-    """Undo, in a new thread, what its maker was restricted to: a thread inherits its maker's cores."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, _every_core())
 
 
 _OFFERED, _ENDED = 0, 16  # places of a helper's cells, too far apart to lie in one cache line
@@ -220,7 +178,7 @@ class _Helper:
             self._error = error
 
     def _run(self) -> None:
-        _set_free()
+        set_free()
         number, looks, ended = 0, 0, 0.0
         while not self._dismissed:
             taken = _await(self._cells, True, number, looks, _HEAD_START)
@@ -309,24 +267,3 @@ def share(work: Work, total: int, threads: int, least: int = 1) -> None:
             raise errors[0]
         finally:
             del errors  # an error that its own traceback holds would be kept, with all that its work uses
-
-
-def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """Apply `work` to every item on at most `threads` threads; return the results in order.
-
-    Unlike `share`, items may differ in size: a thread that is done takes the next one.
-    """
-    items = list(items)
-    if threads <= 1 or len(items) <= 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="treaty", initializer=_set_free) as pool:
-        return list(pool.map(work, items))
-
-
-PIECE_BYTES = 60_000_000
-"""Most bytes of arrays in a message; what has more is sent in several."""
-
-
-def pieces(count: int, length: int) -> list[slice]:
-    """Cut ``range(count)`` into slices of at most `length`."""
-    return [slice(start, min(start + length, count)) for start in range(0, count, length)]

@@ -1,7 +1,8 @@
-"""Arrays that need not fit into memory: mapped files without a name, gone with their last user, also after a crash.
+"""Arrays: short names of their types, and arrays in mapped files, which need not fit into memory.
 
-What is made of an array on disk lies on disk, too, in the same folder: `contiguous` and `side_by_side` ask the array,
-so that code between reading a table and growing trees need not know where the table is.
+A mapped file has no name, so it is gone with its last user, also after a crash. What is made of an array on disk lies
+on disk, too, in the same folder: `contiguous` and `side_by_side` ask the array. So the code between reading a table and
+growing trees need not know where the table is.
 """
 
 from __future__ import annotations
@@ -20,9 +21,22 @@ from numpy.typing import DTypeLike, NDArray
 
 from treaty.errors import ConfigError
 
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+
 Kind = TypeVar("Kind", bound=np.generic)
 
+PIECE_BYTES = 60_000_000
+"""Most bytes of arrays in a message; what has more is sent in several."""
+
 _AT_ONCE = 1 << 22  # cells that are turned at a time
+
+
+def pieces(count: int, length: int) -> list[slice]:
+    """Cut ``range(count)`` into slices of at most `length`."""
+    return [slice(start, min(start + length, count)) for start in range(0, count, length)]
 
 
 class _Mapping(mmap.mmap):

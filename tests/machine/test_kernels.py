@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treaty import compute
-from treaty.compute import kernel, new_array
+from treaty.machine import kernels
+from treaty.machine.kernels import kernel, new_array
 
 
 def _add_up(values):
@@ -18,7 +18,7 @@ def test_kernel_computes_without_a_place_to_cache(monkeypatch):
     def nowhere(function):
         raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr(compute, "KernelCache", nowhere)
+    monkeypatch.setattr(kernels, "KernelCache", nowhere)
     assert kernel(_add_up)(np.arange(5)) == 10
 
 

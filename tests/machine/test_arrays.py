@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treaty import scratch
 from treaty.errors import ConfigError
-from treaty.scratch import check_room, contiguous, folder_of, forget, new, side_by_side
+from treaty.machine import arrays
+from treaty.machine.arrays import check_room, contiguous, folder_of, forget, new, side_by_side
 
 
 def open_files() -> int:
@@ -54,7 +54,7 @@ def test_parts_of_an_array_know_its_folder(tmp_path):
 @pytest.mark.parametrize("step", [1, 100, 1 << 22])
 @pytest.mark.parametrize("shape", [(70, 3), (3, 70), (1, 9), (9, 1)])
 def test_what_is_made_of_an_array_on_disk_lies_there_and_is_right(tmp_path, shape, step, monkeypatch):
-    monkeypatch.setattr(scratch, "_AT_ONCE", step)
+    monkeypatch.setattr(arrays, "_AT_ONCE", step)
     array = new(shape, np.uint8, tmp_path)
     array[:] = np.random.default_rng(0).integers(0, 255, shape)
     turned = contiguous(array.T)
@@ -80,7 +80,7 @@ def test_files_are_closed_with_the_last_array_of_them(tmp_path):
 
 
 def test_nothing_is_left_of_a_process_that_is_killed(tmp_path):
-    program = "import sys, time, pathlib, numpy; from treaty.scratch import new; "
+    program = "import sys, time, pathlib, numpy; from treaty.machine.arrays import new; "
     program += (
         "array = new((1000, 1000), numpy.uint8, pathlib.Path(sys.argv[1])); array[:] = 1; print(); time.sleep(60)"
     )
@@ -109,12 +109,12 @@ def test_a_copy_lies_on_disk_where_it_is_large_and_there_is_room(tmp_path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     values = np.arange(12.0).reshape(3, 4)
-    large, small = scratch.copied(values, values.nbytes), scratch.copied(values, values.nbytes + 1)
-    assert scratch.folder_of(large) == tmp_path
-    assert scratch.folder_of(small) is None
+    large, small = arrays.copied(values, values.nbytes), arrays.copied(values, values.nbytes + 1)
+    assert arrays.folder_of(large) == tmp_path
+    assert arrays.folder_of(small) is None
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    without_room = scratch.copied(values, 1)
+    without_room = arrays.copied(values, 1)
     values[:] = 0.0
     for copy in (large, small, without_room):
         assert np.array_equal(copy.ravel(), np.arange(12.0))

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty import parallel
-from treaty.parallel import concurrently, cores, keep_to, share, stay_on_one_core, usable_cores
+from treaty.machine import process, shared_work
+from treaty.machine.process import concurrently, cores, keep_to, stay_on_one_core, usable_cores
+from treaty.machine.shared_work import share
 from treaty.runs import processes
 
 
@@ -88,9 +89,9 @@ def test_share_within_a_share_is_done_too():
 @pytest.fixture
 def own_helpers(monkeypatch):
     """Two helpers that nobody else has."""
-    helpers = [parallel._Helper(), parallel._Helper()]
-    monkeypatch.setattr(parallel, "_FREE", list(helpers))
-    monkeypatch.setattr(parallel, "_MADE", list(helpers))
+    helpers = [shared_work._Helper(), shared_work._Helper()]
+    monkeypatch.setattr(shared_work, "_FREE", list(helpers))
+    monkeypatch.setattr(shared_work, "_MADE", list(helpers))
     yield helpers
     for helper in helpers:
         helper.dismiss()
@@ -161,13 +162,13 @@ def test_an_interrupt_while_others_work_ends_them_and_leaves_room_for_new_ones(o
         assert first == 0 or going_on.wait(10)
 
     with monkeypatch.context() as patch:
-        patch.setattr(parallel._Helper, "wait", interrupted)
+        patch.setattr(shared_work._Helper, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             share(work, 3, 3)
-    assert parallel._MADE == []
+    assert shared_work._MADE == []
     going_on.set()
     test_share_runs_parts_on_different_threads()
-    assert not set(parallel._MADE) & set(own_helpers)
+    assert not set(shared_work._MADE) & set(own_helpers)
     for helper in own_helpers:
         helper._thread.join(10)
         assert not helper._thread.is_alive()
@@ -192,8 +193,8 @@ def test_without_threads_for_helpers_the_caller_does_all(monkeypatch):
     def full(self):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(parallel, "_FREE", [])
-    monkeypatch.setattr(parallel, "_MADE", [])
+    monkeypatch.setattr(shared_work, "_FREE", [])
+    monkeypatch.setattr(shared_work, "_MADE", [])
     monkeypatch.setattr(threading.Thread, "start", full)
     done = []
     share(lambda first, last: done.append((first, last)), 4, 2)
@@ -203,7 +204,7 @@ def test_without_threads_for_helpers_the_caller_does_all(monkeypatch):
 INTERRUPTED = """
 import signal
 import numpy as np
-from treaty.parallel import share
+from treaty.machine.shared_work import share
 
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -255,13 +256,13 @@ def test_share_works_in_a_child_of_a_process_that_has_shared():
 
 @pytest.mark.parametrize(("n_jobs", "threads"), [(None, 3), (-1, 3), (-2, 2), (-9, 1), (7, 7)], ids=str)
 def test_cores_counts_from_every_usable_core(n_jobs, threads, monkeypatch):
-    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
     assert cores(n_jobs) == threads
 
 
 def test_cores_falls_back_to_the_core_count(monkeypatch):
-    monkeypatch.delattr(parallel.os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(parallel.os, "cpu_count", lambda: None)
+    monkeypatch.delattr(process.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(process.os, "cpu_count", lambda: None)
     assert cores() == 1
 
 

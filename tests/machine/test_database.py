@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from flips import damaged, flipped
-from treaty import database
 from treaty.cli.main import app
-from treaty.database import kept_file, mark_of, set_aside
 from treaty.errors import ConfigError
+from treaty.machine import database
+from treaty.machine.database import kept_file, mark_of, set_aside
 from treaty.privacy.ledger import Entry, Ledger
 
 ENTRIES = [Entry(f"draw {k}", "spring", "duchi", f"gradients of tree {k}", 1.0 / (k + 1)) for k in range(60)]
@@ -155,7 +155,7 @@ def test_reading_changes_nothing(folder):
 def test_a_crash_while_the_ledger_is_made_is_survived(tmp_path, after):
     folder = tmp_path / "bank.noise"
     script = (
-        "import os, sys; from pathlib import Path; from treaty import database, privacy\n"
+        "import os, sys; from pathlib import Path; import treaty.privacy; from treaty.machine import database\n"
         "from treaty.privacy import ledger\n"
         "(database if sys.argv[2] == 'made' else ledger).write_file = lambda *_, **__: os._exit(9)\n"
         "ledger.Ledger(Path(sys.argv[1]))\n"

@@ -1,4 +1,9 @@
-"""Where compiled kernels are kept, so that each is compiled once on a machine; `compute` compiles them."""
+"""How kernels are compiled, and where they are kept, so that each is compiled once on a machine.
+
+`kernel` compiles a function with numba, `inner` and `inlined` what only kernels call. Compiled code lies in a folder of
+the user's, under a digest of the module's text and of what it imports; of several processes that need the same kernel
+one compiles it and the others wait.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +15,87 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, TypeVar
 
 import llvmlite
 import numba
 import numpy as np
+from numba import types
+from numba.core import cgutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
+from numba.extending import intrinsic
 from numba.misc.appdirs import AppDirs
 
 from treaty.errors import NOTED
 
 logger = logging.getLogger(__name__)
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 COMPILING = "compiling for this processor, which takes up to 25 seconds of its time, once"
+_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nobody calls a kernel by its address
 _IMPORTS = re.compile(rb"^from (treaty\w*[.\w]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
 _NAMES = re.compile(rb"\w+")
 _UNUSED = 90 * 24 * 3600  # seconds after which kernels that nobody loads are deleted
 _LONGEST = 60.0  # seconds to wait for another process to compile a kernel, which may have been stopped
+
+
+def kernel(function: F) -> F:
+    """Compile `function` with numba, without the interpreter lock, cached on disk where that is possible.
+
+    Kernels that call each other must share a module: of other files the caches that numba itself has see no change.
+    """
+    return _kept(numba.njit(**_OPTIONS)(function), function)
+
+
+def inner(function: F) -> F:
+    """Compile what only kernels call, as `kernel` does but without the wrapper by which Python would call it."""
+    return _kept(numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function), function)
+
+
+def _kept(compiled: Any, function: F) -> F:
+    with suppress(RuntimeError):  # nowhere to be kept: neither the home folder nor the package's can be written to
+        compiled._cache = KernelCache(function)
+    return compiled  # type: ignore[no-any-return]
+
+
+def inlined(function: F) -> F:
+    """Compile `function` into each kernel that calls it: a call counts the references to each array, for 0.1 us."""
+    return numba.njit(inline="always", nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def new_array(typing_context: Any, count: Any, dtype: Any) -> Any:
+    """In a kernel what `np.empty(count, dtype)` is, of one dimension, or of as many as the tuple `count` has numbers.
+
+    Numpy's is a function of its own to numba, which each process compiles for each type, in a twentieth of a second.
+    """
+    ndim = count.count if isinstance(count, types.BaseTuple) else 1
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        from numba.np.arrayobj import _empty_nd_impl
+
+        shape = cgutils.unpack_tuple(builder, values[0], ndim) if ndim > 1 else values[:1]
+        return _empty_nd_impl(context, builder, signature.return_type, shape)._getvalue()
+
+    return types.Array(dtype.dtype, ndim, "C")(
+        types.UniTuple(types.intp, ndim) if ndim > 1 else types.intp, dtype
+    ), generate
+
+
+def processor_has(*features: str) -> bool:
+    """Tell whether kernels are compiled for a processor with these features (numba's settings may hide the real one).
+
+    By LLVM's names: "avx2".
+    """
+    known = str(cpu_target.target_context.codegen().magic_tuple())
+    return all(f"+{feature}" in known for feature in features)
 
 
 class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]

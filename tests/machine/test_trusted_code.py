@@ -13,10 +13,10 @@ import pytest
 import treaty
 from runs.job_files import TREATY, one_line
 from tables import real_table
-from treaty import named_code
 from treaty.estimators.saving import FORMAT, read_saved
 from treaty.files import write_json
-from treaty.named_code import imported, is_code, trust
+from treaty.machine import process
+from treaty.machine.process import imported, is_code, trust
 from treaty.runs.job import load_job
 from treaty.trees.losses.custom import loss_at
 
@@ -45,7 +45,7 @@ OPTIONS = {"n_estimators": 2, "min_child_samples": 1, "max_bin": 8, "n_jobs": 1,
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
     """Put a module where Python finds it, which notes that it was imported; return its path."""
-    monkeypatch.setattr(named_code, "_TRUSTED", set())
+    monkeypatch.setattr(process, "_TRUSTED", set())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(treaty.__file__).parents[1]}")
     file = tmp_path / "planted.py"

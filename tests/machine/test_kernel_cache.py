@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaWarning
 
-from treaty import kernel_cache
 from treaty.cli.logs import log_of_all
+from treaty.machine import kernels
 
 
 def test_processes_that_compile_different_signatures_at_once_do_not_mix_them_up(tmp_path, monkeypatch):
     module = tmp_path / "halves.py"
     module.write_text(
-        "from treaty.compute import kernel\n@kernel\ndef half(x):\n    return x / 2 if x > 1 else x - x\n"
+        "from treaty.machine.kernels import kernel\n@kernel\ndef half(x):\n    return x / 2 if x > 1 else x - x\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -60,7 +60,7 @@ def installed(tmp_path, monkeypatch):
         package.mkdir(parents=True)
         (package / "amounts.py").write_text(f"AMOUNT = {amount}\n")
         (package / "halves.py").write_text(
-            "from treaty.compute import kernel\nfrom treaty_halves.amounts import AMOUNT\n"
+            "from treaty.machine.kernels import kernel\nfrom treaty_halves.amounts import AMOUNT\n"
             f"@kernel\ndef less(x):\n    return x - AMOUNT\n{extra}"
         )
         for known in [known for known in sys.modules if known.startswith("treaty_halves")]:
@@ -74,26 +74,26 @@ def installed(tmp_path, monkeypatch):
 
 
 def test_that_it_compiles_is_said_once_before_it_does(installed, monkeypatch, caplog, capsys):
-    monkeypatch.setattr(kernel_cache.KernelCache, "told", False)
-    monkeypatch.setattr(kernel_cache.KernelCache, "printed", True)  # as estimators with verbose=True set it
+    monkeypatch.setattr(kernels.KernelCache, "told", False)
+    monkeypatch.setattr(kernels.KernelCache, "printed", True)  # as estimators with verbose=True set it
     caplog.set_level("INFO", "treaty")
     first = installed("first", 1, "@kernel\ndef more(x):\n    return x + AMOUNT\n")
     assert not caplog.messages
     assert first(3) == 2
     assert sys.modules["treaty_halves.halves"].more(3) == 4
-    assert caplog.messages == [kernel_cache.COMPILING]
-    assert capsys.readouterr().out == f"{kernel_cache.COMPILING}\n"
-    monkeypatch.setattr(kernel_cache.KernelCache, "told", False)
+    assert caplog.messages == [kernels.COMPILING]
+    assert capsys.readouterr().out == f"{kernels.COMPILING}\n"
+    monkeypatch.setattr(kernels.KernelCache, "told", False)
     assert installed("second", 1, "@kernel\ndef more(x):\n    return x + AMOUNT\n")(3) == 2  # loaded
     assert len(caplog.messages) == 1
 
 
 def test_a_command_that_runs_all_parties_prints_that_it_compiles(installed, monkeypatch, capsys):
-    monkeypatch.setattr(kernel_cache.KernelCache, "told", False)
+    monkeypatch.setattr(kernels.KernelCache, "told", False)
     with log_of_all(False, None) as log:
         assert installed("first", 1)(3) == 2
     assert log == []
-    assert capsys.readouterr().out == f"{kernel_cache.COMPILING}\n"
+    assert capsys.readouterr().out == f"{kernels.COMPILING}\n"
 
 
 def _hits(found):
@@ -189,7 +189,7 @@ def test_what_another_process_compiles_is_waited_for_and_loaded(installed, tmp_p
 
 
 def test_a_process_that_never_ends_compiling_is_not_waited_for_for_ever(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_cache, "_LONGEST", 0.1)
+    monkeypatch.setattr(kernels, "_LONGEST", 0.1)
     ours = installed("ours", 1)
     with _other_process(str(tmp_path / "ours"), str(tmp_path / "home")) as other:
         assert (ours(5), _hits(ours)) == (4, 0)
