@@ -37,6 +37,6 @@ for command in (["new", "bank"], ["new", "shop", "--folder", "others"], ["show"]
 
 def test_commands_about_keys_import_no_numba(tmp_path):
     imported = _imported_by(COMMANDS, str(tmp_path))
-    assert "treaty.node.keys.endorsements" in imported
+    assert "treaty.cli.keys" in imported
     assert (tmp_path / "keys" / "bank.card").exists()
     assert not imported & {"numba", "llvmlite"}
