@@ -1,4 +1,4 @@
-"""Time limits that follow the machine: on a slow or busy one, parties take longer than on the one they were set on."""
+"""Time limits that follow the machine, and waits for a condition: on a slow or busy machine all takes longer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 REFERENCE = 0.6
 """Seconds in which the command starts on the machine that the tests' limits were set on, two cores, otherwise idle."""
@@ -20,10 +22,16 @@ def within(seconds: float) -> float:
 
 @functools.cache
 def start_up() -> float:
-    """Return the seconds in which a process with the command's imports starts; the first may still compile bytecode."""
-    took = []
-    for _ in range(2):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "treaty", "--version"], check=True, capture_output=True)
-        took.append(time.perf_counter() - began)
-    return min(took)
+    """Return the seconds in which a process with the command's imports starts."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "treaty", "--version"], check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: str = "what was waited for") -> Any:
+    """Wait until a call returns something true, and return that; fail after so many seconds, idle machine or not."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what} in {seconds:g} s"
+        time.sleep(0.01)
+    return found

@@ -309,9 +309,9 @@ def test_planning_a_round_for_5000_features_takes_less_than_two_seconds() -> Non
     search.present(np.full(5000, 500))
     longest = 0.0
     while True:
-        start = time.perf_counter()
+        start = time.process_time()
         probes = search.probes()
-        longest = max(longest, time.perf_counter() - start)
+        longest = max(longest, time.process_time() - start)
         if probes is None:
             break
         search.take(count_below(ordered, probes))

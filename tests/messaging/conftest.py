@@ -12,6 +12,7 @@ import pytest
 from pace import within
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
+from treaty.messaging.grpc_server import Server
 from treaty.messaging.memory import memory_channels
 
 QUICK = {"keepalive_time": 1.0, "keepalive_timeout": 1.0, "reconnect": 1.0}
@@ -41,6 +42,19 @@ def grpc_end(identities):
             return stack.enter_context(channel)
 
         yield make
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Return the list of the deliveries that have reached a listening end, as gRPC's contexts, as it grows."""
+    reached, take = [], Server._take
+
+    def noted(server, peer, announced, pieces, context):
+        reached.append(context)
+        return take(server, peer, announced, pieces, context)
+
+    monkeypatch.setattr(Server, "_take", noted)
+    return reached
 
 
 @pytest.fixture

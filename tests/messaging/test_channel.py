@@ -28,7 +28,7 @@ def test_frames_of_any_size_arrive_unchanged(ends, size):
 def test_receive_without_arrival_returns_none_after_its_timeout(ends):
     start = time.monotonic()
     assert ends["lab"].receive(0.1) is None
-    assert 0.09 < time.monotonic() - start < within(1)
+    assert 0.09 < time.monotonic() - start < within(10)
 
 
 def test_received_frames_are_read_only(ends):
@@ -76,7 +76,7 @@ def test_closing_wakes_a_thread_that_waits(ends, together):
     start = time.monotonic()
     outcome = together(clinic=lambda: ends["clinic"].receive(30))
     assert isinstance(outcome["clinic"], LocalProtocolError)
-    assert time.monotonic() - start < within(5)
+    assert time.monotonic() - start < within(10)  # not 30
 
 
 def test_inbox_gives_items_when_due_and_equal_ones_in_order():

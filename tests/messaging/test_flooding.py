@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from pace import wait_until
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
 from treaty.messaging.conversation import OVERHEAD, Credit
 from treaty.messaging.grpc_wire import CALLS, DELIVER, VERSION, WATCH, Introduction, encode
@@ -53,8 +54,9 @@ def sending(party, messages):
     return thread, taken
 
 
-def stalled(taken):
-    """Wait until nothing more is taken; return how many were."""
+def stalled(taken, least):
+    """Wait until so many messages, and then no more, are taken; return how many were."""
+    wait_until(lambda: len(taken) >= least)
     before = -1
     while len(taken) != before:
         before = len(taken)
@@ -69,7 +71,7 @@ def test_messages_that_the_role_does_not_read_wait_at_their_sender(parties):
     thread, taken = sending(parties["lab"], [Rows(Array.of(np.roll(rows, k))) for k in range(200)])
     listening = threading.Thread(target=parties["clinic"].receive, args=("shop", Count), daemon=True)
     listening.start()  # takes in what comes, and reads nothing of lab's
-    before = stalled(taken)
+    before = stalled(taken, LIMIT // 2 // (50_000 + OVERHEAD))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert before == LIMIT // 2 // (50_000 + OVERHEAD)
@@ -88,7 +90,7 @@ def test_empty_messages_count_with_what_is_kept_of_each(parties):
     thread, taken = sending(parties["lab"], [Count(k) for k in range(1000)])
     listening = threading.Thread(target=parties["clinic"].receive, args=("shop", Count), daemon=True)
     listening.start()
-    assert stalled(taken) <= LIMIT // 2 // OVERHEAD
+    assert stalled(taken, 1) <= LIMIT // 2 // OVERHEAD
     parties["shop"].send("clinic", Count(1))
     listening.join(5)
     assert [parties["clinic"].receive("lab", Count).n for _ in range(1000)] == list(range(1000))
@@ -100,11 +102,10 @@ def test_what_a_party_left_out_sends_is_not_made_room_for(parties):
     _, taken = sending(parties["lab"], [Count(k) for k in range(1000)])
     parties["shop"].send("clinic", Count(1))
     assert parties["clinic"].receive("shop", Count).n == 1
-    while len(taken) < LIMIT // 2 // (OVERHEAD + 200):
-        time.sleep(0.05)
+    wait_until(lambda: len(taken) >= LIMIT // 2 // (OVERHEAD + 200))
     parties["shop"].send("clinic", Count(2))
     assert parties["clinic"].receive("shop", Count).n == 2  # takes in, and drops, what lab has sent
-    assert stalled(taken) <= LIMIT // 2 // OVERHEAD
+    assert stalled(taken, 1) <= LIMIT // 2 // OVERHEAD
 
 
 # ---------------------------------------------------------------- shares
@@ -262,7 +263,7 @@ def test_a_message_in_parts_takes_its_size_of_the_share_until_it_is_read(parties
     thread, taken = sending(parties["lab"], [Rows(Array.of(np.roll(rows, k))) for k in range(3)])
     listening = threading.Thread(target=parties["clinic"].receive, args=("shop", Count), daemon=True)
     listening.start()
-    assert stalled(taken) == 1
+    assert stalled(taken, 1) == 1
     parties["shop"].send("clinic", Count(1))
     listening.join(5)
     for k in range(3):

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from pace import within
+from pace import wait_until, within
 from treaty.errors import ConfigError, LocalProtocolError, PeerProtocolError
 from treaty.messaging.conversation import OVERHEAD
 from treaty.messaging.grpc_wire import (
@@ -104,14 +104,14 @@ def test_deliveries_of_either_kind_share_one_count(clinic, dial, ways):
 
 
 @pytest.mark.slow
-def test_delivery_that_the_sender_has_given_up_is_not_taken_in(clinic, dial, deliver):
+def test_delivery_that_the_sender_has_given_up_is_not_taken_in(clinic, dial, deliver, calls):
     channel = dial("lab")
     deliver(channel, [b"abc"])
     clinic.receive(0)
     with clinic._server._senders["lab"].turn:
         with refused(grpc.StatusCode.DEADLINE_EXCEEDED, ""):
             deliver(channel, [b"def"], number=1, wait=0.3)
-        time.sleep(0.5)  # clinic hears of it
+        wait_until(lambda: not any(call.is_active() for call in calls))  # clinic knows
     assert clinic.receive(0.5) is None
     deliver(channel, [b"def"], number=1)
     assert bytes(clinic.receive(0).frame) == b"def"
@@ -195,18 +195,11 @@ def test_what_frames_that_fail_were_given_of_the_inbox_comes_back(clinic, dial):
         end.wait(20)
 
     call = dial("lab").stream_unary(DELIVER).future(halfway())
-    until(lambda: begun and clinic._credit._unread["lab"])
+    wait_until(lambda: begun and clinic._credit._unread["lab"])
     call.cancel()
-    until(lambda: not clinic._credit._unread["lab"])
+    wait_until(lambda: not clinic._credit._unread["lab"])
     end.set()
     assert hand_over(DELIVER, dial("lab"), full, size=whole) == b""
-
-
-def until(true):
-    deadline = time.monotonic() + within(10)
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("first", [[], [b""], [b"\x91" * 5000], [b"\x80\x04\x95."]], ids=str)
@@ -320,7 +313,7 @@ def test_address_in_use_is_a_config_error(clinic, identities):
 
 
 @pytest.mark.slow
-def test_closing_does_not_wait_for_a_delivery_that_never_ends(clinic, dial):
+def test_closing_does_not_wait_for_a_delivery_that_never_ends(clinic, dial, calls):
     stop = threading.Event()
 
     def pieces():
@@ -328,10 +321,10 @@ def test_closing_does_not_wait_for_a_delivery_that_never_ends(clinic, dial):
         stop.wait(20)
 
     call = dial("lab").stream_unary(DELIVER).future(pieces())
-    time.sleep(0.3)
+    wait_until(lambda: calls)
     start = time.monotonic()
     clinic.close()
-    assert time.monotonic() - start < within(3)
+    assert time.monotonic() - start < within(10)  # not 20
     stop.set()
     assert isinstance(call.exception(), grpc.RpcError)
 
@@ -341,7 +334,7 @@ def test_closing_does_not_wait_for_a_delivery_that_never_ends(clinic, dial):
 
 def soon(condition):
     """Whether it becomes true within 5 seconds."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + within(5)
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()

@@ -2,7 +2,6 @@ import gc
 import math
 import os
 import threading
-import time
 from collections import deque
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from crypto.asking import answered, asked, begun
+from pace import wait_until
 from treaty.crypto.additive.key_generation import generate_key
 from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
 from treaty.crypto.additive.randomiser import Randomiser, ReadyFactors, _table_size
@@ -66,13 +66,6 @@ def as_numbers(public, factors):
     return from_words(public.modulus.pack(factors.copy()))
 
 
-def wait_until_idle(store):
-    deadline = time.monotonic() + 20
-    while store._thread is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def ready(store):
     return sum(map(len, store._ready))
 
@@ -85,7 +78,7 @@ def test_taken_factors_are_encryptions_of_zero_and_all_differ(key, public, drawn
         assert len(factors) == count
         taken += as_numbers(public, factors)
         store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     taken += as_numbers(public, store.take(150, 1))
     assert len(set(taken)) == len(taken) == 3 + 40 + 100 + 1 + 77 + 150
     assert set(from_words(key.decrypt(to_words(taken, public.modulus.words), 1))) == {0}
@@ -95,12 +88,12 @@ def test_taken_factors_are_encryptions_of_zero_and_all_differ(key, public, drawn
 def test_factors_are_made_ahead_up_to_the_largest_take(public):
     store = ReadyFactors(Randomiser(public, 1), 10)
     store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     assert 10 <= ready(store) <= 10 + 32
     store.take(100, 1)
     assert ready(store) == 0
     store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     assert 100 <= ready(store) <= 100 + 32
 
 
@@ -109,14 +102,14 @@ def test_factors_made_ahead_are_bounded(public, monkeypatch):
     store = ReadyFactors(Randomiser(public, 1), 10_000)
     store.take(500, 1)
     store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     assert 64 <= ready(store) <= 64 + 32
 
 
 def test_ready_factors_are_taken_without_an_exponentiation(public, drawn):
     store = ReadyFactors(Randomiser(public, 1), 64)
     store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     before = len(drawn)
     store.take(64, 1)
     assert len(drawn) == before
@@ -133,10 +126,9 @@ def test_stopped_work_ends_and_may_begin_again(public):
     store.prepare()
     store.prepare()
     assert sum(t.name == "treaty-factors" for t in threading.enumerate()) == 1
-    while ready(store) <= done:
-        time.sleep(0.002)
+    wait_until(lambda: ready(store) > done)
     store.stop()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
 
 
 def test_threads_that_take_at_once_never_share_a_factor(public):
@@ -152,7 +144,7 @@ def test_threads_that_take_at_once_never_share_a_factor(public):
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     assert len(set(taken)) == len(taken) == 4 * 61
 
 
@@ -193,18 +185,18 @@ def test_failed_background_work_may_begin_again(public, monkeypatch):
     monkeypatch.setattr(Randomiser, "factors", fail)
     store = ReadyFactors(Randomiser(public, 1), 10)
     store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     assert [failure.exc_type for failure in failures] == [MemoryError]
     monkeypatch.setattr(Randomiser, "factors", factors)
     store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     assert ready(store) >= 10
 
 
 def test_child_of_a_fork_takes_none_of_its_parents_factors(public, monkeypatch):
     store = ReadyFactors(Randomiser(public, 1), 50)
     store.prepare()
-    wait_until_idle(store)
+    wait_until(lambda: store._thread is None)
     parents = set(as_numbers(public, np.concatenate(list(store._ready))))
     real = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: real + 1)  # forking a process with threads would be a warning
@@ -229,7 +221,7 @@ def test_no_two_answer_ciphertexts_share_an_exponent(drawn, cipher):
         for nodes in (1, 2):
             starts = np.linspace(0, 200, nodes + 1).astype(np.int32)
             made += len(answered(server, asked(client, np.arange(200, dtype=np.int32), starts))[1])
-            wait_until_idle(server._factors)
+            wait_until(lambda: server._factors._thread is None)
         server.end_tree()
     public = client._key.public
     factors = [x for batch in used for x in as_numbers(public, batch)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import treaty
 from flat import flat
 from noise_keys import keep_key
+from pace import wait_until
 from runs.job_files import train_in_threads
 from runs.test_resume import Interrupted, same
 from systems.role_inputs import split_options
@@ -97,13 +97,6 @@ def test_training_deeper_in_the_same_folder_costs_nothing_more(table, drawn, tmp
     assert f"; {5 * columns} per person with all draws" in dearer.parts_["p2"].spent
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def stop_active(monkeypatch, tree):
     """Stop the active party at the end of a tree, with its splits untold."""
     tell, count = NoisyColumns.tell, iter(range(1_000))
@@ -168,7 +161,7 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
 
     def stopping(self, rounds, *, now):
         if len(told) == 4:  # both others' of two trees; an abort overtakes what they have not read
-            wait_for(lambda: len(recorded) == sum(told) and hasattr(model, "parts_"))
+            wait_until(lambda: len(recorded) == sum(told) and hasattr(model, "parts_"))
             raise Interrupted
         told.append(len(self._chosen))
         tell(self, rounds, now=True)
@@ -196,7 +189,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
     def telling(self, rounds, *, now):
         chosen.append(len(self._chosen))
         if len(chosen) == 6:  # both others' of three trees
-            wait_for(lambda: len(recorded) == sum(chosen[:2]) and hasattr(model, "parts_"))
+            wait_until(lambda: len(recorded) == sum(chosen[:2]) and hasattr(model, "parts_"))
             raise Interrupted
         if len(chosen) <= 2:
             tell(self, rounds, now=True)
@@ -206,7 +199,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
     def receiving(self, frm, *kinds, **how):
         message = receive(self, frm, *kinds, **how)
         if late and isinstance(message, Start):  # it begins when the active party is two rounds ahead
-            wait_for(lambda: len(chosen) >= 5)
+            wait_until(lambda: len(chosen) >= 5)
         return message
 
     with monkeypatch.context() as patch:

@@ -71,7 +71,7 @@ def test_a_passive_party_dying_in_the_second_tree_leaves_the_first():
 
     with pytest.raises(KeyboardInterrupt):
         play_training(tables, y, replace={"p1": dying}, progress=lambda done, part: kept.__setitem__("p0", part))
-    assert time.monotonic() - kept["died"] < 10
+    assert time.monotonic() - kept["died"] < within(10)
     assert len(kept["p0"].forest.trees) == 1
     owned = sum(np.sum(tree.source == 1) for tree in kept["p0"].forest.trees)
     assert len(kept["p1"].splits) >= owned
@@ -246,6 +246,6 @@ def test_an_oversized_message_is_one_error_at_every_party():
         thread.start()
     for thread in threads:
         thread.join(40)
-    assert time.monotonic() - ended["begun"] < 10
+    assert time.monotonic() - ended["begun"] < within(10)
     assert set(SEEN) == set(names), SEEN
     assert all("expected at most 6144 bytes" in str(error) for error in SEEN.values()), SEEN
