@@ -17,6 +17,7 @@ from treaty.machine.arrays import Flags, Floats, Int32s
 from treaty.privacy.clustering import attack_auc
 from treaty.runs.threads import Recorded
 from treaty.systems import SYSTEMS, find_system
+from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
 
 
@@ -32,7 +33,7 @@ class View:
         return self.recorded.inputs.party.name
 
     @property
-    def inputs(self) -> RoleInput:
+    def inputs(self) -> RoleInput[Any, Any]:
         """Its own rows and the options that all parties know."""
         return self.recorded.inputs
 
@@ -65,10 +66,8 @@ class Truth:
         self._data = {name: view.inputs.data for name, view in views.items() if view.inputs.data is not None}
         self._data = {name: data for name, data in self._data.items() if data.table.n_rows}
         inputs = next(iter(views.values())).inputs
-        self._active, self._max_bin = (
-            inputs.roles.active,
-            inputs.common.max_bin if hasattr(inputs.common, "max_bin") else 256,
-        )
+        self._active, common = inputs.roles.active, inputs.common
+        self._max_bin = common.most_bins if isinstance(common, BoostingOptions) else 256
         self._classes = next((view.inputs.classes for view in views.values() if view.inputs.classes is not None), None)
         self.by_row = by_row
         self.given = {name: view.recorded.recording.given for name, view in views.items()}

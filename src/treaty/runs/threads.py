@@ -43,7 +43,7 @@ class Recorded:
     `result` is what its role returned, a part of the model or None.
     """
 
-    inputs: RoleInput
+    inputs: RoleInput[Any, Any]
     transcript: Transcript
     recording: Recording
     result: Any

@@ -131,6 +131,25 @@ class SystemOptions:
         return f"{type(self).__name__}({changed})"
 
 
+class CommonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options that every boosting, or every regression, has in all systems; estimators and job files have them."""
+
+    table: ClassVar[str]
+    """Where a job file has them."""
+
+    may_change: ClassVar[frozenset[str]]
+    """Options that may differ between a training and its resumption."""
+
+    @property
+    def most_rounds(self) -> int:
+        """Rounds of a training that does not stop early."""
+        raise NotImplementedError
+
+    def checked(self, own: SystemOptions) -> Self:
+        """Return these options with those left open decided for a system's; refuse a contradiction."""
+        raise NotImplementedError
+
+
 _OURS = {
     **dict.fromkeys(("eta", "shrinkage", "shrinkage_rate", "learning_rate_init", "eta0"), "learning_rate"),
     **dict.fromkeys(("gamma", "min_gain_to_split", "min_impurity_decrease"), "min_split_loss"),
@@ -269,13 +288,13 @@ def converted(values: Mapping[str, Any], kind: type[Options], owner: str) -> Opt
     return options
 
 
-def given(options: SystemOptions, common: msgspec.Struct) -> dict[str, Any]:
+def given(options: SystemOptions, common: CommonOptions) -> dict[str, Any]:
     """Return all options by name in plain values, with the system's name as ``protocol``, for files and comparison."""
     own = options.get_params()
     return {"protocol": options.system, **msgspec.to_builtins(own), **msgspec.to_builtins(common)}
 
 
-def public_terms(options: SystemOptions, common: msgspec.Struct) -> dict[str, Term]:
+def public_terms(options: SystemOptions, common: CommonOptions) -> dict[str, Term]:
     """Return what parties agree on first: every option but those that the active party keeps to itself."""
     return {name: value for name, value in given(options, common).items() if name not in _OF_THE_ACTIVE_PARTY}
 

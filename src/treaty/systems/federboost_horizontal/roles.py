@@ -251,7 +251,7 @@ def _lead_rounds(
     """Grow the rounds that are missing; have everybody keep a checkpoint when one is due."""
     part, forest, common, keeper, progress = own.part, own.forest, inputs.common, inputs.keeper, inputs.progress
     objective = forest.objective
-    rules = noise.rules(common.rules(objective), objective, common.max_bin)
+    rules = noise.rules(common.rules(objective), objective, common.most_bins)
     own_noise = None if inputs.data is None else partial(noise.on_trees, objective=objective)
     trees = TreeLeader(collector, own, rules, own_noise, common.colsample_bytree, inputs.threads, inputs.recording)
 
@@ -327,7 +327,7 @@ def _search(
     lead, classes = inputs.roles.active, setup.message.classes
     labels = OwnLabels(inputs, rows, classes, lead)
     told = answer_search(inputs, sums, order, rows, labels, setup.noise)
-    bins = unpack_bins(told, setup.schema, inputs.common.max_bin, lead)
+    bins = unpack_bins(told, setup.schema, inputs.common.most_bins, lead)
     own = labels.starting(told.start, "CommonBins")
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=lead)
     keep_bins(inputs, setup.message, told)
@@ -434,7 +434,7 @@ def _on_kept_bins(
     own = OwnLabels(inputs, rows, setup.message.classes, name).starting(told.start, "CommonBins")
     objective = agreed_objective(told, own, noise=setup.noise.budget is not None, peer=name)
     objective.check_sums(kept.all_rows)
-    bins = unpack_bins(told, setup.schema, inputs.common.max_bin, name)
+    bins = unpack_bins(told, setup.schema, inputs.common.most_bins, name)
     logger.info("%s: bins are those of an earlier training", name)
     return _fresh(inputs, setup, rows, bins, objective, setup.paid or kept.spent), told
 

@@ -75,7 +75,7 @@ def agree_on_bins(
         objective.check_sums(all_rows)
         bins, smallest = choose_bins(
             lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
-            collector.tell_all, opening, opened, schema, common.max_bin, own=rows.table if has_rows else None,
+            collector.tell_all, opening, opened, schema, common.most_bins, own=rows.table if has_rows else None,
             least_rows=common.fewest_rows, most_rounds=_search_rounds(noise, schema.origins), threads=inputs.threads,
         )  # fmt: skip
         if collector.summed == cohort:  # sums with and without a lost member do not fit together
@@ -94,7 +94,7 @@ def answer_search(
 
     Raises PeerProtocolError when the leader restarts although nobody was lost, or asks for more than a search takes.
     """
-    leader, max_bin, threads = inputs.roles.active, inputs.common.max_bin, inputs.threads
+    leader, max_bin, threads = inputs.roles.active, inputs.common.most_bins, inputs.threads
     opening = Opening(rows.table.schema, bounds=labels.n_bounds if noise.budget is None else 0)
     ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
     rounds, cohort = 0, frozenset[str]()

@@ -144,5 +144,5 @@ def resume(inputs: RoleInput, found: Checkpoint, rounds: int, rows: LabelledRows
     part.forest.cut(rounds)
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
     told = decode_body(found.bins, CommonBins, peer=name)
-    bins = unpack_bins(told, part.schema, inputs.common.max_bin, name)
+    bins = unpack_bins(told, part.schema, inputs.common.most_bins, name)
     return OwnRows.of(inputs, rows, part, bins, Draws.kept(found.random_state or ""))

@@ -239,7 +239,7 @@ def active(inputs: RoleInput) -> ModelPart:
             columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
     at_workers = partial(ClusterHistograms.of_columns, inputs.shards)
     own = own_columns(
-        data.table, common.max_bin, part.splits, threads, at_workers(party.name) if inputs.options.unbiased else None
+        data.table, common.most_bins, part.splits, threads, at_workers(party.name) if inputs.options.unbiased else None
     )
     sources: list[ColumnSource] = [noisy.get(name, own) for name in inputs.roles.owners]
 
@@ -304,7 +304,7 @@ def passive(inputs: RoleInput) -> ModelPart:
     party, table, options, threads = inputs.party, inputs.rows.table, inputs.options, inputs.threads
     (active,) = party.peers
     agree_on_terms(inputs)
-    bins = fit_bins(table, inputs.common.max_bin, threads)
+    bins = fit_bins(table, inputs.common.most_bins, threads)
     codes = bins.transform(table, threads)
     numbers = np.arange(table.n_rows) if inputs.row_numbers is None else inputs.row_numbers
     epsilons = options.epsilons(table.schema.names)

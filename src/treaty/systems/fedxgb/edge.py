@@ -220,7 +220,7 @@ def _pass_on(inputs: RoleInput, domain: DomainSums, told: Message, everybody: Se
 def _layout(inputs: RoleInput, agreed: CommonBins, summary: RowSummary, task: Task) -> Layout:
     """Return how rows are encoded, from the bins that the server tells everybody."""
     server = inputs.roles.active
-    bins = unpack_bins(agreed, schema_of(task.names, task.categories, task.origins), inputs.common.max_bin, server)
+    bins = unpack_bins(agreed, schema_of(task.names, task.categories, task.origins), inputs.common.most_bins, server)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=server, what="RowSummary.may_miss")
     return layout_of(bins, may_miss)
 

@@ -216,7 +216,7 @@ def search(inputs: RoleInput, crowd: Crowd, schema: Schema) -> AllRows:
         crowd.tell(probes)
 
     bins, smallest = choose_bins(
-        total, ask, opening, opened, schema, common.max_bin,
+        total, ask, opening, opened, schema, common.most_bins,
         own=None, least_rows=common.fewest_rows, most_rounds=most_rounds(schema.origins), threads=inputs.threads,
     )  # fmt: skip
     fewest = int(smallest[smallest > 0].min(initial=n_rows))
@@ -229,7 +229,7 @@ def known(inputs: RoleInput, crowd: Crowd, kept: Checkpoint) -> AllRows:
     crowd.tell(Count())
     part, name = kept.part, inputs.party.name
     summary = decode_body(kept.bins, RowSummary, peer=name)
-    bins = unpack_bins(decode_body(part.bins, CommonBins, peer=name), part.schema, inputs.common.max_bin, name)
+    bins = unpack_bins(decode_body(part.bins, CommonBins, peer=name), part.schema, inputs.common.most_bins, name)
     may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=name, what="RowSummary.may_miss")
     return AllRows(bins, forest_of(kept).objective, summary.n_rows, may_miss, part.spent)
 

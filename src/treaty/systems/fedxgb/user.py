@@ -95,7 +95,7 @@ def user(inputs: RoleInput) -> NDArray[np.float64]:
     sums = sums_as(party, edge, credentials, credentials.seed_with(inputs.roles.active, task.server), inputs.absence)
     sums.heard.hear(task)
     instructions = _Instructions(inputs, edge, sums, Order(user_order(options), "begun"))
-    agreed = _answer_search(instructions, rows, labels, common.max_bin, inputs.phase)
+    agreed = _answer_search(instructions, rows, labels, common.most_bins, inputs.phase)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
     follower = _Follower(inputs, rows, labels.starting(agreed.start, "CommonBins"), agreed, summary, seed)
@@ -232,7 +232,7 @@ class _Follower:
         if summary.n_rows < rows.table.n_rows:
             raise self._wrong("the number of all users' rows, not fewer than this user has")
         options, schema, edge = inputs.options, rows.table.schema, self._edge
-        bins = unpack_bins(agreed, schema, self._common.max_bin, edge)
+        bins = unpack_bins(agreed, schema, self._common.most_bins, edge)
         told = told_clips(agreed, objective, edge)
         own = objective.agreed(
             [min(mine, theirs) for mine, theirs in zip(objective.clips, told, strict=True)],

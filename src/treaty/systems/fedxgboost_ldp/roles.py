@@ -167,7 +167,7 @@ def active(inputs: RoleInput) -> ModelPart:
     for peer in party.peers:
         party.send(peer, NoiseSetup(*start_of(training, peer), *noise.units, noise.noisy_hess))
         others[peer] = ScoredColumns(party, peer, party.receive(peer, ColumnCount).count, training.records[peer])
-    own = own_columns(data.table, common.max_bin, part.splits, threads)
+    own = own_columns(data.table, common.most_bins, part.splits, threads)
     sources = [others.get(name, own) for name in inputs.roles.owners]
     finder = ScoreSplits(
         party,
@@ -212,7 +212,7 @@ def passive(inputs: RoleInput) -> ModelPart:
     agree_on_terms(inputs)
     setup = party.receive(active, NoiseSetup)
     follower = Follower(inputs, setup)
-    columns = own_columns(table, common.max_bin, follower.part.splits, inputs.threads)
+    columns = own_columns(table, common.most_bins, follower.part.splits, inputs.threads)
     if not math.isfinite(setup.grad_unit) or not math.isfinite(setup.hess_unit):
         raise PeerProtocolError(active, f"expected finite units - at NoiseSetup from {active}")
     rules = scoring_rules(

@@ -89,7 +89,8 @@ def dealer(inputs: RoleInput) -> None:
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))
     made.prepare()
-    dealt, most = 0, inputs.most_trees * ((1 << inputs.common.max_depth) - 1)  # a vector for every node of every tree
+    # a vector for every node of every tree
+    dealt, most = 0, inputs.common.n_estimators * inputs.trees_a_round * ((1 << inputs.common.max_depth) - 1)
     while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
         dealt += request.count
         of_level = 1 << max(0, inputs.common.max_depth - 1)

@@ -39,8 +39,7 @@ from treaty.machine.arrays import Integers, pieces
 from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
-from treaty.systems.logistic.setup import OwnData, Setting
-from treaty.systems.system import RoleInput
+from treaty.systems.logistic.setup import GlmInput, OwnData, Setting
 
 WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
 
@@ -83,7 +82,7 @@ class LatticeProducts:
     """A data party's end; `blocks` are of row numbers, `masks` cancel in sums over data parties."""
 
     def __init__(
-        self, inputs: RoleInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+        self, inputs: GlmInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
     ) -> None:
         party, threads = inputs.party, inputs.threads
         self._party, self._setting, self._columns, self._masks = party, setting, own.columns, masks

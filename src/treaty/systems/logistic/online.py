@@ -14,13 +14,12 @@ import hashlib
 from treaty.machine.arrays import Floats
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.systems.logistic.prediction import collect_margins, send_margins
-from treaty.systems.logistic.setup import pair_seeds
-from treaty.systems.system import RoleInput
+from treaty.systems.logistic.setup import GlmInput, pair_seeds
 from treaty.systems.vertical.decisions import Finish
 from treaty.systems.vertical.online import Asked, OnlineRows, answer_requests, asked_rows
 
 
-def online_active(inputs: RoleInput) -> None:
+def online_active(inputs: GlmInput) -> None:
     """Predict what `inputs.requests` asks for, until it ends."""
     agree(inputs.party, _terms(inputs), remedy=OF_ONE_MODEL)
 
@@ -31,7 +30,7 @@ def online_active(inputs: RoleInput) -> None:
     answer_requests(inputs, answer)
 
 
-def online_passive(inputs: RoleInput) -> None:
+def online_passive(inputs: GlmInput) -> None:
     """Give the own parts of margins of the rows that the active party asks for, until it has finished."""
     party, active = inputs.party, inputs.roles.active
     agree(party, _terms(inputs), remedy=OF_ONE_MODEL)
@@ -46,5 +45,5 @@ def online_passive(inputs: RoleInput) -> None:
             send_margins(party, active, margins[rows].reshape(-1), seeds, number, what)
 
 
-def _terms(inputs: RoleInput) -> dict[str, str | int]:
+def _terms(inputs: GlmInput) -> dict[str, str | int]:
     return {"model": inputs.part.model_id, "rows": inputs.rows.table.n_rows}

@@ -10,6 +10,7 @@ import msgspec
 from treaty.errors import ConfigError
 from treaty.systems.options import (
     AtLeastOne,
+    CommonOptions,
     KeyBits,
     NotNegative,
     Positive,
@@ -29,7 +30,7 @@ SMALL_TABLE = 10 * BATCH
 """Most rows that every step takes all of where `batch_size` is open: an epoch of few batches has too few steps."""
 
 
-class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RegressionOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that logistic regression has in every system.
 
     `treaty.LogisticRegression` says what each of them means, but for `family`, which estimators set, and a job's
@@ -60,14 +61,10 @@ class RegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     reference: Literal["first"] | None = None
 
     table: ClassVar[str] = "regression"
-    """Where a job file has them."""
-
     may_change: ClassVar[frozenset[str]] = frozenset({"max_iter"})
-    """Options that may differ between a training and its resumption."""
 
     @property
     def most_rounds(self) -> int:
-        """Rounds of a training that does not stop early."""
         return self.max_iter or (100 if self.whole_table else 30)
 
     @property

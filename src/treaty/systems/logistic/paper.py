@@ -54,9 +54,8 @@ from treaty.systems.logistic.coordinated import (
     sum_fields,
     take_vectors,
 )
-from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
+from treaty.systems.logistic.setup import WEIGHT_BITS, GlmInput, OwnData, Setting
 from treaty.systems.logistic.steps import end_epoch, receive_end
-from treaty.systems.system import RoleInput
 
 
 class Margins(Message):
@@ -94,7 +93,7 @@ def loss_fields(setting: Setting, plaintext_bits: int) -> Fields:
 # ---------------------------------------------------------------- data parties
 
 
-def train_slice(inputs: RoleInput, setting: Setting, own: OwnData) -> tuple[Floats, list[float]]:
+def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Floats, list[float]]:
     """Train the own weights, as the active or a passive party; return also the losses, at the active party."""
     party, lead, columns = inputs.party, setting.coordinator, own.columns
     assert lead is not None

@@ -24,14 +24,15 @@ from treaty.linear.preparation import Preparation
 from treaty.linear.training import Optimiser, minimise, settled, standard_errors, train
 from treaty.machine.arrays import Floats
 from treaty.models.linear import LinearPart, one_against_rest
-from treaty.systems.logistic.options import SGD, QuasiNewton
+from treaty.systems.logistic.options import SGD, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.setup import prepared as learned
 from treaty.systems.logistic.setup import solver_of
+from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, RoleInput
 
 
-def train_pooled(tables: Mapping[str, Table], inputs: RoleInput) -> dict[str, LinearPart]:
+def train_pooled(tables: Mapping[str, Table], inputs: RoleInput[Pooled, RegressionOptions]) -> dict[str, LinearPart]:
     """Train on all parties' columns in one place; return every party's part.
 
     `tables` are everybody's, rows in common order; `inputs` has the active party's rows, labels 0 and 1, and weights.
@@ -66,7 +67,7 @@ def _fitted(
     prepared: Mapping[str, Preparation],
     X: Floats,
     y: Floats,
-    inputs: RoleInput,
+    inputs: RoleInput[Pooled, RegressionOptions],
     model_id: str,
 ) -> dict[str, LinearPart]:
     """Train on labels of 0 and 1, or numbers; return every party's part."""

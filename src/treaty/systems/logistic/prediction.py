@@ -25,8 +25,7 @@ from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows
-from treaty.systems.logistic.setup import pair_seeds
-from treaty.systems.system import RoleInput
+from treaty.systems.logistic.setup import GlmInput, pair_seeds
 
 FRACTION_BITS = 32
 _LARGEST = 2.0**30  # of a part of a margin
@@ -41,7 +40,7 @@ class MarginPart(Message):
     values: Array
 
 
-def predict_active(inputs: RoleInput) -> Floats:
+def predict_active(inputs: GlmInput) -> Floats:
     """Predict rows as the label holder; all other owners play `predict_passive`.
 
     The role's `data` has the own columns of the rows, its `part` the own part of the model, with the intercept.
@@ -64,7 +63,7 @@ def collect_margins(party: Party, passives: Sequence[str], own: Floats) -> Float
     return own + summed.view(np.int64) * 2.0**-FRACTION_BITS
 
 
-def predict_passive(inputs: RoleInput) -> None:
+def predict_passive(inputs: GlmInput) -> None:
     """Help the active party to predict rows, without learning anything; inputs and errors as of `predict_active`.
 
     Raises DataError when a part of a margin is too large.
@@ -93,5 +92,5 @@ def send_margins(
     send_rows(party, active, len(values), 64, lambda of: MarginPart(Array.of(values[of])))
 
 
-def _terms(inputs: RoleInput) -> dict[str, str | int]:
+def _terms(inputs: GlmInput) -> dict[str, str | int]:
     return {"model": inputs.part.model_id, "rows to predict": inputs.rows.table.n_rows}

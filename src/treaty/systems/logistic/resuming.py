@@ -20,8 +20,7 @@ from treaty.linear.training import EpochState
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import LinearCheckpoint, fingerprint
-from treaty.systems.logistic.setup import Setting
-from treaty.systems.system import RoleInput
+from treaty.systems.logistic.setup import GlmInput, Setting
 
 
 class KeptEpochs(Message):
@@ -42,7 +41,7 @@ class Checkpoints:
     `model_id` is at the active party that of the training to go on with, None to begin anew.
     """
 
-    def __init__(self, inputs: RoleInput) -> None:
+    def __init__(self, inputs: GlmInput) -> None:
         data, keeper = inputs.data, inputs.keeper if inputs.options.mode == "safe" else None
         rows = [] if data is None else [(of.table, (of.y, of.weight)) for of in (data, *inputs.eval_sets)]
         self._table = fingerprint(rows, inputs.classes or ()) if keeper is not None and rows else b""

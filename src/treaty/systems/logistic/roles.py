@@ -52,14 +52,23 @@ from treaty.systems.logistic.lattice import blocks_of
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.resuming import Checkpoints
 from treaty.systems.logistic.row_weights import check_shown, tell_weights
-from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
+from treaty.systems.logistic.setup import (
+    GlmInput,
+    OwnData,
+    Setting,
+    begin,
+    diverged,
+    fixed_columns,
+    pair_seeds,
+    prepared,
+    terms,
+)
 from treaty.systems.logistic.steps import Decider, EvalSets, decide_for, end_epoch, products_of, receive_end
-from treaty.systems.system import RoleInput
 
 # ---------------------------------------------------------------- data parties
 
 
-def active(inputs: RoleInput) -> LinearPart:
+def active(inputs: GlmInput) -> LinearPart:
     """Train as the label holder.
 
     The inputs is connected with all other parties; its `data` has labels 0 and 1 (or the target of another regression),
@@ -89,7 +98,7 @@ def active(inputs: RoleInput) -> LinearPart:
     return _train(inputs, np.where(data.y > 0.5, 1, -1).astype(np.int64))
 
 
-def passive(inputs: RoleInput) -> LinearPart:
+def passive(inputs: GlmInput) -> LinearPart:
     """Train as a party with columns alone, connected with all others; return its weights. Errors as of `active`."""
     if inputs.eval_sets:
         inputs.common.check_eval_sets(inputs.options)
@@ -97,7 +106,7 @@ def passive(inputs: RoleInput) -> LinearPart:
     return whole_table.train(inputs) if whole else _train(inputs, None)
 
 
-def _train(inputs: RoleInput, labels: Integers | None) -> LinearPart:
+def _train(inputs: GlmInput, labels: Integers | None) -> LinearPart:
     """Prepare own columns, train their weights in either mode, and make them a part of the model."""
     party, table = inputs.party, inputs.rows.table
     preparation = prepared(table, inputs.common, party.name)
@@ -143,7 +152,7 @@ def _train(inputs: RoleInput, labels: Integers | None) -> LinearPart:
 
 
 def _train_slice(
-    inputs: RoleInput, setting: Setting, own: OwnData, batches: Integers, evals: EvalSets, kept: Checkpoints,
+    inputs: GlmInput, setting: Setting, own: OwnData, batches: Integers, evals: EvalSets, kept: Checkpoints,
     resumed: EpochState | None,
 ) -> tuple[Floats, list[float]]:  # fmt: skip
     """Train the own weights (n_columns,), as the active or a passive party; return also the losses, at the former.
@@ -221,7 +230,7 @@ def _loss_part(setting: Setting, weights: Floats, grad: Floats, u: Integers, lab
 # ---------------------------------------------------------------- coordinator
 
 
-def coordinator(inputs: RoleInput) -> None:
+def coordinator(inputs: GlmInput) -> None:
     """Coordinate a training without data: receive masked numbers and summed inner products, answer with coefficients.
 
     Connected with all data parties; errors as of `active`.

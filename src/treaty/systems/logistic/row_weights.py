@@ -23,8 +23,7 @@ from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows
-from treaty.systems.logistic.setup import LARGEST_WEIGHT, OwnData, Setting, check_guards
-from treaty.systems.system import RoleInput
+from treaty.systems.logistic.setup import LARGEST_WEIGHT, GlmInput, OwnData, Setting, check_guards
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class RowWeights(Message):
     values: Array
 
 
-def check_shown(inputs: RoleInput, y: Floats, weight: Floats) -> None:
+def check_shown(inputs: GlmInput, y: Floats, weight: Floats) -> None:
     """Refuse weights of rows (n_rows,) that no party may be told, or that no fixed point holds; warn of telling ones.
 
     Raises ConfigError or DataError.

@@ -49,6 +49,8 @@ MARGIN_BITS = 10
 LARGEST_WEIGHT = 256
 """Of a row, where the mean is 1: with its label and margin it fits the bits of `Setting.vector_bits`."""
 
+GlmInput = RoleInput[FederatedRegression, RegressionOptions]
+
 
 class TableSize(Message):
     """Size of a passive party's table, and rows of its eval sets. Tells how many rows and prepared columns it has."""
@@ -253,7 +255,7 @@ class Setting:
         return max(1, min(self.hessian_batch_size // self.batch_size, self.n_batches))
 
 
-def terms(inputs: RoleInput) -> dict[str, Term]:
+def terms(inputs: GlmInput) -> dict[str, Term]:
     """Return what all parties must agree on first: the roles, and every option but random_state.
 
     Of random_state the coordinator need not know; the data parties compare theirs in `agree_on_batches`.
@@ -267,7 +269,7 @@ def terms(inputs: RoleInput) -> dict[str, Term]:
     }
 
 
-def begin(inputs: RoleInput, shape: tuple[int, int] | None, resumed: str | None) -> Setting:
+def begin(inputs: GlmInput, shape: tuple[int, int] | None, resumed: str | None) -> Setting:
     """Tell sizes and learn everybody's; `shape` is that of the own prepared columns, None at the coordinator.
 
     `resumed` is the id of the model whose training the active party goes on with, None to begin anew.
@@ -317,7 +319,7 @@ def check_guards(setting: Setting, batch_rows: int) -> None:
         check_hessian_batch_size(least, max(setting.n_columns[lead], joined))
 
 
-def _tell_sizes(inputs: RoleInput, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
+def _tell_sizes(inputs: GlmInput, shape: tuple[int, int], resumed: str | None) -> TrainingSizes:
     """Collect the passive parties' sizes and tell all parties everybody's."""
     party, roles = inputs.party, inputs.roles
     told = {name: party.receive(name, TableSize) for name in inputs.others}
@@ -342,7 +344,7 @@ def _tell_sizes(inputs: RoleInput, shape: tuple[int, int], resumed: str | None) 
     return sizes
 
 
-def _receive_sizes(inputs: RoleInput, shape: tuple[int, int] | None) -> TrainingSizes:
+def _receive_sizes(inputs: GlmInput, shape: tuple[int, int] | None) -> TrainingSizes:
     """Tell the active party the own table's size, unless there is none, and receive everybody's."""
     party, lead, n_owners = inputs.party, inputs.roles.active, len(inputs.roles.owners)
     if shape is not None:

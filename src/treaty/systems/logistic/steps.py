@@ -33,9 +33,9 @@ from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import CoordinatedProducts
 from treaty.systems.logistic.lattice import LatticeProducts
 from treaty.systems.logistic.prediction import collect_margins, send_margins
-from treaty.systems.logistic.setup import OwnData, Setting, diverged
+from treaty.systems.logistic.setup import GlmInput, OwnData, Setting, diverged
 from treaty.systems.logistic.two_party import OwnKeyProducts
-from treaty.systems.system import LabelledRows, Progress, RoleInput
+from treaty.systems.system import LabelledRows, Progress
 
 # ----------------------------------------------------------------
 # What parties tell at the end of an epoch of logistic regression: margins of eval sets, and how training goes on.
@@ -80,7 +80,7 @@ class EvalSets:
     best: Floats | None = None
 
     @classmethod
-    def of(cls, inputs: RoleInput, setting: Setting, preparation: Preparation) -> EvalSets:
+    def of(cls, inputs: GlmInput, setting: Setting, preparation: Preparation) -> EvalSets:
         leads = inputs.party.name == setting.active
         sets = {rows.name: prepared(rows, preparation, intercept=leads) for rows in inputs.eval_sets}
         return cls(
@@ -182,7 +182,7 @@ Products = LatticeProducts | CoordinatedProducts | OwnKeyProducts
 
 
 def products_of(
-    inputs: RoleInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
+    inputs: GlmInput, setting: Setting, own: OwnData, blocks: Sequence[Integers], masks: CancellingMasks
 ) -> Products:
     """Return a data party's end of the products, by cipher and coordinator.
 

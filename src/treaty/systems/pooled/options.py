@@ -9,7 +9,7 @@ import msgspec
 
 from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
-from treaty.systems.options import AtLeastOne, NotNegative, Positive, Seed, Share, SystemOptions
+from treaty.systems.options import AtLeastOne, CommonOptions, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
 from treaty.trees.metrics import check_names, metric_names
 from treaty.trees.objectives import ABSOLUTE, Objective, loss_class, loss_name
@@ -22,7 +22,7 @@ _OF_OBJECTIVES = {  # options of one objective alone: which, and the value that 
 }
 
 
-class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BoostingOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that boosting has in every system, with the same defaults.
 
     `treaty.GBDTClassifier` says what each of them means; docs/options.md has them in a table.
@@ -55,14 +55,10 @@ class BoostingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     random_state: Seed | None = None
 
     table: ClassVar[str] = "boosting"
-    """The table of a job file that has these options."""
-
     may_change: ClassVar[frozenset[str]] = frozenset({"n_estimators"})
-    """Options that may differ between a training and its resumption."""
 
     @property
     def most_rounds(self) -> int:
-        """Rounds of a training that does not stop early."""
         return self.n_estimators
 
     def checked(self, own: SystemOptions) -> BoostingOptions:

@@ -225,7 +225,7 @@ def train(inputs: RoleInput) -> ModelPart:
     training = begin(inputs, "pooled", ("pooled",))
     part, forest, splits = training.part, training.forest, training.part.splits
     data, common, threads = inputs.rows, inputs.common, inputs.threads
-    source = own_columns(data.table, common.max_bin, splits, threads)
+    source = own_columns(data.table, common.most_bins, splits, threads)
 
     def on_round(progressed: RoundState) -> None:
         if inputs.keeper is not None and inputs.keeper.due:

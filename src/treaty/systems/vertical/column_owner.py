@@ -37,7 +37,7 @@ from treaty.trees.ensemble import SplitTable
 
 def bin_own_columns(inputs: RoleInput) -> tuple[Bins, NDArray[np.uint8]]:
     """Return bins of own columns, and the columns in them, uint8 (n_rows, n_features)."""
-    bins = fit_bins(inputs.rows.table, inputs.common.max_bin, inputs.threads)
+    bins = fit_bins(inputs.rows.table, inputs.common.most_bins, inputs.threads)
     return bins, bins.transform(inputs.rows.table, inputs.threads)
 
 

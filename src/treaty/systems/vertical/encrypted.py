@@ -158,7 +158,7 @@ def train_active(
     part, forest, n_rows = training.part, training.forest, data.table.n_rows
     forest.objective.check_sums(n_rows)
     histograms = ClusterHistograms.of_columns(inputs.shards, inputs.party.name)
-    own = own_columns(data.table, common.max_bin, part.splits, threads, histograms)
+    own = own_columns(data.table, common.most_bins, part.splits, threads, histograms)
     alone_trees = alone_rounds * forest.objective.n_outputs
     if alone_trees and len(own.categorical) == 0:
         raise ConfigError("rl_trees needs columns at the active party, which grows those trees alone; it has none")

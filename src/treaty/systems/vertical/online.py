@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -73,7 +74,7 @@ def online_active(inputs: RoleInput) -> None:
     answer_requests(inputs, answer)
 
 
-def answer_requests(inputs: RoleInput, answer: Callable[[Asked], NDArray[np.float64]]) -> None:
+def answer_requests(inputs: RoleInput[Any, Any], answer: Callable[[Asked], NDArray[np.float64]]) -> None:
     """Name each request's rows to all peers, and tell what `answer` makes of it, until there are no more."""
     party = inputs.party
     assert inputs.requests is not None

@@ -114,7 +114,7 @@ def active(inputs: RoleInput) -> ModelPart:
     objective.check_sums(n_rows)
     factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)
     _check_sums(n_rows, factor * max(objective.grad_bound, objective.hess_bound), common.fractional_bits)
-    own = own_columns(inputs.rows.table, common.max_bin, part.splits, threads)
+    own = own_columns(inputs.rows.table, common.most_bins, part.splits, threads)
     others: dict[str, PaperColumns]
     if inputs.options.version == 2:
         others = {peer: CandidatesByProduct(party, peer, n_rows, sizes.null_vectors) for peer in party.peers}

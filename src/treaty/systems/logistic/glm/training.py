@@ -51,7 +51,17 @@ from treaty.systems.logistic.glm.poisson import RateGradients, RateProducts, che
 from treaty.systems.logistic.lattice import blocks_of_rows
 from treaty.systems.logistic.prediction import collect_margins, give_margins
 from treaty.systems.logistic.row_weights import tell_weights
-from treaty.systems.logistic.setup import OwnData, Setting, begin, diverged, fixed_columns, pair_seeds, prepared, terms
+from treaty.systems.logistic.setup import (
+    GlmInput,
+    OwnData,
+    Setting,
+    begin,
+    diverged,
+    fixed_columns,
+    pair_seeds,
+    prepared,
+    terms,
+)
 from treaty.systems.logistic.steps import (
     Decider,
     EpochEnd,
@@ -62,7 +72,6 @@ from treaty.systems.logistic.steps import (
     products_of,
     receive_end,
 )
-from treaty.systems.system import RoleInput
 
 CERTAIN = 16.0
 """How many times larger than its precision the residuals' variance must be: standard errors are then within 3 %."""
@@ -80,7 +89,7 @@ class TargetUnit(Message):
     unit: Annotated[float, msgspec.Meta(gt=0)]
 
 
-def train(inputs: RoleInput) -> LinearPart:
+def train(inputs: GlmInput) -> LinearPart:
     """Train on the whole table, as the active or a passive party connected with all others.
 
     Raises ConfigError or DataError when options or tables do not fit, or the target is no number that varies; PeerError
@@ -129,7 +138,7 @@ def train(inputs: RoleInput) -> LinearPart:
     return parts[0] if len(parts) == 1 else one_against_rest(parts, inputs.classes if is_active else None)
 
 
-def _shown(inputs: RoleInput, own: OwnData, X: Floats) -> OwnData:
+def _shown(inputs: GlmInput, own: OwnData, X: Floats) -> OwnData:
     """Return the columns by which sums over rows are shown to their owner: with products of two, see `final_block`."""
     if inputs.common.family != "poisson" or not inputs.common.standard_errors:
         return own
@@ -137,12 +146,12 @@ def _shown(inputs: RoleInput, own: OwnData, X: Floats) -> OwnData:
     return replace(own, columns=np.hstack([own.columns, fixed_columns(X[:, left] * X[:, right])]))
 
 
-def _n_targets(inputs: RoleInput) -> int:
+def _n_targets(inputs: GlmInput) -> int:
     """Return how many models are trained: one for each class where there are more than two."""
     return inputs.n_classes if inputs.common.family == "multiclass" else 1
 
 
-def _targets(inputs: RoleInput) -> list[Target]:
+def _targets(inputs: GlmInput) -> list[Target]:
     """Prepare what the active party regresses on; DataError for labels that are not of all classes."""
     y, name, family = inputs.rows.y, inputs.party.name, inputs.common.family
     if family != "multiclass":
@@ -154,7 +163,7 @@ def _targets(inputs: RoleInput) -> list[Target]:
 
 
 def _fit(
-    inputs: RoleInput, setting: Setting, X: Floats, target: Target | None, products: Products | RateProducts,
+    inputs: GlmInput, setting: Setting, X: Floats, target: Target | None, products: Products | RateProducts,
     part: LinearPart, weight: Floats | None, evals: EvalSets,
 ) -> None:  # fmt: skip
     """Train one model, and put its weights, and standard errors if they are asked for, into the own part of it."""
@@ -187,7 +196,7 @@ def _fit(
         part.settled = setting.solver.tol == 0.0 or evals.found.over or settled(losses, setting.solver.tol)
 
 
-def _calibrate(inputs: RoleInput, setting: Setting, part: LinearPart, positive: Flags) -> None:
+def _calibrate(inputs: GlmInput, setting: Setting, part: LinearPart, positive: Flags) -> None:
     """Give the active party margins of the training rows, with which it calibrates; `positive` are its labels."""
     margins = part.margins(inputs.rows.table)
     if inputs.party.name == setting.active:
@@ -197,7 +206,7 @@ def _calibrate(inputs: RoleInput, setting: Setting, part: LinearPart, positive: 
         give_margins(inputs.party, setting.active, setting.passives, margins)
 
 
-def _products(inputs: RoleInput, setting: Setting, own: OwnData) -> Products | RateProducts:
+def _products(inputs: GlmInput, setting: Setting, own: OwnData) -> Products | RateProducts:
     """Return a party's end of the products that gradients are made with."""
     party = inputs.party
     if setting.family == "poisson":
@@ -251,7 +260,7 @@ HiddenGradients = QuadraticGradients | RateGradients
 
 
 def _minimise(
-    inputs: RoleInput,
+    inputs: GlmInput,
     setting: Setting,
     hidden: HiddenGradients,
     local: Floats,
@@ -351,7 +360,7 @@ def _tell_unit(party: Party, setting: Setting, target: Target | None) -> float:
 # ---------------------------------------------------------------- coordinator
 
 
-def coordinate(inputs: RoleInput, setting: Setting) -> None:
+def coordinate(inputs: GlmInput, setting: Setting) -> None:
     """Coordinate without data: decrypt masked numbers, decide steps, and invert what standard errors need."""
     party = inputs.party
     keyless = setting.cipher == "lattice" or setting.family == "poisson"
