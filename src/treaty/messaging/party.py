@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
 from treaty.machine.process import concurrently
@@ -25,6 +25,13 @@ FAREWELL_TIMEOUT = 10.0
 """Seconds that an abort, or a goodbye to a peer that is not needed, may take per peer; both are best effort."""
 
 Result = TypeVar("Result")
+
+
+class MessageWatcher(Protocol):
+    """Sees all messages of a party, decoded and checked; what it raises is raised to the role."""
+
+    def message_sent(self, peer: str, message: Message) -> None: ...
+    def message_received(self, peer: str, message: Message) -> None: ...
 
 
 class Party:
@@ -77,6 +84,11 @@ class Party:
         self._lost: dict[str, PeerLost] = {}
         self._expendable: frozenset[str] = frozenset()
         self._over = False
+        self._watcher: MessageWatcher | None = None
+
+    def watch(self, watcher: MessageWatcher) -> None:
+        """Show all messages from here on to a watcher: those sent, and those received before the role has them."""
+        self._watcher = watcher
 
     def send(self, to: str, message: Message) -> None:
         """Send a message to one of `peers`; returns when it lies in the peer's mailbox.
@@ -151,7 +163,10 @@ class Party:
                 self.waited[frm] += time.monotonic() - began
                 if follow:
                     self.round = max(self.round, talk.next_round)
-                return talk.read(kinds, self.round)
+                message = talk.read(kinds, self.round)
+                if self._watcher is not None:
+                    self._watcher.message_received(frm, message)
+                return message
             self._raise_if_left(talk, doing)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -205,6 +220,9 @@ class Party:
             else:
                 talk.missed = self.round
                 logger.info("%s goes on without %s of round %d from %s", self.name, awaited, self.round, peer)
+        if self._watcher is not None:
+            for peer, message in found.items():
+                self._watcher.message_received(peer, message)
         return {peer: found[peer] for peer in talks if peer in found}
 
     def leave_out(self, peer: str) -> None:
@@ -296,6 +314,8 @@ class Party:
             talk.wrote()
             nbytes += len(frame)
         self._record_sent(talk.peer, message, nbytes)
+        if self._watcher is not None:
+            self._watcher.message_sent(talk.peer, message)
 
     def _talk(self, peer: str, kind: str) -> Conversation:
         if peer not in self._heard:

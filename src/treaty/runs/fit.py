@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +35,7 @@ from treaty.runs.threads import (
     traffic_of,
     train_in_threads,
 )
+from treaty.systems.observers import Observers, ProgressCalls, play_role
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import noisy_labels
 from treaty.systems.system import LabelledRows, RoleInput, System
@@ -171,9 +173,11 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
     inputs = RoleInput(
         party=None, options=run.options, common=run.common, roles=run.roles, data=run.data[run.roles.active],  # type: ignore[arg-type]
         classes=run.classes, eval_sets=evals, threads=cores(run.n_jobs), progress=run.progress,
-        keeper=keepers.get(ALONE),
+        keeper=keepers.get(ALONE), observers=Observers([ProgressCalls(run.progress)]),
     )  # fmt: skip
-    return run.system.alone({name: data.table for name, data in run.data.items()}, inputs)
+    tables = {name: data.table for name, data in run.data.items()}
+    parts: dict[str, Any] = play_role(partial(run.system.alone, tables), inputs)
+    return parts
 
 
 def _randomised(run: Run, path: Path, checkpoint: Path | None) -> Run:

@@ -41,6 +41,7 @@ from treaty.runs.records import begin_record, write_record
 from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows, read_to_predict
 from treaty.runs.threads import predicting_roles
+from treaty.systems.observers import Observers, ProgressCalls, play_role
 from treaty.systems.pooled.training import why_no_split
 from treaty.systems.system import (
     AuditFolder,
@@ -102,7 +103,10 @@ def train_party(
             logger.warning("%s: %s", name, joined)
         inputs = _training_inputs(party, job, roles, tables, keeper, clock, phase)
         inputs.shards, inputs.recording = shards, begin_record(job, party)
-        result = job.system.train[roles.of[name]](inputs)
+        inputs.observers.add(ProgressCalls(clock, phase))
+        if inputs.recording is not None:
+            inputs.observers.add(inputs.recording)
+        result = play_role(job.system.train[roles.of[name]], inputs)
         write_record(job, inputs, getattr(result, "model_id", inputs.model_id))
         part = result if roles.of[name] in job.system.has_model else None
         _warn_of_trees(job, name, part, tables)
@@ -417,9 +421,9 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
         inputs = RoleInput(
             party=party, options=own, common=common, roles=roles, part=part,
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,
-            apart=apart(job),
+            apart=apart(job), observers=Observers([ProgressCalls(phase=phase)]),
         )  # fmt: skip
-        found = programs[roles.of[name]](inputs)
+        found = play_role(programs[roles.of[name]], inputs)
         if noted is not None:
             noted(party.transcript)
         return rows.ids, found

@@ -24,7 +24,7 @@ from treaty.messaging.transcript import Entry, Transcript
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.runs.job import Job, decoded_job
 from treaty.runs.threads import Recorded
-from treaty.systems.recording import Recording
+from treaty.systems.observers import Recording
 from treaty.systems.system import LabelledRows, RoleInput
 
 logger = logging.getLogger(__name__)

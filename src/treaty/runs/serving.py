@@ -26,6 +26,7 @@ from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import open_rows, read_rows
 from treaty.runs.threads import Role, play
 from treaty.systems import find_system
+from treaty.systems.observers import Observers, ProgressCalls, play_role
 from treaty.systems.options import SystemOptions, converted
 from treaty.systems.system import LabelledRows, PartySpec, Phase, RoleInput, Roles
 from treaty.systems.vertical.online import Requests
@@ -67,7 +68,7 @@ def serve_party(job: Job, name: str, roles: Roles, phase: Phase | None = None) -
             model_id="" if has_part else trained_model(job, name),
             threads=cores(job.n_jobs), store=store, patience=patience_of(job), apart=apart(job), read=read,
         )  # fmt: skip
-        found: RowPredictions | None = service.programs[roles.of[name]](inputs)
+        found: RowPredictions | None = play_role(service.programs[roles.of[name]], inputs)
         learned = service.disclosures(roles, own)
         write_service_report(job, party, roles.of[name], learned, time.perf_counter() - began, has_part=has_part)
         return found
@@ -131,7 +132,7 @@ def predict_hidden(
             party=party, options=options, common=common, roles=roles, part=part if name == active else None,
             threads=threads, store=store, alone=False, read=partial(_given, tables.get(name)),
         )  # fmt: skip
-        return service.programs[roles.of[name]](inputs)
+        return play_role(service.programs[roles.of[name]], inputs)
 
     programs: dict[str, Role] = dict.fromkeys(roles.of, program)
     played = play(programs, service.links(roles, options), job="predict", protocol=system.name)
@@ -190,8 +191,8 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
             requests = ready({one: number for number, one in enumerate(rows.canonical())})
         inputs = RoleInput(
             party=party, options=own, common=common, roles=roles, part=part, data=data, threads=threads, phase=phase,
-            apart=apart(job), requests=requests,
+            apart=apart(job), requests=requests, observers=Observers([ProgressCalls(phase=phase)]),
         )  # fmt: skip
-        job.system.online[roles.of[name]](inputs)
+        play_role(job.system.online[roles.of[name]], inputs)
 
     connected(job, name, roles, "serve", role, phase=phase)

@@ -21,7 +21,7 @@ from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
 from treaty.models.interpretation import Contributions, rows_first
 from treaty.models.trees import RowDecisions
-from treaty.systems.recording import Recording
+from treaty.systems.observers import Observers, ProgressCalls, Recording, play_role
 from treaty.systems.system import LabelledRows, Phase, Program, Progress, RoleInput, Roles, System
 from treaty.systems.vertical.decisions import collect, predict_passive
 
@@ -204,11 +204,15 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: Link | No
             threads=shared if name in roles.owners else every,
             progress=run.progress, phase=run.phase if name == roles.active else None, keeper=keepers.get(name),
             store=run.store, alone=False, absence=absences.get(name), recording=recordings.get(name),
+            observers=Observers([
+                *([recordings[name]] if name in recordings else []),
+                ProgressCalls(run.progress, run.phase if name == roles.active else None),
+            ]),
         )  # fmt: skip
         return inputs_of[name]
 
     programs_of: dict[str, Role] = {
-        name: lambda party: system.train[roles.of[party.name]](inputs(party)) for name in roles.of
+        name: lambda party: play_role(system.train[roles.of[party.name]], inputs(party)) for name in roles.of
     }
     links = system.links(roles, run.options)
     played = play(programs_of, links, job="fit", protocol=system.name, link=link, record_content=bool(recordings))
@@ -238,10 +242,12 @@ def predict_in_threads(
         rows = LabelledRows(tables[party.name], np.zeros(0))
         return RoleInput(
             party=party, options=settings[0], common=settings[1], roles=roles, data=rows, part=parts[party.name],
-            threads=threads, phase=phase, alone=False,
+            threads=threads, phase=phase, alone=False, observers=Observers([ProgressCalls(phase=phase)]),
         )  # fmt: skip
 
-    programs_of: dict[str, Role] = {name: lambda party: programs[roles.of[party.name]](inputs(party)) for name in parts}
+    programs_of: dict[str, Role] = {
+        name: lambda party: play_role(programs[roles.of[party.name]], inputs(party)) for name in parts
+    }
     links = system.links(roles, settings[0])
     return play(programs_of, links, job="predict", protocol=system.name).results
 

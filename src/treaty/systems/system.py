@@ -24,8 +24,8 @@ from treaty.messaging.certificates import Identity, vouch, vouches
 from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems.expected import Expected, Shape, not_expected
+from treaty.systems.observers import Observers, Recording
 from treaty.systems.options import CommonOptions, SystemOptions, Term, given, public_terms
-from treaty.systems.recording import Recording
 from treaty.systems.told import Lines, Played
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ class RoleInput(Generic[Own, Common]):
     threads : int
     shards : Shards or None
         This party's cluster, which adds up its rows; None: this machine does.
+    observers : Observers
+        What watches the role: a progress bar, a recording. A role reports to it and does not know who listens.
     progress : callable or None
     phase : callable or None
     keeper : Keeper or None
@@ -223,6 +225,7 @@ class RoleInput(Generic[Own, Common]):
     eval_sets: Sequence[LabelledRows] = ()
     threads: int = 1
     shards: Shards | None = None
+    observers: Observers = field(default_factory=Observers)
     progress: Progress | None = None
     phase: Phase | None = None
     keeper: Keeper | None = None

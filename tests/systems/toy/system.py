@@ -85,8 +85,7 @@ def active(inputs: RoleInput) -> ModelPart:
     finder = SumsFinder(sources, data.table.n_rows, rules, inputs.threads)
 
     def on_round(progressed: Any) -> None:
-        if inputs.progress is not None:
-            inputs.progress(progressed.rounds, training.part)
+        inputs.observers.round_finished(progressed.rounds, training.part)
 
     boost(finder, data.y, data.weight, forest, rules, plan, on_round=on_round, threads=inputs.threads)
     for name, splits in chosen.items():
@@ -126,8 +125,7 @@ def passive(inputs: RoleInput) -> ModelPart:
     left_bins = view(told.left_bins, np.bool_, (len(features), 256), peer=lead, what="ToySplits.left_bins")
     for feature, left in zip(features, left_bins, strict=True):
         record_split(part.splits, bins, int(feature), left)
-    if inputs.progress is not None:
-        inputs.progress(inputs.common.n_estimators, part)
+    inputs.observers.round_finished(inputs.common.n_estimators, part)
     return part
 
 

@@ -23,6 +23,7 @@ from treaty.messaging.certificates import write_identity
 from treaty.models.trees import load_part
 from treaty.runs.job import load_job
 from treaty.runs.processes import free_ports
+from treaty.systems.observers import Observer, observing
 
 TESTS = Path(__file__).parents[2]
 OPTIONS = {"n_estimators": 3, "min_child_samples": 5, "max_bin": 32, "n_jobs": 1}
@@ -38,6 +39,70 @@ def importable(monkeypatch):
 def split():
     X, y = real_table("binary", rows=200)
     return cut(with_gaps(with_categories(X)), 3), y
+
+
+class Diary(Observer):
+    """What happens at every party, in order; it touches no role."""
+
+    def __init__(self):
+        self.lines = []
+
+    def of_party(self, inputs):
+        diary = self
+
+        class Page(Observer):
+            def started(self, given):
+                assert given is inputs
+                diary.lines.append((inputs.party.name, "started"))
+
+            def message_sent(self, peer, message):
+                diary.lines.append((inputs.party.name, f"{type(message).__name__} to {peer}"))
+
+            def message_received(self, peer, message):
+                diary.lines.append((inputs.party.name, f"{type(message).__name__} from {peer}"))
+
+            def round_finished(self, rounds, state):
+                diary.lines.append((inputs.party.name, f"{rounds} rounds"))
+
+            def finished(self):
+                diary.lines.append((inputs.party.name, "finished"))
+
+        return [Page()]
+
+    def of(self, name):
+        return [line for party, line in self.lines if party == name and "Terms" not in line and "Verdict" not in line]
+
+
+def test_an_observer_watches_every_role_without_touching_one(split):
+    tables, y = split
+    diary, two = Diary(), {"p0": tables["p0"], "p1": tables["p1"]}
+    with observing(diary.of_party):
+        model = treaty.GBDTClassifier(Toy(), **OPTIONS).fit(two, y)
+    assert diary.of("p0") == [
+        "started", "ToyBins from p1", "1 rounds", "2 rounds", "3 rounds", "ToySplits to p1", "finished",
+    ]  # fmt: skip
+    assert diary.of("p1") == ["started", "ToyBins to p0", "ToySplits from p0", "3 rounds", "finished"]
+    before = len(diary.lines)
+    assert_same_trees(treaty.GBDTClassifier(Toy(), **OPTIONS).fit(two, y), model)
+    assert len(diary.lines) == before, "no longer attached"
+
+
+def test_an_observers_error_ends_the_training_everywhere(split):
+    tables, y = split
+
+    class Full(Observer):
+        closed = 0
+
+        def message_received(self, peer, message):
+            if type(message).__name__ == "ToyBins":
+                raise OSError("disk full")
+
+        def finished(self):
+            Full.closed += 1
+
+    with observing(lambda inputs: [Full()]), pytest.raises(OSError, match="disk full"):
+        treaty.GBDTClassifier(Toy(), **OPTIONS).fit(tables, y)
+    assert Full.closed == len(tables)
 
 
 @pytest.mark.parametrize("transport", all_but_first_slow("memory", "grpc"))

@@ -11,7 +11,7 @@ from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.messages import Array, Message, view
 from treaty.systems.federboost_horizontal.training import OwnRows
 from treaty.systems.horizontal.sums import Collector
-from treaty.systems.recording import Recording
+from treaty.systems.observers import Recording
 from treaty.trees.boosting import draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth

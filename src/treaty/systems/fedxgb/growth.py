@@ -33,7 +33,7 @@ from treaty.systems.horizontal.quantiles import (
     unpack_bins,
 )
 from treaty.systems.horizontal.start import OwnLabels, agreed_start
-from treaty.systems.recording import Recording
+from treaty.systems.observers import Recording
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import BoostingPlan, Forest
 from treaty.trees.ensemble import Tree

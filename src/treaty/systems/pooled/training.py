@@ -230,11 +230,9 @@ def train(inputs: RoleInput) -> ModelPart:
     def on_round(progressed: RoundState) -> None:
         if inputs.keeper is not None and inputs.keeper.due:
             training.keep(inputs, progressed)
-        if inputs.progress is not None:
-            inputs.progress(progressed.rounds, part)
+        inputs.observers.round_finished(progressed.rounds, part)
 
-    if inputs.progress is not None:
-        inputs.progress(forest.rounds, part)
+    inputs.observers.round_finished(forest.rounds, part)
     rules = common.rules(forest.objective)
     boost(
         SumsFinder([source], data.table.n_rows, rules, threads),

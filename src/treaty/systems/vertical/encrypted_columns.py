@@ -23,8 +23,8 @@ from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import bits_of, take_columns, take_rows
 from treaty.privacy.commitment import commit
+from treaty.systems.observers import Recording
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.recording import Recording
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS, RowSize
 from treaty.systems.vertical.named_rows import send_nodes
 from treaty.trees.objectives import Objective

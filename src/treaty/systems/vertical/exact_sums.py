@@ -17,8 +17,8 @@ from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
 from treaty.privacy.exact_sums import OpenedNode, estimated_share
+from treaty.systems.observers import Recording
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.recording import Recording
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.encrypted_columns import (

@@ -1,0 +1,305 @@
+"""Observers watch a role from outside: progress bars, clocks, recordings for attacks, records for an audit.
+
+A role runs its protocol and reports what happens to `RoleInput.observers`; it does not know who listens. The runner
+attaches the observers, and `play_role` has the party report every message to them. An observer may read what it is
+given and may raise an error, which ends the training. It must not send messages or change arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treaty.data.binning import Bins
+from treaty.machine.arrays import Flags, Int32s, Integers
+from treaty.messaging.messages import Message
+from treaty.privacy.exact_sums import OpenedNode
+from treaty.trees.ensemble import Tree
+from treaty.trees.partition import RowPartition
+from treaty.trees.splits import Level, complete_sums
+
+if TYPE_CHECKING:
+    from treaty.systems.system import Phase, Progress, RoleInput
+
+
+class Observer:
+    """The interface: override what you need, everything else does nothing."""
+
+    def started(self, inputs: RoleInput) -> None:
+        """Take what the role is given, before it sends anything."""
+
+    def set_up(self, title: str, done: int, total: int) -> None:
+        """Note how much of some long work before the first round is done, in steps."""
+
+    def message_sent(self, peer: str, message: Message) -> None:
+        """Take a message that was sent to a peer."""
+
+    def message_received(self, peer: str, message: Message) -> None:
+        """Take a checked message from a peer, before the role has it."""
+
+    def event(self, event: object) -> None:
+        """Take one of the events below, or one of the system's own; ignore all others."""
+
+    def round_finished(self, rounds: int, state: Any) -> None:
+        """Take the number of finished rounds or epochs, and what the party has so far.
+
+        Also called once when training begins, with the rounds that there are. `state` is the part of the model, the
+        epochs' losses by set of rows, or None at parties without either.
+        """
+
+    def finished(self) -> None:
+        """Release files and folders: the role has ended, well or by an error."""
+
+
+class Observers(Observer):
+    """Several observers as one; each call goes to all of them, in order."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = list(observers)
+
+    def add(self, observer: Observer) -> None:
+        """Attach one more observer."""
+        self._observers.append(observer)
+
+    def started(self, inputs: RoleInput) -> None:
+        for observer in self._observers:
+            observer.started(inputs)
+
+    def set_up(self, title: str, done: int, total: int) -> None:
+        for observer in self._observers:
+            observer.set_up(title, done, total)
+
+    def message_sent(self, peer: str, message: Message) -> None:
+        for observer in self._observers:
+            observer.message_sent(peer, message)
+
+    def message_received(self, peer: str, message: Message) -> None:
+        for observer in self._observers:
+            observer.message_received(peer, message)
+
+    def event(self, event: object) -> None:
+        for observer in self._observers:
+            observer.event(event)
+
+    def round_finished(self, rounds: int, state: Any) -> None:
+        for observer in self._observers:
+            observer.round_finished(rounds, state)
+
+    def finished(self) -> None:
+        for observer in self._observers:
+            observer.finished()
+
+
+MakeObservers = Callable[["RoleInput"], Iterable[Observer]]
+
+_more: ContextVar[MakeObservers] = ContextVar("more observers", default=lambda inputs: ())
+
+
+@contextmanager
+def observing(make: MakeObservers) -> Iterator[None]:
+    """Attach more observers to every role that this process plays within the block.
+
+    Examples
+    --------
+    >>> from treaty.systems.observers import Observer, observing
+    >>> class Printer(Observer):
+    ...     def message_sent(self, peer, message):
+    ...         print(type(message).__name__, "to", peer)
+    >>> with observing(lambda inputs: [Printer()]):
+    ...     pass  # model.fit(tables, labels)
+    """
+    token = _more.set(make)
+    try:
+        yield
+    finally:
+        _more.reset(token)
+
+
+def play_role(program: Callable[[RoleInput], Any], inputs: RoleInput) -> Any:
+    """Run a role's program with its observers attached to its party; return what the program returns."""
+    observers = inputs.observers
+    for observer in _more.get()(inputs):
+        observers.add(observer)
+    try:
+        observers.started(inputs)
+        if inputs.party is not None:  # training in one place has no party
+            inputs.party.watch(observers)
+        return program(inputs)
+    finally:
+        observers.finished()
+
+
+# Events. They hold the role's own arrays: copy what you keep, for the next level or round may change them.
+
+
+@dataclass(frozen=True, slots=True)
+class TreeStarted:
+    """A tree begins, with these gradients int64 (n_rows,) and sampled rows (None: all)."""
+
+    grad: Integers
+    hess: Integers
+    rows: Int32s | None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFinished:
+    """A tree is grown; `rows` says which node each row of the table is in."""
+
+    tree: Tree
+    rows: RowPartition
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsLearned:
+    """Another party's columns will have their sums opened here: its features' first slots, int32 (n_features + 1,)."""
+
+    owner: str
+    offsets: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class SumsOpened:
+    """Sums of another party's columns were opened: int64 (n_asked, slots, 3) of ``level.asked``."""
+
+    owner: str
+    level: Level
+    rows: RowPartition
+    sums: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class SidesLearned:
+    """Which of a node's rows go left at a split of `owner`, who may be this party: int32 and bool (n,)."""
+
+    owner: str
+    rows: Int32s
+    left: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOpened:
+    """Of tables split by row: a tree's opened sums by node, its left children int32 (n_nodes,), and the bins."""
+
+    asked: dict[int, Integers]
+    left: Int32s
+    bins: Bins
+
+
+@dataclass(frozen=True, slots=True)
+class VectorGiven:
+    """A vector that is about to be masked."""
+
+    values: Integers
+
+
+# ---------------------------------------------------------------- observers of every system
+
+
+class ProgressCalls(Observer):
+    """Calls functions with the progress of a training."""
+
+    def __init__(self, progress: Progress | None = None, phase: Phase | None = None) -> None:
+        self._progress, self._phase = progress, phase
+
+    def set_up(self, title: str, done: int, total: int) -> None:
+        if self._phase is not None:
+            self._phase(title, done, total)
+
+    def round_finished(self, rounds: int, state: Any) -> None:
+        if self._progress is not None:
+            self._progress(rounds, state)
+
+
+@dataclass(slots=True)
+class Recording(Observer):
+    """What a party of a training has seen in the clear: the input of `treaty.attacks`; messages are in its transcript.
+
+    Attributes
+    ----------
+    nodes : dict of str to list of OpenedNode
+        At the active party of tables split by column: sums of each other party's columns, tree after tree.
+    offsets : dict of str to int32 (n_columns + 1,)
+        First slots of these columns.
+    trees : list of (dict of int to int64 (slots, 3), int32 (n_nodes,))
+        At the leader of tables split by row, of each tree: the opened sums by node, and each node's left child.
+    bins : Bins or None
+        Those of the columns there.
+    sides : dict of str to list of (int32 (n,), bool (n,))
+        At each other party's splits: the rows whose sides were shown, and which of them go left; at a party whose own
+        sides were transferred, at its own.
+    given : list of int64 (n,)
+        At a party that contributes to sums under masks: its vectors without the masks, in the order it gave them.
+    room : float
+        Bytes that may still be noted. Once it is below 0, everything is dropped and nothing more is noted.
+    """
+
+    nodes: dict[str, list[OpenedNode]] = field(default_factory=dict)
+    offsets: dict[str, Int32s] = field(default_factory=dict)
+    trees: list[tuple[dict[int, Integers], Int32s]] = field(default_factory=list)
+    bins: Bins | None = None
+    given: list[Integers] = field(default_factory=list)
+    sides: dict[str, list[tuple[Int32s, Flags]]] = field(default_factory=dict)
+    room: float = math.inf
+
+    _gradients: tuple[Integers, Integers] = field(default_factory=lambda: (np.empty(0, np.int64),) * 2)
+    _parents: dict[str, Integers] = field(default_factory=dict)  # complete sums of each owner's last level
+
+    def event(self, event: object) -> None:
+        match event:
+            case TreeStarted(grad, hess):
+                self._gradients, self._parents = (grad.copy(), hess.copy()), {}
+            case ColumnsLearned(owner, offsets):
+                self.offsets[owner], self.nodes[owner] = offsets, []
+            case SumsOpened():
+                self._note_sums(event)
+            case SidesLearned(owner, rows, left):
+                self.note_sides(owner, rows.copy(), left.copy())
+            case TreeOpened(asked, left, bins):
+                self.note_tree(asked, left, bins)
+            case VectorGiven(values):
+                self.note_given(values)
+
+    def _note_sums(self, opened: SumsOpened) -> None:
+        """Note the nodes asked about, and their siblings, whose sums are their parents' less these."""
+        level, owner = opened.level, opened.owner
+        followed = level.parent_index >= 0
+        members, starts = opened.rows.rows(np.concatenate([level.asked, level.nodes[followed]]), sampled=True)
+        complete = complete_sums(level, opened.sums, self._parents.get(owner))
+        self._parents[owner] = complete
+        both = [*opened.sums, *complete[followed]]
+        for (first, last), sums in zip(pairwise(starts), both, strict=True):
+            self.note_node(owner, OpenedNode(members[first:last].copy(), *self._gradients, sums.copy()))
+
+    def note_node(self, owner: str, node: OpenedNode) -> None:
+        """Note the opened sums of a node, without the gradients that all nodes of a tree share."""
+        if self._fits(node.rows.nbytes + node.sums.nbytes):
+            self.nodes[owner].append(node)
+
+    def note_sides(self, owner: str, rows: Int32s, left: Flags) -> None:
+        """Note which rows go left at a split."""
+        if self._fits(rows.nbytes + left.nbytes):
+            self.sides.setdefault(owner, []).append((rows, left))
+
+    def note_tree(self, asked: dict[int, Integers], left: Int32s, bins: Bins) -> None:
+        """Note a tree's opened sums by node."""
+        self.bins = bins
+        if self._fits(left.nbytes + sum(sums.nbytes for sums in asked.values())):
+            self.trees.append((asked, left))
+
+    def note_given(self, values: Integers) -> None:
+        """Note a vector that is about to be masked."""
+        if self._fits(8 * values.size):
+            self.given.append(values.astype(np.int64))
+
+    def _fits(self, nbytes: int) -> bool:
+        self.room -= nbytes
+        if self.room < 0:
+            self.trees, self.given, self.nodes, self.sides = [], [], {name: [] for name in self.nodes}, {}
+        return self.room >= 0
