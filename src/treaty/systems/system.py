@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from treaty.messaging.party import Party
     from treaty.systems.pooled.options import BoostingOptions
 
-    # Covariant: what takes any system's input takes each system's. The defaults need Python 3.13 when they run.
-    Own = typing_extensions.TypeVar("Own", bound=SystemOptions, covariant=True, default=Any)
+    # covariant: a function for the input of any system takes that of each; defaults cannot run before Python 3.13
+    Own = typing_extensions.TypeVar("Own", bound=SystemOptions, covariant=True, default=SystemOptions)
     Common = typing_extensions.TypeVar("Common", bound=CommonOptions, covariant=True, default=BoostingOptions)
 else:
     Own, Common = TypeVar("Own"), TypeVar("Common")

@@ -166,7 +166,7 @@ def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None
 # ---------------------------------------------------------------- leader
 
 
-def leader(inputs: RoleInput) -> ModelPart:
+def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     """Train as the leader, connected with all other participants; return the whole model.
 
     The role's `data` is None where the leader brings no rows; `classes` are then those of its eval sets, which it alone
@@ -198,7 +198,7 @@ def leader(inputs: RoleInput) -> ModelPart:
     return own.part
 
 
-def _begin(inputs: RoleInput) -> tuple[_ModelSetup, Checkpoint | None, KeptBins | None]:
+def _begin(inputs: RoleInput[FederBoostHorizontal]) -> tuple[_ModelSetup, Checkpoint | None, KeptBins | None]:
     """Receive the participants' descriptions, pay for noise, and tell all which model begins or is resumed.
 
     Return the checkpoint to resume from, and the kept bins that a fresh training uses, if any.
@@ -278,7 +278,7 @@ def _lead_rounds(
 # ---------------------------------------------------------------- participant
 
 
-def member(inputs: RoleInput) -> ModelPart:
+def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     """Train as a participant other than the leader, with own rows, connected with the leader; return the whole model.
 
     Errors are as of `leader`; ConfigError also when there is no checkpoint of a training that the leader resumes.
@@ -300,7 +300,7 @@ def member(inputs: RoleInput) -> ModelPart:
     return own.part
 
 
-def _join(inputs: RoleInput) -> tuple[LabelledRows, Membership, _ModelSetup, KeptBins | None]:
+def _join(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, Membership, _ModelSetup, KeptBins | None]:
     """Describe own rows, bring them to everybody's columns and classes, become a member of the sums, pay for noise.
 
     Return also the kept bins that the training uses, if any.
@@ -391,7 +391,7 @@ class _ModelSetup:
     paid: str
 
 
-def _meet(inputs: RoleInput) -> None:
+def _meet(inputs: RoleInput[FederBoostHorizontal]) -> None:
     """Compare terms with all others, and refuse too few participants."""
     cells = 0 if inputs.data is None else inputs.data.table.n_rows * len(inputs.data.table.columns)
     if not inputs.alone and cells < _FEW_CELLS:
@@ -400,7 +400,7 @@ def _meet(inputs: RoleInput) -> None:
     check_members(inputs.options, inputs.roles.owners)
 
 
-def _set_up(inputs: RoleInput, message: ModelBegin) -> _ModelSetup:
+def _set_up(inputs: RoleInput[FederBoostHorizontal], message: ModelBegin) -> _ModelSetup:
     """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
     schema = schema_of(message.names, message.categories, message.origins)
     members, search = len(inputs.roles.owners), not message.bins

@@ -75,6 +75,7 @@ from treaty.systems.federboost_vertical.buckets import (
     take_buckets,
     unpack_buckets,
 )
+from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.sizes import MOST_COLUMNS
@@ -225,7 +226,7 @@ class NoisyColumns(ColumnSource):
             self._told = time.monotonic()
 
 
-def active(inputs: RoleInput) -> ModelPart:
+def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     """Train as the active party, on the others' noisy buckets; passive parties decide eval rows."""
     party, data, common, threads = inputs.party, inputs.rows, inputs.common, inputs.threads
     training = open_training(inputs)
@@ -260,7 +261,7 @@ def active(inputs: RoleInput) -> ModelPart:
     return part
 
 
-def _columns_of_others(inputs: RoleInput, n_rows: int) -> dict[str, NoisyColumns]:
+def _columns_of_others(inputs: RoleInput[FederBoostVertical], n_rows: int) -> dict[str, NoisyColumns]:
     """Return every passive party's columns: as it sends them, or as it sent them to an earlier training."""
     party, store, noisy = inputs.party, inputs.store, {}
     held = {peer: offer_held(party, peer, store) for peer in party.peers}
@@ -278,7 +279,7 @@ def _columns_of_others(inputs: RoleInput, n_rows: int) -> dict[str, NoisyColumns
 # ---------------------------------------------------------------- passive party
 
 
-def passive(inputs: RoleInput) -> ModelPart:
+def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     """Send noisy buckets as a passive party, then record splits and decide eval rows until the active one is done.
 
     Buckets that the active party has kept of an earlier training are not sent again.

@@ -34,6 +34,7 @@ from treaty.systems.fedxgb.messages import (
     edge_order,
     receive_task,
 )
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import HiddenThresholds, SeenRows
 from treaty.systems.fedxgb.paper.sums import PaperDomainSums, paper_mode
 from treaty.systems.fedxgb.pieces import RowShares, gather_rows, send_pieces_or_leave_out
@@ -63,7 +64,7 @@ Rows = SeenRows | HiddenRows | Dealer | None
 """An edge server's part in taking all rows down trees; None where users know the model, or others hold the shares."""
 
 
-def edge(inputs: RoleInput) -> None:
+def edge(inputs: RoleInput[FedXGB]) -> None:
     """Serve a domain until training is over.
 
     Parameters
@@ -151,7 +152,9 @@ def edge(inputs: RoleInput) -> None:
                     inputs.keeper.keep_only(task.model_id)
 
 
-def _offers(inputs: RoleInput, credentials: Credentials, users: Sequence[str], patience: float) -> dict[str, UserOffer]:
+def _offers(
+    inputs: RoleInput[FedXGB], credentials: Credentials, users: Sequence[str], patience: float
+) -> dict[str, UserOffer]:
     """Receive the users' keys; leave out users without keys that the authority certified."""
     party = inputs.party
     offers = gather_sound(party, users, UserOffer, timeout=patience)
@@ -172,7 +175,7 @@ def _offers(inputs: RoleInput, credentials: Credentials, users: Sequence[str], p
 
 
 def _domain(
-    inputs: RoleInput,
+    inputs: RoleInput[FedXGB],
     offers: Mapping[str, UserOffer],
     task: Task,
     standings: dict[str, Standing],
@@ -226,7 +229,7 @@ def _layout(inputs: RoleInput, agreed: CommonBins, summary: RowSummary, task: Ta
 
 
 def _rows_here(
-    inputs: RoleInput,
+    inputs: RoleInput[FedXGB],
     domain: DomainSums,
     everybody: Sequence[str],
     layout: Layout,

@@ -77,7 +77,7 @@ from treaty.systems.fedxgb.growth import (
 )
 from treaty.systems.fedxgb.layout import check_edges
 from treaty.systems.fedxgb.messages import RowSummary, Task, TrainingEnd, terms_of
-from treaty.systems.fedxgb.options import PAPER_LEAKS
+from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB
 from treaty.systems.fedxgb.paper.routing import PaperModel, check_numeric
 from treaty.systems.fedxgb.paper.sums import paper_mode
 from treaty.systems.fedxgb.secpred.routing import HiddenModel, RowOwners, layout_of
@@ -93,7 +93,7 @@ from treaty.trees.slots import Cells
 logger = logging.getLogger(__name__)
 
 
-def server(inputs: RoleInput) -> ModelPart:
+def server(inputs: RoleInput[FedXGB]) -> ModelPart:
     """Train as the server; go on from its checkpoint, if the keeper finds one: finished trees are told again.
 
     Parameters
@@ -201,7 +201,7 @@ def _meet(inputs: RoleInput, edges: Sequence[str], kept: Checkpoint | None) -> t
     return task, Crowd(party, edges, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
 
 
-def _model(inputs: RoleInput, edges: Sequence[str], crowd: Crowd, found: AllRows) -> Model:
+def _model(inputs: RoleInput[FedXGB], edges: Sequence[str], crowd: Crowd, found: AllRows) -> Model:
     """Return what takes all rows down the trees; `expose` says how much of these users and edge servers learn."""
     shown, options = ShownModel(crowd), inputs.options
     if not options.hides_model:

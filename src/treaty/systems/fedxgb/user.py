@@ -29,6 +29,7 @@ from treaty.systems.fedxgb.messages import (
     receive_task,
     user_order,
 )
+from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper.routing import ComparedRows, ShownSplits, Sides
 from treaty.systems.fedxgb.paper.sums import PaperUserSums, paper_mode
 from treaty.systems.fedxgb.secpred.routing import RowOwners, SharedRows, SideShares, Turn, ValueShares, layout_of
@@ -57,7 +58,7 @@ logger = logging.getLogger(__name__)
 MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so do gradients
 
 
-def user(inputs: RoleInput) -> NDArray[np.float64]:
+def user(inputs: RoleInput[FedXGB]) -> NDArray[np.float64]:
     """Take part as a user until training is over.
 
     Parameters
@@ -221,7 +222,7 @@ class _Follower:
 
     def __init__(
         self,
-        inputs: RoleInput,
+        inputs: RoleInput[FedXGB],
         rows: LabelledRows,
         objective: Objective,
         agreed: CommonBins,

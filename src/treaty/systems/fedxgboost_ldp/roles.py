@@ -62,7 +62,7 @@ from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart, leaves
 from treaty.privacy.ledger import Ledger
 from treaty.systems.fedxgboost_ldp.noise import NoisyGradients, scoring_rules
-from treaty.systems.fedxgboost_ldp.options import check_consent
+from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP, check_consent
 from treaty.systems.fedxgboost_ldp.scoring import (
     CONVERSATION,
     LevelDivision,
@@ -131,7 +131,7 @@ class NoiseSetup(Start):
 # ---------------------------------------------------------------- active party
 
 
-def active(inputs: RoleInput) -> ModelPart:
+def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     """Train as the active party.
 
     Parameters
@@ -204,7 +204,7 @@ def _refit(inputs: RoleInput, part: ModelPart) -> None:
 # ---------------------------------------------------------------- passive party
 
 
-def passive(inputs: RoleInput) -> ModelPart:
+def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     """Train as a passive party: answer the active one until it is done."""
     party, options, common, table = inputs.party, inputs.options, inputs.common, inputs.rows.table
     check_consent(options)

@@ -58,12 +58,13 @@ from treaty.crypto.sums.encrypted_sums import SumsClient, SumsServer
 from treaty.messaging.agreement import agree
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import dealer as dealing
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import encrypted
 
 
-def active(inputs: RoleInput) -> ModelPart:
+def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     """Train as the active party, in the options' mode.
 
     Parameters
@@ -99,7 +100,7 @@ def active(inputs: RoleInput) -> ModelPart:
     return part
 
 
-def passive(inputs: RoleInput) -> ModelPart:
+def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     """Train as a passive party, in the options' mode: answer the active one until it is done."""
     if inputs.options.mode == "paper":
         return paper.passive(inputs)

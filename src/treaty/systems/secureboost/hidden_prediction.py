@@ -63,6 +63,7 @@ from treaty.systems.secureboost.hidden_sums import (
     unpack_sums,
     values_and_gains,
 )
+from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import Finish, check_present, decidable
 from treaty.trees.ensemble import SplitTable
@@ -131,7 +132,7 @@ class EncryptedTotals(Message):
 # ---------------------------------------------------------------- active party
 
 
-def hidden_active(inputs: RoleInput) -> NDArray[np.float64]:
+def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     """Predict the role's rows as the active party without seeing passive parties' decisions.
 
     Parameters
@@ -306,7 +307,7 @@ def _sides(packed: NDArray[np.uint8], rows: slice) -> NDArray[np.bool_]:
 # ---------------------------------------------------------------- passive party
 
 
-def hidden_passive(inputs: RoleInput) -> None:
+def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
     """Answer the active party, which plays `hidden_active` on the same rows.
 
     Raises PeerError when it is lost or sends something malformed, or a key shorter than is accepted

@@ -22,12 +22,13 @@ from __future__ import annotations
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.privacy.purity import mixed_nodes
+from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import encrypted
 from treaty.trees.columns import MayShow
 
 
-def active(inputs: RoleInput) -> ModelPart:
+def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
     """Train as the active party, with labels that for `label_rr` are the noisy ones."""
     return encrypted.train_active(
         inputs, inputs.options.ciphers, alone_rounds=inputs.options.rl_trees or 0, may_show=_guard(inputs)
@@ -39,7 +40,7 @@ def passive(inputs: RoleInput) -> ModelPart:
     return encrypted.train_passive(inputs, inputs.options.ciphers)
 
 
-def _guard(inputs: RoleInput) -> MayShow | None:
+def _guard(inputs: RoleInput[SecureBoost]) -> MayShow | None:
     if inputs.options.purity_guard is None:
         return None
     if inputs.classes is None:

@@ -131,12 +131,12 @@ TOLD: dict[Played, Lines] = {
 # ---------------------------------------------------------------- system
 
 
-def predict(inputs: RoleInput) -> NDArray[np.float64]:
+def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     """Return margins (n_rows, n_outputs) as the active party; with `he_inference` from encrypted leaf weights."""
     return hidden_active(inputs) if inputs.options.hides_decisions else predict_active(inputs)
 
 
-def follow_prediction(inputs: RoleInput) -> None:
+def follow_prediction(inputs: RoleInput[SecureBoost]) -> None:
     """Take part in a prediction as a passive party, see `predict`."""
     return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def expected_sides(
     return estimated_sides(counts, common.max_depth, trees, owners, whole=whole)
 
 
-def check_share(inputs: RoleInput, owner: str, share: float) -> None:
+def check_share(inputs: RoleInput[Any], owner: str, share: float) -> None:
     """Refuse a training in safe mode that would give away too much of `owner`'s bins without the job's consent."""
     if inputs.options.mode != "safe" or inputs.options.allow_exact_sums or share <= MOST_SHARE:
         return

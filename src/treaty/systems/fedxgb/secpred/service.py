@@ -87,7 +87,7 @@ def _server(inputs: RoleInput) -> None:
     server(inputs.party, inputs.part, edges=inputs.roles.having("edge"), rules=_rules(inputs))
 
 
-def _edge(inputs: RoleInput) -> None:
+def _edge(inputs: RoleInput[FedXGB]) -> None:
     """Play an edge server; its count of queries is in the role's `store`."""
     roles, party = inputs.roles, inputs.party
     edges = roles.having("edge")

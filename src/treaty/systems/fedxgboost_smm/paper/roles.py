@@ -63,7 +63,7 @@ from threadpoolctl import threadpool_limits
 from treaty.errors import ConfigError
 from treaty.messaging.conversation import Order
 from treaty.models.trees import ModelPart
-from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, check_consent
+from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM, check_consent
 from treaty.systems.fedxgboost_smm.paper.candidates import (
     CandidatesByProduct,
     CandidatesFinder,
@@ -105,7 +105,7 @@ class PaperSetup(Start):
 # ---------------------------------------------------------------- active party
 
 
-def active(inputs: RoleInput) -> ModelPart:
+def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     """Train as the active party, see `fedxgboost_smm.roles.active`."""
     _warn(inputs)
     party, common, threads, sizes = inputs.party, inputs.common, inputs.threads, inputs.options.sizes
@@ -147,7 +147,7 @@ def _check_sums(n_rows: int, bound: float, fractional_bits: int) -> None:
 # ---------------------------------------------------------------- passive party
 
 
-def passive(inputs: RoleInput) -> ModelPart:
+def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     """Train as a passive party, see `fedxgboost_smm.roles.passive`."""
     _warn(inputs)
     party, common, sizes = inputs.party, inputs.common, inputs.options.sizes
@@ -195,6 +195,6 @@ def passive(inputs: RoleInput) -> ModelPart:
     )
 
 
-def _warn(inputs: RoleInput) -> None:
+def _warn(inputs: RoleInput[FedXGBoostSMM]) -> None:
     check_consent(inputs.options)
     logger.warning("insecure, with consent: %s", PAPER_LEAKS)
