@@ -76,13 +76,7 @@ from treaty.systems.federboost_horizontal.search import (
     keep_bins,
     offered,
 )
-from treaty.systems.federboost_horizontal.training import (
-    Draws,
-    OwnRows,
-    leaders_checkpoint,
-    members_checkpoint,
-    resume,
-)
+from treaty.systems.federboost_horizontal.training import Draws, OwnRows, leaders_checkpoint, members_checkpoint, resume
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember, TreeStep
 from treaty.systems.horizontal.members import Membership, SumRules, join
 from treaty.systems.horizontal.quantiles import (

@@ -116,12 +116,7 @@ class TreeLeader:
         return None
 
     def _split(
-        self,
-        output: int,
-        growth: Growth,
-        asked: Integers,
-        parents: list[Integers | None],
-        columns: Int32s,
+        self, output: int, growth: Growth, asked: Integers, parents: list[Integers | None], columns: Int32s
     ) -> None:
         """Choose the splits of a tree's level on its opened sums, and divide own rows."""
         level = growth.level

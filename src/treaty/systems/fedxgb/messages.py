@@ -111,10 +111,7 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Sum: "tree"}
     trees: dict[str, Table] = {
         "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
-        "paper": {
-            "tree": {**sums, ShownSplits: "shown", Values: "between trees"},
-            "shown": {HiddenThresholds: "tree"},
-        },
+        "paper": {"tree": {**sums, ShownSplits: "shown", Values: "between trees"}, "shown": {HiddenThresholds: "tree"}},
         "nothing": {
             "tree": {**sums, SplitShares: "below"},
             "below": {Sum: "below", SplitShares: "below", LeafShares: "between trees"},

@@ -136,11 +136,7 @@ def _of_user(options: FedXGB) -> list[str]:
     if options.exposes == "model":
         return [*learned, _MODEL]
     if options.exposes == "paper":
-        return [
-            *learned,
-            _SHOWN,
-            "of its own rows, the slot at each level; with rows made up for that, all thresholds",
-        ]
+        return [*learned, _SHOWN, "of its own rows, the slot at each level; with rows made up for that, all thresholds"]
     return [
         *learned,
         "of its own rows, the slot in the complete tree at each level and the leaf value: with many rows, or rows made "

@@ -119,13 +119,7 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Lines:
         ),
         Told(RoundStart, sender, receiver, "that a round begins, with which columns", "control"),
         Told(
-            ShownSplits,
-            sender,
-            receiver,
-            "columns of a level's splits",
-            "aggregated",
-            'expose="nothing"',
-            when=_SHOWN,
+            ShownSplits, sender, receiver, "columns of a level's splits", "aggregated", 'expose="nothing"', when=_SHOWN
         ),
         Told(Splits, sender, receiver, "a level's splits", "aggregated", 'expose="nothing"', when=_MODEL),
         Told(Values, sender, receiver, "leaf values", "aggregated", 'expose="nothing"', when=_TOLD_ALL),

@@ -45,11 +45,7 @@ def survivors_told(aggregator: tuple[str, ...], members: tuple[str, ...]) -> Lin
         Told(PassedShares, aggregator, members, "its shares of others' masks", "masked"),
         Told(Survivors, aggregator, members, "whose vectors are in the sum", "control"),
         Told(
-            MaskShares,
-            members,
-            aggregator,
-            "what removes the masks from this sum, and from no vector in it",
-            "masked",
+            MaskShares, members, aggregator, "what removes the masks from this sum, and from no vector in it", "masked"
         ),
     )
 
@@ -68,13 +64,7 @@ def lost_told(collector: tuple[str, ...], members: tuple[str, ...]) -> Lines:
 def input_told(sender: tuple[str, ...], receiver: tuple[str, ...], guard: str = "", when: When | None = None) -> Told:
     """Return the line of masked vectors whose sum the receiver opens."""
     return Told(
-        MaskedInput,
-        sender,
-        receiver,
-        f"nothing alone; with all others: {SUMS}",
-        "aggregated",
-        guard,
-        when=when,
+        MaskedInput, sender, receiver, f"nothing alone; with all others: {SUMS}", "aggregated", guard, when=when
     )
 
 
@@ -82,14 +72,7 @@ def search_told(lead: tuple[str, ...], others: tuple[str, ...]) -> Lines:
     """Return the lines of the search for common bins and for where training starts."""
     return lines(
         Told(Count, lead, others, "that the search for bins begins", "control"),
-        Told(
-            LabelUnits,
-            lead,
-            others,
-            "the size of the largest label and weight, roughly",
-            "aggregated",
-            "base_score",
-        ),
+        Told(LabelUnits, lead, others, "the size of the largest label and weight, roughly", "aggregated", "base_score"),
         Told(TrainingStart, lead, others, "the mean of all labels, or classes' shares", "aggregated", "base_score"),
         Told(ProbeRequest, lead, others, "about where quantiles of all rows lie", "aggregated", "max_bin"),
         Told(

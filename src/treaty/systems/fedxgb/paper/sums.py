@@ -48,13 +48,7 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.systems.fedxgb.options import FedXGB, check_consent
 from treaty.systems.fedxgb.sums.edge import DomainSums, SumSetup
-from treaty.systems.fedxgb.sums.user import (
-    Call,
-    Cohort,
-    MaskKey,
-    MaskKeys,
-    UserSums,
-)
+from treaty.systems.fedxgb.sums.user import Call, Cohort, MaskKey, MaskKeys, UserSums
 from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
 
 KEY_BYTES, NUMBER_BYTES = 32, 8

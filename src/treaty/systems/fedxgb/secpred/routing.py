@@ -115,11 +115,7 @@ class Turn(Message):
 
 def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
     """Return how rows and splits are encoded."""
-    return Layout(
-        n_bins=bins.n_bins.tolist(),
-        categorical=bins.schema.categorical.tolist(),
-        may_miss=may_miss.tolist(),
-    )
+    return Layout(n_bins=bins.n_bins.tolist(), categorical=bins.schema.categorical.tolist(), may_miss=may_miss.tolist())
 
 
 # ---------------------------------------------------------------- server
