@@ -62,14 +62,12 @@ from treaty.runs.fit import no_rows
 from treaty.runs.threads import Run, RunRecord, train_in_threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgb import authority
-from treaty.systems.fedxgb.layout import SERVER
+from treaty.systems.fedxgb.domain import DomainSums
 from treaty.systems.fedxgb.messages import RoundStart
-from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.secpred.dealer import Dealer
-from treaty.systems.fedxgb.secpred.routing import HiddenModel, HiddenRows, SharedRows
-from treaty.systems.fedxgb.sums.edge import DomainSums
-from treaty.systems.fedxgb.sums.server import Crowd
-from treaty.systems.fedxgb.sums.user import UserSums
+from treaty.systems.fedxgb.options import SERVER, FedXGB
+from treaty.systems.fedxgb.secfind import Crowd, UserSums
+from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows
+from treaty.systems.fedxgb.shares import Dealer
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.members import ToldDigest
 from treaty.systems.horizontal.quantiles import Count

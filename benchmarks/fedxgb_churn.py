@@ -56,7 +56,7 @@ from fedxgb import (
     train,
 )  # fmt: skip
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing, select
+from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing, select
 
 LOST = (0.1, 0.2, 0.3)
 PERIODS = (10, 2)

@@ -162,7 +162,8 @@ def test_a_leader_cannot_have_its_attempts_counted_as_other_jobs(led, monkeypatc
     made = (f"{number}{'z' * 31}" for number in range(9))
     shop = led(NOISY, policy="approve = true\nmost_epsilon = 1.0")
     shop.playing = play_with_a_leader_that_leaves
-    monkeypatch.setattr("treaty.systems.federboost_horizontal.roles.secrets.token_hex", lambda count: next(made))
+    token = "treaty.systems.federboost_horizontal.federboost_horizontal.secrets.token_hex"
+    monkeypatch.setattr(token, lambda count: next(made))
     shop.attempts(5)
     ledger = noise_folder(shop.settings.data["rows"].store, "shop")
     assert not ledger.exists() or per_person(Ledger(ledger).entries()) <= 1.0

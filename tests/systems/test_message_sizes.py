@@ -30,8 +30,8 @@ from treaty.systems.alignment.joined_rows import JoinLayout, arranged
 from treaty.systems.federboost_vertical.buckets import Buckets
 from treaty.systems.federboost_vertical.roles import NoisyColumns
 from treaty.systems.fedxgb.messages import Task
-from treaty.systems.fedxgb.secpred.dealer import Dealer, WantedLeaves, WantedLevel, WantedRows
-from treaty.systems.fedxgb.sums.server import Sum
+from treaty.systems.fedxgb.secfind import Sum
+from treaty.systems.fedxgb.shares import Dealer, WantedLeaves, WantedLevel, WantedRows
 from treaty.systems.fedxgboost_ldp.roles import ColumnCount
 from treaty.systems.fedxgboost_smm.dealer import DealOrder
 from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, told_rows

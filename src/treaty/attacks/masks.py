@@ -25,7 +25,7 @@ from scipy.stats import rankdata  # type: ignore[import-untyped]
 from treaty.attacks.views import Finding, Truth, View, error_of_best
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.messages import view as array_view
-from treaty.systems.fedxgb.paper.sums import InputAndShares
+from treaty.systems.fedxgb.paper import InputAndShares
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.vertical.exact_sums import content_of
 

@@ -16,9 +16,9 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import record_split
 from treaty.runs.threads import RunRecord, play
+from treaty.systems.federboost_horizontal.federboost_horizontal import leader as leader_program
+from treaty.systems.federboost_horizontal.federboost_horizontal import member as member_program
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.roles import leader as leader_program
-from treaty.systems.federboost_horizontal.roles import member as member_program
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions

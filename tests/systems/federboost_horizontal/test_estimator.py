@@ -26,7 +26,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.trees import load_part, record_split
 from treaty.runs import fit as runs
-from treaty.systems.federboost_horizontal import search as horizontal_search
+from treaty.systems.federboost_horizontal import setup as horizontal_search
 from treaty.systems.federboost_horizontal.system import SYSTEM
 from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
 from treaty.systems.horizontal.quantiles import told_by_search

@@ -25,9 +25,10 @@ from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import DEFAULT_DELTA, read_ledger
 from treaty.privacy.zcdp import rho_for
 from treaty.runs.threads import play
-from treaty.systems.federboost_horizontal import roles, search
-from treaty.systems.federboost_horizontal.roles import leader as leader_program
-from treaty.systems.federboost_horizontal.search import FORMAT, FREE_OF_BINS, kept_file
+from treaty.systems.federboost_horizontal import federboost_horizontal as roles
+from treaty.systems.federboost_horizontal import setup as search
+from treaty.systems.federboost_horizontal.federboost_horizontal import leader as leader_program
+from treaty.systems.federboost_horizontal.setup import FORMAT, FREE_OF_BINS, kept_file
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription, describe
 from treaty.systems.system import star
 

@@ -24,16 +24,14 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import ModelPart, predict_pooled
 from treaty.systems.federboost_horizontal.noise import plan_noise
-from treaty.systems.federboost_horizontal.training import Draws, OwnRows
-from treaty.systems.federboost_horizontal.trees import TreeMember, TreeStep
+from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, TreeMember, TreeStep
 from treaty.systems.horizontal import members as masked_members
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
-from treaty.systems.horizontal.members import SurvivorSignature
+from treaty.systems.horizontal.members import Collector, SurvivorSignature
 from treaty.systems.horizontal.quantiles import (
     ProbeRequest,
     told_by_search,
 )
-from treaty.systems.horizontal.sums import Collector
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable
 from treaty.trees.objectives import make_objective

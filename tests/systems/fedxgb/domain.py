@@ -16,13 +16,13 @@ from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import TreatyError
 from treaty.messaging.transcript import Transcript
 from treaty.runs.threads import play
+from treaty.systems.fedxgb import secfind as crowd_users
 from treaty.systems.fedxgb.authority import Credentials, certify
+from treaty.systems.fedxgb.cohorts import Rules, Standing
+from treaty.systems.fedxgb.domain import DomainSums
 from treaty.systems.fedxgb.messages import TrainingEnd, UserOffer
-from treaty.systems.fedxgb.paper.sums import PaperUserSums
-from treaty.systems.fedxgb.sums import user as crowd_users
-from treaty.systems.fedxgb.sums.cohorts import Rules, Standing
-from treaty.systems.fedxgb.sums.edge import DomainSums
-from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain, UserSums
+from treaty.systems.fedxgb.paper import PaperUserSums
+from treaty.systems.fedxgb.secfind import Call, Cohort, Domain, UserSums
 from treaty.systems.horizontal.members import ToldDigest
 
 LENGTH = 2000

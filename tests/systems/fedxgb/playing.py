@@ -20,10 +20,9 @@ from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
-from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.sums.edge import DomainSums
-from treaty.systems.fedxgb.sums.server import Crowd
-from treaty.systems.fedxgb.sums.user import Leaves, UserSums
+from treaty.systems.fedxgb.domain import DomainSums
+from treaty.systems.fedxgb.options import FedXGB, Leaves
+from treaty.systems.fedxgb.secfind import Crowd, UserSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.fedxgb.user import user
 from treaty.systems.options import names_of

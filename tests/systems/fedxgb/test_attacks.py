@@ -29,8 +29,11 @@ from treaty.crypto.aggregation.round import RoundVoid
 from treaty.crypto.sharing.secret_sharing import open_bytes
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.transcript import Transcript
-from treaty.systems.fedxgb.layout import domains
-from treaty.systems.fedxgb.paper.sums import (
+from treaty.systems.fedxgb import secfind as crowd_users
+from treaty.systems.fedxgb.cohorts import Cohorts
+from treaty.systems.fedxgb.domain import DomainSums
+from treaty.systems.fedxgb.options import domains
+from treaty.systems.fedxgb.paper import (
     KEY_BYTES,
     NUMBER_BYTES,
     InputAndShares,
@@ -40,14 +43,11 @@ from treaty.systems.fedxgb.paper.sums import (
     pairs_of,
     rebuilt,
 )
-from treaty.systems.fedxgb.sums import user as crowd_users
-from treaty.systems.fedxgb.sums.cohorts import Cohorts
-from treaty.systems.fedxgb.sums.edge import DomainSums
-from treaty.systems.fedxgb.sums.server import Crowd
-from treaty.systems.fedxgb.sums.user import (
+from treaty.systems.fedxgb.secfind import (
     Agreements,
     Call,
     Cohort,
+    Crowd,
     MaskKey,
     UserSums,
     server_mask,

@@ -10,7 +10,7 @@ from treaty.errors import PeerLost, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.runs.threads import play
 from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
-from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain, UserSums
+from treaty.systems.fedxgb.secfind import Call, Cohort, Domain, UserSums
 
 ROLES = {"a": "user", "b": "user", "e": "edge", "s": "server"}
 

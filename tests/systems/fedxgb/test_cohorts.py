@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from marks import slow
 from treaty.models.checkpoints import Keeper
-from treaty.systems.fedxgb.authority import DomainFile
-from treaty.systems.fedxgb.sums.cohorts import Cohorts, Rules, Standing, permitted, select
+from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing, permitted, select
+from treaty.systems.fedxgb.kept import DomainFile
 
 NAMES = [f"u{k}" for k in range(12)]
 

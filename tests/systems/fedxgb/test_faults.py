@@ -31,14 +31,14 @@ from treaty.messaging.memory import MemoryChannel
 from treaty.messaging.messages import Array
 from treaty.messaging.party import FAREWELL_TIMEOUT, Party
 from treaty.runs.threads import play
+from treaty.systems.fedxgb import domain as crowd_edges
 from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
+from treaty.systems.fedxgb.domain import DomainSums
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.messages import Attendance, UserOffer
+from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
-from treaty.systems.fedxgb.sums import edge as crowd_edges
-from treaty.systems.fedxgb.sums.edge import DomainSums
-from treaty.systems.fedxgb.sums.user import Agreement, MaskKey
+from treaty.systems.fedxgb.secfind import Agreement, MaskKey
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
 
 

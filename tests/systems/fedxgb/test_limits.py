@@ -11,14 +11,12 @@ from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, pl
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import messages, server
+from treaty.systems.fedxgb.domain import DomainSums
 from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, ServerLimits, Splits, SumLimit, terms_of
-from treaty.systems.fedxgb.secpred.routing import LeafShares, Turn
-from treaty.systems.fedxgb.sums.edge import DomainSums
-from treaty.systems.fedxgb.sums.server import Sum
-from treaty.systems.fedxgb.sums.user import ATTEMPTS
+from treaty.systems.fedxgb.secfind import ATTEMPTS, Sum
+from treaty.systems.fedxgb.secpred import LeafShares, Turn
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
-from treaty.systems.horizontal.start import LabelUnits, TrainingStart
+from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, LabelUnits, ProbeRequest, TrainingStart
 
 EDGES = ("edge0", "edge1", "edge2")
 AGREED = {"n_estimators": 1, "max_depth": 2}

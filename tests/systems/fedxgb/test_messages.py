@@ -10,7 +10,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb.messages import Splits, Values, edge_order, user_order
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.sums.server import Crowd
+from treaty.systems.fedxgb.secfind import Crowd
 
 ORDERS = {
     (expose, kind): order(FedXGB(expose=expose, allow_insecure=True))

@@ -21,6 +21,7 @@ from treaty.messaging.row_pieces import take_rows
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import predict_pooled
 from treaty.runs.threads import play
+from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb.messages import Attendance
 from treaty.systems.fedxgb.pieces import (
     ComparedShares,
@@ -32,9 +33,8 @@ from treaty.systems.fedxgb.pieces import (
     send_pieces_or_leave_out,
     send_shares,
 )
-from treaty.systems.fedxgb.secpred import roles as secpred
-from treaty.systems.fedxgb.secpred.dealer import DealtCorrections
-from treaty.systems.fedxgb.secpred.routing import ValueShares
+from treaty.systems.fedxgb.secpred import ValueShares
+from treaty.systems.fedxgb.shares import DealtCorrections
 from treaty.systems.sizes import MOST_ROWS
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ def test_deep_trees_are_dealt_for_fewer_rows_at_once(monkeypatch):
     parts, _, classes = crowd_rows("binary", users=9, rows=300)
     options = options_of(n_estimators=1, max_depth=3, comparison="additive")
     whole = play_crowd(parts, options, classes, edges=3)
-    monkeypatch.setattr("treaty.systems.fedxgb.secpred.routing._SLOTS_AT_ONCE", 200)
+    monkeypatch.setattr("treaty.systems.fedxgb.secpred._SLOTS_AT_ONCE", 200)
     cut = play_crowd(parts, options, classes, edges=3)
     assert all(np.array_equal(cut.results[name], whole.results[name]) for name in parts)
     kind = DealtCorrections.__name__

@@ -16,11 +16,11 @@ from treaty.crypto.sharing import secure_routing
 from treaty.crypto.sharing.secure_routing import share_integers
 from treaty.data.table import Table
 from treaty.messaging.messages import Array
+from treaty.systems.fedxgb import secfind as crowd_users
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.layout import domains
 from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
-from treaty.systems.fedxgb.secpred.routing import RowShares, SideShares, SplitShares, ValueShares
-from treaty.systems.fedxgb.sums import user as crowd_users
+from treaty.systems.fedxgb.options import domains
+from treaty.systems.fedxgb.secpred import RowShares, SideShares, SplitShares, ValueShares
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import ProbeRequest

@@ -17,10 +17,10 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import decode_body, encode_body
 from treaty.systems.fedxgb import edge as edge_role
 from treaty.systems.fedxgb import user as user_role
-from treaty.systems.fedxgb.authority import row_key, seed_of_rows
+from treaty.systems.fedxgb.kept import row_key, seed_of_rows
 from treaty.systems.fedxgb.messages import Task, TrainingEnd
-from treaty.systems.fedxgb.secpred.routing import SharedRows
-from treaty.systems.fedxgb.sums.server import Crowd
+from treaty.systems.fedxgb.secfind import Crowd
+from treaty.systems.fedxgb.secpred import SharedRows
 from treaty.trees.slots import SlotTree
 
 TREES = 4

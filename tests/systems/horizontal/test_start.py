@@ -11,8 +11,8 @@ import pytest
 from systems.federboost_horizontal.playing import bins_told, dealt, options_of, pooled_on, role_input, train
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
-from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
-from treaty.systems.horizontal.sums import Collector
+from treaty.systems.horizontal.members import Collector
+from treaty.systems.horizontal.quantiles import LabelUnits, OwnLabels, TrainingStart
 from treaty.trees.losses.fixed_point import TallyUnits
 
 

@@ -9,12 +9,12 @@ from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
+from treaty.systems.federboost_horizontal.federboost_horizontal import ModelEnd, check_members, leader, member
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.roles import ModelEnd, check_members, leader, member
 from treaty.systems.federboost_horizontal.trees import TreeStep
+from treaty.systems.horizontal.leakage import input_told, keys_told, lost_told, search_told, sums_of_rows
+from treaty.systems.horizontal.quantiles import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
-from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_sums
-from treaty.systems.horizontal.told import input_told, keys_told, lost_told, search_told, sums_of_rows
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import checkpoints_told
 from treaty.systems.system import PartySpec, Roles, System

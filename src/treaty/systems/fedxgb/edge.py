@@ -13,17 +13,10 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array, Message, view
-from treaty.systems.fedxgb.authority import (
-    ROUNDS,
-    Credentials,
-    DomainFile,
-    authority_of,
-    digest,
-    gather_sound,
-    patience_of,
-    send_each_or_leave_out,
-)
-from treaty.systems.fedxgb.layout import check_edges, domains
+from treaty.systems.fedxgb.authority import Credentials, authority_of, gather_sound, patience_of, send_each_or_leave_out
+from treaty.systems.fedxgb.cohorts import Rules, Standing
+from treaty.systems.fedxgb.domain import DomainSums
+from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
 from treaty.systems.fedxgb.messages import (
     Attendance,
     RoundStart,
@@ -34,12 +27,11 @@ from treaty.systems.fedxgb.messages import (
     edge_order,
     receive_task,
 )
-from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.paper.routing import HiddenThresholds, SeenRows
-from treaty.systems.fedxgb.paper.sums import PaperDomainSums, paper_mode
+from treaty.systems.fedxgb.options import FedXGB, check_edges, domains
+from treaty.systems.fedxgb.paper import HiddenThresholds, PaperDomainSums, SeenRows, paper_mode
 from treaty.systems.fedxgb.pieces import RowShares, gather_rows, send_pieces_or_leave_out
-from treaty.systems.fedxgb.secpred.dealer import Dealer
-from treaty.systems.fedxgb.secpred.routing import (
+from treaty.systems.fedxgb.secfind import Sum, SurvivorReport, Users
+from treaty.systems.fedxgb.secpred import (
     HeldRows,
     HiddenRows,
     LeafShares,
@@ -48,10 +40,7 @@ from treaty.systems.fedxgb.secpred.routing import (
     Turn,
     layout_of,
 )
-from treaty.systems.fedxgb.secpred.shares import holders_of, shares_of
-from treaty.systems.fedxgb.sums.cohorts import Rules, Standing
-from treaty.systems.fedxgb.sums.edge import DomainSums
-from treaty.systems.fedxgb.sums.server import Sum, SurvivorReport, Users
+from treaty.systems.fedxgb.shares import Dealer, holders_of, shares_of
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership, SumRules, ToldDigest, join
 from treaty.systems.horizontal.quantiles import CommonBins, ProbeRequest, most_rounds, note_search, unpack_bins

@@ -12,13 +12,11 @@ from treaty.messaging.conversation import Table
 from treaty.messaging.messages import Array, Message, ModelId
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.paper.routing import HiddenThresholds, ShownSplits, Sides
-from treaty.systems.fedxgb.secpred.routing import LeafShares, RowOwners, SideShares, SplitShares, Turn, ValueShares
-from treaty.systems.fedxgb.sums.server import Sum
-from treaty.systems.fedxgb.sums.user import ATTEMPTS, Call, Cohort, Domain
-from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
+from treaty.systems.fedxgb.paper import HiddenThresholds, ShownSplits, Sides
+from treaty.systems.fedxgb.secfind import ATTEMPTS, Call, Cohort, Domain, Sum
+from treaty.systems.fedxgb.secpred import LeafShares, RowOwners, SideShares, SplitShares, Turn, ValueShares
+from treaty.systems.horizontal.quantiles import CommonBins, Count, LabelUnits, ProbeRequest, TrainingStart
 from treaty.systems.horizontal.rows import Categories, Origins
-from treaty.systems.horizontal.start import LabelUnits, TrainingStart
 from treaty.systems.system import RoleInput
 
 

@@ -64,7 +64,12 @@ from treaty.messaging.messages import Array, encode_body
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgb.authority import Credentials, authority_of
-from treaty.systems.fedxgb.growth import (
+from treaty.systems.fedxgb.messages import RowSummary, Task, TrainingEnd, terms_of
+from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB, check_edges
+from treaty.systems.fedxgb.paper import PaperModel, check_numeric, paper_mode
+from treaty.systems.fedxgb.secfind import Crowd, Users
+from treaty.systems.fedxgb.secpred import HiddenModel, RowOwners, layout_of
+from treaty.systems.fedxgb.trees import (
     AllRows,
     Growth,
     Model,
@@ -75,13 +80,6 @@ from treaty.systems.fedxgb.growth import (
     search,
     tell_again,
 )
-from treaty.systems.fedxgb.layout import check_edges
-from treaty.systems.fedxgb.messages import RowSummary, Task, TrainingEnd, terms_of
-from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB
-from treaty.systems.fedxgb.paper.routing import PaperModel, check_numeric
-from treaty.systems.fedxgb.paper.sums import paper_mode
-from treaty.systems.fedxgb.secpred.routing import HiddenModel, RowOwners, layout_of
-from treaty.systems.fedxgb.sums.server import Crowd, Users
 from treaty.systems.horizontal.quantiles import pack_bins
 from treaty.systems.horizontal.rows import checkpoint_with, common_rows, printed_rows
 from treaty.systems.pooled.training import watched

@@ -8,14 +8,13 @@ from treaty.models.trees import ModelPart
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb.authority import authority
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.layout import dropouts, helpers, links, only_simulated, roles_of
-from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.secpred.service import SERVICE, disclosures_of_prediction, refused
+from treaty.systems.fedxgb.leakage import TOLD
+from treaty.systems.fedxgb.options import FedXGB, dropouts, helpers, links, only_simulated, roles_of
 from treaty.systems.fedxgb.server import server
-from treaty.systems.fedxgb.told import TOLD
+from treaty.systems.fedxgb.service import SERVICE, disclosures_of_prediction, refused
 from treaty.systems.fedxgb.user import user
-from treaty.systems.horizontal.start import START, SUMS_OF_LABELS, starts_from_sums
-from treaty.systems.horizontal.told import sums_of_rows
+from treaty.systems.horizontal.leakage import sums_of_rows
+from treaty.systems.horizontal.quantiles import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 

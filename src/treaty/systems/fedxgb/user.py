@@ -15,7 +15,8 @@ from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import ROUNDS, Credentials, authority_of, seed_of_rows
+from treaty.systems.fedxgb.authority import Credentials, authority_of
+from treaty.systems.fedxgb.kept import ROUNDS, seed_of_rows
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
     Attendance,
@@ -30,15 +31,17 @@ from treaty.systems.fedxgb.messages import (
     user_order,
 )
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.paper.routing import ComparedRows, ShownSplits, Sides
-from treaty.systems.fedxgb.paper.sums import PaperUserSums, paper_mode
-from treaty.systems.fedxgb.secpred.routing import RowOwners, SharedRows, SideShares, Turn, ValueShares, layout_of
-from treaty.systems.fedxgb.sums.user import Call, Cohort, Domain, UserSums
+from treaty.systems.fedxgb.paper import ComparedRows, PaperUserSums, ShownSplits, Sides, paper_mode
+from treaty.systems.fedxgb.secfind import Call, Cohort, Domain, UserSums
+from treaty.systems.fedxgb.secpred import RowOwners, SharedRows, SideShares, Turn, ValueShares, layout_of
 from treaty.systems.horizontal.members import ToldDigest
 from treaty.systems.horizontal.quantiles import (
     CommonBins,
+    LabelUnits,
     Opening,
+    OwnLabels,
     ProbeRequest,
+    TrainingStart,
     agreed_objective,
     answer_probes,
     most_rounds,
@@ -47,7 +50,6 @@ from treaty.systems.horizontal.quantiles import (
     unpack_bins,
 )
 from treaty.systems.horizontal.rows import common_rows, own_seed, printed_rows, schema_of
-from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
 from treaty.systems.system import LabelledRows, Phase, RoleInput
 from treaty.trees.boosting import draw
 from treaty.trees.objectives import Objective

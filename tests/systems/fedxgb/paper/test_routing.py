@@ -25,7 +25,7 @@ from treaty.messaging.messages import Array, view
 from treaty.models.trees import ModelPart, predict_pooled
 from treaty.systems.fedxgb.messages import Values
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.paper.routing import (
+from treaty.systems.fedxgb.paper import (
     ComparedRows,
     HiddenThresholds,
     SeenRows,

@@ -21,10 +21,10 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions, predict_pooled
 from treaty.runs.serving import predict_hidden
 from treaty.runs.threads import RunRecord, play
+from treaty.systems.fedxgb import prediction as secpred
+from treaty.systems.fedxgb.kept import QueryRecord
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.secpred import roles as secpred
-from treaty.systems.fedxgb.secpred.queries import QueryRecord
-from treaty.systems.fedxgb.secpred.routing import layout_of
+from treaty.systems.fedxgb.secpred import layout_of
 from treaty.systems.horizontal.quantiles import pack_bins
 from treaty.systems.system import LabelledRows
 from treaty.trees.slots import VALUE_BITS

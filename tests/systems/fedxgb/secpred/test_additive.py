@@ -30,28 +30,14 @@ from treaty.messaging.messages import Array, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, predict_pooled
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.fedxgb import prediction as secpred
+from treaty.systems.fedxgb import secpred as crowd_routing
+from treaty.systems.fedxgb import shares as crowd_dealer
+from treaty.systems.fedxgb.kept import QueryRecord
 from treaty.systems.fedxgb.messages import Attendance
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secpred import (
-    dealer as crowd_dealer,
-)
-from treaty.systems.fedxgb.secpred import (
-    roles as secpred,
-)
-from treaty.systems.fedxgb.secpred import (
-    routing as crowd_routing,
-)
-from treaty.systems.fedxgb.secpred.dealer import (
-    AdditiveRouting,
-    Dealer,
-    DealtCorrections,
-    WantedLeaves,
-    WantedLevel,
-    WantedRows,
-)
-from treaty.systems.fedxgb.secpred.queries import QueryRecord
-from treaty.systems.fedxgb.secpred.routing import (
     HiddenModel,
     LeafShares,
     RowOwners,
@@ -59,7 +45,15 @@ from treaty.systems.fedxgb.secpred.routing import (
     SplitShares,
     ValueShares,
 )
-from treaty.systems.fedxgb.secpred.shares import SharedNumbers
+from treaty.systems.fedxgb.shares import (
+    AdditiveRouting,
+    Dealer,
+    DealtCorrections,
+    SharedNumbers,
+    WantedLeaves,
+    WantedLevel,
+    WantedRows,
+)
 from treaty.systems.options import converted
 from treaty.trees.slots import VALUE_BITS
 

@@ -19,12 +19,12 @@ from treaty.messaging.messages import Array, decode_body, encode_body
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.serving import predict_hidden
+from treaty.systems.fedxgb import prediction as secpred
+from treaty.systems.fedxgb.kept import QueryRecord, queries_folder
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.pieces import RowShares
-from treaty.systems.fedxgb.secpred import roles as secpred
-from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
-from treaty.systems.fedxgb.secpred.routing import RowCounts
-from treaty.systems.fedxgb.secpred.shares import setting_of
+from treaty.systems.fedxgb.secpred import RowCounts
+from treaty.systems.fedxgb.shares import setting_of
 
 EDGES = ["edge0", "edge1", "edge2"]
 SIZES = {"ann": 9, "ben": 1, "cat": 4}  # as `shards` deals 14 rows out

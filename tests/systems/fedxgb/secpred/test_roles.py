@@ -17,10 +17,10 @@ from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProto
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, load_part
+from treaty.systems.fedxgb import prediction as secpred
 from treaty.systems.fedxgb.pieces import RowShares
-from treaty.systems.fedxgb.secpred import roles as secpred
-from treaty.systems.fedxgb.secpred.routing import HiddenModel, LeafShares, SplitShares, ValueShares
-from treaty.systems.fedxgb.secpred.shares import SharedNumbers, setting_of
+from treaty.systems.fedxgb.secpred import HiddenModel, LeafShares, SplitShares, ValueShares
+from treaty.systems.fedxgb.shares import SharedNumbers, setting_of
 from treaty.trees.slots import VALUE_BITS
 
 # ---------------------------------------------------------------- right

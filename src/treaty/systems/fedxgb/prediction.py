@@ -66,11 +66,9 @@ from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb.authority import PATIENCE
-from treaty.systems.fedxgb.complete_trees import complete_tree, depth_of
+from treaty.systems.fedxgb.kept import QueryRecord
 from treaty.systems.fedxgb.pieces import RowShares, gather_rows, pieces_of, send_pieces_or_leave_out
-from treaty.systems.fedxgb.secpred.dealer import Dealer
-from treaty.systems.fedxgb.secpred.queries import QueryRecord
-from treaty.systems.fedxgb.secpred.routing import (
+from treaty.systems.fedxgb.secpred import (
     HiddenModel,
     HiddenRows,
     LeafShares,
@@ -82,7 +80,8 @@ from treaty.systems.fedxgb.secpred.routing import (
     of_all,
     tell_counts,
 )
-from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, holders_of, shares_of
+from treaty.systems.fedxgb.shares import Comparison, Dealer, Routing, holders_of, shares_of
+from treaty.systems.fedxgb.trees import complete_tree, depth_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, Origins, schema_of
 from treaty.systems.sizes import MOST_COLUMNS

@@ -26,9 +26,9 @@ agrees to no list which, together with those that it agreed to before, would iso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -37,24 +37,19 @@ from numpy.typing import NDArray
 from treaty.crypto.aggregation.key_agreement import RoundKeys
 from treaty.crypto.aggregation.masks import UsedNonces, add_masks, mask_key, mask_nonce
 from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.aggregation.round import Round, Unmasking
+from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
-from treaty.systems.fedxgb.sums.cohorts import Opened
+from treaty.systems.fedxgb.cohorts import Opened
+from treaty.systems.fedxgb.options import Leaves, Stage
 from treaty.systems.horizontal.masked_sums import contribute
-from treaty.systems.horizontal.members import ToldDigest
+from treaty.systems.horizontal.members import Collector, SumRules, ToldDigest
+from treaty.systems.system import Signer
 
 ATTEMPTS = 6
 """At one sum: each may lose users that were there in the one before, and go on with fewer."""
-
-Stage = Literal["call", "setup", "shared", "masked", "prediction"]
-"""Where a user may drop out of a tree: as it begins; before its key is made; before or after its vector is sent; as
-rows go down the tree."""
-
-Leaves = Callable[[int, Stage], bool]
-"""``leaves(tree, stage)``, trees counted from 1: whether a user drops out then, in a simulation or because it must."""
 
 
 class Domain(Message):
@@ -239,3 +234,105 @@ class _TaggedContribution:
 
     def unmask(self, proofs: Agreements) -> Unmasking:
         return self.mine.unmask_for(self.keys.vouched(self.agreed, proofs.tags))
+
+
+# -------------- the server's end of sums: what it tells everybody, and totals over all domains, which nobody else sees
+
+
+class Users(Message):
+    """An edge server's users and their certified keys."""
+
+    of: dict[str, CertifiedKeys]
+
+
+class Sum(Message):
+    """Open the next sum of the domain's vectors, of `length` numbers, and add it to the other domains'."""
+
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)]
+
+
+class SurvivorReport(Message):
+    """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it."""
+
+    users: list[str]
+    attempt: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Crowd:
+    """All users, as the server reaches them through their edge servers.
+
+    `users` are their checked keys, by edge server and name; `vouching` is for masks among edge servers; `begun` is what
+    everybody was told first; `masked` whether domains' sums lie under masks shared with their users (not in paper
+    mode). `cohort` has the users whose vectors are in the last total.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        credentials: Credentials,
+        users: Mapping[str, Mapping[str, CertifiedKeys]],
+        vouching: Signer,
+        begun: Message,
+        *,
+        masked: bool = True,
+    ) -> None:
+        self.cohort: list[str] = []
+        self._party, self._edges = party, list(edges)
+        self._domains = {edge: frozenset(of) for edge, of in users.items()}
+        self._seeds = {
+            name: credentials.seed_with(name, offered) for of in users.values() for name, offered in of.items()
+        }
+        self._collector = Collector(party, edges, vouching, b"fedxgb edges", SumRules(allow_two=True))
+        self._number, self._masked = 0, masked
+        self._heard = ToldDigest(b"")
+        self._heard.hear(begun)
+        self._at_start = self._heard.digest
+
+    def tell(self, message: Message) -> None:
+        """Tell everybody; masks depend on it from now on."""
+        self._heard.hear(message)
+        self._collector.tell_all(message)
+
+    def settle(self) -> None:
+        """Take what was told so far as known to everybody, also to users who miss a tree."""
+        self._at_start = self._heard.digest
+
+    def begin_tree(self, message: Message) -> None:
+        """Tell everybody that a tree begins; masks no longer depend on what was told in the last one."""
+        self._party.round += 1
+        self._heard = ToldDigest(self._at_start)
+        self.tell(message)
+
+    def total(self, length: int) -> NDArray[np.int64]:
+        """Open the sum of the next vectors of all who are there, int64 (length,).
+
+        Raises
+        ------
+        RoundVoid
+            When nobody is left.
+        PeerProtocolError
+            When an edge server names users that are not its own.
+        """
+        self._number += 1
+        for edge in self._edges:
+            self._party.send(edge, Sum(self._number, length))
+        total = self._collector.total(length).view(np.uint64)
+        self.cohort = []
+        for edge in self._edges:
+            survived = self._party.receive(edge, SurvivorReport)
+            if not self._domains[edge] >= set(survived.users) or len(set(survived.users)) < len(survived.users):
+                raise PeerProtocolError(
+                    edge, f"expected users of the domain, got others - at SurvivorReport from {edge}"
+                )
+            nonce = server_mask(self._party, self._number, survived.attempt, self._heard.digest)
+            keys = [mask_key(self._seeds[name], nonce) for name in survived.users if self._masked]
+            add_masks(total, [], keys)
+            self.cohort += survived.users
+        if not self.cohort:
+            raise RoundVoid(
+                "no domain has enough users left to open a sum: one of its groups, of three users or a few more, must "
+                "be there"
+            )
+        return total.view(np.int64)

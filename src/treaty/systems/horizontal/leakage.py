@@ -16,8 +16,7 @@ from treaty.systems.horizontal.members import (
     SurvivorSignature,
     SurvivorSignatures,
 )
-from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
-from treaty.systems.horizontal.start import LabelUnits, TrainingStart
+from treaty.systems.horizontal.quantiles import CommonBins, Count, LabelUnits, ProbeRequest, TrainingStart
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.told import Lines, Told, When, lines
 

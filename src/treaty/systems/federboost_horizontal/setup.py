@@ -23,20 +23,22 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import decode_body, digests_in, encode_body
 from treaty.models.checkpoints import checkpoint_file, fingerprint
 from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
-from treaty.systems.horizontal.members import Membership
+from treaty.systems.horizontal.members import Collector, Membership
 from treaty.systems.horizontal.quantiles import (
     CommonBins,
     Count,
+    LabelUnits,
     Opening,
+    OwnLabels,
     ProbeRequest,
+    TrainingStart,
+    agreed_start,
     answer_probes,
     choose_bins,
     most_rounds,
     told_by_search,
 )
 from treaty.systems.horizontal.rows import ModelBegin
-from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart, agreed_start
-from treaty.systems.horizontal.sums import Collector
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.losses.custom import Custom
 from treaty.trees.objectives import Objective

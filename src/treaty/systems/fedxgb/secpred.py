@@ -41,10 +41,9 @@ from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import take_rows
-from treaty.systems.fedxgb.authority import row_key
+from treaty.systems.fedxgb.kept import row_key
 from treaty.systems.fedxgb.pieces import PieceForm, RowShares, pieces_of, send_shares
-from treaty.systems.fedxgb.secpred.dealer import AdditiveRouting
-from treaty.systems.fedxgb.secpred.shares import Comparison, Routing, ShamirRouting, shares_of
+from treaty.systems.fedxgb.shares import AdditiveRouting, Comparison, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)

@@ -21,8 +21,8 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys
-from treaty.systems.fedxgb.sums.cohorts import LEAST, Cohorts, Rules, Standing, select
-from treaty.systems.fedxgb.sums.user import (
+from treaty.systems.fedxgb.cohorts import LEAST, Cohorts, Rules, Standing, select
+from treaty.systems.fedxgb.secfind import (
     ATTEMPTS,
     AbsenceNotice,
     Agreement,

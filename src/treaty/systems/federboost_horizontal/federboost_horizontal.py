@@ -66,7 +66,7 @@ from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job
 from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.search import (
+from treaty.systems.federboost_horizontal.setup import (
     KeptBins,
     agree_on_bins,
     agreed_bins,
@@ -76,13 +76,24 @@ from treaty.systems.federboost_horizontal.search import (
     keep_bins,
     offered,
 )
-from treaty.systems.federboost_horizontal.training import Draws, OwnRows, leaders_checkpoint, members_checkpoint, resume
-from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember, TreeStep
-from treaty.systems.horizontal.members import Membership, SumRules, join
+from treaty.systems.federboost_horizontal.trees import (
+    Draws,
+    OwnRows,
+    TreeLeader,
+    TreeMember,
+    TreeStep,
+    leaders_checkpoint,
+    members_checkpoint,
+    resume,
+)
+from treaty.systems.horizontal.members import Collector, Membership, SumRules, join
 from treaty.systems.horizontal.quantiles import (
     CommonBins,
     Count,
+    LabelUnits,
+    OwnLabels,
     ProbeRequest,
+    TrainingStart,
     agreed_objective,
     pack_bins,
     unpack_bins,
@@ -98,8 +109,6 @@ from treaty.systems.horizontal.rows import (
     printed_rows,
     schema_of,
 )
-from treaty.systems.horizontal.start import LabelUnits, OwnLabels, TrainingStart
-from treaty.systems.horizontal.sums import Collector
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import watched
 from treaty.systems.system import LabelledRows, RoleInput

@@ -8,11 +8,11 @@ from typing import Any
 from treaty.errors import ConfigError
 from treaty.models.trees import RowPredictions
 from treaty.systems.fedxgb.authority import patience_of
+from treaty.systems.fedxgb.kept import QueryRecord, queries_folder
+from treaty.systems.fedxgb.leakage import PREDICTION
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.fedxgb.secpred.queries import QueryRecord, queries_folder
-from treaty.systems.fedxgb.secpred.roles import PredictionRules, check_edges, edge, server, user
-from treaty.systems.fedxgb.secpred.shares import holders_of
-from treaty.systems.fedxgb.secpred.told import PREDICTION
+from treaty.systems.fedxgb.prediction import PredictionRules, check_edges, edge, server, user
+from treaty.systems.fedxgb.shares import holders_of
 from treaty.systems.system import PartySpec, RoleInput, Roles, Service
 
 

@@ -1,0 +1,472 @@
+"""FedXGB's secure aggregation as published, for comparison (``mode="paper"``): it hides no user from its edge server.
+
+Liu et al., "Boosting Privately", ICDCS 2020, algorithms SecBoost and SecFind. A user u makes one key pair for a tree,
+shares its private key (zeta_uv is v's share) and a number r_u among its domain, and adds to every number of every
+vector of the tree the very same mask::
+
+    mask_u = r_u + sum over v of (zeta_uv - zeta_vu)        modulo 2^64
+
+====================  ====================  ================================================  =======================
+message               from -> to            content                                           protection
+====================  ====================  ================================================  =======================
+`MaskKey`,            user -> edge -> all   X25519 key of the tree, a tag for each peer       tags under the channels
+`MaskKeys`
+`SealedShares`,       user -> edge -> user  zeta_uv, and v's share of r_u                     AES-256-GCM under that
+`PassedShares`                                                                                same key pair
+`InputAndShares`      user -> edge          the vector under the mask; the user's shares of   mask_u
+                                            everybody's r
+`LostUsers`           edge -> users         whose vectors have not come                       TLS
+`KeyShares`           users -> edge         shares of their private keys                      TLS
+====================  ====================  ================================================  =======================
+
+What an edge server learns, with no more than it is sent:
+
+* differences of any two numbers of a vector, or of two vectors of a tree: a user's bin sums, since some are zero;
+* r of everybody before it is settled whose vectors count, and the private key of any user that it calls lost, even one
+  that is only slow: with the key it opens the boxes that it passed on, so that the user's mask follows and its vectors
+  are plain;
+* the sum of its domain, which here lies under no mask for the server. Cohorts may differ by one user.
+
+The server sees every domain's sum. Both get the same sums as in safe mode, and the trees are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from treaty.crypto.aggregation.key_agreement import agree, seal, unseal
+from treaty.crypto.aggregation.masks import length_prefixed
+from treaty.crypto.aggregation.round import Round, enough
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.sharing.hidden_splits import Layout
+from treaty.crypto.sharing.secret_sharing import open_bytes, share_bytes, share_length
+from treaty.crypto.sharing.secure_comparison import Setting, prepare
+from treaty.crypto.sharing.secure_routing import route_shown, share_integers
+from treaty.crypto.sharing.shamir_field import Words, check_numbers
+from treaty.data.table import Schema
+from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.messaging.messages import Array, M, Message, view
+from treaty.messaging.party import Party
+from treaty.messaging.row_pieces import take_rows
+from treaty.systems.fedxgb.authority import gather_sound
+from treaty.systems.fedxgb.domain import DomainSums, SumSetup
+from treaty.systems.fedxgb.options import FedXGB, check_consent
+from treaty.systems.fedxgb.pieces import ComparedShares, PieceForm, gather_rest, pieces_of, send_shares
+from treaty.systems.fedxgb.secfind import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, UserSums
+from treaty.systems.fedxgb.secpred import come_to_all
+from treaty.systems.fedxgb.shares import play_among
+from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
+from treaty.trees.slots import SlotSplits
+
+KEY_BYTES, NUMBER_BYTES = 32, 8
+KEY_SHARE = share_length(KEY_BYTES)
+_MODULUS = 1 << 64
+
+
+class InputAndShares(Message):
+    """A vector uint64 (n,) under one mask, and the sender's shares of everybody's r."""
+
+    values: Array
+    shares: dict[str, bytes]
+
+
+class LostUsers(Message):
+    """Users whose vectors have not come."""
+
+    users: list[str]
+
+
+class KeyShares(Message):
+    """The sender's shares of their private keys."""
+
+    shares: dict[str, bytes]
+
+
+def paper_mode(options: FedXGB) -> bool:
+    """Tell whether secure aggregation is the published one; raise ConfigError when it is without `allow_insecure`."""
+    check_consent(options)
+    return options.mode == "paper"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """What a user has for a tree: its mask, and shares of all users' private keys and r, its own included."""
+
+    mask: int
+    of_keys: dict[str, bytes]
+    of_numbers: dict[str, bytes]
+
+
+class PaperUserSums(UserSums):
+    """A user's part in its domain's sums as published; see `UserSums`."""
+
+    _tree: _Tree | None = None
+
+    def join(self, cohort: Cohort) -> None:
+        """Take part in a tree with these users; see `UserSums.join`."""
+        super().join(cohort)
+        self._tree = None
+
+    def give(self, call: Call, values: NDArray[np.int64], *others: type[M]) -> M | None:
+        """Contribute an int64 vector to a sum; see `UserSums.give`."""
+        party, edge = self._party, self._edge
+        if self.absent("setup"):
+            return None
+        if self._tree is None:
+            made = self._share(self._round(call, len(values)), *others)
+            if not isinstance(made, _Tree):
+                return made
+            self._tree = made
+        tree = self._tree
+        if self.absent("shared"):
+            return None
+        masked = values.astype(np.uint64) + np.uint64(tree.mask)
+        party.send(edge, InputAndShares(Array.of(masked), tree.of_numbers))
+        gone = self.absent("masked")
+        said: Message = party.receive(edge, LostUsers, *others, follow=True)
+        if not isinstance(said, LostUsers):
+            return said  # type: ignore[return-value]
+        if not tree.of_keys.keys() >= set(said.users):
+            raise PeerProtocolError(edge, f"expected users of the tree - at LostUsers from {edge}")
+        if not gone:
+            party.send(edge, KeyShares({name: tree.of_keys[name] for name in said.users}))
+        return None
+
+    def _share(self, this_round: Round, *others: type[M]) -> _Tree | M:
+        """Share key and r with the cohort, once per tree; or return the message that came instead."""
+        party, edge, me = self._party, self._edge, self._party.name
+        keys = self._round_keys(this_round)
+        party.send(edge, MaskKey(keys.public, keys.tags()))
+        said: Message = party.receive(edge, MaskKeys, *others, follow=True)
+        if not isinstance(said, MaskKeys):
+            return said  # type: ignore[return-value]
+        seeds = keys.agree(said.public, said.tags)
+        own_number = Keystream().raw(NUMBER_BYTES)
+        names = sorted([me, *seeds.mask])
+        points, threshold = this_round.points(names), this_round.threshold
+        of_key = dict(zip(names, share_bytes(seeds.mask_secret, points, threshold), strict=True))
+        of_number = dict(zip(names, share_bytes(own_number, points, threshold), strict=True))
+        party.send(edge, SealedShares({
+            to: seal(seed, of_key[to] + of_number[to], bound(this_round, me, to)) for to, seed in seeds.mask.items()
+        }))  # fmt: skip
+        said = party.receive(edge, PassedShares, *others, follow=True)
+        if not isinstance(said, PassedShares):
+            return said  # type: ignore[return-value]
+        boxes = {name: opened(seeds.mask[name], box, this_round, name, me) for name, box in said.sealed.items()}
+        of_keys = {name: content[:KEY_SHARE] for name, content in boxes.items()}
+        of_numbers = {name: content[KEY_SHARE:] for name, content in boxes.items()}
+        between = sum(number(of_key[name]) - number(of_keys[name]) for name in of_keys)
+        mask = (int.from_bytes(own_number, "little") + between) % _MODULUS
+        return _Tree(mask, of_keys | {me: of_key[me]}, of_numbers | {me: of_number[me]})
+
+
+class PaperDomainSums(DomainSums):
+    """A domain's cohort and its sums as published; see `DomainSums`."""
+
+    _setup: SumSetup | None  # once the tree's keys are shared
+    _between: dict[str, dict[str, int]]  # lost user -> other user -> what does not cancel of their masks
+
+    def _form(self, cohort: Collection[str]) -> None:
+        """Go on with a cohort, which may differ from earlier ones by one user; see `DomainSums.choose`."""
+        super()._form(cohort)
+        self._setup, self._between = None, {}
+
+    def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
+        self.send(dict.fromkeys(self._running, call))
+        setup = self._setup = self._setup or self._begin(this_round)
+        total, shares = np.zeros(this_round.length, np.uint64), {}
+        for name, message in self._gather(InputAndShares).items():
+            try:
+                total += view(message.values, np.uint64, total.shape, peer=name, what="InputAndShares.values")
+            except PeerProtocolError as error:
+                self._expel(error)
+            else:
+                shares[name] = message.shares
+        enough(len(shares), this_round.least, "inputs")
+        remaining = sorted(shares)
+        lost = sorted(setup.sealed.keys() - shares.keys())
+        asked = [name for name in lost if name not in self._between]
+        if asked:
+            self.send(dict.fromkeys(remaining, LostUsers(asked)))
+            held = {name: message.shares for name, message in self._gather(KeyShares).items()}
+            secrets = rebuilt(setup.round, held, asked, KEY_BYTES)
+            job = self._party.job
+            self._between |= {v: pairs_of(v, secrets[v], setup, job) for v in asked}
+        numbers = rebuilt(setup.round, shares, remaining, NUMBER_BYTES)
+        offset = sum(int.from_bytes(numbers[u], "little") for u in remaining)
+        offset -= sum(self._between[v][u] for v in lost for u in remaining)
+        return (total - np.uint64(offset % _MODULUS)).view(np.int64), remaining
+
+
+def number(share: bytes) -> int:
+    """Return zeta, the number of 64 bits that masks: the first bytes of a share of a private key."""
+    return int.from_bytes(share[:NUMBER_BYTES], "little")
+
+
+def bound(this_round: Round, sender: str, receiver: str) -> bytes:
+    """Return what a box of shares is bound to: tree, sender, receiver."""
+    return length_prefixed("treaty paper shares", this_round.key_scope, sender, receiver)
+
+
+def opened(seed: bytes, box: bytes, this_round: Round, sender: str, receiver: str) -> bytes:
+    """Open a box of shares, of the sender's private key and then of its r; CryptoError for any other content."""
+    content = unseal(seed, box, bound(this_round, sender, receiver))
+    if content is None or len(content) != KEY_SHARE + share_length(NUMBER_BYTES):
+        raise CryptoError(f"expected what {sender} sealed for {receiver} and this tree, got something else")
+    return content
+
+
+def rebuilt(
+    this_round: Round, held: Mapping[str, Mapping[str, bytes]], owners: Collection[str], length: int
+) -> dict[str, bytes]:
+    """Rebuild secrets of `length` bytes from shares by holder and owner; CryptoError if these are too few or wrong."""
+    enough(len(held), this_round.threshold, "shares")
+    holders = sorted(held)[: this_round.threshold]
+    if not all(held[holder].keys() >= set(owners) for holder in holders):
+        raise CryptoError("expected shares of the secrets of all who were asked for, got fewer - at an edge server")
+    shares = [[held[holder][owner] for owner in owners] for holder in holders]
+    return dict(zip(owners, open_bytes(this_round.points(holders), shares, length), strict=True))
+
+
+def pairs_of(lost: str, secret: bytes, setup: SumSetup, job: str) -> dict[str, int]:
+    """Return zeta_vu - zeta_uv of a lost user v and every other u, from v's private key and the boxes passed on.
+
+    Raises CryptoError when it is not v's key, or a box is not what its sender sealed.
+    """
+    own = X25519PrivateKey.from_private_bytes(secret)
+    if own.public_key().public_bytes_raw() != setup.keys[lost]:
+        raise CryptoError(f"expected shares of the private key of {lost}, got some that give another")
+    pairs = {}
+    for name in setup.sealed.keys() - {lost}:
+        seed = agree(own, setup.keys[name], job, *sorted([lost, name]))
+        to, back = (
+            opened(seed, setup.sealed[sender][receiver], setup.round, sender, receiver)
+            for sender, receiver in ((lost, name), (name, lost))
+        )
+        pairs[name] = number(to) - number(back)
+    return pairs
+
+
+# --------- users' rows go down a tree whose thresholds alone are hidden: the paper's SecPred, for comparison with ours
+#
+# ====================  ====================  ================================================  =====================
+# message               from -> to            content                                           protection
+# ====================  ====================  ================================================  =====================
+# `ShownSplits`         server -> all         the columns of a level's splits, where missing    TLS
+#                                             values go
+# `HiddenThresholds`    server -> each edge   shares of the thresholds                          Shamir shares
+# `ComparedShares`      user -> each edge     shares of the bins that its rows' slots compare,  Shamir shares
+#                                             in pieces
+# `RowCounts`           edge <-> edge         whose shares came, and of how many rows           TLS
+# `SharedNumbers`       edge <-> edge         what `route_shown` says                           Shamir shares
+# `Sides`               edge -> own users     which of their rows go left, in pieces            TLS
+# `Values`              server -> all         the leaf values, see `server`                     TLS
+# ====================  ====================  ================================================  =====================
+#
+# Rows are shared level by level, so that nothing is agreed on before, and in pieces: see `pieces`. A user that misses a
+# level is lost for good, since nobody knows where its rows are then.
+#
+# **Who learns what.** Users and edge servers: the shape and columns of all trees, and all leaf values. Edge servers:
+# the slot of every row of everybody at each level. Users: the same of their own rows; with rows made up for that,
+# thresholds. At most (edges - 1) // 2 edge servers may collude. A user that shares numbers other than bins, or shares
+# that are inconsistent, ends the training: an edge server cannot tell whose they were.
+
+_AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
+
+
+class ShownSplits(Message):
+    """What users know of a level: int32 columns (trees, slots), -1 for none; bool whether missing values go left."""
+
+    features: Array
+    missing_left: Array
+
+
+class HiddenThresholds(Message):
+    """Thresholds of a level, the receiver's shares: uint64 (trees, slots, 2)."""
+
+    thresholds: Array
+
+
+class Sides(Message):
+    """Whether some of the receiver's rows go left: bool (trees, rows)."""
+
+    left: Array
+
+
+def check_numeric(schema: Schema) -> None:
+    """Raise ConfigError when there are categories, whose splits have no threshold."""
+    categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
+    if categorical:
+        raise ConfigError(
+            f'expected numeric columns under expose="paper", which compares with thresholds alone, got categorical '
+            f'{", ".join(categorical[:5])}; encode them as numbers, or take expose="nothing"',
+            public='expose="paper" takes no categorical columns; encode them as numbers',
+        )
+
+
+def shown_setting(layout: Layout, edges: int) -> Setting:
+    """Return what edge servers agree on before they compare."""
+    return Setting(servers=edges, degree=(edges - 1) // 2, bits=layout.shown_bits)
+
+
+# ---------------------------------------------------------------- server
+
+
+class PaperModel:
+    """The server's part: `tell` tells everybody the columns of splits; thresholds are shared among the edge servers.
+
+    `tell_values` tells everybody the leaf values, float64 (trees, slots).
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        layout: Layout,
+        tell: Callable[[Message], None],
+        tell_values: Callable[[NDArray[np.float64]], None],
+    ) -> None:
+        self._party, self._edges, self._layout, self._tell = party, edges, layout, tell
+        self._setting = shown_setting(layout, len(edges))
+        self.finish = tell_values
+
+    def split(self, chosen: Sequence[SlotSplits]) -> None:
+        """Have everybody's rows go down a level, by the splits of each tree."""
+        features = np.stack([of.features for of in chosen])
+        n_bins = np.array(self._layout.n_bins)[features]
+        left_bins = np.stack([of.left_bins for of in chosen])
+        missing_left = np.take_along_axis(left_bins, n_bins[..., None], axis=2)[..., 0] & (features >= 0)
+        self._tell(ShownSplits(Array.of(features), Array.of(missing_left)))
+        thresholds = np.array([
+            [self._layout.shown_threshold(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
+            for of in chosen
+        ])  # fmt: skip
+        for edge, shares in zip(self._edges, share_integers(self._setting, thresholds), strict=True):
+            self._party.send(edge, HiddenThresholds(Array.of(shares)))
+
+
+# ---------------------------------------------------------------- edge server
+
+
+class SeenRows:
+    """An edge server's part: where the rows of all domains' `users` are in the trees of a round.
+
+    A user that is silent for `patience` seconds, or says that it has more than `most` rows, is lost.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        server: str,
+        users: Sequence[str],
+        layout: Layout,
+        most: int,
+        patience: float,
+    ) -> None:
+        self.users, self._most = list(users), most
+        self._party, self._edges, self._server, self._patience = party, list(edges), server, patience
+        self._own, self._setting = self._edges.index(party.name), shown_setting(layout, len(edges))
+        self._n_slots = 1
+        self._slots: dict[str, NDArray[np.intp]] = {}
+
+    def start(self) -> None:
+        """Put all rows at the root again."""
+        self._n_slots, self._slots = 1, {}
+
+    def route(self, hidden: HiddenThresholds) -> dict[str, Iterator[Message]]:
+        """Take all rows down a level; return what users are told, `Sides`. `users` are those still there.
+
+        Raises PeerProtocolError or CryptoError when the server, another edge server or a user broke the protocol.
+        """
+        shape = (None, self._n_slots, 2)
+        thresholds = view(hidden.thresholds, np.uint64, shape, peer=self._server, what="HiddenThresholds.thresholds")
+        trees = len(thresholds)
+        came = self._receive(trees)
+        counts = {name: shares.shape[1] for name, shares in came.items()}
+        kept = come_to_all(self._party, self._edges, counts)
+        for name in set(self.users) - set(kept):
+            self._party.leave_out(name)
+        self.users = kept
+        slots = [self._slots.get(name, np.zeros((trees, counts[name]), np.intp)) for name in kept]
+        of_tree = np.arange(trees)[:, None] * self._n_slots
+        left = self._compare(
+            np.concatenate([np.empty((0, 2), np.uint64), *(came[name].reshape(-1, 2) for name in kept)]),
+            thresholds.reshape(-1, 2),
+            np.concatenate([np.empty(0, np.intp), *((own + of_tree).reshape(-1) for own in slots)]),
+        )
+        of_users = np.split(left, np.cumsum([own.size for own in slots])[:-1])
+        told = (
+            {name: of.reshape(own.shape) for name, of, own in zip(kept, of_users, slots, strict=True)} if kept else {}
+        )
+        self._slots = {name: 2 * own + ~told[name] for name, own in zip(kept, slots, strict=True)}
+        self._n_slots *= 2
+        return {name: pieces_of(Sides, of, slice(None)) for name, of in told.items()}
+
+    def _receive(self, trees: int) -> dict[str, Words]:
+        """Return the shares of users that sent what the protocol allows."""
+        found: dict[str, Words] = {}
+        form = PieceForm((trees, None, 2), check_numbers, self._fits)
+        waiting = self.users
+        while waiting:
+            said = gather_sound(self._party, waiting, ComparedShares, AbsenceNotice, timeout=self._patience)
+            first = {name: what for name, what in said.items() if isinstance(what, ComparedShares)}
+            came = gather_rest(self._party, ComparedShares, first, form, self._patience)
+            found |= {name: np.concatenate(pieces, axis=1) for name, pieces in came.items()}
+            # absent from sums; their rows still go down
+            waiting = [name for name, what in said.items() if isinstance(what, AbsenceNotice)]
+        return found
+
+    def _fits(self, name: str, n_rows: int) -> bool:
+        return n_rows == self._slots[name].shape[1] if name in self._slots else n_rows <= self._most
+
+    def _compare(self, values: Words, thresholds: Words, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
+        left = []
+        for start in range(0, len(values), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            ready = play_among(self._party, self._edges, prepare(self._setting, self._own, len(values[part])))
+            program = route_shown(self._setting, self._own, values[part], thresholds, slots[part], ready)
+            left.append(play_among(self._party, self._edges, program))
+        return np.concatenate([np.empty(0, np.bool_), *left])
+
+
+# ---------------------------------------------------------------- user
+
+
+class ComparedRows:
+    """A user's part: shares the values that its rows' slots compare; `codes` are uint8 (n_rows, n_features)."""
+
+    def __init__(self, party: Party, edges: Sequence[str], edge: str, layout: Layout, codes: NDArray[np.uint8]) -> None:
+        self._party, self._edges, self._edge, self._layout, self._codes = party, edges, edge, layout, codes
+        self._setting = shown_setting(layout, len(edges))
+
+    def compare(self, told: ShownSplits, slots: NDArray[np.int64], n_slots: int) -> None:
+        """Share what is compared in the slots that rows are in, int64 (trees, n_rows).
+
+        Raises PeerProtocolError for a column that does not exist.
+        """
+        shape = (len(slots), n_slots)
+        features = view(told.features, np.int32, shape, peer=self._edge, what="ShownSplits.features")
+        missing_left = view(told.missing_left, np.bool_, shape, peer=self._edge, what="ShownSplits.missing_left")
+        if np.any(features < -1) or np.any(features >= len(self._layout.n_bins)):
+            raise PeerProtocolError(self._edge, f"expected existing columns - at ShownSplits from {self._edge}")
+        missing_left = missing_left & (features >= 0)
+        values = np.stack([
+            self._layout.encode_shown(self._codes, np.maximum(of, 0)[own], missing[own])
+            for of, missing, own in zip(features, missing_left, slots, strict=True)
+        ])  # fmt: skip
+        shares = share_integers(self._setting, values)
+        send_shares(self._party, ComparedShares, dict(zip(self._edges, shares, strict=True)), axis=1)
+
+    def left(self, told: Sides, trees: int) -> NDArray[np.bool_]:
+        """Return which rows go left in each tree, bool (trees, n_rows); `told` is the first piece."""
+        left = np.empty((trees, len(self._codes)), np.bool_)
+        for rows, piece in take_rows(self._party, self._edge, len(self._codes), 8 * trees, Sides, told):
+            shape = trees, rows.stop - rows.start
+            left[:, rows] = view(piece.left, np.bool_, shape, peer=self._edge, what="Sides.left")
+        return left

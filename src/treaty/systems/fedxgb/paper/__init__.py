@@ -1,1 +1,0 @@
-"""FedXGB's secure aggregation and prediction as published, for comparison."""

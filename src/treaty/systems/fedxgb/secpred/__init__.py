@@ -1,1 +1,0 @@
-"""SecPred (Liu et al. 2020): prediction on shares, with a model that users do not see."""
