@@ -132,19 +132,19 @@ def play_crowd(
     tolerate: Sequence[str] = (),
 ) -> Crowded:
     """Train in threads; `roles` replaces some programs. Failures of users and of `tolerate` are noted, not raised."""
-    roles = layout or laid_out(list(parts), edges)
+    assigned = layout or laid_out(list(parts), edges)
     crowded = Crowded()
     data = {"server": next(iter(parts.values())), **parts}  # the server's says which columns there are
 
     def program(name: str, role: str) -> Callable[[Party], object]:
         return lambda party: SYSTEM.train[role](
             role_input(
-                party, options, roles, data=data.get(name), classes=classes, patience=patience,
+                party, options, assigned, data=data.get(name), classes=classes, patience=patience,
                 absence=(leaves or {}).get(name),
             )
         )  # fmt: skip
 
-    programs = {name: program(name, role) for name, role in roles.of.items()} | dict(roles or {})
+    programs = {name: program(name, role) for name, role in assigned.of.items()} | dict(roles or {})
 
     def tolerated(name: str, program: Callable[[Party], object]) -> Callable[[Party], object]:
         def run(party: Party) -> object:
@@ -160,9 +160,9 @@ def play_crowd(
 
     with ExitStack() as patched:
         _note(crowded, patched)
-        programs |= {name: tolerated(name, programs[name]) for name in (*roles.owners, *tolerate)}
+        programs |= {name: tolerated(name, programs[name]) for name in (*assigned.owners, *tolerate)}
         played = play(
-            programs, SYSTEM.links(roles, options.own), job="job", protocol="fedxgb", record_content=record_content,
+            programs, SYSTEM.links(assigned, options.own), job="job", protocol="fedxgb", record_content=record_content,
             timeout=timeout,
         )  # fmt: skip
     crowded.results, crowded.transcripts = played.results, played.transcripts

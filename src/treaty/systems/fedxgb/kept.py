@@ -82,7 +82,7 @@ class DomainFile:
             raise ConfigError(
                 f"cannot resume: expected the cohorts whose sums were opened for model {self._model_id[:8]}, got {got} "
                 f"- at {path or self._owner}; bring the file back. A fresh training, without --resume or the server's "
-                "checkpoint, opens sums of the same rows over other cohorts: together with the earlier sums, the server "
+                "checkpoint, opens sums of the same rows over other cohorts: with the earlier sums, the server "
                 "may find sums of single users",
                 public="it does not know whose sums were opened before",
             )
