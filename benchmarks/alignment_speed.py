@@ -32,7 +32,7 @@ from treaty.machine.arrays import pieces
 from treaty.messaging.certificates import load_certificate, write_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.party import Party, run_role
-from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
+from treaty.systems.alignment.alignment import AlignmentOptions, align_active, align_passive
 
 SIDES = ("active", "passive")
 

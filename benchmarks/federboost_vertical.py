@@ -43,9 +43,9 @@ from data import (
 )  # fmt: skip
 from treaty import GBDTClassifier
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.federboost_vertical import roles as federboost_vertical
+from treaty.systems.federboost_vertical import federboost_vertical
+from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.federboost_vertical.roles import NoisyColumns
 from treaty.trees.columns import SumsFinder
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, Splits

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treaty.runs.disclosed import OF_RUNS, table_of
 from treaty.systems import find_system
-from treaty.systems.alignment.told import TOLD as ALIGNMENT
+from treaty.systems.alignment.leakage import TOLD as ALIGNMENT
 from treaty.systems.told import PLAYED, Lines
 
 DOCS = Path(__file__).parent

@@ -13,15 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from treaty.systems import find_system
-from treaty.systems.alignment.roles import disclosures as of_alignment
+from treaty.systems.alignment.leakage import disclosures as of_alignment
 from treaty.systems.options import names_of
 from treaty.systems.system import Roles
 
 COLUMNS = Roles("bank", {"bank": "active", "shop": "passive", "lab": "passive"}, ["bank", "shop", "lab"])
 TWO = Roles("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
-DEALT = Roles("bank", {**COLUMNS.roles, "dealer": "dealer"}, COLUMNS.owners)
-COORDINATED = Roles("bank", {**COLUMNS.roles, "referee": "coordinator"}, COLUMNS.owners)
-COORDINATED_TWO = Roles("bank", {**TWO.roles, "referee": "coordinator"}, TWO.owners)
+DEALT = Roles("bank", {**COLUMNS.of, "dealer": "dealer"}, COLUMNS.owners)
+COORDINATED = Roles("bank", {**COLUMNS.of, "referee": "coordinator"}, COLUMNS.owners)
+COORDINATED_TWO = Roles("bank", {**TWO.of, "referee": "coordinator"}, TWO.owners)
 HOLDERS = ["north", "south", "east", "west"]
 ROWS = Roles("north", dict.fromkeys(HOLDERS, "member") | {"north": "leader"}, HOLDERS)
 ROWS_OF_TWO = Roles("north", {"north": "leader", "south": "member"}, ["north", "south"])

@@ -12,7 +12,7 @@ import pytest
 
 from systems import disclosed
 from treaty.systems import OPTIONS, SYSTEMS, option_class
-from treaty.systems.alignment import roles as alignment
+from treaty.systems.alignment import leakage as alignment
 from treaty.systems.options import names_of
 
 WRITTEN = Path(disclosed.__file__).with_suffix(".txt")

@@ -17,7 +17,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.party import Party
 from treaty.runs.threads import traffic_of
 from treaty.systems import find_system
-from treaty.systems.alignment.told import add_alignment
+from treaty.systems.alignment.leakage import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, roles_of

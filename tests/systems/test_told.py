@@ -20,7 +20,7 @@ from systems.toy.system import SYSTEM as TOY
 from treaty.messaging.messages import Message
 from treaty.runs import disclosed
 from treaty.systems import SYSTEMS, find_system
-from treaty.systems.alignment.told import TOLD as OF_ALIGNMENT
+from treaty.systems.alignment.leakage import TOLD as OF_ALIGNMENT
 from treaty.systems.fedxgb.authority import CertifiedKeys
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.told import Lines, Told, sent

@@ -23,7 +23,7 @@ from treaty.attacks.views import Finding
 from treaty.data.run_log import MAX_RUNS
 from treaty.errors import ConfigError
 from treaty.estimators.align import align
-from treaty.systems.alignment.roles import ResultTo
+from treaty.systems.alignment.alignment import ResultTo
 
 ATTACKER, PARTNER = "attacker", "partner"
 

@@ -29,7 +29,7 @@ from treaty.machine.process import trust
 from treaty.models.linear import label_holder, preparation_of
 from treaty.runs.warm_up import compile_kernels, compile_walks
 from treaty.systems import SYSTEMS, Model, find_system
-from treaty.systems.alignment.roles import disclosures
+from treaty.systems.alignment.leakage import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import System, roles_of

@@ -23,8 +23,8 @@ from treaty.files import as_path
 from treaty.machine.process import cores
 from treaty.runs.progress import steps_bar
 from treaty.runs.threads import Role, play, star
-from treaty.systems.alignment.roles import AlignmentOptions, ResultTo, align_active, align_passive
-from treaty.systems.alignment.told import tell_shared
+from treaty.systems.alignment.alignment import AlignmentOptions, ResultTo, align_active, align_passive
+from treaty.systems.alignment.leakage import report_shared
 
 _TYPES: dict[str, tuple[Any, str]] = {  # what an argument may be, and how an error says it
     "tables": (Mapping, "a mapping of party to table"),
@@ -100,7 +100,7 @@ def align(
     -----
     UserWarning
         Fewer than one in ten of a party's ids are common; how many are is logged
-        (``treaty.systems.alignment.told``).
+        (``treaty.systems.alignment.leakage``).
 
     Raises
     ------
@@ -111,8 +111,8 @@ def align(
 
     Notes
     -----
-    Every party runs in a thread of this process. Between organisations `treaty.systems.alignment.roles` runs over the
-    network. What each party learns is in ``docs/alignment.md``.
+    Every party runs in a thread of this process. Between organisations `treaty.systems.alignment.alignment` runs over
+    the network. What each party learns is in ``docs/alignment.md``.
     """
     given = locals()
     for name, (kinds, words) in _TYPES.items():
@@ -152,7 +152,7 @@ def align(
         played = play(roles, star(active, tables), job="align", protocol="alignment").results
     told = tables if result_to == "both" else [active]
     for party in told:
-        tell_shared(party, played[party], warn_user)
+        report_shared(party, played[party], warn_user)
     return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in told}
 
 

@@ -14,7 +14,7 @@ from treaty.runs.progress import AllKept, PartKept
 from treaty.runs.report import learned_by
 from treaty.runs.rows import RowOrder
 from treaty.systems import Model, find_system
-from treaty.systems.alignment.told import TOLD as ALIGNMENT
+from treaty.systems.alignment.leakage import TOLD as ALIGNMENT
 from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.system import Roles, System, roles_of
 from treaty.systems.told import ANY, PLAYED, Lines, Told, lines, sent

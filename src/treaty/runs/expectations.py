@@ -15,7 +15,7 @@ from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.models.linear import preparation_of
 from treaty.runs.job import Job, store_of
-from treaty.systems.alignment.told import add_alignment
+from treaty.systems.alignment.leakage import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles

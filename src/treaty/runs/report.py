@@ -21,8 +21,9 @@ from treaty.runs.job import Job
 from treaty.runs.reading import TrainingTables, joined_in
 from treaty.runs.rows import counted
 from treaty.runs.threads import traffic_of
-from treaty.systems.alignment.oblivious_values import OprfOffer
-from treaty.systems.alignment.roles import ListSummary, disclosures
+from treaty.systems.alignment.alignment import ListSummary
+from treaty.systems.alignment.kkrt import OprfOffer
+from treaty.systems.alignment.leakage import disclosures
 from treaty.systems.options import given
 from treaty.systems.system import Roles
 

@@ -41,8 +41,8 @@ from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, Member, id_column, store_of
-from treaty.systems.alignment.roles import AlignmentOptions, align_active, align_passive
-from treaty.systems.alignment.told import tell_shared
+from treaty.systems.alignment.alignment import AlignmentOptions, align_active, align_passive
+from treaty.systems.alignment.leakage import report_shared
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows, Phase
@@ -408,7 +408,7 @@ def _common_rows(
     )  # fmt: skip
     align = align_active if party.name == job.active else align_passive
     aligned = align(party, ids, options)
-    tell_shared(party.name, aligned, logger.warning, partial(logger.log, NOTED))
+    report_shared(party.name, aligned, logger.warning, partial(logger.log, NOTED))
     rows = aligned.rows
     if kept is not None:
         write_file(kept, KeptRows(order.number, digest, rows), FORMAT, party.name)

@@ -26,7 +26,7 @@ from treaty.machine.kernels import is_compiled
 from treaty.machine.shared_work import share
 from treaty.runs.threads import Run, train_in_threads
 from treaty.systems import SYSTEMS, find_system
-from treaty.systems.alignment.blinded_lists import OwnList
+from treaty.systems.alignment.ecdh import OwnList
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import LabelledRows, Roles, System, roles_of

@@ -10,7 +10,7 @@ from treaty.data.ids import read_ids
 from treaty.data.run_log import RunLog
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
-from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
+from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive
 
 BATCH = 16
 Columns = dict[str, list[Any]]

@@ -23,10 +23,9 @@ from treaty.data.run_log import RunLog
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
-from treaty.systems.alignment import blinded_lists, oblivious_values
-from treaty.systems.alignment import roles as alignment
-from treaty.systems.alignment.blinded_lists import committed
-from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
+from treaty.systems.alignment import alignment, ecdh, kkrt
+from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive
+from treaty.systems.alignment.ecdh import committed
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +38,7 @@ HELD, FEW = 1 << 20, 20
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Short lists; a folder of temporary files of our own, in which no name is ever to be seen."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for module in (alignment, blinded_lists):
+    for module in (alignment, ecdh):
         monkeypatch.setattr(module, "SMALLEST", SMALLEST)
     yield tmp_path
     assert list(tmp_path.iterdir()) == []
@@ -165,14 +164,12 @@ def test_files_are_gone_after_an_error(monkeypatch: pytest.MonkeyPatch, folder: 
         columns["b"] = list(range(1000, 1100))
         expected: type[Exception] = DataError
     elif failing == "a point that is none":
-        made = blinded_lists.OwnList.blinded
-        monkeypatch.setattr(
-            blinded_lists.OwnList, "blinded", lambda own, part: made(own, part) * np.uint8(part.start < 40)
-        )
+        made = ecdh.OwnList.blinded
+        monkeypatch.setattr(ecdh.OwnList, "blinded", lambda own, part: made(own, part) * np.uint8(part.start < 40))
         expected = PeerProtocolError
     else:
         expected = CryptoError
-    raised = blinded_lists.OwnList.raised
+    raised = ecdh.OwnList.raised
 
     def noting(*args: Any) -> NDArray[np.uint8]:
         seen.append(open_files(folder))
@@ -180,7 +177,7 @@ def test_files_are_gone_after_an_error(monkeypatch: pytest.MonkeyPatch, folder: 
             raise CryptoError("the library failed")
         return raised(*args)
 
-    monkeypatch.setattr(blinded_lists.OwnList, "raised", noting)
+    monkeypatch.setattr(ecdh.OwnList, "raised", noting)
     with pytest.raises(expected):
         run(columns, FEW)
     assert max(seen) >= 12  # of both parties: four of the ids, the own list, and what became of it
@@ -236,8 +233,8 @@ def test_memory_grows_by_the_result_alone() -> None:
 
 
 def test_memory_of_kkrt_grows_by_the_table_and_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oblivious_values, "BINS", 1 << 10)
-    monkeypatch.setattr(oblivious_values, "VALUES", 1 << 10)
+    monkeypatch.setattr(kkrt, "BINS", 1 << 10)
+    monkeypatch.setattr(kkrt, "VALUES", 1 << 10)
     peak(1 << 10, 1 << 8, "kkrt")  # what is loaded once
     few, many = 1 << 15, 1 << 17  # both more messages than are on the way
     stored, held = (

@@ -20,7 +20,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, 
 from treaty.privacy.label_rr import BucketLedger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
-from treaty.systems.federboost_vertical.roles import NoisyColumns
+from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 

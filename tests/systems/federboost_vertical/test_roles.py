@@ -30,10 +30,10 @@ from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_vertical import buckets as packing
-from treaty.systems.federboost_vertical import roles as federboost_vertical
+from treaty.systems.federboost_vertical import federboost_vertical
 from treaty.systems.federboost_vertical.buckets import Buckets, HeldBuckets, SameBuckets
+from treaty.systems.federboost_vertical.federboost_vertical import ChosenSplits, NoisyColumns
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.federboost_vertical.roles import ChosenSplits, NoisyColumns
 from treaty.systems.federboost_vertical.system import SYSTEM, disclosures
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled

@@ -25,7 +25,7 @@ from treaty.data.table import to_table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.privacy.label_rr import chances, randomise_buckets, unbiased
 from treaty.systems.federboost_vertical.buckets import Buckets
-from treaty.systems.federboost_vertical.roles import NoisyColumns, UsedColumns
+from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns, UsedColumns
 from treaty.systems.federboost_vertical.system import SYSTEM
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.growth import grow_tree

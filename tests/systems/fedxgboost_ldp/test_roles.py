@@ -26,8 +26,8 @@ from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import EpsilonLimits, Ledger, per_person, read_ledger
 from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
 from treaty.runs.threads import RunRecord, play
+from treaty.systems.fedxgboost_ldp import fedxgboost_ldp
 from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
-from treaty.systems.fedxgboost_ldp import roles as fedxgboost_ldp
 from treaty.systems.fedxgboost_ldp.noise import SENT_STEPS, NoisyGradients
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.scoring import CONVERSATION, LevelDivision, NoisyTree, ScoredSplitRequest

@@ -21,7 +21,7 @@ from treaty.crypto.vectors.matrix_triples import Dealer
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
-from treaty.systems.fedxgboost_smm import roles as smm
+from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.fedxgboost_smm.dealer import (
     AskerSeed,
     DealEnd,

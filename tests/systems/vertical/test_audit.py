@@ -18,7 +18,7 @@ from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError
 from treaty.messaging.messages import Array
 from treaty.runs.threads import play
-from treaty.systems.fedxgboost_smm import roles as smm
+from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import roles as secureboost
 from treaty.systems.system import AuditFolder, LabelledRows

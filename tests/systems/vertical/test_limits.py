@@ -23,7 +23,7 @@ from treaty.models.checkpoints import Keeper
 from treaty.runs.threads import play
 from treaty.systems import find_system
 from treaty.systems.fedxgboost_smm import dealer as dealing
-from treaty.systems.fedxgboost_smm import roles as smm
+from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.systems.vertical import active as leading

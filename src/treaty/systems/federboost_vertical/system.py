@@ -7,8 +7,8 @@ import math
 from treaty.models.trees import ModelPart
 from treaty.systems.expected import Expected, Shape, Trees
 from treaty.systems.federboost_vertical.buckets import Buckets, HeldBuckets, SameBuckets
+from treaty.systems.federboost_vertical.federboost_vertical import ChosenSplits, UsedColumns, active, passive
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.federboost_vertical.roles import ChosenSplits, UsedColumns, active, passive
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from treaty.errors import ConfigError
-from treaty.systems.fedxgboost_smm.paper.matrix_product import Sizes
+from treaty.systems.fedxgboost_smm.matrix_product import Sizes
 from treaty.systems.options import AtLeastOne, KeyBits, SystemOptions, TestKeyBits, check_test_key, names_of
 from treaty.systems.vertical.cipher_options import (
     CIPHER_BINS,

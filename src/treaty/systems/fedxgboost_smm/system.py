@@ -18,11 +18,11 @@ from treaty.systems.fedxgboost_smm.dealer import (
     HolderSeed,
     dealer,
 )
+from treaty.systems.fedxgboost_smm.fedxgboost_smm import active, passive
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, WonNodes
 from treaty.systems.fedxgboost_smm.paper.levels import MaskedCandidates, NodeRows, NullVectors, PaperTree
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
-from treaty.systems.fedxgboost_smm.roles import active, passive
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System

@@ -14,11 +14,11 @@ from treaty.crypto.keystream import Keystream
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
 from treaty.messaging.transcript import Transcript
+from treaty.systems.fedxgboost_smm.matrix_product import null_vectors
 from treaty.systems.fedxgboost_smm.paper import attacks as attacks
 from treaty.systems.fedxgboost_smm.paper import candidates as smm_paper_candidates
 from treaty.systems.fedxgboost_smm.paper import levels as smm_paper_levels
 from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder
-from treaty.systems.fedxgboost_smm.paper.matrix_product import null_vectors
 from treaty.systems.fedxgboost_smm.paper.transcripts import products_from_transcript
 from treaty.trees.splits import candidate_columns
 

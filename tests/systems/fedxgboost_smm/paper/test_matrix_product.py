@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from treaty.crypto.keystream import Keystream
 from treaty.errors import CryptoError
-from treaty.systems.fedxgboost_smm.paper import matrix_product as karr
+from treaty.systems.fedxgboost_smm import matrix_product as karr
 
 
 def matrices(seed: int, rows: int, columns: int, others: int, dependent: bool) -> tuple[np.ndarray, np.ndarray]:

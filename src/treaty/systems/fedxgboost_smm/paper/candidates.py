@@ -18,6 +18,17 @@ from treaty.crypto.keystream import Keystream
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
+from treaty.systems.fedxgboost_smm.matrix_product import (
+    Matrix,
+    Sizes,
+    chosen,
+    disguised,
+    empty_rows,
+    null_vectors,
+    product,
+    response,
+    single_entries,
+)
 from treaty.systems.fedxgboost_smm.paper.levels import (
     Candidates,
     NodeRows,
@@ -32,17 +43,6 @@ from treaty.systems.fedxgboost_smm.paper.levels import (
     take_vectors,
     tell_rows,
     told_rows,
-)
-from treaty.systems.fedxgboost_smm.paper.matrix_product import (
-    Matrix,
-    Sizes,
-    chosen,
-    disguised,
-    empty_rows,
-    null_vectors,
-    product,
-    response,
-    single_entries,
 )
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import Bools, Int32, Int64, SplitAnswer, SplitRequest

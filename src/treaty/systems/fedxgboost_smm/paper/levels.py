@@ -16,7 +16,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import put_together, send_rows, take_rows
-from treaty.systems.fedxgboost_smm.paper.matrix_product import (
+from treaty.systems.fedxgboost_smm.matrix_product import (
     Matrix,
     Sizes,
     are_orthonormal,

@@ -106,7 +106,7 @@ class PaperSetup(Start):
 
 
 def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
-    """Train as the active party, see `fedxgboost_smm.roles.active`."""
+    """Train as the active party, see `fedxgboost_smm.fedxgboost_smm.active`."""
     _warn(inputs)
     party, common, threads, sizes = inputs.party, inputs.common, inputs.threads, inputs.options.sizes
     training = open_training(inputs)
@@ -148,7 +148,7 @@ def _check_sums(n_rows: int, bound: float, fractional_bits: int) -> None:
 
 
 def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
-    """Train as a passive party, see `fedxgboost_smm.roles.passive`."""
+    """Train as a passive party, see `fedxgboost_smm.fedxgboost_smm.passive`."""
     _warn(inputs)
     party, common, sizes = inputs.party, inputs.common, inputs.options.sizes
     (active,) = party.peers

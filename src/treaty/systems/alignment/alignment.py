@@ -1,6 +1,7 @@
-"""Alignment: private set intersection by commutative encryption over ristretto255 (ECDH-PSI).
+"""Alignment: find the rows whose ids all parties hold, by private set intersection, and put them in a common order.
 
-Long lists take steps 2 to 5 another way: `alignment.oblivious_values`.
+The steps below use commutative encryption over ristretto255 (ECDH-PSI, `ecdh`). Long lists take steps 2 to 5 another
+way, by an oblivious pseudorandom function (`kkrt`). Steps 7 and 8 are in `common_rows`.
 
 Agrawal, Evfimievski, Srikant, "Information Sharing Across Private Databases", SIGMOD 2003, section 3, in an elliptic
 curve group with hash-to-group (RFC 9496, RFC 9380 appendix B); the asymmetric form of Liang and Chawathe, 2004.
@@ -34,15 +35,15 @@ H is hash-to-group under a domain of job and salt; a and b are fresh in every ru
 each answered before the next but one is sent, so neither side holds more than two; long lists lie in files. Of a
 double-encrypted value 16 bytes are kept and sent: among 2^24 ids two agree in them with probability below 2^-78.
 
-Adversary: honest but curious. What each party learns is in `disclosures`; what step 7 detects of a party that departs
-from the protocol is in `common_order`.
+Adversary: honest but curious. What each party learns is in `leakage`; what step 7 detects of a party that departs
+from the protocol is in `common_rows`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
@@ -50,7 +51,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from treaty.crypto.psi import cuckoo
-from treaty.data.ids import RULES, Ids, OnDuplicate, Psi
+from treaty.data.ids import RULES, Ids, Psi
 from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
@@ -58,26 +59,29 @@ from treaty.machine.arrays import Integers
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, clean, view
 from treaty.messaging.party import Party
-from treaty.systems.alignment.blinded_lists import (
+from treaty.systems.alignment.common_rows import arrange, arranged, joined, prove, ranked, verify
+from treaty.systems.alignment.ecdh import (
     LARGEST,
+    PAIR,
     SMALLEST,
+    THEIRS,
     OwnList,
+    answer_points,
     array_of,
     bucket,
     bytes_of,
+    check_made,
     committed,
+    find_by_points,
     from_bytes,
+    held_by_all,
     to_bytes,
 )
-from treaty.systems.alignment.common_order import prove, ranked, verify
-from treaty.systems.alignment.joined_rows import arrange, arranged, joined
-from treaty.systems.alignment.matches import PAIR, THEIRS, check_made, confirmed, held_by_all
-from treaty.systems.alignment.oblivious_values import SecretOrder, answer_values, confirm, find_by_values
-from treaty.systems.alignment.points import answer_points, find_by_points
+from treaty.systems.alignment.kkrt import SecretOrder, answer_values, confirm, find_by_values
 
 ResultTo = Literal["both", "active"]
 Progress = Callable[[int, int], None]
-"""Called with points done and points in all."""
+"""Called with the number of points done, and of all points."""
 
 BATCH = 1 << 14
 """Points per message: half a megabyte, about a second's work."""
@@ -89,6 +93,7 @@ CAUSES = (
     "the usual causes are padding zeros that one party's file lost, upper and lower case, hashes of another form or "
     "salt, another column than the partners', and tables of other people"
 )
+"""Why parties may have few ids in common: the end of an error or a warning."""
 
 _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 
@@ -123,11 +128,17 @@ class AlignmentEnd(Message):
 class Alignment:
     """What a party learns from an alignment.
 
-    `rows` are own rows in the common order, int64 (n,), none for a passive party where the active one alone learns;
-    `n_common` of its `n_ids` distinct ids all hold, None where not learned. `n_null` own rows have no id, `n_repeated`
-    one that an earlier row has. By peer: `sizes`, the bucket of its set's size; `pairwise`, at the active party alone,
-    how many ids the two share; `changed`, with a log, at least how many of its ids differ from those of its most
-    similar earlier run (None: there is no earlier run).
+    Attributes
+    ----------
+    rows : int64 (n,)
+        Own rows in the common order. Empty for a passive party if only the active party learns the result.
+    n_common : int or None
+        How many ids all parties hold; None if this party does not learn it.
+    n_ids, n_null, n_repeated : int
+        Distinct own ids, own rows without an id, and own rows whose id an earlier row has.
+    sizes, pairwise, changed : dict
+        By peer: the bucket of its set's size; at the active party, how many ids the two share; with a log, at least
+        how many of its ids differ from its most similar earlier run (None: there is none).
     """
 
     rows: Integers
@@ -144,12 +155,23 @@ class Alignment:
 class AlignmentOptions:
     """How to align; `psi`, `result_to`, `batch` and whether ids are committed to must be the same at all parties.
 
-    `psi` is how common ids are found: `Psi` "ecdh" is this module's table, "kkrt" `alignment.oblivious_values`, and
-    "auto" takes the second for long lists, the first for others. `result_to` is who learns which ids all hold; under
-    "active" nobody else learns even how many, or that there are none. `batch` is points per message. `log` is where
-    runs are noted, whose number it limits; None: they are neither counted nor limited. With `commits` the log holds
-    commitments to the ids as well, else it counts alone. `progress` is called with points done and points in all.
-    Lists longer than `in_memory` lie in temporary files (`treaty.data.large`).
+    Parameters
+    ----------
+    psi : {"auto", "ecdh", "kkrt"}, default "auto"
+        How common ids are found: by this module's table, or by `kkrt`; "auto" takes the second for long lists.
+    result_to : {"both", "active"}, default "both"
+        Who learns which ids all parties hold. Under "active" the others do not even learn how many there are.
+    batch : int
+        Points per message.
+    log : RunLog or None, default None
+        Records the runs with each partner and limits their number; None neither counts nor limits them.
+    commits : bool, default True
+        Whether the log also holds commitments to the ids, which show how many of them change.
+    threads : int, default 1
+    progress : callable or None, default None
+        Called with the number of points done, and of all points.
+    in_memory : int
+        Lists of more ids than this lie in temporary files (`treaty.data.large`).
     """
 
     psi: Psi = "auto"
@@ -163,8 +185,6 @@ class AlignmentOptions:
 
 
 _DEFAULTS = AlignmentOptions()
-
-_KKRT = {"auto": f"if a list has {LONG:,} ids or more (KKRT): ", "kkrt": "by KKRT: "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +220,12 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
             for peer in party.peers:
                 party.send(peer, AlignmentEnd())
             if faults:
-                party.close()  # as below: the peer would learn that this party has ids of which it sent false values
+                party.close()  # an error sent now would show the peer that this party has ids it sent false values of
                 raise faults[0]
         if n_common == 0:
             if not both:
-                party.close()  # otherwise peers would be told of the error below
-                _note_end(party, ids, met, options, 0)
+                party.close()  # or the error below would reach the peers
+                _finish(party, ids, met, options, np.zeros(0, np.int64), 0)
             shared = ", ".join(f"{count} with {peer}" for peer, count in pairwise.items())
             raise DataError(
                 f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); {CAUSES}",
@@ -221,8 +241,7 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
             prove(party, peer, ids, pairs[peer], common, threads, scratch)
             pairs[peer].close()
         rows = _common_rows(ids, common, lambda own: arrange(party, own, batch) if both else (own, np.ones_like(own)))
-        _note_end(party, ids, met, options, n_common)
-    return _learned(ids, met, rows, n_common, pairwise)
+    return _finish(party, ids, met, options, rows, n_common, pairwise)
 
 
 def _find(
@@ -247,13 +266,13 @@ def _find(
 def _send_matches(
     party: Party, peer: str, pairs: SortedRecords, size: int, key: bytes, batch: int, scratch: Scratch
 ) -> None:
-    """Step 6: tell a peer the common ids in the order of its own list; any other would tell of the others' lists."""
-    told = scratch.sorted(PAIR, "place", size, len(pairs))
+    """Step 6: send a peer the common ids in the order of its own list; another order would show the others' lists."""
+    in_their_order = scratch.sorted(PAIR, "place", size, len(pairs))
     for part in pairs.parts():
-        told.add(part)
-    for part in told.pieces(batch):
+        in_their_order.add(part)
+    for part in in_their_order.pieces(batch):
         party.send(peer, Matches(Array.of(part["place"].copy()), Array.of(to_bytes(part["value"]))))
-    told.close()
+    in_their_order.close()
     party.send(peer, OrderKey(array_of(key)))
 
 
@@ -277,14 +296,12 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
             check = partial(check_made, made=made, size=size, active=active, scratch=scratch)
         if options.result_to == "active":
             party.receive(active, AlignmentEnd)
-            _note_end(party, ids, met, options, None)
-            return _learned(ids, met, np.zeros(0, np.int64), None)
+            return _finish(party, ids, met, options, np.zeros(0, np.int64), None)
         pairs, key = _receive_matches(party, active, own, check, len(ids), scratch)
         common = ranked(ids, pairs, key, options.threads, scratch)
         verify(party, active, ids, pairs, common, options.threads, scratch)
         rows = _common_rows(ids, common, lambda own: arranged(party, active, own, options.batch))
-        _note_end(party, ids, met, options, len(common))
-    return _learned(ids, met, rows, len(common))
+        return _finish(party, ids, met, options, rows, len(common))
 
 
 def _receive_matches(
@@ -296,24 +313,34 @@ def _receive_matches(
     scratch: Scratch,
 ) -> tuple[SortedRecords, bytes]:
     """Step 6: return own common ids, of type `PAIR` and by number, and the key of the order; `check` is for values."""
-    told = scratch.sorted(THEIRS, "place", own.size, own.size)
-    outside = False
+    named = scratch.sorted(THEIRS, "place", own.size, own.size)
+    outside = twice = padding = False
     while not isinstance(message := party.receive(active, Matches, OrderKey), OrderKey):
         assert isinstance(message, Matches)
         place = view(message.places, np.int32, (None,), peer=active, what="Matches.places")
-        if len(place) == 0 or len(told) + len(place) > own.size:
+        if len(place) == 0 or len(named) + len(place) > own.size:
             raise PeerProtocolError(active, f"expected 1 to {own.size} places - at Matches.places from {active}")
         outside |= bool(np.any(place < 0) or np.any(place >= own.size))
         values = from_bytes(view(message.values, np.uint8, (len(place), 16), peer=active, what="Matches.values"))
-        told.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
+        named.add(records(THEIRS, value=values, place=np.clip(place, 0, own.size - 1)))
     key = bytes_of(message.key, active, "OrderKey.key")
-    if len(told) == 0:
+    if len(named) == 0:
         raise PeerProtocolError(active, f"expected common ids before OrderKey, got none - from {active}")
-    if outside:
+    # all parts are read before one is refused: the time of an error then shows nothing of where own ids lie
+    pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
+    for part in named.parts() if not outside else ():
+        if len(part):
+            place = part["place"]
+            number = own.numbers(slice(int(place[0]), int(place[-1]) + 1))[place - place[0]]
+            twice |= bool(np.any(place[1:] == place[:-1]))
+            padding |= bool(np.any(number >= n_ids))
+            pairs.add(records(PAIR, value=part["value"], place=place, number=np.minimum(number, n_ids - 1)))
+    if outside or twice:
         raise PeerProtocolError(active, f"expected different places below {own.size} - at Matches.places from {active}")
-    pairs = confirmed(told, own, n_ids, active, scratch)
-    check(told)
-    told.close()
+    if padding:
+        raise PeerProtocolError(active, f"expected no match of a random point - at Matches.places from {active}")
+    check(named)
+    named.close()
     own.close()
     return pairs, key
 
@@ -322,13 +349,13 @@ def _receive_matches(
 
 
 def _takes_kkrt(psi: Psi, active: int, passive: int) -> bool:
-    """Tell, by the buckets of an active party's list and a passive one's, how the two find their common ids."""
+    """Whether the two find their common ids by KKRT, by the buckets of the active and the passive party's lists."""
     long = max(active, passive) >= LONG and active <= cuckoo.MOST
     return psi == "kkrt" or (psi == "auto" and long)
 
 
 def _progress(options: AlignmentOptions, total: int) -> Callable[[int], None]:
-    """Return what counts ids and padding done, and tells `options.progress`."""
+    """Return a function that counts ids and padding done, and calls `options.progress`."""
     done = 0
 
     def advance(ids: int) -> None:
@@ -372,8 +399,8 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None and options.commits:
         commitment = committed(ids, log.key, options.threads, scratch)
-    told_salt = None if salt is None else array_of(salt)
-    summary = ListSummary(ids.kind, bucket(len(ids)), Array.of(commitment), told_salt)
+    salted = None if salt is None else array_of(salt)
+    summary = ListSummary(ids.kind, bucket(len(ids)), Array.of(commitment), salted)
     for peer in party.peers:
         party.send(peer, summary)
     sizes, theirs = {}, {}
@@ -389,8 +416,8 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         if answer.kind != ids.kind:
             raise ConfigError(
                 f"expected ids of one kind everywhere, got {ids.kind} at {party.name} and {clean(answer.kind, 20)} at "
-                f"{peer}; bring back padding zeros that one file has lost, convert the column of one of them, or, in a "
-                "job, say text = true under [align]"
+                f"{peer}; restore padding zeros that one file has lost, convert the column of one of them, or set "
+                "text = true under [align] in the job file"
             )
         if salt is None:
             if answer.salt is None:
@@ -412,54 +439,17 @@ def _common_rows(ids: Ids, common: SortedRecords, lay_out: Callable[[Integers], 
     return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
 
 
-def _note_end(party: Party, ids: Ids, met: _Met, options: AlignmentOptions, n_common: int | None) -> None:
-    """Note in the log, if there is one, that the run is over, and how many common ids this party learned of."""
+def _finish(
+    party: Party,
+    ids: Ids,
+    met: _Met,
+    options: AlignmentOptions,
+    rows: Integers,
+    n_common: int | None,
+    pairwise: dict[str, int] | None = None,
+) -> Alignment:
+    """Record in the log, if there is one, that the run is over; return what this party learned."""
     if options.log is not None:
         for peer, size in met.sizes.items():
             options.log.finish(party.job, peer, bucket(len(ids)), size, n_common)
-
-
-def _learned(
-    ids: Ids, met: _Met, rows: Integers, n_common: int | None, pairwise: dict[str, int] | None = None
-) -> Alignment:
     return Alignment(rows, n_common, len(ids), ids.n_null, ids.n_repeated, met.sizes, pairwise or {}, met.changed)
-
-
-def disclosures(
-    active: str,
-    others: Sequence[str],
-    result_to: ResultTo = "both",
-    on_duplicate: OnDuplicate = "error",
-    psi: Psi = "auto",
-    log: bool = False,
-) -> dict[str, list[str]]:
-    """Say in words what each party learned beyond its own ids, by party.
-
-    `active` is the active one. `psi` is what was used, "auto" where that is not known; `log`: a run log compares ids
-    with those of earlier runs.
-    """
-    sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
-    runs = ["by the run log: about by how many ids a partner's differ from the nearest it aligned with before"] * log
-    learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, *runs]}
-    if psi != "ecdh":
-        learned[active].append(
-            f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could test any ids against the "
-            f"lists of {', '.join(others)}, also after the run"
-        )
-    for name in others:
-        found = (
-            f"which of its own ids all parties hold (that {active} shares further ones with others it does not learn)"
-        )
-        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), *runs]
-        if psi != "ecdh" and result_to == "both":
-            learned[name].append(
-                f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn of {active}'s "
-                "other ids from which of its own are said to be common"
-            )
-    if on_duplicate == "expand" and result_to == "both":
-        learned[active].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
-        for place, name in enumerate(others):
-            parties = [list(part) for part in ([active, *others[:place]], others[place + 1 :]) if part]
-            products = [" times ".join(f"those of {party}" for party in part) for part in parties]
-            learned[name].append(f"of each common id: how many rows it has elsewhere ({'; '.join(products)})")
-    return learned

@@ -23,13 +23,10 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
-from treaty.systems.alignment import blinded_lists, common_order, points
-from treaty.systems.alignment import roles as alignment
-from treaty.systems.alignment.blinded_lists import OwnList, bucket
-from treaty.systems.alignment.common_order import Challenge, OrderDigest, SealOpening
-from treaty.systems.alignment.joined_rows import Copies, JoinLayout
-from treaty.systems.alignment.matches import PAIR, in_both
-from treaty.systems.alignment.roles import Alignment, AlignmentOptions, align_active, align_passive
+from treaty.systems.alignment import alignment, common_rows, ecdh
+from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive
+from treaty.systems.alignment.common_rows import Challenge, Copies, JoinLayout, OrderDigest, SealOpening
+from treaty.systems.alignment.ecdh import PAIR, OwnList, bucket, in_both
 
 SMALLEST = 32
 OPTIONS = AlignmentOptions(batch=BATCH)
@@ -39,7 +36,7 @@ OPTIONS = AlignmentOptions(batch=BATCH)
 def _small_lists() -> Iterator[None]:
     """Padding to 1024 points would make tests slow and show no more."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blinded_lists, "SMALLEST", SMALLEST)
+        patch.setattr(ecdh, "SMALLEST", SMALLEST)
         patch.setattr(alignment, "SMALLEST", SMALLEST)
         yield
 
@@ -221,7 +218,7 @@ BAD_POINTS = {
 @pytest.mark.parametrize("bad", BAD_POINTS.values(), ids=BAD_POINTS)
 @pytest.mark.parametrize(
     ("who", "kind"),
-    [("a", points.BlindedPoints), ("b", points.BlindedPoints), ("b", points.RaisedPoints)],
+    [("a", ecdh.BlindedPoints), ("b", ecdh.BlindedPoints), ("b", ecdh.RaisedPoints)],
     ids=str,
 )
 def test_points_that_could_leak_a_key_are_refused(
@@ -237,9 +234,9 @@ def test_same_point_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def repeat(message: Any) -> Message:
         repeated = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32).copy()
         repeated[1:] = repeated[0]
-        return points.BlindedPoints(array(repeated))
+        return ecdh.BlindedPoints(array(repeated))
 
-    crooked(monkeypatch, "b", points.BlindedPoints, repeat)
+    crooked(monkeypatch, "b", ecdh.BlindedPoints, repeat)
     with pytest.raises(PeerProtocolError, match="a list of different points"):
         run({"a": [1, 2], "b": [1, 3]})
 
@@ -256,7 +253,7 @@ CHANGES: dict[str, tuple[str, type[Message], Callable[[Any], Message], str]] = {
         "a", alignment.ListSummary, lambda m: alignment.ListSummary(m.kind, m.size, m.commitment), "expected a salt",
     ),
     "short batch": (
-        "b", points.BlindedPoints, lambda m: points.BlindedPoints(array(np.zeros((3, 32)))),
+        "b", ecdh.BlindedPoints, lambda m: ecdh.BlindedPoints(array(np.zeros((3, 32)))),
         "BlindedPoints.points",
     ),
     "place out of range": (
@@ -298,7 +295,7 @@ def exchanged(party: Party, ids: Ids) -> tuple[OwnList, Any, np.ndarray, np.ndar
     scratch = Scratch()
     met = alignment._introduce(party, ids, bytes(32), OPTIONS, scratch)
     own = OwnList(ids, met.domain, 1, scratch)
-    mine, theirs = points.exchange(party, ["b"], own, met.sizes, BATCH, scratch, lambda count: None)
+    mine, theirs = ecdh.exchange(party, ["b"], own, met.sizes, BATCH, scratch, lambda count: None)
     return own, met, mine["b"][:], theirs["b"][:]
 
 
@@ -343,7 +340,7 @@ def test_match_of_a_random_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     plain = OwnList.raised
     monkeypatch.setattr(OwnList, "raised", raised_again)
-    crooked(monkeypatch, "b", points.RaisedPoints, remember)
+    crooked(monkeypatch, "b", ecdh.RaisedPoints, remember)
     with pytest.raises(PeerProtocolError, match="no match of a random point"):
         run({"a": list(range(4)), "b": list(range(4))})
     assert made
@@ -393,7 +390,7 @@ def test_same_ids_look_different_in_every_run_and_at_every_party() -> None:
         for transcript in run(columns).transcripts.values():
             for entry in transcript.entries:
                 if entry.direction == "sent" and entry.step in ("BlindedPoints", "RaisedPoints"):
-                    kind = getattr(points, entry.step)
+                    kind = getattr(ecdh, entry.step)
                     sent = decode_body(entry.content or b"", kind, peer="x").points
                     lists.append({sent.data[k : k + 32].tobytes() for k in range(0, sent.data.nbytes, 32)})
     assert sum(map(len, lists)) == len(set().union(*lists)) == 2 * 3 * SMALLEST
@@ -406,11 +403,11 @@ def test_shuffling_step_3_breaks_matching_and_is_noticed(monkeypatch: pytest.Mon
 
     def shuffle(message: Any) -> Message:
         ordered = np.frombuffer(message.points.data, np.uint8).reshape(-1, 32)
-        return points.RaisedPoints(array(rng.permutation(ordered)))
+        return ecdh.RaisedPoints(array(rng.permutation(ordered)))
 
     columns = {"a": list(range(1024)), "b": list(range(512, 1536))}  # lists without padding, which would betray it
     assert set(run(columns, result_to="active").results["a"].rows) == set(range(512, 1024))
-    crooked(monkeypatch, "b", points.RaisedPoints, shuffle)
+    crooked(monkeypatch, "b", ecdh.RaisedPoints, shuffle)
     counted = run(columns, result_to="active").results["a"]
     assert counted.n_common == 512  # as many match, but other ones
     assert 200 < len(set(counted.rows) - set(range(512, 1024))) < 312
@@ -459,9 +456,7 @@ class Cheat:
         guess = arranged(other, 0 if self.challenge_known else 1)[1]
         index = {value.tobytes(): k for k, value in enumerate(values)}
         order = np.array([index[value.tobytes()] for value in guess])
-        party.send(
-            "b", OrderDigest(blinded_lists.array_of(common_order._digest("active", other, [values, values[order]])))
-        )
+        party.send("b", OrderDigest(ecdh.array_of(common_rows._digest("active", other, [values, values[order]]))))
         try:
             party.receive("b", SealOpening)
         except PeerAborted as error:
@@ -498,7 +493,7 @@ def test_neither_side_can_send_back_the_others_proof(monkeypatch: pytest.MonkeyP
     with pytest.raises(PeerProtocolError, match="at SealOpening from b"):
         run({"a": [1, 2, 3], "b": [1, 2, 4]})
     key = bytes(32)
-    roles = {common_order._digest(role, key, [np.zeros((2, 2), np.uint64)]) for role in ("active", "passive")}
+    roles = {common_rows._digest(role, key, [np.zeros((2, 2), np.uint64)]) for role in ("active", "passive")}
     assert len(roles) == 2
 
 

@@ -24,10 +24,9 @@ from treaty.errors import ConfigError, CryptoError, DataError, PeerProtocolError
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord
-from treaty.systems.alignment import blinded_lists, oblivious_values
-from treaty.systems.alignment import roles as alignment
-from treaty.systems.alignment.blinded_lists import bucket
-from treaty.systems.alignment.oblivious_values import MaskedCodes, OprfChoices, OprfOffer, OprfValues, SecretOrder
+from treaty.systems.alignment import alignment, ecdh, kkrt
+from treaty.systems.alignment.ecdh import bucket
+from treaty.systems.alignment.kkrt import MaskedCodes, OprfChoices, OprfOffer, OprfValues, SecretOrder
 
 SMALLEST = 32
 
@@ -36,10 +35,10 @@ SMALLEST = 32
 def _small_lists() -> Iterator[None]:
     """Short lists, of which each still takes several messages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blinded_lists, "SMALLEST", SMALLEST)
+        patch.setattr(ecdh, "SMALLEST", SMALLEST)
         patch.setattr(alignment, "SMALLEST", SMALLEST)
-        patch.setattr(oblivious_values, "BINS", 512)
-        patch.setattr(oblivious_values, "VALUES", 24)
+        patch.setattr(kkrt, "BINS", 512)
+        patch.setattr(kkrt, "VALUES", 24)
         yield
 
 
@@ -255,14 +254,14 @@ def test_code_words_of_empty_bins_are_random_ones(monkeypatch: pytest.MonkeyPatc
 def test_matches_tell_nothing_of_the_bin_in_which_the_active_party_found_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The token that it shows is the same whichever of the three values it opened."""
     opened: list[np.ndarray] = []
-    matching = oblivious_values._matching
+    matching = kkrt._matching
 
     def noting(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         found = matching(own, theirs)
         opened.append(found)
         return found
 
-    monkeypatch.setattr(oblivious_values, "_matching", noting)
+    monkeypatch.setattr(kkrt, "_matching", noting)
     listed: list[SecretOrder] = []
     init = SecretOrder.__init__
     monkeypatch.setattr(SecretOrder, "__init__", lambda self, *args: (listed.append(self), init(self, *args))[1])
@@ -270,7 +269,7 @@ def test_matches_tell_nothing_of_the_bin_in_which_the_active_party_found_them(mo
     found = np.concatenate(opened)
     places = np.sort(found["place"])
     assert len(found) == 30
-    own = oblivious_values.SecretOrder.values
+    own = kkrt.SecretOrder.values
     expected = own(listed[0], found["place"])
     assert np.array_equal(found["value"], expected)
     assert len(set(places)) == 30
@@ -364,7 +363,7 @@ def test_values_that_no_honest_list_has_are_refused(
     plain = oprf.Sender.values
     monkeypatch.setattr(oprf.Sender, "values", crooked)
     if change == "twice":
-        monkeypatch.setattr(oblivious_values, "_digests", repeated(oblivious_values._digests))
+        monkeypatch.setattr(kkrt, "_digests", repeated(kkrt._digests))
     expected = "expected values of different ids, at places below 32 - at OprfValues.values from b"
     with pytest.raises(PeerProtocolError, match=expected):
         run({"a": list(range(20)), "b": list(range(20))}, result_to=result_to)
@@ -372,7 +371,7 @@ def test_values_that_no_honest_list_has_are_refused(
 
 
 def test_one_id_sent_again_and_again_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    matching, found = oblivious_values._matching, oblivious_values._found
+    matching, found = kkrt._matching, kkrt._found
     kept: list[int] = []
 
     def counting(*args: Any) -> Any:
@@ -380,8 +379,8 @@ def test_one_id_sent_again_and_again_does_not_fill_the_memory(monkeypatch: pytes
         kept.append(len(pairs))
         return pairs, fine
 
-    monkeypatch.setattr(oblivious_values, "_matching", lambda *args: np.repeat(matching(*args), 1000))
-    monkeypatch.setattr(oblivious_values, "_found", counting)
+    monkeypatch.setattr(kkrt, "_matching", lambda *args: np.repeat(matching(*args), 1000))
+    monkeypatch.setattr(kkrt, "_found", counting)
     with pytest.raises(PeerProtocolError, match="expected values of different ids"):
         run({"a": list(range(20)), "b": list(range(20))})
     assert kept == [20]
@@ -400,23 +399,23 @@ def repeated(digests: Any) -> Any:
 
 
 def test_values_that_agree_in_64_bits_alone_are_no_match() -> None:
-    own = np.zeros(3, oblivious_values._OWN)
+    own = np.zeros(3, kkrt._OWN)
     own["tag"], own["number"] = [5, 5, 9], [0, 1, 2]
     own["rest"] = [[1, 7], [2, 7], [3, 7]]
     theirs = np.array([[4, 0, 0], [5, 2 | 6 << 32, 8], [5, 4, 4], [9, 4, 0]], np.uint64)
-    found = oblivious_values._matching(own, theirs)
+    found = kkrt._matching(own, theirs)
     assert [part.tolist() for part in (found["number"], found["place"], found["value"])] == [[1], [6], [[15, 6]]]
 
 
 def test_all_values_are_compared_however_they_fall_into_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     for values, in_memory in ((1, 1 << 20), (7, 8), (1000, 40)):
-        monkeypatch.setattr(oblivious_values, "VALUES", values)
+        monkeypatch.setattr(kkrt, "VALUES", values)
         columns = {"a": list(range(50)), "b": list(range(25, 75))}
         assert sorted(joined(columns, in_memory=in_memory)) == plain_join(columns)
 
 
 def test_few_messages_are_on_the_way_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oblivious_values, "AHEAD", 2)
+    monkeypatch.setattr(kkrt, "AHEAD", 2)
     played = run({"a": list(range(4000)), "b": [5, *range(4000, 4500)]})
     assert played.results["a"].rows.tolist() == [5]
     for name, kind, most in (("a", MaskedCodes, 12), ("b", OprfValues, 64)):

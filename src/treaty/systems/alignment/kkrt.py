@@ -1,7 +1,8 @@
-"""Alignment by an oblivious pseudorandom function (KKRT, `treaty.crypto.transfer.oprf`): steps 2 to 5 of long lists.
+"""Private set intersection of long lists by an oblivious pseudorandom function (KKRT): steps 2 to 5 of `alignment`.
 
-In place of points, the active party puts its ids into the bins of a cuckoo table and gets, obliviously, the value of
-each bin's own function at its id. A passive party takes the function of every id of its own at that id's three bins.
+The function and its transfers are in `treaty.crypto.transfer.oprf`. In place of points, the active party puts its ids
+into the bins of a cuckoo table and gets, obliviously, the value of each bin's own function at its id. A passive party
+takes the function of every id of its own at that id's three bins.
 
 ====  ===============  =================  ===================================================  =========================
 step  message          from -> to         content                                              protection
@@ -30,7 +31,7 @@ words are too close (`oprf`), different ids have one digest.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,7 @@ from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
-from treaty.systems.alignment.blinded_lists import array_of, bucket, bytes_of, valid
-from treaty.systems.alignment.matches import PAIR
+from treaty.systems.alignment.ecdh import PAIR, Advance, array_of, bucket, bytes_of, valid
 
 BINS = 1 << 15
 """Bins per message, 2 MB."""
@@ -64,8 +64,6 @@ _TAGGED = np.dtype([("tag", np.uint64), ("rest", np.uint64, (2,))])  # a value, 
 _OWN = np.dtype([*_TAGGED.descr, ("number", np.int32)])
 
 Words = NDArray[np.uint64]
-Advance = Callable[[int], None]
-"""Told how many ids more are done."""
 
 
 class OprfOffer(Message):
@@ -112,8 +110,8 @@ def find_by_values(
     """Go through steps 2 to 5 with some peers; return the ids that each of them has too, of type `PAIR`, by number.
 
     `sizes` are buckets of the peers' lists. Raises PeerProtocolError where a peer sends what is no point, or values
-    that are not sorted. Errors that show only in values of ids that this party has are returned as well: whoever sees
-    them raised learns that it has these ids.
+    that are not sorted. Errors in values of ids that this party has are returned, not raised: an error would show the
+    peer that this party has these ids.
     """
     key, ends = secrets.token_bytes(32), {peer: oprf.Receiver() for peer in peers}
     for peer, end in ends.items():  # first: peers then hash their ids while this party places its own
@@ -128,7 +126,8 @@ def find_by_values(
     for sent, part in enumerate(pieces(len(table), BINS)):
         number = table[part]
         full = number >= 0
-        codes = oprf.codes(key, cuckoo.taken(digests, number))  # of empty bins too, to take as long
+        # an empty bin takes as long as a full one and gets a random code word: the message shows no difference
+        codes = oprf.codes(key, cuckoo.taken(digests, number))
         codes[~full] = stream.bits(oprf.WIDTH, int(np.count_nonzero(~full)))
         for peer, end in ends.items():
             if sent >= AHEAD:
@@ -142,7 +141,7 @@ def find_by_values(
     for peer in peers:
         for _ in pieces(min(len(table), AHEAD * BINS), BINS):
             party.receive(peer, OprfUsed)
-    del digests, table
+    del digests, table  # the largest arrays of the run
     found = {peer: _found(party, peer, own[peer], sizes[peer], len(ids), scratch, advance) for peer in peers}
     faults = [
         PeerProtocolError(
@@ -160,7 +159,7 @@ def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words,
     digests = np.empty((size, 2), np.uint64)
     for part in pieces(size, scratch.part):
         digests[part] = _digests(ids, part, key, threads)
-    table = cuckoo.placed(digests, _bins(size))
+    table = cuckoo.placed(digests, cuckoo.bins_for(size, oprf.STEP))
     if table is None:
         raise CryptoError(f"expected {size} ids to fit into a cuckoo table, got one that does not - align again")
     return digests, table
@@ -169,7 +168,7 @@ def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words,
 def _found(
     party: Party, peer: str, own: SortedRecords, size: int, n_ids: int, scratch: Scratch, advance: Advance
 ) -> tuple[SortedRecords, bool]:
-    """Step 5: compare the own values with a peer's as they come, both sorted; tell whether those opened are fine."""
+    """Step 5: compare own values with a peer's as they come, both sorted; return pairs, and whether all are valid."""
     pairs, fine = scratch.sorted(PAIR, "number", n_ids, n_ids), True
     waiting, held, last = own.parts(), np.empty(0, _OWN), np.uint64(0)
     for part in pieces(cuckoo.TABLES * size, VALUES):
@@ -179,6 +178,7 @@ def _found(
         if tags[0] < last or np.any(tags[1:] < tags[:-1]):
             raise PeerProtocolError(peer, f"expected sorted values - at OprfValues.values from {peer}")
         last = tags[-1]
+        # both lists are sorted, so own values up to this message's last one are all that it can match
         while not len(held) or held["tag"][-1] <= last:
             following = next(waiting, None)
             if following is None:
@@ -214,7 +214,7 @@ def _matching(own: NDArray[np.void], theirs: Words) -> NDArray[np.void]:
 
 
 def _changes(numbers: Int32s) -> NDArray[np.bool_]:
-    """Tell of each number whether it differs from the one before."""
+    """Return for each number whether it differs from the one before."""
     return np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]
 
 
@@ -264,11 +264,11 @@ def answer_values(
     point = view(offer.point, np.uint8, (32,), peer=active, what="OprfOffer.point")
     end = valid(active, "OprfOffer.point", lambda: oprf.Sender(point))
     party.send(active, OprfChoices(Array.of(end.points)))
-    own = SecretOrder(ids, key, threads, scratch)
-    asked, counts = _asked(own, _bins(size), scratch)
+    own, bins = SecretOrder(ids, key, threads, scratch), cuckoo.bins_for(size, oprf.STEP)
+    asked, counts = _asked(own, bins, scratch)
     edges = np.append(0, np.cumsum(counts))
     made, done = scratch.sorted(_TAGGED, "tag", WORDS, cuckoo.TABLES * own.size), 0
-    for number, part in enumerate(pieces(_bins(size), BINS)):
+    for number, part in enumerate(pieces(bins, BINS)):
         shape = (part.stop - part.start, oprf.WORDS)
         sent = view(party.receive(active, MaskedCodes).rows, np.uint64, shape, peer=active, what="MaskedCodes.rows")
         rows = end.extend(sent, threads)
@@ -281,8 +281,8 @@ def answer_values(
             values[:, 2] ^= token
             made.add(records(_TAGGED, tag=values[:, 0], rest=values[:, 1:]))
         party.send(active, OprfUsed())
-        advance(size * part.stop // _bins(size) - done)
-        done = size * part.stop // _bins(size)
+        advance(size * part.stop // bins - done)
+        done = size * part.stop // bins
     asked.close()
     for number, (part, tagged) in enumerate(zip(pieces(len(made), VALUES), made.pieces(VALUES), strict=True)):
         if number >= AHEAD:
@@ -307,9 +307,9 @@ def _asked(own: SecretOrder, bins: int, scratch: Scratch) -> tuple[SortedRecords
     return asked, counts
 
 
-def confirm(told: SortedRecords, own: SecretOrder, active: str) -> None:
-    """Check that the active party knows the tokens of the places it tells, of type `THEIRS`, as it does by step 5."""
-    for part in told.parts():
+def confirm(named: SortedRecords, own: SecretOrder, active: str) -> None:
+    """Check that the active party knows the tokens of the places in `Matches`, as it does by step 5."""
+    for part in named.parts():
         if np.any(part["value"] != own.values(part["place"])):
             raise PeerProtocolError(active, f"expected tokens of step 4, got others - at Matches.values from {active}")
 
@@ -317,12 +317,8 @@ def confirm(told: SortedRecords, own: SecretOrder, active: str) -> None:
 # ---------------------------------------------------------------- both
 
 
-def _bins(size: int) -> int:
-    return cuckoo.bins_for(size, oprf.STEP)
-
-
 def _digests(ids: Ids, part: slice, key: bytes, threads: int) -> Words:
-    """Return the digests of consecutive ids, uint64 (n, 2), and beyond them, after as many steps, random ones."""
+    """Return the digests of consecutive ids, uint64 (n, 2); padding takes the same steps and gets random ones."""
     number = np.arange(part.start, part.stop)
     real = number < len(ids)
     first = min(part.start, len(ids) - 1)

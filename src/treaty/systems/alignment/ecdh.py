@@ -1,0 +1,329 @@
+"""Private set intersection by commutative encryption (ECDH): steps 2 to 5 of the table in `alignment`.
+
+Each party hashes its ids to points of ristretto255 and raises them to a secret exponent of this run. A list raised to
+both exponents is the same whoever began, so the active party finds the common ids by comparing two such lists. Lists
+are padded with random points to a bucket of sizes and sent in a secret order; long ones lie in files and are compared
+part by part.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.psi import hashing, ristretto
+from treaty.data.ids import Ids
+from treaty.data.large import WORDS, Scratch, SortedRecords, records
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.arrays import Integers, pieces
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party
+
+Result = TypeVar("Result")
+Advance = Callable[[int], None]
+"""Called with the number of ids or points finished since the last call."""
+
+SMALLEST, LARGEST = 1 << 10, 1 << 28
+"""Sizes of lists, in points."""
+
+VALUE = np.dtype([("value", np.uint64, (2,))])  # the 16 bytes that are kept of a double-encrypted point
+MINE = np.dtype([*VALUE.descr, ("number", np.int32)])  # with the number of the own id
+THEIRS = np.dtype([*VALUE.descr, ("place", np.int32)])  # with the place in the list of the party whose id it is
+PAIR = np.dtype([*THEIRS.descr, ("number", np.int32)])
+
+_DRAWN = np.dtype([("drawn", np.uint64), ("number", np.int32)])
+_HASHED = np.dtype([*_DRAWN.descr, ("uniform", np.uint8, (64,))])
+_LEAF = np.dtype([("node", np.int32), ("leaf", np.uint64, (2,))])
+
+
+class BlindedPoints(Message):
+    """Points uint8 (n, 32): own ids under the own key, and padding. Tell nothing without the key."""
+
+    points: Array
+
+
+class RaisedPoints(Message):
+    """The receiver's points, raised to the sender's key as well, in the order they came."""
+
+    points: Array
+
+
+# ---------------------------------------------------------------- a party's own list
+
+
+def bucket(count: int) -> int:
+    """Round a set's size up to a multiple of an eighth of the power of two below it, at least 1024.
+
+    Partners learn the size to within an eighth. The padding costs at most an eighth more work, a sixteenth on average.
+    Powers of two would hide little more (one in two instead of eight buckets) for up to twice the work.
+    """
+    step = max(SMALLEST, 1 << max(count - 1, 1).bit_length() - 1) // 8
+    return max(SMALLEST, -(-count // step) * step)
+
+
+class OwnList:
+    """A party's ids as its partner sees them: under a key of this run, padded to the bucket, in a secret order."""
+
+    def __init__(self, ids: Ids, domain: bytes, threads: int, scratch: Scratch | None = None) -> None:
+        scratch = scratch or Scratch()
+        self.size, self.threads = bucket(len(ids)), threads
+        self._ids, self._domain, self._key = ids, domain, ristretto.random_scalar()
+        # ids of a batch lie all over a long list, so one in a file is hashed now, in the order of the ids
+        self._hashed = self.size > scratch.in_memory
+        # sorting by random words is the secret order; numbers from len(ids) on stand for random points
+        self._list = scratch.sorted(_HASHED if self._hashed else _DRAWN, "drawn", WORDS, self.size)
+        stream = Keystream()
+        for part in pieces(self.size, scratch.part):
+            number = np.arange(part.start, part.stop)
+            columns = {"drawn": stream.bits(64, len(number))[:, 0], "number": number}
+            if self._hashed:
+                columns["uniform"] = self._uniform(number)
+            self._list.add(records(self._list.dtype, **columns))
+
+    def numbers(self, part: slice) -> Integers:
+        """Return the numbers of the ids at some places, int64 (n,); a number beyond the ids is padding."""
+        return self._list[part]["number"].astype(np.int64)
+
+    def blinded(self, part: slice) -> NDArray[np.uint8]:
+        """Return H(id)^key of some places, uint8 (n, 32); padding takes the same steps, and so the same time."""
+        rows = self._list[part]
+        uniform = rows["uniform"].copy() if self._hashed else self._uniform(rows["number"].astype(np.int64))
+        return ristretto.multiply(ristretto.from_uniform(uniform, self.threads), self._key, self.threads)
+
+    def _uniform(self, number: Integers) -> NDArray[np.uint8]:
+        """Hash ids to uniform bytes, uint8 (n, 64); padding gets random ones."""
+        real = number < len(self._ids)
+        if self._hashed:  # numbers ascend, so that only their strings are read
+            kept = number[real] if real.any() else np.zeros(1, np.int64)
+            data, offsets = self._ids.strings(int(kept[0]), int(kept[-1]) + 1)
+            strings = np.where(real, number - kept[0], 0)
+        else:
+            data, offsets = self._ids.data, self._ids.offsets
+            strings = np.where(real, number, 0)
+        uniform = hashing.expand(data, offsets, strings, self._domain, self.threads)
+        padding = np.frombuffer(secrets.token_bytes(uniform[0].nbytes * len(uniform)), np.uint8)
+        return np.where(real[:, None], uniform, padding.reshape(uniform.shape))
+
+    def raised(self, points: Array, part: slice, peer: str) -> NDArray[np.uint8]:
+        """Return a peer's points raised to the own key, uint8 (n, 32)."""
+        received = _points_of(points, part, peer, "BlindedPoints")
+        return valid(peer, "BlindedPoints.points", lambda: ristretto.multiply(received, self._key, self.threads))
+
+    def close(self) -> None:
+        """Free the list's memory or file."""
+        self._list.close()
+
+
+def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[np.uint8]:
+    """Commit to the set of ids as `hashing.commit` does, uint8 (NODES, 32), with some nodes in memory at a time."""
+    leaves = scratch.sorted(_LEAF, "node", hashing.NODES, len(ids))
+    for part in pieces(len(ids), scratch.part):
+        data, offsets = ids.strings(part.start, part.stop)
+        leaf = hashing.digests(data, offsets, np.arange(len(offsets) - 1), key, threads)
+        leaves.add(records(_LEAF, node=leaf[:, 0] % np.uint64(hashing.NODES), leaf=leaf))
+    out = hashing.commit(np.zeros((0, 2), np.uint64), key)
+    for some in leaves.parts():
+        nodes = np.unique(some["node"])
+        out[nodes] = hashing.commit(some["leaf"], key)[nodes]
+    leaves.close()
+    return out
+
+
+# ---------------------------------------------------------------- the exchange, at both ends
+
+
+def find_by_points(
+    party: Party,
+    peers: Sequence[str],
+    own: OwnList,
+    sizes: dict[str, int],
+    n_ids: int,
+    batch: int,
+    scratch: Scratch,
+    advance: Advance,
+) -> dict[str, SortedRecords]:
+    """Go through steps 2 to 5 with some peers; return the ids that each of them has too, of type `PAIR`, by number.
+
+    `sizes` are buckets of the peers' lists; the own list is closed. Raises PeerProtocolError if a peer sends what is
+    no point, or a point twice.
+    """
+    mine, theirs = exchange(party, peers, own, sizes, batch, scratch, advance)
+    own.close()
+    return {peer: _matched(mine[peer], theirs[peer], n_ids, peer, scratch) for peer in peers}
+
+
+def exchange(
+    party: Party,
+    peers: Sequence[str],
+    own: OwnList,
+    sizes: dict[str, int],
+    batch: int,
+    scratch: Scratch,
+    advance: Advance,
+) -> tuple[dict[str, SortedRecords], dict[str, SortedRecords]]:
+    """Go through steps 2 to 4 with some peers at once; return, by peer, the own and its list double-encrypted.
+
+    The next batch is sent before answers to the last are awaited, so that both sides compute at the same time.
+    """
+    mine, theirs = (
+        {peer: scratch.sorted(kind, "value", WORDS, max(own.size, sizes[peer])) for peer in peers}
+        for kind in (MINE, THEIRS)
+    )
+    parts = pieces(own.size, batch)
+    their_parts = {peer: pieces(sizes[peer], batch) for peer in peers}
+
+    def send(number: int) -> None:
+        if number < len(parts):
+            blinded = BlindedPoints(Array.of(own.blinded(parts[number])))
+            for peer in peers:
+                party.send(peer, blinded)
+            advance(parts[number].stop - parts[number].start)
+
+    send(0)
+    for number in range(max(len(parts), *map(len, their_parts.values()))):
+        send(number + 1)
+        for peer in peers:
+            if number < len(parts):
+                raised = _points_of(party.receive(peer, RaisedPoints).points, parts[number], peer, "RaisedPoints")
+                valid(
+                    peer,
+                    "RaisedPoints.points",
+                    lambda raised=raised: ristretto.validate(raised, own.threads),  # type: ignore[misc]
+                )
+                mine[peer].add(records(MINE, value=_kept(raised), number=own.numbers(parts[number])))
+            if number < len(their_parts[peer]):
+                part = their_parts[peer][number]
+                raised = own.raised(party.receive(peer, BlindedPoints).points, part, peer)
+                theirs[peer].add(records(THEIRS, value=_kept(raised), place=np.arange(part.start, part.stop)))
+                advance(part.stop - part.start)
+    return mine, theirs
+
+
+def answer_points(
+    party: Party, active: str, own: OwnList, size: int, batch: int, scratch: Scratch, advance: Advance
+) -> SortedRecords:
+    """Go through steps 2 to 4 with the active party, whose list has `size` points; return the values made of them."""
+    made = scratch.sorted(VALUE, "value", WORDS, size)
+    parts, own_parts = pieces(size, batch), pieces(own.size, batch)
+    for number in range(max(len(parts), len(own_parts))):
+        if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
+            raised = own.raised(party.receive(active, BlindedPoints).points, parts[number], active)
+            party.send(active, RaisedPoints(Array.of(raised)))
+            made.add(records(VALUE, value=_kept(raised)))
+            advance(len(raised))
+        if number < len(own_parts):  # step 4
+            blinded = own.blinded(own_parts[number])
+            party.send(active, BlindedPoints(Array.of(blinded)))
+            advance(len(blinded))
+    return made
+
+
+# ---------------------------------------------------------------- what two double-encrypted lists have in common
+
+
+def in_both(left: NDArray[np.uint64], right: NDArray[np.uint64], peer: str) -> tuple[Integers, Integers]:
+    """Return the places in both lists, uint64 (n, 2) and (m, 2), of the values that are in both."""
+    both = np.concatenate([left, right])
+    order = np.lexsort((both[:, 1], both[:, 0]))  # keeps equal values in order, those of `left` first
+    both = both[order]
+    equal = np.flatnonzero((both[1:] == both[:-1]).all(axis=1))
+    first, second = order[equal], order[equal + 1]
+    # equal neighbours of one list: that list has a point twice
+    if np.any(first >= len(left)) or np.any(second < len(left)):
+        raise PeerProtocolError(peer, f"expected a list of different points, got one twice - from {peer}")
+    return first, second - len(left)
+
+
+def _matched(mine: SortedRecords, theirs: SortedRecords, n_ids: int, peer: str, scratch: Scratch) -> SortedRecords:
+    """Step 5: return the own ids that are also in a peer's list, of type `PAIR`, by number.
+
+    `mine` and `theirs` are the double-encrypted lists, by value, in the same parts; both are closed.
+    """
+    pairs = scratch.sorted(PAIR, "number", n_ids, n_ids)
+    for left, right in zip(mine.parts(), theirs.parts(), strict=True):
+        at, other = in_both(left["value"], right["value"], peer)
+        found, place = left[at], right["place"][other]
+        if np.any(found["number"] >= n_ids):
+            raise PeerProtocolError(peer, f"expected no match of a random point - at BlindedPoints from {peer}")
+        pairs.add(records(PAIR, number=found["number"], place=place, value=found["value"]))
+    mine.close()
+    theirs.close()
+    return pairs
+
+
+def held_by_all(pairs: dict[str, SortedRecords], n_ids: int, scratch: Scratch) -> dict[str, SortedRecords]:
+    """Keep each peer's matches of ids that all peers have; the others are closed."""
+    if len(pairs) == 1:
+        return pairs
+    kept = {peer: scratch.sorted(PAIR, "number", n_ids, n_ids) for peer in pairs}
+    for parts in zip(*(matches.parts() for matches in pairs.values()), strict=True):
+        common = reduce(np.intersect1d, [part["number"] for part in parts])
+        for matches, part in zip(kept.values(), parts, strict=True):
+            matches.add(part[np.isin(part["number"], common)])
+    for matches in pairs.values():
+        matches.close()
+    return kept
+
+
+def check_made(named: SortedRecords, made: SortedRecords, size: int, active: str, scratch: Scratch) -> None:
+    """Check that the values in `Matches`, `named` (`THEIRS`), are among the `size` made in step 3 (`VALUE`, by value).
+
+    Raises PeerProtocolError if one was not made then, or occurs twice.
+    """
+    values = scratch.sorted(VALUE, "value", WORDS, size)
+    for part in named.parts():
+        values.add(records(VALUE, value=part["value"]))
+    known = sum(
+        len(in_both(left["value"], right["value"], active)[0])
+        for left, right in zip(values.parts(), made.parts(), strict=True)
+    )
+    values.close()
+    if known < len(named):
+        raise PeerProtocolError(active, f"expected values made in step 3, got others - at Matches.values from {active}")
+
+
+# ---------------------------------------------------------------- bytes and points
+
+
+def _points_of(points: Array, part: slice, peer: str, what: str) -> NDArray[np.uint8]:
+    """Check the length of a batch of points, uint8 (n, 32); `valid` checks the points."""
+    return view(points, np.uint8, (part.stop - part.start, ristretto.POINT), peer=peer, what=f"{what}.points")
+
+
+def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:
+    """Return what `work` does with a peer's points; raise PeerProtocolError if one is no point of the group."""
+    try:
+        return work()
+    except CryptoError as error:
+        raise PeerProtocolError(peer, f"{error} - at {what} from {peer}") from None
+
+
+def array_of(data: bytes) -> Array:
+    """Make bytes an array of uint8."""
+    return Array.of(np.frombuffer(data, np.uint8))
+
+
+def bytes_of(array: Array, peer: str, what: str) -> bytes:
+    """Return 32 bytes that a peer sent: a key, salt or digest."""
+    return view(array, np.uint8, (32,), peer=peer, what=what).tobytes()
+
+
+def _kept(points: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Return the first 16 bytes of double-encrypted points, which are kept, as words uint64 (n, 2)."""
+    return from_bytes(points[:, :16])
+
+
+def from_bytes(values: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Read values uint8 (n, 16) as words uint64 (n, 2), to compare and sort them."""
+    return np.ascontiguousarray(values).view("<u8").astype(np.uint64, copy=False)
+
+
+def to_bytes(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Write values as bytes, uint8 (n, 16)."""
+    return np.ascontiguousarray(values).astype("<u8", copy=False).view(np.uint8)

@@ -1,0 +1,173 @@
+"""What an alignment of rows shows: by message, in words for each party, and to a party about its own ids.
+
+Also what an alignment is expected to cost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from treaty.data.ids import OnDuplicate, Psi
+from treaty.systems.alignment.alignment import (
+    CAUSES,
+    LONG,
+    Alignment,
+    AlignmentEnd,
+    ListSummary,
+    Matches,
+    OrderKey,
+    ResultTo,
+)
+from treaty.systems.alignment.common_rows import Challenge, Copies, JoinLayout, OrderDigest, SealOpening
+from treaty.systems.alignment.ecdh import BlindedPoints, RaisedPoints
+from treaty.systems.alignment.kkrt import MaskedCodes, OprfChoices, OprfOffer, OprfUsed, OprfValues
+from treaty.systems.expected import Expected, Shape
+from treaty.systems.system import Roles
+from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Told, When, lines
+
+_BOTH = ("active", "passive")
+_POINTS = When('psi="auto" or "ecdh"', lambda options, common: options.psi != "kkrt")
+_LONG = When('psi="auto" or "kkrt"', lambda options, common: options.psi != "ecdh")
+_EXPAND = When('on_duplicate="expand"', lambda options, common: options.on_duplicate == "expand")
+
+TOLD: Lines = lines(
+    AGREEMENT,
+    Told(
+        ListSummary,
+        _BOTH,
+        _BOTH,
+        "the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed",
+        "control",
+    ),
+    lines(
+        Told(BlindedPoints, _BOTH, _BOTH, "points under the sender's key, ids and padding alike", "encrypted"),
+        Told(
+            RaisedPoints,
+            PASSIVE,
+            ACTIVE,
+            "its own points under both keys: which ids both have",
+            "encrypted",
+        ),
+        when=_POINTS,
+        reference="docs/alignment.md, What happens",
+    ),
+    lines(
+        Told(OprfOffer, ACTIVE, PASSIVE, "keys and an offer of transfers", "nothing"),
+        Told(OprfChoices, PASSIVE, ACTIVE, "answers to it", "nothing"),
+        Told(MaskedCodes, ACTIVE, PASSIVE, "masked code words, of ids and of nothing alike", "masked"),
+        Told(OprfValues, PASSIVE, ACTIVE, "values of the sender's ids, to compare: which ids both have", "encrypted"),
+        Told(OprfUsed, _BOTH, _BOTH, "that a message is used up", "nothing"),
+        when=_LONG,
+        reference="docs/alignment.md, Long lists",
+    ),
+    lines(
+        Told(Matches, ACTIVE, PASSIVE, "which of its own ids all parties have", "exact", 'result_to="active"'),
+        Told(OrderKey, ACTIVE, PASSIVE, "the key of the common order", "nothing"),
+        Told(Challenge, PASSIVE, ACTIVE, "a key, and a commitment", "nothing"),
+        Told(OrderDigest, ACTIVE, PASSIVE, "whether both have the same common ids in the same order", "control"),
+        Told(SealOpening, PASSIVE, ACTIVE, "whether both have the same common ids in the same order", "control"),
+    ),
+    lines(
+        Told(Copies, PASSIVE, ACTIVE, "how many rows the sender has of each common id", "exact"),
+        Told(JoinLayout, ACTIVE, PASSIVE, "of each common id how many rows all parties together have", "exact"),
+        guard='on_duplicate="error"',
+        when=_EXPAND,
+    ),
+    Told(AlignmentEnd, ACTIVE, PASSIVE, "that the active party keeps its result", "nothing"),
+    reference="docs/alignment.md, Who learns what",
+)
+"""Before a training of systems split by column, where the job aligns rows."""
+
+
+# ---------------------------------------------------------------- what each party learns, in words
+
+_KKRT = {"auto": f"if a list has {LONG:,} ids or more (KKRT): ", "kkrt": "by KKRT: "}
+
+
+def disclosures(
+    active: str,
+    others: Sequence[str],
+    result_to: ResultTo = "both",
+    on_duplicate: OnDuplicate = "error",
+    psi: Psi = "auto",
+    log: bool = False,
+) -> dict[str, list[str]]:
+    """Return, by party, sentences on what it learned beyond its own ids.
+
+    Parameters
+    ----------
+    active : str
+        The active party; `others` are the passive ones.
+    psi : {"auto", "ecdh", "kkrt"}, default "auto"
+        How common ids were found; "auto" if that is not known.
+    log : bool, default False
+        Whether a run log compares ids with those of earlier runs.
+    """
+    sizes = "of each partner: how many distinct ids it has, to within an eighth, and of what kind they are"
+    runs = ["by the run log: about by how many ids a partner's differ from the nearest it aligned with before"] * log
+    learned = {active: [f"which of its own ids each of {', '.join(others)} holds, row by row", sizes, *runs]}
+    if psi != "ecdh":
+        learned[active].append(
+            f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could test any ids against the "
+            f"lists of {', '.join(others)}, also after the run"
+        )
+    for name in others:
+        found = (
+            f"which of its own ids all parties hold (that {active} shares further ones with others it does not learn)"
+        )
+        learned[name] = [*([found] if result_to == "both" else []), sizes.replace("each partner", active), *runs]
+        if psi != "ecdh" and result_to == "both":
+            learned[name].append(
+                f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn of {active}'s "
+                "other ids from which of its own are said to be common"
+            )
+    if on_duplicate == "expand" and result_to == "both":
+        learned[active].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
+        for place, name in enumerate(others):
+            parties = [list(part) for part in ([active, *others[:place]], others[place + 1 :]) if part]
+            products = [" times ".join(f"those of {party}" for party in part) for part in parties]
+            learned[name].append(f"of each common id: how many rows it has elsewhere ({'; '.join(products)})")
+    return learned
+
+
+# ---------------------------------------------------------------- what it costs
+
+_POINT, _MASKED, _VALUE, _MATCH = 33.0, 89.0, 76.0, 20.0
+"""Bytes: of a point under ECDH; under KKRT of an id in the active party's list and in a passive one's; of a match."""
+_TRANSFERS = 16_000.0  # bytes under KKRT
+
+
+def add_alignment(found: Expected, roles: Roles, psi: Psi, shape: Shape) -> None:
+    """Add the bytes, memory and seconds of aligning the rows of all owners, each with as many ids, to `found`."""
+    ids, owners = shape.rows, [name for name in roles.owners if name != roles.active]
+    points = psi == "ecdh" or (psi == "auto" and ids < LONG)
+    for name in owners:
+        there, back = (_POINT * ids, 2 * _POINT * ids) if points else (_MASKED * ids, _VALUE * ids + _TRANSFERS)
+        found.send(roles.active, name, there + _MATCH * ids, 10)
+        found.send(name, roles.active, back, 10)
+    found.hold(min(ids, 1 << 20) * 250.0, roles.active, *owners)
+    found.seconds += ids * (0.25e-3 / shape.threads if points else 8e-6) * len(owners)
+
+
+# ---------------------------------------------------------------- what a party is told about its own ids
+
+FEWEST = 0.1
+"""The share of common ids below which a party is warned."""
+
+logger = logging.getLogger(__name__)
+
+
+def report_shared(
+    name: str, aligned: Alignment, warn: Callable[[str], None], note: Callable[[str], None] = logger.info
+) -> None:
+    """Log how many of a party's ids all parties hold, or warn if they are few; do nothing if it does not learn that."""
+    common, own = aligned.n_common, aligned.n_ids
+    if common is None:
+        return
+    without = f"; {aligned.n_null} rows without an id" if aligned.n_null else ""
+    shared = f"{name}: {common} of its {own} ids are common to all parties ({common / own:.1%}){without}"
+    if common < FEWEST * own:
+        warn(f"{shared}. If you expected more, {CAUSES}")
+    else:
+        note(shared)
