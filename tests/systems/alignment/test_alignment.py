@@ -23,7 +23,7 @@ from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, decode_body
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
-from treaty.systems.alignment import alignment, common_rows, ecdh
+from treaty.systems.alignment import alignment, common_rows, ecdh, leakage
 from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive
 from treaty.systems.alignment.common_rows import Challenge, Copies, JoinLayout, OrderDigest, SealOpening
 from treaty.systems.alignment.ecdh import PAIR, OwnList, bucket, in_both
@@ -583,14 +583,14 @@ def test_secret_order_is_a_fresh_permutation() -> None:
 
 
 def test_disclosures_name_every_party() -> None:
-    learned = alignment.disclosures("a", ["b", "c"])
+    learned = leakage.disclosures("a", ["b", "c"])
     assert set(learned) == {"a", "b", "c"}
     assert any("row by row" in fact for fact in learned["a"])
-    assert len(alignment.disclosures("a", ["b"], "active")["b"]) < len(alignment.disclosures("a", ["b"])["b"])
+    assert len(leakage.disclosures("a", ["b"], "active")["b"]) < len(leakage.disclosures("a", ["b"])["b"])
 
 
 def test_disclosures_name_numbers_of_rows_where_repeated_ids_are_joined() -> None:
-    learned = alignment.disclosures("a", ["b", "c", "d"], on_duplicate="expand")
+    learned = leakage.disclosures("a", ["b", "c", "d"], on_duplicate="expand")
     rows = {name: [fact for fact in facts if "how many rows" in fact] for name, facts in learned.items()}
     assert rows == {
         "a": ["of each common id: how many rows each of b, c, d has of it"],
@@ -599,5 +599,5 @@ def test_disclosures_name_numbers_of_rows_where_repeated_ids_are_joined() -> Non
         "d": ["of each common id: how many rows it has elsewhere (those of a times those of b times those of c)"],
     }
     for options in ({"on_duplicate": "first"}, {"on_duplicate": "expand", "result_to": "active"}):
-        told = alignment.disclosures("a", ["b"], **options)  # type: ignore[arg-type]
+        told = leakage.disclosures("a", ["b"], **options)  # type: ignore[arg-type]
         assert not any("how many rows" in fact for facts in told.values() for fact in facts)
