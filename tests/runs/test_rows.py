@@ -227,7 +227,7 @@ def test_a_job_shows_common_ids_and_warns_of_few(tmp_path, caplog):
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 1
     assert warned[0].startswith(
-        "bank: 20 of its 300 ids are common to all parties (6.7%). Where that is not expected, "
+        "bank: 20 of its 300 ids are common to all parties (6.7%). If you expected more, "
     )
 
 
