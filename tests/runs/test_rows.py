@@ -226,9 +226,7 @@ def test_a_job_shows_common_ids_and_warns_of_few(tmp_path, caplog):
     assert {title for title, _, _ in shown} == {f"aligning {count} ids in padded lists" for count in (30, 300)}
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 1
-    assert warned[0].startswith(
-        "bank: 20 of its 300 ids are common to all parties (6.7%). If you expected more, "
-    )
+    assert warned[0].startswith("bank: 20 of its 300 ids are common to all parties (6.7%). If you expected more, ")
 
 
 def test_padding_zeros_of_ids_are_kept_and_parties_that_lack_them_are_told(tmp_path, caplog):
