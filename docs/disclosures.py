@@ -12,8 +12,8 @@ from pathlib import Path
 
 from treaty.runs.disclosed import OF_RUNS, table_of
 from treaty.systems import find_system
-from treaty.systems.alignment.leakage import TOLD as ALIGNMENT
-from treaty.systems.told import PLAYED, Lines
+from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT
+from treaty.systems.leakage import STAGES, Routes
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(r"(<!-- messages: ([\w-]+)(?: (\w+))? -->\n).*?(<!-- end of messages -->)", re.DOTALL)
@@ -21,14 +21,14 @@ REFERENCE = re.compile(r"docs/(\w+\.md), ([^;|]+?)(?=;| \|)")
 SHARED = {"alignment": ALIGNMENT, "runs": OF_RUNS}
 
 
-def lines_of(name: str, what: str) -> Lines:
+def lines_of(name: str, what: str) -> Routes:
     """Return the lines of a system, of what is played; or those that systems share."""
     if name in SHARED:
         return SHARED[name]
     system = find_system(name)
     if what == "service" and system.service is not None:
-        return system.service.told
-    return next(system.told[phase] for phase in PLAYED if phase == what)
+        return system.service.routes
+    return next(system.routes[phase] for phase in STAGES if phase == what)
 
 
 def filled(page: str) -> str:

@@ -59,7 +59,7 @@ def test_options_decide_on_sentences_and_on_messages():
 def test_the_form_of_a_message_follows_options():
     def form(step, **options):
         found = disclosures("federboost-horizontal", **options).messages["training"]
-        return {line.form for line in found if line.message.__name__ == step}
+        return {line.leakage.form for line in found if line.message.__name__ == step}
 
     assert form("MaskedInput") == {"aggregated"}
     assert form("MaskedInput", epsilon_total=2.0) == {"noisy"}

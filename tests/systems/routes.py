@@ -1,6 +1,6 @@
 """Which messages go from which role to which: small jobs of a system played in threads, and their transcripts.
 
-For the tests of what messages tell (`System.told`): a message on a way that no line tells of fails them.
+For the tests of what messages tell (`System.routes`): a message on a way that no line tells of fails them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL: dict[str, dict[str, Any]] = {
 N_ROWS = 100
 
 
-class Route(NamedTuple):
+class Way(NamedTuple):
     """A message's class, by name, and the roles of its sender and its receiver."""
 
     step: str
@@ -61,7 +61,7 @@ def settings(system: System, played: Played) -> tuple[Any, Any]:
     return own.settled(common), common
 
 
-def routes(system: System, played: Played, folder: Path) -> dict[str, set[Route]]:
+def routes(system: System, played: Played, folder: Path) -> dict[str, set[Way]]:
     """Play a training of the system, then all that can be done with its model; return the routes of each."""
     options, common = settings(system, played)
     roles = _cast(system, options, played.owners)
@@ -153,10 +153,10 @@ def _predict(
         return play(dict.fromkeys(roles.of, program), links, job="predict", protocol=system.name, timeout=20.0)
 
 
-def routes_of(records: list[RunRecord], roles: Mapping[str, str]) -> set[Route]:
+def routes_of(records: list[RunRecord], roles: Mapping[str, str]) -> set[Way]:
     """Return all routes that messages took."""
     return {
-        Route(entry.step, roles[name], roles[entry.peer])
+        Way(entry.step, roles[name], roles[entry.peer])
         for record in records
         for name, transcript in record.transcripts.items()
         for entry in transcript.entries

@@ -61,9 +61,9 @@ def disclosures(
         console.print(f"\nMessages: {what}", highlight=False)
         table = Table("form", "message", "what the receiver learns", box=None, pad_edge=False)
         for line in lines:
-            lessened = f" (lessened by {line.guard})" if line.guard else ""
+            lessened = f" (lessened by {line.leakage.guard})" if line.leakage.guard else ""
             message = f"{line.message.__name__}\n{line.way}"
-            table.add_row(line.form, message, f"{line.tells}{lessened}\n{line.reference}")
+            table.add_row(line.leakage.form, message, f"{line.leakage.tells}{lessened}\n{line.reference}")
         console.print(table)
 
 

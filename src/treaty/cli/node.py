@@ -346,7 +346,7 @@ def models(node: NodeFile = DEFAULT) -> None:
 def _log() -> None:
     """Write what the node does on standard error, a line of JSON each; never anything of a table."""
 
-    class Lines(logging.Formatter):
+    class Routes(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
             line = {"time": when, "level": record.levelname, "from": record.name, "said": record.getMessage()}
@@ -355,7 +355,7 @@ def _log() -> None:
             return msgspec.json.encode(line).decode()
 
     handler = logging.StreamHandler()
-    handler.setFormatter(Lines())
+    handler.setFormatter(Routes())
     logging.addLevelName(NOTED, "INFO")
     package = logging.getLogger("treaty")
     package.setLevel(logging.INFO)

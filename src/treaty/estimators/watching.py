@@ -16,7 +16,7 @@ from treaty.trees.growth import NoMoreTrees
 class Watch:
     """Call it after every round, or epoch, with how many are done and the active party's part, or losses by set.
 
-    Lines are XGBoost's, ``[0]  eval_0-logloss:0.61``, of every round, or of every `verbose`-th. Callbacks have
+    Routes are XGBoost's, ``[0]  eval_0-logloss:0.61``, of every round, or of every `verbose`-th. Callbacks have
     ``after_iteration(model, epoch, evals_log) -> bool``, as `xgboost.callback.TrainingCallback`.
     """
 

@@ -1,10 +1,12 @@
 """What parties compare: public parameters in the handshake that every protocol starts with, terms on connecting."""
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
 from treaty.errors import ConfigError, LocalProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, clean
 from treaty.messaging.party import Party
 
@@ -19,11 +21,17 @@ OF_ONE_MODEL = "give all parties their parts of one training, and files of the s
 class Terms(Message):
     """One party's public parameters; they hold nothing that another party must not know."""
 
+    leakage: ClassVar = MessageLeakage(
+        "the options of the job, but not the sampling seed; both ends must have the same", "control"
+    )
+
     values: dict[str, Term]
 
 
 class Verdict(Message):
     """One party's finding: the first difference between terms, empty for none."""
+
+    leakage: ClassVar = MessageLeakage("the first option in which two parties differ, if any does", "control")
 
     difference: str
 

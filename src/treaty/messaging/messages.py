@@ -17,7 +17,7 @@ the name of the message class and ``body`` the message as a map of its fields.
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any, Generic, TypeVar, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, dataclass_transform, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import LocalProtocolError, PeerProtocolError
 from treaty.files import decoder_of
+from treaty.messaging.leakage import Leakages, MessageLeakage
 
 Frame = bytes | memoryview
 """One encoded envelope as a channel carries it."""
@@ -59,7 +60,13 @@ M = TypeVar("M", bound="Message")
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
-    """Base of everything a protocol sends; subclasses add typed fields and inherit the strictness."""
+    """Base of everything a protocol sends; subclasses add typed fields and inherit the strictness.
+
+    `leakage` states what the receiver learns. Where that depends on the roles at both ends or on options, it is a
+    mapping, and each system's routes (`System.routes`) name the entry.
+    """
+
+    leakage: ClassVar[Leakages]
 
 
 class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
@@ -182,11 +189,15 @@ class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields
 class Abort(Message):
     """The sender stops the job; `reason` may be shown to the receiver's operator."""
 
+    leakage: ClassVar = MessageLeakage("why the sender stops the job, without any value of a table", "control")
+
     reason: str
 
 
 class Part(Message):
     """A piece of an encoded envelope that is too long for one message; `nbytes` is the length of the whole."""
+
+    leakage: ClassVar = MessageLeakage("a piece of a message too long for one: what that message tells", "control")
 
     content: memoryview
     nbytes: _Count
@@ -194,6 +205,8 @@ class Part(Message):
 
 class Goodbye(Message):
     """The sender has finished its part; the end of its connection is no failure from now on."""
+
+    leakage: ClassVar = MessageLeakage("that the sender has finished", "control")
 
 
 def encode_envelope(envelope: Envelope[M]) -> bytes:

@@ -33,7 +33,7 @@ from treaty.runs.job import Job
 logger = logging.getLogger(__name__)
 
 LONGEST_REASON = 1500  # characters of what others are told
-PLAYED = ("queued", "waiting", "running")
+STAGES = ("queued", "waiting", "running")
 """States of a job that all have approved and that has not ended."""
 MOST_REFUSALS = 100
 """Refused proposals of a peer in an hour that the audit log has; further ones are in the node's log alone."""
@@ -251,7 +251,7 @@ class Jobs:
         stopped = stopped_by(at)
         if stopped is not None:
             self.end(at.row.id, *stopped)
-        elif time.time() - at.row.created > 3600.0 * hours and not (at.lasts and at.row.state in PLAYED):
+        elif time.time() - at.row.created > 3600.0 * hours and not (at.lasts and at.row.state in STAGES):
             self.end(at.row.id, "failed", f"{self.name}: it has not ended in {hours:g} hours")
         elif at.row.state == "proposed":
             self._judge(at)
@@ -262,7 +262,7 @@ class Jobs:
             self.change(at, state="queued")
         elif at.row.state == "approved" and (lead := at.views.get(at.active)) is not None and lead.state == "finished":
             self.end(at.row.id, "finished", "the job went on without this party")
-        return at.row.state in PLAYED
+        return at.row.state in STAGES
 
     def _judge(self, at: OpenJob) -> None:
         """Look at the policy's verdict once it is there, and approve or reject by it what needs nobody."""

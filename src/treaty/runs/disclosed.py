@@ -14,18 +14,18 @@ from treaty.runs.progress import AllKept, PartKept
 from treaty.runs.report import learned_by
 from treaty.runs.rows import RowOrder
 from treaty.systems import Model, find_system
-from treaty.systems.alignment.leakage import TOLD as ALIGNMENT
+from treaty.systems.alignment.leakage import ROUTES as ALIGNMENT
+from treaty.systems.leakage import ANY, STAGES, Route, Routes, routes, sent
 from treaty.systems.options import SystemOptions, converted, names_of
 from treaty.systems.system import Roles, System, roles_of
-from treaty.systems.told import ANY, PLAYED, Lines, Told, lines, sent
 
-OF_RUNS: Lines = lines(
-    Told(RowOrder, ("active",), ("passive",), "which common order of rows is used, by a number", "control"),
-    Told(PartKept, ANY, ANY, "that the sender has written its part of the model", "control"),
-    Told(AllKept, ANY, ANY, "that everybody has written theirs", "control"),
-    Told(Abort, ANY, ANY, "why the sender stops the job, without any value of a table", "control"),
-    Told(Part, ANY, ANY, "a piece of a message too long for one: what that message tells", "control"),
-    Told(Goodbye, ANY, ANY, "that the sender has finished", "control"),
+OF_RUNS: Routes = routes(
+    Route(RowOrder, ("active",), ("passive",)),
+    Route(PartKept, ANY, ANY),
+    Route(AllKept, ANY, ANY),
+    Route(Abort, ANY, ANY),
+    Route(Part, ANY, ANY),
+    Route(Goodbye, ANY, ANY),
     reference="docs/jobs.md, Connections and exit codes",
 )
 """What every job between processes sends besides its system's messages."""
@@ -44,13 +44,13 @@ class Disclosures:
         The system's name.
     learned : mapping of str to sequence of str
         By party, or role, what it learns beyond its own data, in sentences.
-    messages : mapping of str to tuple of Told
+    messages : mapping of str to tuple of Route
         The messages that tell it, by what is played: alignment, training, prediction and so on.
     """
 
     system: str
     learned: Mapping[str, Sequence[str]]
-    messages: Mapping[str, Lines]
+    messages: Mapping[str, Routes]
 
     def __str__(self) -> str:
         """Return the sentences, one a line."""
@@ -127,12 +127,12 @@ def of_job(job: Job) -> Disclosures:
 def _of(
     system: System, roles: Roles, settings: tuple[Any, Any], align: Any, learned: Mapping[str, Sequence[str]]
 ) -> Disclosures:
-    found: dict[str, Lines] = {}
+    found: dict[str, Routes] = {}
     if align is not None and system.split == "columns":
         found["alignment"] = sent(ALIGNMENT, align, None)
-    found |= {title: sent(system.told[what], *settings) for what, title in PLAYED.items() if what in system.told}
+    found |= {title: sent(system.routes[what], *settings) for what, title in STAGES.items() if what in system.routes}
     if system.service is not None and not system.service.refused(settings[0]):
-        found["prediction for others"] = sent(system.service.told, *settings)
+        found["prediction for others"] = sent(system.service.routes, *settings)
     if system.split != "none":
         found["every job between processes"] = OF_RUNS
     return Disclosures(system.name, learned, {title: table for title, table in found.items() if table})
@@ -168,16 +168,16 @@ def _cast(system: System, parties: list[str] | None, options: Any) -> Roles:
                 raise
 
 
-def table_of(table: Lines, *, conditions: bool = False) -> str:
+def table_of(table: Routes, *, conditions: bool = False) -> str:
     """Return lines as a Markdown table; with `conditions` also under which options each is sent."""
     headings = (*_HEADINGS, "sent with") if conditions else _HEADINGS
     rows = [headings, ("---",) * len(headings), *(_cells(line, conditions=conditions) for line in table)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cells(line: Told, *, conditions: bool) -> tuple[str, ...]:
-    name = f"`{line.message.__name__}`"
-    cells = (name, line.way, *map(_escaped, (line.tells, line.form, line.guard, line.reference)))
+def _cells(line: Route, *, conditions: bool) -> tuple[str, ...]:
+    name, told = f"`{line.message.__name__}`", line.leakage
+    cells = (name, line.way, *map(_escaped, (told.tells, told.form, told.guard, line.reference)))
     return (*cells, _escaped(line.when.words if line.when else "")) if conditions else cells
 
 

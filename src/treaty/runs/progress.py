@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 from rich.progress import (
@@ -26,6 +26,7 @@ from rich.progress import (
 )
 
 from treaty.errors import ConfigError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.runs.job import Job
@@ -139,9 +140,13 @@ LAST_ROUND = 1 << 40
 class PartKept(Message):
     """The sender has written its part of the model and its report."""
 
+    leakage: ClassVar = MessageLeakage("that the sender has written its part of the model", "control")
+
 
 class AllKept(Message):
     """Everybody with a part of the model has written it."""
+
+    leakage: ClassVar = MessageLeakage("that everybody has written theirs", "control")
 
 
 def output_folders(job: Job, name: str) -> list[Path]:

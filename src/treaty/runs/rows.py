@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ from treaty.data.sources import (
 from treaty.data.table import Schema, Table, check_names, to_table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.privacy.ledger import Ledger
@@ -53,6 +54,8 @@ LISTED = 5  # columns of categories that a line about a table names
 
 class RowOrder(Message):
     """The number of the common row order: a new one that alignment makes now, or (`again`) one that all have kept."""
+
+    leakage: ClassVar = MessageLeakage("which common order of rows is used, by a number", "control")
 
     number: str
     again: bool

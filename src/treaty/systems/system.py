@@ -24,9 +24,9 @@ from treaty.messaging.certificates import Identity, vouch, vouches
 from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems.expected import Expected, Shape, not_expected
+from treaty.systems.leakage import Routes, Stage
 from treaty.systems.observers import Observers, Recording
 from treaty.systems.options import CommonOptions, SystemOptions, Term, given, public_terms
-from treaty.systems.told import Lines, Played
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -332,7 +332,7 @@ class Service:
         ``links(roles, options) -> {name: peers}``. Owners of rows need not come, and may be lost.
     disclosures : callable
         ``disclosures(roles, options) -> {role: [sentence, ...]}``: what each role learns.
-    told : tuple of Told
+    routes : tuple of Route
         What each message tells whom.
     refused : callable
         ``refused(options) -> text``: why there is no such prediction under these options; empty where there is.
@@ -342,7 +342,7 @@ class Service:
     assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
     links: Callable[[Roles, Any], dict[str, list[str]]]
     disclosures: Callable[[Roles, Any], dict[str, list[str]]]
-    told: Lines = ()
+    routes: Routes = ()
     refused: Callable[[Any], str] = lambda options: ""
 
     def may_be_absent(self, roles: Roles, options: Any) -> list[str]:
@@ -377,7 +377,7 @@ class System:
     disclosures : callable
         ``disclosures(roles, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, learns
         beyond its own data; `part` is the part of the model at hand, None before training and at parties without one.
-    told : mapping of str to tuple of Told
+    routes : mapping of str to tuple of Route
         What each message tells whom, of what is played: "train", "predict", "explain" and "online".
     predict, explain : mapping of str to Program
         Prediction and contributions by role, where owners have to work together for them.
@@ -440,7 +440,7 @@ class System:
     assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
     disclosures: Callable[[Roles, Any, Any, Any], dict[str, list[str]]]
     has_model: frozenset[str]
-    told: Mapping[Played, Lines] = field(default_factory=dict)
+    routes: Mapping[Stage, Routes] = field(default_factory=dict)
     until_kept: frozenset[str] = frozenset()
     lossless: bool = False
     on_clusters: Callable[[Any], frozenset[str]] = no_clusters

@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
 from treaty.messaging.agreement import agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, routes
 from treaty.systems.options import AtLeastOne, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import begin, own_columns
 from treaty.systems.system import PartySpec, RoleInput, Roles, System
-from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Told, lines
 from treaty.systems.vertical.decisions import predict_active, predict_passive
-from treaty.systems.vertical.told import PREDICT
+from treaty.systems.vertical.leakage import PREDICT
 from treaty.trees.boosting import boost
 from treaty.trees.columns import ColumnSource, SumsFinder
 from treaty.trees.ensemble import SplitTable
@@ -54,6 +55,8 @@ class Toy(SystemOptions):
 class ToyBins(Message):
     """Codes uint8 (n_rows, n_columns), int32 number of bins and bool kind of each column."""
 
+    leakage: ClassVar = MessageLeakage("every row's bin of every column", "exact", guard="most_columns")
+
     codes: Array
     n_bins: Array
     categorical: Array
@@ -61,6 +64,8 @@ class ToyBins(Message):
 
 class ToySplits(Message):
     """Columns int32 (k,) of the splits that trees use, and bool (k, 256) which bins go left."""
+
+    leakage: ClassVar = MessageLeakage("which of its own columns and bins were chosen", "exact")
 
     model_id: str
     features: Array
@@ -142,9 +147,9 @@ def disclosures(roles: Roles, options: Toy, common: BoostingOptions, part: Any) 
     return {name: ["every bin" if name == roles.active else "its own splits"] for name in roles.owners}
 
 
-BINS_AND_SPLITS = lines(
-    Told(ToyBins, PASSIVE, ACTIVE, "every row's bin of every column", "exact", guard="most_columns"),
-    Told(ToySplits, ACTIVE, PASSIVE, "which of its own columns and bins were chosen", "exact"),
+BINS_AND_SPLITS = routes(
+    Route(ToyBins, PASSIVE, ACTIVE),
+    Route(ToySplits, ACTIVE, PASSIVE),
 )
 
 SYSTEM = System(
@@ -155,8 +160,8 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     assign=roles,
     disclosures=disclosures,
-    told={
-        "train": lines(AGREEMENT, BINS_AND_SPLITS, reference="docs/jobs.md, A system of your own"),
+    routes={
+        "train": routes(AGREEMENT, BINS_AND_SPLITS, reference="docs/jobs.md, A system of your own"),
         "predict": PREDICT,
     },
     has_model=frozenset({"active", "passive"}),

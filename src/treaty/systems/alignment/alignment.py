@@ -46,7 +46,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -57,6 +57,7 @@ from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.agreement import agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, clean, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.common_rows import arrange, arranged, joined, prove, ranked, verify
@@ -101,6 +102,11 @@ _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 class ListSummary(Message):
     """Tells the kind of ids, the size's bucket and, by a commitment (empty without a log), whether ids changed."""
 
+    leakage: ClassVar = MessageLeakage(
+        "the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed",
+        "control",
+    )
+
     kind: str
     size: int
     commitment: Array
@@ -110,6 +116,8 @@ class ListSummary(Message):
 class Matches(Message):
     """Common ids: int32 places in the receiver's list, values uint8 (n, 16). Tell which of its ids all hold."""
 
+    leakage: ClassVar = MessageLeakage("which of its own ids all parties have", "exact", guard='result_to="active"')
+
     places: Array
     values: Array
 
@@ -117,11 +125,15 @@ class Matches(Message):
 class OrderKey(Message):
     """Key of the common order, uint8 (32,). Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("the key of the common order", "nothing")
+
     key: Array
 
 
 class AlignmentEnd(Message):
     """The active party has its result and keeps it. Tells nothing, not even whether any id is common."""
+
+    leakage: ClassVar = MessageLeakage("that the active party keeps its result", "nothing")
 
 
 @dataclass(frozen=True, slots=True)

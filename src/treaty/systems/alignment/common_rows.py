@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import DataError, PeerProtocolError
 from treaty.machine.arrays import Integers, pieces
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.ecdh import array_of, bytes_of, to_bytes
@@ -41,6 +43,8 @@ _MOST_ROWS = 1 << 27  # of the joined table: each takes a few bytes at every par
 class Challenge(Message):
     """Key uint8 (32,) of the second order; commitment (32,) to the own digest. Tell nothing."""
 
+    leakage: ClassVar = MessageLeakage("a key, and a commitment", "nothing")
+
     key: Array
     sealed: Array
 
@@ -48,11 +52,15 @@ class Challenge(Message):
 class OrderDigest(Message):
     """SHA-256 (32,) of the values in both orders. Tells whether both have the same ids in the same order."""
 
+    leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
+
     digest: Array
 
 
 class SealOpening(Message):
     """Opens the commitment, uint8 (32,). Tells whether both have the same ids in the same order."""
+
+    leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
 
     opening: Array
 
@@ -128,11 +136,15 @@ def _check(theirs: bytes, own: bytes, peer: str, what: str) -> None:
 class Copies(Message):
     """How many rows the sender has of each common id, int64 (n,)."""
 
+    leakage: ClassVar = MessageLeakage("how many rows the sender has of each common id", "exact")
+
     counts: Array
 
 
 class JoinLayout(Message):
     """Of each common id: rows in the joined table, and how often each row of the receiver repeats, int64 (n,)."""
+
+    leakage: ClassVar = MessageLeakage("of each common id how many rows all parties together have", "exact")
 
     totals: Array
     repeats: Array

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Integers, pieces
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 
@@ -45,11 +46,15 @@ _LEAF = np.dtype([("node", np.int32), ("leaf", np.uint64, (2,))])
 class BlindedPoints(Message):
     """Points uint8 (n, 32): own ids under the own key, and padding. Tell nothing without the key."""
 
+    leakage: ClassVar = MessageLeakage("points under the sender's key, ids and padding alike", "encrypted")
+
     points: Array
 
 
 class RaisedPoints(Message):
     """The receiver's points, raised to the sender's key as well, in the order they came."""
+
+    leakage: ClassVar = MessageLeakage("its own points under both keys: which ids both have", "encrypted")
 
     points: Array
 

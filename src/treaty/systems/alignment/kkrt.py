@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers, pieces
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.alignment.ecdh import PAIR, Advance, array_of, bucket, bytes_of, valid
@@ -69,6 +71,8 @@ Words = NDArray[np.uint64]
 class OprfOffer(Message):
     """Key of ids' digests, uint8 (32,); offer of base transfers, (32,). Tell nothing."""
 
+    leakage: ClassVar = MessageLeakage("keys and an offer of transfers", "nothing")
+
     key: Array
     point: Array
 
@@ -76,11 +80,15 @@ class OprfOffer(Message):
 class OprfChoices(Message):
     """Answers to the offer, uint8 (512, 32). Tell nothing."""
 
+    leakage: ClassVar = MessageLeakage("answers to it", "nothing")
+
     points: Array
 
 
 class MaskedCodes(Message):
     """Masked code words of some bins' ids, uint64 (n, 8). Tell nothing."""
+
+    leakage: ClassVar = MessageLeakage("masked code words, of ids and of nothing alike", "masked")
 
     rows: Array
 
@@ -88,11 +96,15 @@ class MaskedCodes(Message):
 class OprfValues(Message):
     """Values of the sender's ids, uint64 (n, 3), sorted. Tell which the receiver has too, and their places."""
 
+    leakage: ClassVar = MessageLeakage("values of the sender's ids, to compare: which ids both have", "encrypted")
+
     values: Array
 
 
 class OprfUsed(Message):
     """The sender has used one more message of bins or values. Tells nothing."""
+
+    leakage: ClassVar = MessageLeakage("that a message is used up", "nothing")
 
 
 # ---------------------------------------------------------------- active party

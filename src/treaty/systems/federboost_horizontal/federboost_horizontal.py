@@ -48,7 +48,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -60,6 +60,7 @@ from treaty.machine.process import stay_on_one_core
 from treaty.messaging.agreement import Term, agree
 from treaty.messaging.conversation import Order
 from treaty.messaging.conversation import Table as OrderTable
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, encode_body
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
@@ -123,6 +124,8 @@ _FEW_CELLS = 1 << 20  # of a participant's table: summing them takes less time t
 
 class ModelEnd(Message):
     """The model is finished; how many rounds it has."""
+
+    leakage: ClassVar = MessageLeakage("how many rounds the model has", "control")
 
     rounds: Annotated[int, msgspec.Meta(ge=0)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
@@ -12,13 +11,13 @@ from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.federboost_horizontal.federboost_horizontal import ModelEnd, check_members, leader, member
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.federboost_horizontal.trees import TreeStep
-from treaty.systems.horizontal.leakage import input_told, keys_told, lost_told, search_told, sums_of_rows
+from treaty.systems.horizontal.leakage import input_routes, keys_routes, lost_routes, search_routes, sums_of_rows
 from treaty.systems.horizontal.quantiles import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
+from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.system import checkpoints_told
+from treaty.systems.pooled.system import checkpoints_routes
 from treaty.systems.system import PartySpec, Roles, System
-from treaty.systems.told import AGREEMENT, Lines, Played, Told, When, lines
 
 # ------------------------------------------ what each party of a FederBoost training by row learns beyond its own rows
 
@@ -141,54 +140,24 @@ _LEADER, _MEMBER = ("leader",), ("member",)
 _PLAIN = When("without epsilon_total", lambda options, common: options.epsilon_total is None)
 _NOISY = When("epsilon_total", lambda options, common: options.epsilon_total is not None)
 
-TOLD: dict[Played, Lines] = {
-    "train": lines(
+ROUTES: dict[Stage, Routes] = {
+    "train": routes(
         AGREEMENT,
-        Told(
-            RowsDescription,
-            _MEMBER,
-            _LEADER,
-            "names of its columns, their categories, which are empty or have numbers beyond float32, which classes its "
-            "rows have, and whether it has bins of an earlier training on these rows",
-            "exact",
-        ),
-        Told(
-            ModelBegin,
-            _LEADER,
-            _MEMBER,
-            "the model's number, names and categories of the first participant's columns, everybody's classes, and "
-            "whether all have kept bins",
-            "control",
-        ),
-        lines(keys_told(_LEADER, _MEMBER), reference="docs/federboost.md, Masks"),
-        search_told(_LEADER, _MEMBER),
-        input_told(_MEMBER, _LEADER, "epsilon_total, min_child_samples", _PLAIN),
-        replace(input_told(_MEMBER, _LEADER, "epsilon_total", _NOISY), form="noisy"),
-        lines(
-            lost_told(_LEADER, _MEMBER),
+        Route(RowsDescription, _MEMBER, _LEADER),
+        Route(ModelBegin, _LEADER, _MEMBER),
+        routes(keys_routes(_LEADER, _MEMBER), reference="docs/federboost.md, Masks"),
+        search_routes(_LEADER, _MEMBER),
+        input_routes(_MEMBER, _LEADER, "epsilon_total, min_child_samples", _PLAIN),
+        input_routes(_MEMBER, _LEADER, "epsilon_total", _NOISY, "noisy"),
+        routes(
+            lost_routes(_LEADER, _MEMBER),
             when=When('dropout="accept"', lambda options, common: options.dropout == "accept"),
             reference="docs/federboost.md, When a participant is lost",
         ),
-        Told(
-            TreeStep,
-            _LEADER,
-            _MEMBER,
-            "the model: splits, their gains to three digits, leaf values; which of two nodes has fewer rows",
-            "aggregated",
-            "epsilon_total, min_child_samples",
-            when=_PLAIN,
-        ),
-        Told(
-            TreeStep,
-            _LEADER,
-            _MEMBER,
-            "the model, made of noisy sums: splits, their gains, leaf values",
-            "noisy",
-            "epsilon_total",
-            when=_NOISY,
-        ),
-        checkpoints_told("leader", _MEMBER),
-        Told(ModelEnd, _LEADER, _MEMBER, "how many rounds the model has", "control"),
+        Route(TreeStep, _LEADER, _MEMBER, "exact", when=_PLAIN),
+        Route(TreeStep, _LEADER, _MEMBER, "noisy", when=_NOISY),
+        checkpoints_routes("leader", _MEMBER),
+        Route(ModelEnd, _LEADER, _MEMBER),
         reference="arXiv 2011.02796; docs/federboost.md, Who learns what by row",
     )
 }
@@ -232,7 +201,7 @@ SYSTEM = System(
     train={"leader": leader, "member": member},
     assign=roles,
     disclosures=disclosures,
-    told=TOLD,
+    routes=ROUTES,
     expected=expected,
     on_clusters=lambda options: frozenset({"leader", "member"}),
     has_model=frozenset({"leader", "member"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used
@@ -175,6 +177,19 @@ class TreeStep(Message):
 
     Tells participants the model, which all of them get.
     """
+
+    leakage: ClassVar = {
+        "exact": MessageLeakage(
+            "the model: splits, their gains to three digits, leaf values; which of two nodes has fewer rows",
+            "aggregated",
+            guard="epsilon_total, min_child_samples",
+        ),
+        "noisy": MessageLeakage(
+            "the model, made of noisy sums: splits, their gains, leaf values",
+            "noisy",
+            guard="epsilon_total",
+        ),
+    }
 
     outputs: Array
     nodes: Array

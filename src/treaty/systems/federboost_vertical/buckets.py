@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, decode_body, digests_in, encode_body, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces
@@ -36,6 +38,13 @@ class Buckets(Message):
     the next ones. Tells how many buckets each column has and, with epsilon-local differential privacy, which one each
     row is in.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "of every column how many buckets it has and whether values are missing, and of every row which bucket "
+        "its value is in, under randomised response",
+        "noisy",
+        guard="epsilon, epsilon_person",
+    )
 
     present: Array
     categorical: Array
@@ -166,11 +175,15 @@ FORMAT = Format("noisy-buckets", 2)
 class HeldBuckets(Message):
     """SHA-256 of each table of the receiver's buckets that the sender kept, one after the other; empty for none."""
 
+    leakage: ClassVar = MessageLeakage("which of its buckets the active party has kept", "control")
+
     digests: bytes
 
 
 class SameBuckets(Message):
     """The sender's buckets are those with this SHA-256. Tells that nothing about them has changed."""
+
+    leakage: ClassVar = MessageLeakage("that buckets are those of an earlier training", "control")
 
     digest: bytes
 

@@ -47,7 +47,7 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -57,6 +57,7 @@ from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order, Table
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import put_together, row_pieces
@@ -100,6 +101,11 @@ class UsedColumns(Message):
     Tells nothing new, as the active party chose these splits; its checkpoint has no list of them.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "nothing new: which of the sender's columns have splits, which the active party chose",
+        "nothing",
+    )
+
     columns: Array
 
 
@@ -108,6 +114,8 @@ class ChosenSplits(Message):
 
     `rounds` were finished before the last of these trees.
     """
+
+    leakage: ClassVar = MessageLeakage("which of its columns and buckets splits are on, and how often", "exact")
 
     features: Array
     left_bins: Array

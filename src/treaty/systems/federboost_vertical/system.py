@@ -9,14 +9,14 @@ from treaty.systems.expected import Expected, Shape, Trees
 from treaty.systems.federboost_vertical.buckets import Buckets, HeldBuckets, SameBuckets
 from treaty.systems.federboost_vertical.federboost_vertical import ChosenSplits, UsedColumns, active, passive
 from treaty.systems.federboost_vertical.options import FederBoostVertical
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
-from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
 from treaty.systems.vertical.active import Start, roles_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT, RECORDS
 from treaty.systems.vertical.online import online_active, online_passive
-from treaty.systems.vertical.told import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT, RECORDS
 
 # -------------------- what each party of a FederBoost training by column learns beyond its own data and its own splits
 
@@ -89,30 +89,15 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
 
 # ---------------------------------------------------------------- what the messages of FederBoost by column tell
 
-TOLD: dict[Played, Lines] = {
-    "train": lines(
+ROUTES: dict[Stage, Routes] = {
+    "train": routes(
         AGREEMENT,
-        Told(HeldBuckets, ACTIVE, PASSIVE, "which of its buckets the active party has kept", "control"),
-        Told(
-            Buckets,
-            PASSIVE,
-            ACTIVE,
-            "of every column how many buckets it has and whether values are missing, and of every row which bucket its "
-            "value is in, under randomised response",
-            "noisy",
-            guard="epsilon, epsilon_person",
-        ),
-        Told(SameBuckets, PASSIVE, ACTIVE, "that buckets are those of an earlier training", "control"),
-        Told(Start, ACTIVE, PASSIVE, "the model's number; how many of its splits kept rounds use", "control"),
-        Told(
-            UsedColumns,
-            PASSIVE,
-            ACTIVE,
-            "nothing new: which of the sender's columns have splits, which the active party chose",
-            "nothing",
-            when=When("unbiased=True", lambda options, common: bool(options.unbiased)),
-        ),
-        Told(ChosenSplits, ACTIVE, PASSIVE, "which of its columns and buckets splits are on, and how often", "exact"),
+        Route(HeldBuckets, ACTIVE, PASSIVE),
+        Route(Buckets, PASSIVE, ACTIVE),
+        Route(SameBuckets, PASSIVE, ACTIVE),
+        Route(Start, ACTIVE, PASSIVE),
+        Route(UsedColumns, PASSIVE, ACTIVE, when=When("unbiased=True", lambda options, common: bool(options.unbiased))),
+        Route(ChosenSplits, ACTIVE, PASSIVE),
         RECORDS,
         CHECKPOINTS,
         DECISIONS,
@@ -136,7 +121,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     assign=roles_by_column,
     disclosures=disclosures,
-    told=TOLD,
+    routes=ROUTES,
     expected=expected,
     on_clusters=lambda options: frozenset({"active"}),
     has_model=frozenset({"active", "passive"}),

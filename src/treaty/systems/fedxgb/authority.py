@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -26,6 +27,7 @@ from treaty.crypto.aggregation.key_agreement import agree, verifies
 from treaty.crypto.aggregation.masks import length_prefixed
 from treaty.errors import PeerProtocolError
 from treaty.machine.process import stay_on_one_core
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.system import RoleInput, Roles
@@ -38,12 +40,16 @@ PATIENCE = 60.0  # seconds; a tenth of the job's timeout where that is less
 class KeyRequest(Message):
     """Role and signing key for this run. Tells nothing else."""
 
+    leakage: ClassVar = MessageLeakage("its role, and a signing key of this run", "control")
+
     role: str
     key: bytes
 
 
 class KeyCertificate(Message):
     """The authority's key and its signature on the receiver's."""
+
+    leakage: ClassVar = MessageLeakage("a signature on its own key, name and role", "control")
 
     authority: bytes
     signature: bytes

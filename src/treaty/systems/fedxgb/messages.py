@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from treaty.data.columns import Category
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Table
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, ModelId
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
 from treaty.systems.fedxgb.options import FedXGB
@@ -23,6 +24,8 @@ from treaty.systems.system import RoleInput
 class UserOffer(Message):
     """A user's certified keys, and how active and how steadily connected it is, from 0 to 1."""
 
+    leakage: ClassVar = MessageLeakage("its keys; how active and steady it says it is", "control")
+
     keys: CertifiedKeys
     activity: Annotated[float, msgspec.Meta(ge=0, le=1)]
     stability: Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -30,6 +33,8 @@ class UserOffer(Message):
 
 class Task(Message):
     """What is trained: columns, classes, options; the server's keys; how many `rounds` an interrupted training has."""
+
+    leakage: ClassVar = MessageLeakage("names of columns, categories, classes, options; the server's keys", "control")
 
     model_id: ModelId
     names: list[str]
@@ -44,12 +49,18 @@ class Task(Message):
 class RowSummary(Message):
     """How many rows all users have, and bool (features,) which columns have missing values anywhere."""
 
+    leakage: ClassVar = MessageLeakage(
+        "how many rows all users have, and which columns have missing values anywhere", "aggregated"
+    )
+
     n_rows: int
     may_miss: Array
 
 
 class RoundStart(Message):
     """A round begins: int32 columns of its trees, tree after tree, and int32 (n_outputs,) where each tree's end."""
+
+    leakage: ClassVar = MessageLeakage("that a round begins, with which columns", "control")
 
     columns: Array
     last_columns: Array
@@ -58,9 +69,13 @@ class RoundStart(Message):
 class Attendance(Message):
     """The user is there for the round, and takes part if the edge server chooses it."""
 
+    leakage: ClassVar = MessageLeakage("that the user is there for the round", "control")
+
 
 class Splits(Message):
     """Splits of a level: int32 features (n_outputs, n_slots), uint8 packed bits (n_outputs, n_slots, 32): bins left."""
+
+    leakage: ClassVar = MessageLeakage("a level's splits", "aggregated", guard='expose="nothing"')
 
     features: Array
     left_bins: Array
@@ -69,11 +84,15 @@ class Splits(Message):
 class Values(Message):
     """Leaf values: float64 (n_outputs, n_slots) of the slots below the last level."""
 
+    leakage: ClassVar = MessageLeakage("leaf values", "aggregated", guard='expose="nothing"')
+
     values: Array
 
 
 class TrainingEnd(Message):
     """Training is over."""
+
+    leakage: ClassVar = MessageLeakage("that training is over", "control")
 
 
 _SEARCH: Table = {

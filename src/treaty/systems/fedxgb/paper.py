@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -50,6 +51,7 @@ from treaty.crypto.sharing.secure_routing import route_shown, share_integers
 from treaty.crypto.sharing.shamir_field import Words, check_numbers
 from treaty.data.table import Schema
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import take_rows
@@ -71,6 +73,13 @@ _MODULUS = 1 << 64
 class InputAndShares(Message):
     """A vector uint64 (n,) under one mask, and the sender's shares of everybody's r."""
 
+    leakage: ClassVar = MessageLeakage(
+        "the user's own vector, as its mask is the same in all numbers and shares of it come along: of each bin"
+        " of each column in each node the sum of gradients, sum of hessians and number of rows, over all rows "
+        "in the sum; before, numbers of rows below points that are tried, of this user alone",
+        "exact",
+    )
+
     values: Array
     shares: dict[str, bytes]
 
@@ -78,11 +87,15 @@ class InputAndShares(Message):
 class LostUsers(Message):
     """Users whose vectors have not come."""
 
+    leakage: ClassVar = MessageLeakage("whose vectors have not come", "control")
+
     users: list[str]
 
 
 class KeyShares(Message):
     """The sender's shares of their private keys."""
+
+    leakage: ClassVar = MessageLeakage("private keys of lost users, and so their vectors", "exact")
 
     shares: dict[str, bytes]
 
@@ -282,6 +295,8 @@ _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 class ShownSplits(Message):
     """What users know of a level: int32 columns (trees, slots), -1 for none; bool whether missing values go left."""
 
+    leakage: ClassVar = MessageLeakage("columns of a level's splits", "aggregated", guard='expose="nothing"')
+
     features: Array
     missing_left: Array
 
@@ -289,11 +304,19 @@ class ShownSplits(Message):
 class HiddenThresholds(Message):
     """Thresholds of a level, the receiver's shares: uint64 (trees, slots, 2)."""
 
+    leakage: ClassVar = MessageLeakage("shares of thresholds", "masked")
+
     thresholds: Array
 
 
 class Sides(Message):
     """Whether some of the receiver's rows go left: bool (trees, rows)."""
+
+    leakage: ClassVar = MessageLeakage(
+        "which of its own rows go left; with rows made up for that, thresholds",
+        "exact",
+        guard='expose="nothing"',
+    )
 
     left: Array
 

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.process import concurrently
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces
@@ -34,12 +35,16 @@ _MOMENT = 0.05  # seconds that a next piece is waited for at first, so that a si
 class RowShares(Message):
     """The receiver's shares of some of a user's `n_rows` rows, uint64 (rows, columns, *), see `secpred.routing`."""
 
+    leakage: ClassVar = MessageLeakage("how many rows the user has; shares of their bins", "masked")
+
     shares: Array
     n_rows: RowSize
 
 
 class ComparedShares(Message):
     """The receiver's shares of what slots compare of some of a user's `n_rows` rows, uint64 (trees, rows, 2)."""
+
+    leakage: ClassVar = MessageLeakage("shares of the values that a user's rows compare", "masked")
 
     shares: Array
     n_rows: RowSize

@@ -50,7 +50,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -62,6 +62,7 @@ from treaty.data.binning import MOST_BINS, Bins
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError, PeerError, PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, decode_body, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
@@ -122,6 +123,18 @@ class PredictionRules:
 class PredictionTerms(Message):
     """What users and edge servers know; bins as users of the training were told them."""
 
+    leakage: ClassVar = {
+        "edge": MessageLeakage(
+            "names, categories and bins of all columns, loss and classes, as in training; which model",
+            "aggregated",
+        ),
+        "user": MessageLeakage(
+            "names, categories and bins of all columns, loss and classes, as users of the training were told; "
+            "which model",
+            "aggregated",
+        ),
+    }
+
     model_id: _ModelId
     names: list[str]
     categories: Categories
@@ -135,6 +148,8 @@ class PredictionTerms(Message):
 
 class DealerTerms(Message):
     """What who deals random numbers knows of the columns: numbers of bins, and which have categories."""
+
+    leakage: ClassVar = MessageLeakage("how many bins columns have, and which have categories; which model", "control")
 
     model_id: _ModelId
     n_bins: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)]], msgspec.Meta(max_length=MOST_COLUMNS)]
@@ -150,6 +165,8 @@ _TERMS: tuple[type[PredictionTerms] | type[DealerTerms], ...] = (PredictionTerms
 class ModelSize(Message):
     """How many trees there are, and how many levels of splits each has, dummies included."""
 
+    leakage: ClassVar = MessageLeakage("how many trees there are, and how deep the deepest is", "control")
+
     trees: _AtLeastOne
     depth: Annotated[int, msgspec.Meta(ge=0, le=24)]
 
@@ -157,17 +174,23 @@ class ModelSize(Message):
 class QueriesLeft(Message):
     """How many rows the receiver may still have predicted by this model, by the sender's count."""
 
+    leakage: ClassVar = MessageLeakage("how many rows it may still ask for", "control")
+
     rows: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RowsTaken(Message):
     """Whether the receiver's rows are predicted: they came to all holders of shares, and it has that many left."""
 
+    leakage: ClassVar = MessageLeakage("whether its rows are predicted", "control")
+
     taken: bool
 
 
 class TreesRequest(Message):
     """The sender is ready for more trees."""
+
+    leakage: ClassVar = MessageLeakage("that it is ready for more trees", "control")
 
 
 # ---------------------------------------------------------------- server

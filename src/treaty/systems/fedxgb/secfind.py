@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ from treaty.crypto.aggregation.masks import UsedNonces, add_masks, mask_key, mas
 from treaty.crypto.aggregation.participant import Participant
 from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking
 from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
@@ -55,6 +56,8 @@ ATTEMPTS = 6
 class Domain(Message):
     """Certified keys of all users of a domain."""
 
+    leakage: ClassVar = MessageLeakage("who the users of its domain are, and their keys", "control")
+
     users: dict[str, CertifiedKeys]
     least_change: Annotated[int, msgspec.Meta(ge=3)]
 
@@ -62,11 +65,15 @@ class Domain(Message):
 class Cohort(Message):
     """Who takes part in a tree, or in the rest of it where too few of those told before are left."""
 
+    leakage: ClassVar = MessageLeakage("who of its domain takes part", "control")
+
     users: list[str]
 
 
 class Call(Message):
     """Contribute the vector that comes next; `number` is the sum's, higher than any before."""
+
+    leakage: ClassVar = MessageLeakage("that its next vector is wanted", "control")
 
     number: Annotated[int, msgspec.Meta(ge=0)]
     attempt: Annotated[int, msgspec.Meta(ge=0)]
@@ -75,9 +82,13 @@ class Call(Message):
 class AbsenceNotice(Message):
     """The sender takes no further part in this tree."""
 
+    leakage: ClassVar = MessageLeakage("that the user takes no further part in this tree", "control")
+
 
 class MaskKey(Message):
     """A user's mask key of one sum, and its tags by peer."""
+
+    leakage: ClassVar = MessageLeakage("a public key of this sum", "control")
 
     public: bytes
     tags: dict[str, bytes]
@@ -86,6 +97,8 @@ class MaskKey(Message):
 class MaskKeys(Message):
     """All mask keys of one sum, and the tags made for the receiver."""
 
+    leakage: ClassVar = MessageLeakage("everybody's public keys of this sum", "control")
+
     public: dict[str, bytes]
     tags: dict[str, bytes]
 
@@ -93,11 +106,15 @@ class MaskKeys(Message):
 class Agreement(Message):
     """A user's tags on the list of survivors, by peer."""
 
+    leakage: ClassVar = MessageLeakage("tags on the list of those in the sum", "control")
+
     tags: dict[str, bytes]
 
 
 class Agreements(Message):
     """Tags on the list of survivors made for the receiver, by those on it."""
+
+    leakage: ClassVar = MessageLeakage("others' tags on that list", "control")
 
     tags: dict[str, bytes]
 
@@ -242,11 +259,15 @@ class _TaggedContribution:
 class Users(Message):
     """An edge server's users and their certified keys."""
 
+    leakage: ClassVar = MessageLeakage("who the users of a domain are, and their keys", "control")
+
     of: dict[str, CertifiedKeys]
 
 
 class Sum(Message):
     """Open the next sum of the domain's vectors, of `length` numbers, and add it to the other domains'."""
+
+    leakage: ClassVar = MessageLeakage("that a sum of so many numbers is opened next", "control")
 
     number: Annotated[int, msgspec.Meta(ge=0)]
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)]
@@ -254,6 +275,8 @@ class Sum(Message):
 
 class SurvivorReport(Message):
     """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it."""
+
+    leakage: ClassVar = MessageLeakage("whose vectors are in the domain's sum", "control", guard="group_size")
 
     users: list[str]
     attempt: Annotated[int, msgspec.Meta(ge=0)]

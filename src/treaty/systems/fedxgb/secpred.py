@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.data.binning import Bins
 from treaty.errors import DataError, PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import take_rows
@@ -57,17 +58,26 @@ _SLOTS_AT_ONCE = 1 << 21  # of these rows: edge servers send each other up to 16
 class HeldRows(Message):
     """Users whose rows a holder has, and how many."""
 
+    leakage: ClassVar = MessageLeakage("whose rows edge servers have, and how many", "control")
+
     users: dict[str, int]
 
 
 class RowOwners(Message):
     """Users whose rows all holders of shares have, in the order in which the holders keep them."""
 
+    leakage: ClassVar = {
+        "edge": MessageLeakage("whose rows all of them have", "control"),
+        "user": MessageLeakage("whose rows all edge servers have", "control"),
+    }
+
     users: list[str]
 
 
 class SplitShares(Message):
     """Shares of a level's splits, uint64: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
+
+    leakage: ClassVar = MessageLeakage("shares of the splits of a level in all slots", "masked")
 
     weights: Array
     thresholds: Array
@@ -76,11 +86,15 @@ class SplitShares(Message):
 class LeafShares(Message):
     """Shares of leaf values, uint64 (trees, slots, *)."""
 
+    leakage: ClassVar = MessageLeakage("shares of leaf values in all slots", "masked")
+
     values: Array
 
 
 class RowCounts(Message):
     """Whose rows reached the sender, and how many; of a prediction, how many it has `asked` for over all runs."""
+
+    leakage: ClassVar = MessageLeakage("whose rows came, and how many; of predictions, over all runs", "control")
 
     users: dict[str, int]
     asked: dict[str, _Count] = msgspec.field(default_factory=dict)
@@ -89,11 +103,22 @@ class RowCounts(Message):
 class SideShares(Message):
     """The sender's shares of whether rows of the receiver go left, uint64 (trees, rows, 2) or uint8 (trees, rows)."""
 
+    leakage: ClassVar = MessageLeakage("to which side its own rows go at a level", "exact", guard="max_depth")
+
     shares: Array
 
 
 class ValueShares(Message):
     """The sender's shares of the leaf values of some of the receiver's rows, uint64 (trees, rows, *)."""
+
+    leakage: ClassVar = {
+        "training": MessageLeakage("the leaf values of its own rows", "exact", guard="max_depth"),
+        "prediction": MessageLeakage(
+            "the predictions of its own rows; with many, an imitation of the model",
+            "exact",
+            guard="max_queries",
+        ),
+    }
 
     shares: Array
 
@@ -103,6 +128,11 @@ _Told = TypeVar("_Told", SideShares, ValueShares)
 
 class Turn(Message):
     """The holders now take all rows down a level, or (`leaves`) find their leaf values."""
+
+    leakage: ClassVar = {
+        "edge": MessageLeakage("that rows go down a level", "control"),
+        "user": MessageLeakage("that its rows go down a level", "control"),
+    }
 
     leaves: bool
 

@@ -121,6 +121,6 @@ SERVICE = Service(
     assign=roles_of_prediction,
     links=links_of_prediction,
     disclosures=disclosures_of_prediction,
-    told=PREDICTION,
+    routes=PREDICTION,
     refused=refused,
 )

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -52,6 +52,7 @@ from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.secure_comparison import Program, Setting, prepare
 from treaty.crypto.sharing.shamir_field import Words
 from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces
@@ -65,6 +66,8 @@ Result = TypeVar("Result")
 
 class SharedNumbers(Message):
     """Shares of some of the numbers of one round among edge servers, uint64."""
+
+    leakage: ClassVar = MessageLeakage("shares of numbers that are computed with", "masked")
 
     numbers: Array
 
@@ -260,11 +263,15 @@ _OF_A_COMPARISON = 128
 class WantedRows(Message):
     """A mask is wanted for all `rows` rows."""
 
+    leakage: ClassVar = MessageLeakage("how many rows there are", "control")
+
     rows: _Count
 
 
 class WantedLevel(Message):
     """`rows` rows, from number `start` on, go down a level of `trees` trees with `slots` slots each."""
+
+    leakage: ClassVar = MessageLeakage("how many rows go down how many slots of how many trees", "control")
 
     start: _Count
     rows: _Count
@@ -275,6 +282,8 @@ class WantedLevel(Message):
 class WantedLeaves(Message):
     """The leaf values of `rows` rows are wanted, each one of `leaves` leaves."""
 
+    leakage: ClassVar = MessageLeakage("how many rows and leaves there are", "control")
+
     rows: _Count
     leaves: _Count
 
@@ -282,9 +291,13 @@ class WantedLeaves(Message):
 class DealingEnd(Message):
     """Nothing more is wanted for now."""
 
+    leakage: ClassVar = MessageLeakage("that nothing more is wanted", "control")
+
 
 class DealtCorrections(Message):
     """Secret random numbers for the receiver alone: a key, and uint64 shares of products for the second edge server."""
+
+    leakage: ClassVar = MessageLeakage("random numbers", "nothing")
 
     key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     corrections: Array

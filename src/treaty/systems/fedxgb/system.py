@@ -8,7 +8,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb.authority import authority
 from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.leakage import TOLD
+from treaty.systems.fedxgb.leakage import ROUTES
 from treaty.systems.fedxgb.options import FedXGB, dropouts, helpers, links, only_simulated, roles_of
 from treaty.systems.fedxgb.server import server
 from treaty.systems.fedxgb.service import SERVICE, disclosures_of_prediction, refused
@@ -230,7 +230,7 @@ SYSTEM = System(
     helpers=helpers,
     links=links,
     disclosures=disclosures,
-    told=TOLD,
+    routes=ROUTES,
     expected=expected,
     has_model=frozenset({"server"}),
     until_kept=frozenset({"edge", "user"}),

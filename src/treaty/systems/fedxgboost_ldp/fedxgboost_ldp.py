@@ -49,7 +49,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -57,6 +57,7 @@ import numpy as np
 from treaty.errors import BudgetSpent, PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s
 from treaty.messaging.conversation import Order
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart, leaves
@@ -114,6 +115,8 @@ logger = logging.getLogger(__name__)
 class ColumnCount(Message):
     """How many columns the sender has."""
 
+    leakage: ClassVar = MessageLeakage("how many columns the sender has", "control")
+
     count: ColumnSize
 
 
@@ -122,6 +125,8 @@ class NoiseSetup(Start):
 
     `noisy_hess` says whether hessians carry noise as well.
     """
+
+    leakage: ClassVar = MessageLeakage("bounds of gradients, so about the largest weight above 1", "control")
 
     grad_unit: Annotated[float, msgspec.Meta(gt=0)]
     hess_unit: Annotated[float, msgspec.Meta(gt=0)]

@@ -7,13 +7,14 @@ follows from their numbers of rows. So for each level it is told only how the la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import bits_of, row_pieces, send_rows, take_rows
@@ -39,6 +40,20 @@ class NoisyTree(Message):
     `totals` are the root's, int64 (3,), see `LevelDivision`. Of many rows there are several, each with the next ones.
     """
 
+    leakage: ClassVar = {
+        "safe": MessageLeakage(
+            "of each row of the tree's sample the gradient under noise, so of its label no more than epsilon "
+            "lets through",
+            "noisy",
+            guard="epsilon, epsilon_total",
+        ),
+        "paper": MessageLeakage(
+            "of each row the gradient under noise, and exact totals beside them, so that no epsilon holds",
+            "exact",
+            guard='mode="safe"',
+        ),
+    }
+
     grad: Array
     hess: Array | None
     rows: Array | None
@@ -49,11 +64,15 @@ class NoisyTree(Message):
 class Scores(Message):
     """Of each node of the level the gain of its best split, float64 (n,), 0 where it has none."""
 
+    leakage: ClassVar = MessageLeakage("of each node how good the sender's best split is", "aggregated")
+
     best: Array
 
 
 class ScoredSplitRequest(Message):
     """Nodes of the level, int32 (k,) ascending, that the receiver is to split at the best split it found."""
+
+    leakage: ClassVar = MessageLeakage("which nodes its own split won", "noisy", guard="epsilon")
 
     nodes: Array
 
@@ -63,6 +82,12 @@ class ScoredSplitAnswer(Message):
 
     Of many rows there are several, each about the next ones.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "which of a node's rows go left at a split of the sender",
+        "exact",
+        guard="min_child_samples",
+    )
 
     records: Array
     left: Array
@@ -74,6 +99,20 @@ class LevelDivision(Message):
     `totals` are those of the left children, int64 (k, 3): sums of what `NoisyTree` has, exact ones in paper mode alone,
     and 0 for hess where scores leave it out. Of many rows there are several, each about the next ones.
     """
+
+    leakage: ClassVar = {
+        "safe": MessageLeakage(
+            "which rows of each node go left at a split, whoever owns its column: of that column exact, of "
+            "labels no more than epsilon lets through",
+            "exact",
+            guard="epsilon, for labels",
+        ),
+        "paper": MessageLeakage(
+            "which rows of each node go left at a split, whoever owns its column, and exact sums of gradients",
+            "exact",
+            guard='mode="safe"',
+        ),
+    }
 
     nodes: Array
     left: Array

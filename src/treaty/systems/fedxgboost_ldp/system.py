@@ -16,14 +16,14 @@ from treaty.systems.fedxgboost_ldp.scoring import (
     ScoredSplitRequest,
     Scores,
 )
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
-from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
 from treaty.systems.vertical.active import roles_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
+from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT
 from treaty.systems.vertical.online import online_active, online_passive
-from treaty.systems.vertical.told import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT
 
 # -------------------------- what each party of a FedXGBoost-LDP training learns beyond its own data and its own splits
 
@@ -95,59 +95,18 @@ def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shap
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
 
-TOLD: dict[Played, Lines] = {
-    "train": lines(
+ROUTES: dict[Stage, Routes] = {
+    "train": routes(
         AGREEMENT,
-        Told(NoiseSetup, ACTIVE, PASSIVE, "bounds of gradients, so about the largest weight above 1", "control"),
-        Told(ColumnCount, PASSIVE, ACTIVE, "how many columns the sender has", "control"),
-        Told(
-            NoisyTree,
-            ACTIVE,
-            PASSIVE,
-            "of each row of the tree's sample the gradient under noise, so of its label no more than epsilon lets "
-            "through",
-            "noisy",
-            guard="epsilon, epsilon_total",
-            when=_SAFE,
-        ),
-        Told(
-            NoisyTree,
-            ACTIVE,
-            PASSIVE,
-            "of each row the gradient under noise, and exact totals beside them, so that no epsilon holds",
-            "exact",
-            guard='mode="safe"',
-            when=_PAPER,
-        ),
-        Told(Scores, PASSIVE, ACTIVE, "of each node how good the sender's best split is", "aggregated"),
-        Told(ScoredSplitRequest, ACTIVE, PASSIVE, "which nodes its own split won", "noisy", guard="epsilon"),
-        Told(
-            ScoredSplitAnswer,
-            PASSIVE,
-            ACTIVE,
-            "which of a node's rows go left at a split of the sender",
-            "exact",
-            guard="min_child_samples",
-        ),
-        Told(
-            LevelDivision,
-            ACTIVE,
-            PASSIVE,
-            "which rows of each node go left at a split, whoever owns its column: of that column exact, of labels no "
-            "more than epsilon lets through",
-            "exact",
-            guard="epsilon, for labels",
-            when=_SAFE,
-        ),
-        Told(
-            LevelDivision,
-            ACTIVE,
-            PASSIVE,
-            "which rows of each node go left at a split, whoever owns its column, and exact sums of gradients",
-            "exact",
-            guard='mode="safe"',
-            when=_PAPER,
-        ),
+        Route(NoiseSetup, ACTIVE, PASSIVE),
+        Route(ColumnCount, PASSIVE, ACTIVE),
+        Route(NoisyTree, ACTIVE, PASSIVE, "safe", when=_SAFE),
+        Route(NoisyTree, ACTIVE, PASSIVE, "paper", when=_PAPER),
+        Route(Scores, PASSIVE, ACTIVE),
+        Route(ScoredSplitRequest, ACTIVE, PASSIVE),
+        Route(ScoredSplitAnswer, PASSIVE, ACTIVE),
+        Route(LevelDivision, ACTIVE, PASSIVE, "safe", when=_SAFE),
+        Route(LevelDivision, ACTIVE, PASSIVE, "paper", when=_PAPER),
         CHECKPOINTS,
         DECISIONS,
         FINISH,
@@ -177,7 +136,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     assign=roles_by_column,
     disclosures=disclosures,
-    told=TOLD,
+    routes=ROUTES,
     expected=expected,
     has_model=frozenset({"active", "passive"}),
     pays_once=True,

@@ -17,7 +17,7 @@ message               from -> to      content                                   
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from treaty.crypto.sums.triple_sums import TripleSumsClient, TripleSumsServer
 from treaty.crypto.vectors.matrix_triples import SEED_BYTES, VECTOR_WORDS, Dealer, Words
 from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
@@ -42,6 +43,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 class DealOrder(Message):
     """The number of rows, and of bins of each passive party. Tells these numbers."""
 
+    leakage: ClassVar = MessageLeakage("how many rows there are, and bins at each passive party", "control")
+
     rows: Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
     slots: dict[str, Annotated[int, msgspec.Meta(ge=0, le=MOST_SLOTS)]]
 
@@ -49,17 +52,23 @@ class DealOrder(Message):
 class AskerSeed(Message):
     """Seed of the active party's masks A and C (`crypto.vectors.matrix_triples`). Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("a seed of its masks", "nothing")
+
     seed: bytes
 
 
 class HolderSeed(Message):
     """Seed of a passive party's mask B. Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("a seed of its mask", "nothing")
+
     seed: bytes
 
 
 class DealRequest(Message):
     """Deal for `count` vectors from number `first` on. Tells how many nodes are asked about."""
+
+    leakage: ClassVar = MessageLeakage("how many nodes are asked about", "control")
 
     first: _Count
     count: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -68,12 +77,16 @@ class DealRequest(Message):
 class DealtShares(Message):
     """Shares uint64 (vectors, 2, bins) for the vectors from number `first` on. Tell how many nodes there are."""
 
+    leakage: ClassVar = MessageLeakage("how many nodes there are; random numbers", "masked")
+
     first: _Count
     shares: Array
 
 
 class DealEnd(Message):
     """Training is over."""
+
+    leakage: ClassVar = MessageLeakage("that training is over", "control")
 
 
 def dealer(inputs: RoleInput) -> None:

@@ -23,10 +23,10 @@ from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, WonNodes
 from treaty.systems.fedxgboost_smm.paper.levels import MaskedCandidates, NodeRows, NullVectors, PaperTree
 from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
-from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
 from treaty.systems.vertical.active import fellow_owners, roles_by_column
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
@@ -34,9 +34,7 @@ from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.encrypted_columns import Hint
 from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, small_leaves
 from treaty.systems.vertical.expected_sums import expected_of_sums
-from treaty.systems.vertical.named_rows import NamedRows
-from treaty.systems.vertical.online import online_active, online_passive
-from treaty.systems.vertical.told import (
+from treaty.systems.vertical.leakage import (
     CHECKPOINTS,
     DECISIONS,
     EXPLAIN,
@@ -49,6 +47,8 @@ from treaty.systems.vertical.told import (
     TREE_END,
     encrypted,
 )
+from treaty.systems.vertical.named_rows import NamedRows
+from treaty.systems.vertical.online import online_active, online_passive
 
 # -------------------------- what each party of a FedXGBoost-SMM training learns beyond its own data and its own splits
 
@@ -148,55 +148,36 @@ _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _FIRST = When("version=1", lambda options, common: options.version != 2)
 _SECOND = When("version=2", lambda options, common: options.version == 2)
 
-_DEALT = lines(
-    Told(DealOrder, ACTIVE, _DEALER, "how many rows there are, and bins at each passive party", "control"),
-    Told(AskerSeed, _DEALER, ACTIVE, "a seed of its masks", "nothing"),
-    Told(HolderSeed, _DEALER, PASSIVE, "a seed of its mask", "nothing"),
-    Told(Hint, PASSIVE, ACTIVE, "its bins under a mask that is used once", "masked"),
-    Told(DealRequest, ACTIVE, _DEALER, "how many nodes are asked about", "control"),
-    Told(DealtShares, _DEALER, PASSIVE, "how many nodes there are; random numbers", "masked"),
-    Told(DealEnd, ACTIVE, _DEALER, "that training is over", "control"),
+_DEALT = routes(
+    Route(DealOrder, ACTIVE, _DEALER),
+    Route(AskerSeed, _DEALER, ACTIVE),
+    Route(HolderSeed, _DEALER, PASSIVE),
+    Route(Hint, PASSIVE, ACTIVE, "dealer"),
+    Route(DealRequest, ACTIVE, _DEALER),
+    Route(DealtShares, _DEALER, PASSIVE),
+    Route(DealEnd, ACTIVE, _DEALER),
     when=When('backend="dealer"', lambda options, common: options.has_dealer),
     reference="docs/fedxgboost.md, With a dealer",
 )
 
-_PUBLISHED = lines(
+_PUBLISHED = routes(
     AGREEMENT,
     LAYOUT,
-    Told(PaperSetup, ACTIVE, PASSIVE, "the order of magnitude of labels", "control"),
-    Told(PaperTree, ACTIVE, PASSIVE, "which of its columns the tree may use", "control"),
-    Told(NodeRows, ACTIVE, PASSIVE, "how many nodes there are", "control"),
-    Told(NamedRows, ACTIVE, PASSIVE, "which rows are in each node", "exact"),
-    lines(
-        Told(
-            NullVectors,
-            ACTIVE,
-            PASSIVE,
-            "vectors orthogonal to gradients: with few rows, or after some trees, the labels",
-            "exact",
-        ),
-        Told(
-            MaskedCandidates,
-            PASSIVE,
-            ACTIVE,
-            "the sums of every candidate, and in time which rows are in which bin",
-            "exact",
-        ),
+    Route(PaperSetup, ACTIVE, PASSIVE),
+    Route(PaperTree, ACTIVE, PASSIVE),
+    Route(NodeRows, ACTIVE, PASSIVE),
+    Route(NamedRows, ACTIVE, PASSIVE, "all_nodes"),
+    routes(
+        Route(NullVectors, ACTIVE, PASSIVE),
+        Route(MaskedCandidates, PASSIVE, ACTIVE),
         SPLITS,
         when=_FIRST,
     ),
-    lines(
-        Told(CandidateVectors, PASSIVE, ACTIVE, "vectors orthogonal to every candidate's column of bins", "exact"),
-        Told(
-            MaskedGradients,
-            ACTIVE,
-            PASSIVE,
-            "the sums of its candidates and of the node, and, in one tree or less, every row's gradients, so the "
-            "labels",
-            "exact",
-        ),
-        Told(BestGains, PASSIVE, ACTIVE, "the gain of the sender's best split of each node", "aggregated"),
-        Told(WonNodes, ACTIVE, PASSIVE, "which nodes its split won", "exact"),
+    routes(
+        Route(CandidateVectors, PASSIVE, ACTIVE),
+        Route(MaskedGradients, ACTIVE, PASSIVE),
+        Route(BestGains, PASSIVE, ACTIVE),
+        Route(WonNodes, ACTIVE, PASSIVE),
         when=_SECOND,
     ),
     SPLIT_ANSWER,
@@ -208,7 +189,7 @@ _PUBLISHED = lines(
     reference="arXiv 2106.10662; docs/fedxgboost.md, What leaks in paper mode",
 )
 
-_SAFELY = lines(
+_SAFELY = routes(
     *(
         replace(one, reference="docs/fedxgboost.md, Who learns what in safe mode")
         if one.reference.startswith("docs/secureboost.md, Who") or one.reference.startswith("arXiv")
@@ -218,8 +199,8 @@ _SAFELY = lines(
     _DEALT,
 )
 
-TOLD: dict[Played, Lines] = {
-    "train": lines(lines(_SAFELY, when=_SAFE), lines(_PUBLISHED, when=_PAPER)),
+ROUTES: dict[Stage, Routes] = {
+    "train": routes(routes(_SAFELY, when=_SAFE), routes(_PUBLISHED, when=_PAPER)),
     "predict": PREDICT,
     "explain": EXPLAIN,
     "online": ONLINE,
@@ -293,7 +274,7 @@ SYSTEM = System(
     assign=cast_roles,
     vouched=fellow_owners,
     disclosures=disclosures,
-    told=TOLD,
+    routes=ROUTES,
     expected=expected,
     named_roles=frozenset({"dealer"}),
     lossless=True,

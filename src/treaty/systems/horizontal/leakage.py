@@ -17,8 +17,8 @@ from treaty.systems.horizontal.members import (
     SurvivorSignatures,
 )
 from treaty.systems.horizontal.quantiles import CommonBins, Count, LabelUnits, ProbeRequest, TrainingStart
+from treaty.systems.leakage import Route, Routes, When, routes
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.told import Lines, Told, When, lines
 
 SUMS = (
     "of each bin of each column in each node the sum of gradients, sum of hessians and number of rows, over all rows "
@@ -27,62 +27,52 @@ SUMS = (
 """What opened sums are about."""
 
 
-def keys_told(collector: tuple[str, ...], members: tuple[str, ...]) -> Lines:
+def keys_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
     """Return the lines of the keys that members of sums make for a job."""
-    return lines(
-        Told(MemberKey, members, collector, "a signing key of this run", "control"),
-        Told(Roster, collector, members, "everybody's signing key, and a random number", "control"),
-        Told(MaskKeyPair, members, collector, "public keys of this run, signed", "control"),
-        Told(MaskKeyPairs, collector, members, "everybody's public keys", "control"),
+    return routes(
+        Route(MemberKey, members, collector),
+        Route(Roster, collector, members),
+        Route(MaskKeyPair, members, collector),
+        Route(MaskKeyPairs, collector, members),
     )
 
 
-def survivors_told(aggregator: tuple[str, ...], members: tuple[str, ...]) -> Lines:
+def survivors_routes(aggregator: tuple[str, ...], members: tuple[str, ...]) -> Routes:
     """Return the lines of sums that open though some vectors do not come, but for what proves who is in them."""
-    return lines(
-        Told(SealedShares, members, aggregator, "shares of masks, sealed for others", "encrypted"),
-        Told(PassedShares, aggregator, members, "its shares of others' masks", "masked"),
-        Told(Survivors, aggregator, members, "whose vectors are in the sum", "control"),
-        Told(
-            MaskShares, members, aggregator, "what removes the masks from this sum, and from no vector in it", "masked"
-        ),
+    return routes(
+        Route(SealedShares, members, aggregator, "masks"),
+        Route(PassedShares, aggregator, members, "masks"),
+        Route(Survivors, aggregator, members),
+        Route(MaskShares, members, aggregator),
     )
 
 
-def lost_told(collector: tuple[str, ...], members: tuple[str, ...]) -> Lines:
+def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
     """Return the lines of sums among members that go on without lost ones."""
-    return lines(
-        survivors_told(collector, members),
-        Told(SurvivorSignature, members, collector, "a signature on the list of those in the sum", "control"),
-        Told(SurvivorSignatures, collector, members, "everybody's signatures on that list", "control"),
-        Told(OpenedSum, collector, members, "that the sum is opened", "control"),
-        Told(SumVoid, collector, members, "that the sum is void and comes again", "control"),
+    return routes(
+        survivors_routes(collector, members),
+        Route(SurvivorSignature, members, collector),
+        Route(SurvivorSignatures, collector, members),
+        Route(OpenedSum, collector, members),
+        Route(SumVoid, collector, members),
     )
 
 
-def input_told(sender: tuple[str, ...], receiver: tuple[str, ...], guard: str = "", when: When | None = None) -> Told:
+def input_routes(
+    sender: tuple[str, ...], receiver: tuple[str, ...], guard: str = "", when: When | None = None, variant: str = "sum"
+) -> Route:
     """Return the line of masked vectors whose sum the receiver opens."""
-    return Told(
-        MaskedInput, sender, receiver, f"nothing alone; with all others: {SUMS}", "aggregated", guard, when=when
-    )
+    return Route(MaskedInput, sender, receiver, variant, guard=guard, when=when)
 
 
-def search_told(lead: tuple[str, ...], others: tuple[str, ...]) -> Lines:
+def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
     """Return the lines of the search for common bins and for where training starts."""
-    return lines(
-        Told(Count, lead, others, "that the search for bins begins", "control"),
-        Told(LabelUnits, lead, others, "the size of the largest label and weight, roughly", "aggregated", "base_score"),
-        Told(TrainingStart, lead, others, "the mean of all labels, or classes' shares", "aggregated", "base_score"),
-        Told(ProbeRequest, lead, others, "about where quantiles of all rows lie", "aggregated", "max_bin"),
-        Told(
-            CommonBins,
-            lead,
-            others,
-            "quantiles of all rows, which categories are frequent, the order of magnitude of the largest target and "
-            "weight; without base_score where training starts",
-            "aggregated",
-            "max_bin, base_score",
-        ),
+    return routes(
+        Route(Count, lead, others),
+        Route(LabelUnits, lead, others),
+        Route(TrainingStart, lead, others),
+        Route(ProbeRequest, lead, others),
+        Route(CommonBins, lead, others),
     )
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.crypto.sharing.secret_sharing import share_length
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
 
@@ -47,17 +48,47 @@ ProofsTold = TypeVar("ProofsTold", bound=Message, contravariant=True)
 class SealedShares(Message):
     """Shares by receiver. Tell the aggregator nothing."""
 
+    leakage: ClassVar = {
+        "masks": MessageLeakage("shares of masks, sealed for others", "encrypted"),
+        "keys": MessageLeakage("shares of masks and keys, sealed for others", "encrypted"),
+    }
+
     sealed: dict[str, bytes]
 
 
 class PassedShares(Message):
     """Shares by sender."""
 
+    leakage: ClassVar = {
+        "masks": MessageLeakage("its shares of others' masks", "masked"),
+        "keys": MessageLeakage("its shares of others' masks and keys", "masked"),
+    }
+
     sealed: dict[str, bytes]
+
+
+_SUM_OF_ROWS = (
+    "nothing alone; with all others: of each bin of each column in each node the sum of gradients, sum of hessians and "
+    "number of rows, over all rows in the sum; before, numbers of rows below points that are tried"
+)
 
 
 class MaskedInput(Message):
     """A vector uint64 (n,) under masks: uniform to whoever lacks them."""
+
+    leakage: ClassVar = {
+        "sum": MessageLeakage(_SUM_OF_ROWS, "aggregated"),
+        "noisy": MessageLeakage(_SUM_OF_ROWS, "noisy"),
+        "paper": MessageLeakage(
+            "in every bin at every node the sums over the users of one domain, who may be a single one",
+            "aggregated",
+            guard='mode="safe"',
+        ),
+        "domain": MessageLeakage(
+            "nothing alone; together with all others of the domain a sum under masks that the server alone can remove",
+            "masked",
+        ),
+    }
 
     values: Array
 
@@ -65,11 +96,15 @@ class MaskedInput(Message):
 class Survivors(Message):
     """Whose vectors are in the sum."""
 
+    leakage: ClassVar = MessageLeakage("whose vectors are in the sum", "control")
+
     names: list[str]
 
 
 class MaskShares(Message):
     """What removes the masks of this one sum: by survivor a share of its seed; by lost one of its key, or one mask."""
+
+    leakage: ClassVar = MessageLeakage("what removes the masks from this sum, and from no vector in it", "masked")
 
     survivors: dict[str, bytes]
     lost: dict[str, bytes]

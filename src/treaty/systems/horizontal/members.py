@@ -37,6 +37,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -50,6 +51,7 @@ from treaty.crypto.aggregation.secure_aggregation import Aggregator
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.conversation import Order
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, encode_body, view
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator, contribute
@@ -64,11 +66,15 @@ NONCE_BYTES = 32
 class MemberKey(Message):
     """A member's signing key for this run. Tells nothing else."""
 
+    leakage: ClassVar = MessageLeakage("a signing key of this run", "control")
+
     key: bytes
 
 
 class Roster(Message):
     """All members' signing keys, and a random number of this run."""
+
+    leakage: ClassVar = MessageLeakage("everybody's signing key, and a random number", "control")
 
     nonce: bytes
     keys: dict[str, bytes]
@@ -80,6 +86,8 @@ class MaskKeyPair(Message):
     `signature` is by its key in the roster, `vouched` by that of its certificate, on the roster.
     """
 
+    leakage: ClassVar = MessageLeakage("public keys of this run, signed", "control")
+
     channel: bytes
     mask: bytes
     signature: bytes
@@ -88,6 +96,8 @@ class MaskKeyPair(Message):
 
 class MaskKeyPairs(Message):
     """All members' public keys."""
+
+    leakage: ClassVar = MessageLeakage("everybody's public keys", "control")
 
     of: dict[str, MaskKeyPair]
 
@@ -99,11 +109,15 @@ class MaskKeyPairs(Message):
 class SurvivorSignature(Message):
     """A member's signature on the list of survivors."""
 
+    leakage: ClassVar = MessageLeakage("a signature on the list of those in the sum", "control")
+
     signature: bytes
 
 
 class SurvivorSignatures(Message):
     """Survivors' signatures on the list."""
+
+    leakage: ClassVar = MessageLeakage("everybody's signatures on that list", "control")
 
     of: dict[str, bytes]
 
@@ -111,9 +125,13 @@ class SurvivorSignatures(Message):
 class OpenedSum(Message):
     """Tells that the sum was opened; it holds nothing."""
 
+    leakage: ClassVar = MessageLeakage("that the sum is opened", "control")
+
 
 class SumVoid(Message):
     """The sum is void, not opened: mask the vector again."""
+
+    leakage: ClassVar = MessageLeakage("that the sum is void and comes again", "control")
 
 
 class ToldDigest:

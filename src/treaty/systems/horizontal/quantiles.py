@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sor
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
@@ -52,12 +53,16 @@ def most_rounds(origins: Mapping[str, int]) -> int:
 class Count(Message):
     """The search for bins begins, or restarts: contribute the first vector."""
 
+    leakage: ClassVar = MessageLeakage("that the search for bins begins", "control")
+
 
 class ProbeRequest(Message):
     """Probes: uint32 keys of float32 numbers, or int64, of float64 ones; int32 (numeric features + 1,) each first.
 
     They tell participants about where quantiles of all rows lie.
     """
+
+    leakage: ClassVar = MessageLeakage("about where quantiles of all rows lie", "aggregated", guard="max_bin")
 
     keys: Array
     offsets: Array
@@ -70,6 +75,13 @@ class CommonBins(Message):
     participants the quantiles of all rows, which categories are frequent, the order of magnitude of the largest target
     and weight, and, where the start is estimated, the mean of all labels, or the classes' shares.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "quantiles of all rows, which categories are frequent, the order of magnitude of the largest target and"
+        " weight; without base_score where training starts",
+        "aggregated",
+        guard="max_bin, base_score",
+    )
 
     n_bins: Array
     cuts: Array
@@ -304,6 +316,10 @@ class LabelUnits(Message):
     They tell participants the order of magnitude of the largest label and weight.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "the size of the largest label and weight, roughly", "aggregated", guard="base_score"
+    )
+
     label: float
     weight: float
     bits: Annotated[int, msgspec.Meta(ge=0, le=60)]
@@ -314,6 +330,8 @@ class TrainingStart(Message):
 
     It tells participants the mean of all labels, or the classes' shares.
     """
+
+    leakage: ClassVar = MessageLeakage("the mean of all labels, or classes' shares", "aggregated", guard="base_score")
 
     start: Array
 

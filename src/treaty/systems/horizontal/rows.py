@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, ModelId, encode_body
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
@@ -35,6 +36,12 @@ class RowsDescription(Message):
     `Schema`: columns whose numbers need float64, and which multiple of 2^53 the largest of whole numbers has passed.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "names of its columns, their categories, which are empty or have numbers beyond float32, which classes "
+        "its rows have, and whether it has bins of an earlier training on these rows",
+        "exact",
+    )
+
     names: list[str]
     categories: Categories
     empty: list[bool]
@@ -48,6 +55,12 @@ class ModelBegin(Message):
 
     `bins` is SHA-256 of kept ones that all have named; empty where bins are searched for, or are a checkpoint's.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "the model's number, names and categories of the first participant's columns, everybody's classes, and "
+        "whether all have kept bins",
+        "control",
+    )
 
     model_id: ModelId
     names: list[str]

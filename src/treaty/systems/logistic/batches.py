@@ -27,6 +27,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
@@ -37,6 +38,7 @@ from treaty.files import Format, read_file, write_file
 from treaty.linear.batches import SEED_BYTES, batch_seed, partition, rows_alone
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.machine.arrays import Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.systems.logistic.setup import OwnData, Setting, exchange
@@ -57,6 +59,8 @@ class KnownBatches(Message):
     Tells whether it had an earlier job on these rows.
     """
 
+    leakage: ClassVar = MessageLeakage("whether the sender had an earlier job on these rows", "control")
+
     kept: bytes
     named: bytes
 
@@ -64,11 +68,15 @@ class KnownBatches(Message):
 class KeptBatches(Message):
     """The kept seed itself, for a party that has none. Tells which rows are in a batch, as all data parties know."""
 
+    leakage: ClassVar = MessageLeakage("which rows are in a batch, as all parties with data know", "control")
+
     seed: bytes
 
 
 class JointSeedCommitment(Message):
     """Commitment to a share of a joint seed. Tells nothing."""
+
+    leakage: ClassVar = MessageLeakage("a commitment", "nothing")
 
     commitment: bytes
 
@@ -76,11 +84,19 @@ class JointSeedCommitment(Message):
 class JointSeedShare(Message):
     """The share committed to, a random number."""
 
+    leakage: ClassVar = MessageLeakage("a random number", "nothing")
+
     share: bytes
 
 
 class LoneRows(Message):
     """How many rows of all batches stand alone among the sender's columns (`rows_alone`)."""
+
+    leakage: ClassVar = MessageLeakage(
+        "how many rows of all batches stand alone among the sender's columns",
+        "aggregated",
+        guard="batch_size",
+    )
 
     rows: RowSize
 

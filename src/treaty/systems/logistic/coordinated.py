@@ -26,6 +26,7 @@ all passive parties' <v_k>. Without a coordinator see `two_party`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from treaty.crypto.vectors.cancelling_masks import RING_BITS, CancellingMasks, t
 from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, PublicKey, opened, product_bits
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces, send_rows
@@ -52,11 +54,18 @@ _PIECE = 12  # bits of a vector: with 28 of a column, products of 2^23 rows fit
 class SharedKey(Message):
     """The coordinator's public key. Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("the coordinator's public key", "control")
+
     payload: Arrays
 
 
 class EncryptedVector(Message):
     """A vector, uint64 (rows, words), a ciphertext per row, of many the next ones. Tells nothing without the key."""
+
+    leakage: ClassVar = {
+        "margins": MessageLeakage("the sender's part of margins, under the coordinator's key", "encrypted"),
+        "residuals": MessageLeakage("residuals of all rows, under the coordinator's key", "encrypted"),
+    }
 
     rows: Array
 
@@ -64,11 +73,19 @@ class EncryptedVector(Message):
 class MaskedProducts(Message):
     """Packed ciphertexts of a party's products and masks, uint64 (plaintexts, words). Tells how many there are."""
 
+    leakage: ClassVar = MessageLeakage("products under masks; how many columns", "masked")
+
     products: Array
 
 
 class DecryptedProducts(Message):
     """What the coordinator decrypted, uint64 (n_columns, limbs). Tells its products to the party that masked them."""
+
+    leakage: ClassVar = MessageLeakage(
+        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
+        "aggregated",
+        guard="batch_size",
+    )
 
     numbers: Array
 
@@ -76,11 +93,15 @@ class DecryptedProducts(Message):
 class LossPart(Message):
     """A part of an epoch's loss modulo 2^128, uint64 (1, 2), masked. Tells nothing but in the sum over all."""
 
+    leakage: ClassVar = MessageLeakage("a part of an epoch's loss", "masked")
+
     part: Array
 
 
 class LossCipher(Message):
     """The active party's part, and a ciphertext uint64 (1, words) of its sum over passive vectors; both masked."""
+
+    leakage: ClassVar = MessageLeakage("a part of an epoch's loss", "masked")
 
     part: Array
     hidden: Array
@@ -88,6 +109,8 @@ class LossCipher(Message):
 
 class LossTotal(Message):
     """The sum of all parts, uint64 (1, 2), masked by the active party. Tells it an epoch's mean loss."""
+
+    leakage: ClassVar = MessageLeakage("the mean loss of an epoch", "aggregated")
 
     total: Array
 

@@ -26,6 +26,7 @@ honest-but-curious parties.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.machine.arrays import Integers, pieces
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.systems.logistic.batches import joint_seed
 from treaty.systems.logistic.coordinated import exact_products
@@ -47,11 +49,15 @@ WEIGHT_BOUND = int(LARGEST) << COLUMN_FRACTION
 class ColumnsHint(Message):
     """A party's hint of its columns in a block of rows, one message after the other. Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("the sender's columns, under the lattice map", "encrypted")
+
     payload: Arrays
 
 
 class VectorQuery(Message):
     """An encrypted vector over a block of rows. Tells nothing."""
+
+    leakage: ClassVar = MessageLeakage("the sender's part of residuals, under the lattice map", "encrypted")
 
     payload: Arrays
 
@@ -59,11 +65,19 @@ class VectorQuery(Message):
 class HiddenProducts(Message):
     """Masked products, which the receiver opens to uniform numbers. Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("uniform numbers: products under masks", "masked")
+
     payload: Arrays
 
 
 class ProductShares(Message):
     """Opened numbers, uint64 (n, limbs). Tell the party that masked them the products, summed over all senders."""
+
+    leakage: ClassVar = MessageLeakage(
+        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
+        "aggregated",
+        guard="batch_size",
+    )
 
     numbers: Array
 

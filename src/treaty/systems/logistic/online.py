@@ -4,7 +4,7 @@ The active party names rows as it does for trees (`vertical.online`); passive pa
 rows' margins, masked as in a prediction of many rows at a time (`prediction`), afresh for each request. Masks depend on
 which rows are asked for, so that an active party that names different rows to different passive parties gets noise.
 
-What each message tells is in `logistic.told`.
+What each message tells is in `logistic.leakage`.
 """
 
 from __future__ import annotations

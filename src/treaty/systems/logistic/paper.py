@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from treaty.errors import PeerProtocolError
 from treaty.linear.lbfgs import Decision
 from treaty.linear.preparation import COLUMN_FRACTION
 from treaty.machine.arrays import Floats, Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.batches import agree_on_batches
@@ -61,12 +63,19 @@ from treaty.systems.logistic.steps import end_epoch, receive_end
 class Margins(Message):
     """<u> and perhaps <u^2>, uint64 (batch_size, words). With the coordinator's help they tell u, and in time X."""
 
+    leakage: ClassVar = MessageLeakage(
+        "the sender's part of margins under the coordinator's key; with its help they tell the sender's columns",
+        "encrypted",
+    )
+
     rows: Array
     squares: Array | None
 
 
 class Gradient(Message):
     """<X^T 4 d>, uint64 (n_columns, words), and perhaps <loss>. Tell the coordinator gradients and losses."""
+
+    leakage: ClassVar = MessageLeakage("gradients and losses of every batch, so all weights", "aggregated")
 
     products: Array
     loss: Array | None
@@ -75,11 +84,15 @@ class Gradient(Message):
 class StepPart(Message):
     """The receiver's part of the step, float64 (n_columns,). Tells the step of its own weights."""
 
+    leakage: ClassVar = MessageLeakage("the step of its own weights, so about its gradient: labels", "aggregated")
+
     step: Array
 
 
 class EpochLoss(Message):
     """The mean loss of an epoch's batches."""
+
+    leakage: ClassVar = MessageLeakage("the mean loss of an epoch", "aggregated")
 
     loss: float
 

@@ -5,7 +5,7 @@ is done. Of several passive parties it learns no more: masks that cancel in the 
 learns its part of every row's margin; given as many rows as that party has columns, and these columns' values in them,
 it can solve for the party's weights.
 
-What each message tells is in `logistic.told`.
+What each message tells is in `logistic.leakage`.
 
 Numbers are rounded to multiples of 2^-32. Passive parties learn nothing, not even the margins. The coordinator has no
 part in prediction. At the end of a training the same messages give the active party the margins of the training rows,
@@ -15,6 +15,7 @@ to which it fits its calibration, and after each epoch those of eval sets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from treaty.crypto.aggregation.masks import add_masks, mask_nonce, pair_keys
 from treaty.errors import DataError
 from treaty.machine.arrays import Floats
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows
@@ -36,6 +38,19 @@ class MarginPart(Message):
 
     Of many rows there are several, each of the next ones.
     """
+
+    leakage: ClassVar = {
+        "training": MessageLeakage(
+            "its parts of margins, of training rows (calibrate) or eval rows; of several passive parties their sum",
+            "exact",
+            guard="calibrate=False, show_eval_margins=False",
+        ),
+        "prediction": MessageLeakage(
+            "the sender's parts of margins; of several passive parties their sum. From many rows of one whose "
+            "values it knows, weights follow",
+            "exact",
+        ),
+    }
 
     values: Array
 

@@ -15,8 +15,11 @@ nothing.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.linear.training import EpochState
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import LinearCheckpoint, fingerprint
@@ -26,11 +29,15 @@ from treaty.systems.logistic.setup import GlmInput, Setting
 class KeptEpochs(Message):
     """How many epochs each of the sender's kept states comes after."""
 
+    leakage: ClassVar = MessageLeakage("after which epochs the sender kept its state", "control")
+
     epochs: list[int]
 
 
 class NextEpoch(Message):
     """After how many epochs training goes on; 0: from the beginning."""
+
+    leakage: ClassVar = MessageLeakage("after which epoch training goes on", "control")
 
     after: int
 

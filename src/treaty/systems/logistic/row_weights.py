@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Floats, Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows
@@ -33,6 +35,12 @@ TELLING = 0.1
 
 class RowWeights(Message):
     """Weights of rows, float64, of many the next ones. Tell what they were made of: class weights tell labels."""
+
+    leakage: ClassVar = MessageLeakage(
+        "the weights of all rows, and what they were made of: weights of classes tell labels",
+        "exact",
+        guard="show_weights=False",
+    )
 
     values: Array
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.agreement import Term
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import M, Message, ModelId
 from treaty.messaging.party import Party
 from treaty.models.linear import preparation_of
@@ -55,6 +56,10 @@ GlmInput = RoleInput[FederatedRegression, RegressionOptions]
 class TableSize(Message):
     """Size of a passive party's table, and rows of its eval sets. Tells how many rows and prepared columns it has."""
 
+    leakage: ClassVar = MessageLeakage(
+        "how many rows and prepared columns the sender has; rows of eval sets", "control"
+    )
+
     n_rows: RowSize
     n_columns: ColumnSize
     eval_rows: Annotated[list[RowSize], msgspec.Meta(max_length=1000)]
@@ -66,6 +71,11 @@ class TrainingSizes(Message):
     Also whether rows have weights, and whether an interrupted training is resumed.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "everybody's numbers of columns and rows, whether rows have weights, whether training is resumed",
+        "control",
+    )
+
     model_id: ModelId
     n_rows: RowSize
     n_columns: list[ColumnSize]
@@ -75,6 +85,8 @@ class TrainingSizes(Message):
 
 class PairKey(Message):
     """A public key for this job. Tells nothing."""
+
+    leakage: ClassVar = MessageLeakage("a public key of this job", "control")
 
     key: bytes
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from treaty.linear.losses import TAYLOR
 from treaty.linear.preparation import Preparation
 from treaty.linear.training import EpochState, EvalLosses, Schedule
 from treaty.machine.arrays import Floats, Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import CoordinatedProducts
@@ -55,6 +56,11 @@ class EpochEnd(Message):
 
     Tells whether the loss rose by a tenth, and whether that of eval rows is the lowest so far.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "the next learning rate: whether the loss rose by a tenth, and whether that of eval rows is the lowest so far",
+        "aggregated",
+    )
 
     learning_rate: Annotated[float, msgspec.Meta(gt=0)]
     back: bool
@@ -165,6 +171,17 @@ def receive_end(party: Party, active: str, schedule: Schedule, progress: Progres
 class InnerProducts(Message):
     """Parts of inner products modulo 2^128, uint64 (n, 2). Tell nothing but their sum over all who mask them."""
 
+    leakage: ClassVar = {
+        "to_coordinator": MessageLeakage(
+            "inner products of steps and gradients, summed over all parties that mask their parts",
+            "aggregated",
+        ),
+        "to_active": MessageLeakage(
+            "inner products of steps and gradients: of several passive parties their sum, of one its part",
+            "aggregated",
+        ),
+    }
+
     values: Array
 
 
@@ -173,6 +190,8 @@ class StepCoefficients(Message):
 
     Tells what they are a function of: nearly the summed inner products.
     """
+
+    leakage: ClassVar = MessageLeakage("coefficients of the step: nearly the summed inner products", "aggregated")
 
     coefficients: Array
     keep: bool

@@ -19,6 +19,7 @@ from treaty.errors import ConfigError
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
 from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.lattice import WEIGHT_BOUND
+from treaty.systems.logistic.leakage import ROUTES
 from treaty.systems.logistic.online import online_active, online_passive
 from treaty.systems.logistic.options import SGD as SGDOptions
 from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, RegressionOptions
@@ -26,7 +27,6 @@ from treaty.systems.logistic.pooled import train_pooled
 from treaty.systems.logistic.prediction import predict_active, predict_passive
 from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
-from treaty.systems.logistic.told import TOLD
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import DISCLOSED, in_one_place
 from treaty.systems.system import PartySpec, Roles, System, mesh, no_clusters
@@ -254,7 +254,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         train={"active": active, "passive": passive, COORDINATOR: coordinator},
         assign=assign,
         disclosures=disclosures,
-        told=TOLD,
+        routes=ROUTES,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
         on_clusters=on_clusters if kind is QuasiNewton else no_clusters,

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import ClassVar
 
 import numpy as np
 
 from treaty.crypto.vectors.cancelling_masks import CancellingMasks
 from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.machine.arrays import Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import put_together, row_pieces, take_rows
@@ -36,6 +38,8 @@ class HiddenRows(Message):
     `labels` are uint64 (rows, 1, words) of the active party's, where these are needed. Tells nothing without the key.
     """
 
+    leakage: ClassVar = MessageLeakage("the sender's columns, and labels, under its own key", "encrypted")
+
     key: Arrays
     rows: Array
     labels: Array | None
@@ -43,6 +47,12 @@ class HiddenRows(Message):
 
 class EncryptedProducts(Message):
     """Products uint64 (plaintexts, words) under the receiver's key. Tells it these, summed over all senders."""
+
+    leakage: ClassVar = MessageLeakage(
+        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
+        "aggregated",
+        guard="batch_size",
+    )
 
     values: Array
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from treaty.data.table import Schema, Table
 from treaty.errors import DataError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.models.trees import ModelPart
+from treaty.systems.leakage import Route, Routes, routes
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.pooled.training import train
 from treaty.systems.system import PartySpec, RoleInput, Roles, System
-from treaty.systems.told import Lines, Told, lines
 
 ALONE = "pooled"
 """Name of the only party."""
@@ -67,20 +69,24 @@ TREES = System(
 class CheckpointRequest(Message):
     """A round is finished: write a checkpoint. Tells how many rounds there are."""
 
+    leakage: ClassVar = MessageLeakage("how many rounds are finished", "control")
+
     rounds: int
 
 
 class CheckpointReceipt(Message):
     """The checkpoint is written, if one is."""
 
+    leakage: ClassVar = MessageLeakage("that a checkpoint is written, if one is", "control")
+
 
 # ----------------------------------- what messages about checkpoints tell, in every system whose parties exchange them
 
 
-def checkpoints_told(lead: str, others: tuple[str, ...]) -> Lines:
+def checkpoints_routes(lead: str, others: tuple[str, ...]) -> Routes:
     """Return the lines of checkpoints, which `lead` asks the `others` for between rounds."""
-    return lines(
-        Told(CheckpointRequest, (lead,), others, "how many rounds are finished", "control"),
-        Told(CheckpointReceipt, others, (lead,), "that a checkpoint is written, if one is", "control"),
+    return routes(
+        Route(CheckpointRequest, (lead,), others),
+        Route(CheckpointReceipt, others, (lead,)),
         reference="docs/jobs.md, A party's files",
     )

@@ -5,7 +5,7 @@ there (`hidden_terms`); passive parties replace the terms whose conditions the r
 gain and add up the rest; the active party decrypts the sum. With several passive parties, terms and the sum so far pass
 from one to the next, encrypted between these two, and the active party carries them.
 
-What each message tells is in `secureboost.told`.
+What each message tells is in `secureboost.leakage`.
 
 * *Active party*: each row's margin. By trying which leaves add up to it, it can find the decisions of small models:
   that is inherent in a margin one may see. Honest but curious: with gains of its own making (powers of two) it would
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -42,6 +42,7 @@ from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
 from treaty.messaging.agreement import OF_ONE_MODEL, Term, agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, used_records
@@ -79,12 +80,16 @@ _Chain = Sequence[tuple[str, Stop]]
 class ChainKey(Message):
     """How many records the party has, and a fresh X25519 key, uint8 (32,), for its neighbours in the chain."""
 
+    leakage: ClassVar = MessageLeakage("how many splits the sender keeps; a public key", "control")
+
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     exchange: Array
 
 
 class PredictionKey(Message):
     """The Okamoto-Uchiyama public key, uint64 (numbers, words) and int64 (1,); see `PublicKey.from_payload`."""
+
+    leakage: ClassVar = MessageLeakage("the cipher's public key", "control")
 
     payload: Arrays
 
@@ -97,6 +102,11 @@ class Station(Message):
     those of one term together; `before` and `after` are the neighbours' keys, uint8 (32,), or of no length at the ends
     of the chain.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "which of its splits the trees use, how they lie below each other, how many splits of others lie below them",
+        "exact",
+    )
 
     number: _Count
     outputs: Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -113,6 +123,8 @@ class Station(Message):
 class EncryptedGains(Message):
     """Encrypted gains uint64 (n_rows, n_fresh, words) of the next rows; `box` uint8 is what the party before sealed."""
 
+    leakage: ClassVar = MessageLeakage("how many rows are predicted", "encrypted")
+
     ciphertexts: Array
     box: Array
 
@@ -120,11 +132,17 @@ class EncryptedGains(Message):
 class SealedTerms(Message):
     """For the next party: ciphertexts uint64 (n_rows, 1 + n_onwards, words) of the sum so far and terms, sealed."""
 
+    leakage: ClassVar = MessageLeakage("what the next passive party alone can open", "encrypted")
+
     box: Array
 
 
 class EncryptedTotals(Message):
     """Ciphertexts uint64 (n, words) of the rows' sums, as many rows in each as fit."""
+
+    leakage: ClassVar = MessageLeakage(
+        "each row's sum of leaf weights, from which decisions of small models follow", "exact"
+    )
 
     ciphertexts: Array
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.models.trees import ModelPart
+from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.hidden_prediction import (
@@ -21,7 +22,6 @@ from treaty.systems.secureboost.hidden_prediction import (
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.roles import active, passive
 from treaty.systems.system import RoleInput, Roles, System
-from treaty.systems.told import ACTIVE, AGREEMENT, PASSIVE, Lines, Played, Told, When, lines
 from treaty.systems.vertical.active import fellow_owners, roles_by_column
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
@@ -29,8 +29,8 @@ from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.encrypted_columns import Sums
 from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, small_leaves
 from treaty.systems.vertical.expected_sums import expected_of_sums
+from treaty.systems.vertical.leakage import EXPLAIN, FINISH, ONLINE, PREDICT, encrypted
 from treaty.systems.vertical.online import online_active, online_passive
-from treaty.systems.vertical.told import EXPLAIN, FINISH, ONLINE, PREDICT, encrypted
 
 # ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
 
@@ -80,51 +80,30 @@ def disclosures(
 _PLAIN = When("without he_inference", lambda options, common: not options.hides_decisions)
 _HIDDEN = When("he_inference=True", lambda options, common: options.hides_decisions)
 
-_HIDDEN_PREDICTION = lines(
+_HIDDEN_PREDICTION = routes(
     AGREEMENT,
-    Told(ChainKey, PASSIVE, ACTIVE, "how many splits the sender keeps; a public key", "control"),
-    Told(PredictionKey, ACTIVE, PASSIVE, "the cipher's public key", "control"),
-    Told(
-        Station,
-        ACTIVE,
-        PASSIVE,
-        "which of its splits the trees use, how they lie below each other, how many splits of others lie below them",
-        "exact",
-    ),
-    Told(EncryptedGains, ACTIVE, PASSIVE, "how many rows are predicted", "encrypted"),
-    Told(SealedTerms, PASSIVE, ACTIVE, "what the next passive party alone can open", "encrypted"),
-    Told(
-        EncryptedTotals,
-        PASSIVE,
-        ACTIVE,
-        "each row's sum of leaf weights, from which decisions of small models follow",
-        "exact",
-    ),
+    Route(ChainKey, PASSIVE, ACTIVE),
+    Route(PredictionKey, ACTIVE, PASSIVE),
+    Route(Station, ACTIVE, PASSIVE),
+    Route(EncryptedGains, ACTIVE, PASSIVE),
+    Route(SealedTerms, PASSIVE, ACTIVE),
+    Route(EncryptedTotals, PASSIVE, ACTIVE),
     FINISH,
     reference="arXiv 2105.09540; docs/prediction.md, What each learns, and who may collude",
 )
 
 _PLAIN_ANSWERS = When("answers not re-randomised", lambda options, common: not options.ciphers.rerandomise)
 
-TOLD: dict[Played, Lines] = {
-    "train": lines(
+ROUTES: dict[Stage, Routes] = {
+    "train": routes(
         encrypted(
             seal='sums="sealed"', hide='encryption="lattice"', guards='rl_trees, purity_guard, mechanism="label_rr"'
         ),
-        Told(
-            Sums,
-            PASSIVE,
-            ACTIVE,
-            "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
-            "exact",
-            guard="rerandomise=True",
-            when=_PLAIN_ANSWERS,
-            reference="docs/audit.md, The attacks",
-        ),
+        Route(Sums, PASSIVE, ACTIVE, "not_rerandomised", reference="docs/audit.md, The attacks", when=_PLAIN_ANSWERS),
     ),
-    "predict": lines(lines(PREDICT, when=_PLAIN), lines(_HIDDEN_PREDICTION, when=_HIDDEN)),
-    "explain": lines(EXPLAIN, when=_PLAIN),
-    "online": lines(ONLINE, when=_PLAIN),
+    "predict": routes(routes(PREDICT, when=_PLAIN), routes(_HIDDEN_PREDICTION, when=_HIDDEN)),
+    "explain": routes(EXPLAIN, when=_PLAIN),
+    "online": routes(ONLINE, when=_PLAIN),
 }
 
 
@@ -162,7 +141,7 @@ SYSTEM = System(
     assign=roles_by_column,
     vouched=fellow_owners,
     disclosures=disclosures,
-    told=TOLD,
+    routes=ROUTES,
     lossless=True,
     on_clusters=lambda options: frozenset({"active", "passive"}),
     has_model=frozenset({"active", "passive"}),

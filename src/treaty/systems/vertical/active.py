@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from treaty.errors import ConfigError
 from treaty.messaging.agreement import Term, agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, ModelId
 from treaty.messaging.party import Party
 from treaty.systems.options import SystemOptions
@@ -37,6 +38,8 @@ class Start(Message):
     `resumed` is set for a resumed training, and `records` says how many of the passive party's records (splits of its
     own columns) the kept `rounds` use.
     """
+
+    leakage: ClassVar = MessageLeakage("the model's number; how many of its splits kept rounds use", "control")
 
     model_id: ModelId
     resumed: bool

@@ -3,7 +3,7 @@
 Contributions follow from which child a row takes at each record, from the trees' covers, and from which records split
 on the same column (`treaty.trees.shap`). The active party has the first two after a prediction; owners add the third.
 
-What each message tells is in `vertical.told`.
+What each message tells is in `vertical.leakage`.
 
 What each learns beyond a prediction:
 
@@ -25,11 +25,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.models.interpretation import order_of_first_use
@@ -41,11 +43,15 @@ from treaty.trees.shap import contributions
 class ColumnsRequest(Message):
     """Records int32 (n_records,) whose columns are to be told apart, ascending."""
 
+    leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
+
     records: Array
 
 
 class ColumnNumbers(Message):
     """Of each record asked about, its column int32 (n_records,), numbered from 0 in order of first use."""
+
+    leakage: ClassVar = MessageLeakage("which splits of the sender are on the same column, by number", "exact")
 
     numbers: Array
 
@@ -55,6 +61,11 @@ class OwnContributions(Message):
 
     Of many rows there are several, each of the next ones.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "what its own columns add to each row's prediction: parts of predictions, which tell of labels",
+        "exact",
+    )
 
     values: Array
 

@@ -4,14 +4,14 @@ The active party holds the trees, each owner the meaning of its splits. In one r
 all the records it needs of that owner, not those on some row's path, and gets every row's side at each; then it walks
 the trees alone (the batch form of SecureBoost's federated inference, Cheng et al. 2019, section 5).
 
-What each message tells is in `vertical.told`.
+What each message tells is in `vertical.leakage`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
@@ -73,6 +74,8 @@ logger = logging.getLogger(__name__)
 class RecordCount(Message):
     """How many records the owner has; an unfinished training may have left it fewer than the trees name."""
 
+    leakage: ClassVar = MessageLeakage("how many splits the sender keeps, which the active party chose", "control")
+
     records: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
@@ -81,6 +84,8 @@ class DecideRequest(Message):
 
     Tells a passive party which of its records are in use.
     """
+
+    leakage: ClassVar = MessageLeakage("which of its own splits the trees use", "exact")
 
     rows: int
     records: Array
@@ -92,11 +97,20 @@ class Decisions(Message):
     Of many records there are several, each about the next of them; where one has too many rows, about its next rows.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "of each row asked about, which side it takes at each split of the sender; sides at splits of one "
+        "column order rows by it",
+        "exact",
+        guard="he_inference=True of SecureBoost, at prediction",
+    )
+
     left: Array
 
 
 class Finish(Message):
     """Training, or prediction, is over; nothing more will be asked."""
+
+    leakage: ClassVar = MessageLeakage("that nothing more is asked", "control")
 
 
 def decided_by_all(

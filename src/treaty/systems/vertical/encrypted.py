@@ -44,7 +44,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,7 @@ from treaty.crypto.sums.encrypted_sums import ALONE, SumsBounds, SumsClient, Sum
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import hints_folder, sides_folder
@@ -125,6 +126,11 @@ class Setup(Start):
     `encryption` is the cipher, which the active party chose where the job leaves it open; `audit` is the number of the
     record that it keeps for an audit of gradients, empty where it keeps none.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "the model's number, the cipher, its public key, and the largest weight above 1 to a power of two",
+        "control",
+    )
 
     encryption: str
     payload: Arrays

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
+from treaty.messaging.leakage import Leakages, MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import bits_of, take_columns, take_rows
@@ -44,6 +45,12 @@ class BinLayout(Message):
     of this kind.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "how many columns and bins the sender has, which are categorical; where sums are open, which share of "
+        "its bins they will show, by an estimate",
+        "control",
+    )
+
     offsets: Array
     categorical: Array
     known: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -55,11 +62,19 @@ class Hint(Message):
     Tells, under Okamoto-Uchiyama and Paillier, which bin of a feature is fullest; lattice: nothing, by its assumption.
     """
 
+    leakage: ClassVar = {
+        "dealer": MessageLeakage("its bins under a mask that is used once", "masked"),
+        "keyed": MessageLeakage("which bin of a column is fullest", "exact"),
+        "lattice": MessageLeakage("its bins under the cipher", "encrypted"),
+    }
+
     payload: Arrays
 
 
 class HintReceipt(Message):
     """The piece has arrived; asks for the next."""
+
+    leakage: ClassVar = MessageLeakage("that a piece of it has arrived", "nothing")
 
 
 class TreeStart(Message):
@@ -70,6 +85,13 @@ class TreeStart(Message):
     tells nothing; in a dispute it holds the active party to these gradients (`privacy.commitment`).
     """
 
+    leakage: ClassVar = {
+        "hidden": MessageLeakage("the tree's sample of its columns", "control"),
+        "named": MessageLeakage(
+            "the tree's sample of rows and of its columns; gradients are under the cipher", "exact"
+        ),
+    }
+
     rows: Array | None
     n_rows: RowSize
     columns: Array
@@ -79,6 +101,8 @@ class TreeStart(Message):
 
 class TreeRows(Message):
     """Some more of a tree's encrypted gradients, row after row, and of its sample of rows, as in `TreeStart`."""
+
+    leakage: ClassVar = MessageLeakage("more of the sample of rows, and of gradients under the cipher", "exact")
 
     rows: Array | None
     payload: Arrays
@@ -92,12 +116,22 @@ class TreeEnd(Message):
     left and right, by which it counts what they tell: x stands for n 2^(-x / 8).
     """
 
+    leakage: ClassVar = {
+        "plain": MessageLeakage("that a tree is grown; with an audit, signatures on what was sent", "control"),
+        "transferred": MessageLeakage("about how many rows went left and right at each split it won", "aggregated"),
+    }
+
     signature: bytes = b""
     rows: Array | None = None
 
 
 class ToldShare(Message):
     """What share of the sender's bins sides of its splits tell for certain, by its own count over all jobs."""
+
+    leakage: ClassVar = MessageLeakage(
+        "what share of the sender's bins sides of its splits have told, by its count over all jobs",
+        "aggregated",
+    )
 
     share: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -108,6 +142,11 @@ class SumsRequest(Message):
     Tells which rows are in each node; under a blind cipher only how many nodes there are.
     """
 
+    leakage: ClassVar[Leakages] = {
+        "hidden": MessageLeakage("how many nodes there are", "encrypted"),
+        "named": MessageLeakage("which rows are in each node, and so in part which have similar labels", "exact"),
+    }
+
     payload: Arrays
     last: bool
 
@@ -115,11 +154,30 @@ class SumsRequest(Message):
 class SumsPiece(Message):
     """A part of what `SumsRequest` asks, about some rows; the rest follows. Tells no more than that does."""
 
+    leakage: ClassVar = {
+        "hidden": MessageLeakage("that a request comes in parts", "encrypted"),
+        "named": MessageLeakage("a part of such a request, about some rows", "exact"),
+    }
+
     payload: Arrays
 
 
 class Sums(Message):
     """Encrypted bin sums. Tell the active party the sums of grad, hess and count in every bin of the nodes asked."""
+
+    leakage: ClassVar = {
+        "open": MessageLeakage(
+            "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows; by "
+            "these, bins of single rows",
+            "aggregated",
+        ),
+        "sealed": MessageLeakage("sums under masks", "masked"),
+        "not_rerandomised": MessageLeakage(
+            "which rows are in a bin, if it looks: its own ciphertexts are known again in answers",
+            "exact",
+            guard="rerandomise=True",
+        ),
+    }
 
     payload: Arrays
 
@@ -129,6 +187,8 @@ class SplitRequest(Message):
 
     The nodes' rows follow in `NamedRows`. With ``reveal="column"`` no rows are named; `SplitColumns` is the answer.
     """
+
+    leakage: ClassVar = MessageLeakage("which of its own columns and bins were chosen, at how many nodes", "exact")
 
     features: Array
     left_bins: Array
@@ -140,6 +200,12 @@ class SplitAnswer(Message):
     Of many rows there are several: each is about the next ones.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "which of a node's rows go left at a split of the sender",
+        "exact",
+        guard="min_child_samples",
+    )
+
     records: Array
     left: Array
 
@@ -150,6 +216,12 @@ class SplitColumns(Message):
     Columns are numbered from 0 as they are first sent. Tells of all rows of the table which go left at each split. Of
     many splits there are several, each about the next of them; where one split has too many rows, about its next rows.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "which rows of the whole table go left at a split of the sender, those outside the node too",
+        "exact",
+        guard='reveal="node"',
+    )
 
     records: Array
     columns: Array

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 
@@ -18,11 +20,15 @@ _LEAST_BYTE = 1e-10  # seconds: what is faster than 10 GB/s is not told from it
 class LinkProbe(Message):
     """Meaningless bytes, to measure the link. Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("bytes without meaning, to measure the link", "nothing")
+
     filler: bytes
 
 
 class LinkEcho(Message):
     """The probe's bytes. Tells how much the party's answers may still leak (`crypto.lattice.store`); under seal not."""
+
+    leakage: ClassVar = MessageLeakage("how much answers under the lattice map may still leak", "control")
 
     filler: bytes
     left: float

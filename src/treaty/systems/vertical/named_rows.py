@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import send_rows, take_rows
@@ -22,6 +24,14 @@ class NamedRows(Message):
     Of fewer than 256 nodes uint8, of fewer than 65,536 uint16, else uint32; the type's largest number stands for rows
     of no node. Tells which rows are in each node.
     """
+
+    leakage: ClassVar = {
+        "all_nodes": MessageLeakage("which rows are in each node", "exact"),
+        "own_splits": MessageLeakage(
+            "which rows are in the nodes of its splits, so in part which have similar labels",
+            "exact",
+        ),
+    }
 
     nodes: Array
 

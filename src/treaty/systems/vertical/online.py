@@ -3,14 +3,14 @@
 The active party names rows by their numbers among those that all parties have, and gets their sides at all records in
 use, in one round for each request; its own columns of these rows may be newer than those of its table.
 
-What each message tells is in `vertical.told`.
+What each message tells is in `vertical.leakage`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.trees import margins
 from treaty.systems.system import RoleInput
@@ -42,6 +43,8 @@ SAYS_SO = 20.0
 
 class OnlineRows(Message):
     """Numbers, int32, of the common rows that are asked for next; none: nothing is asked just now."""
+
+    leakage: ClassVar = MessageLeakage("which of the common rows are asked for, and when", "exact")
 
     rows: Array
 

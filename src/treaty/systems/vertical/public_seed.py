@@ -23,12 +23,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 
@@ -38,11 +40,15 @@ SHARE_BYTES = 32
 class SeedOffer(Message):
     """Digest (`binding`) that names the hint which the active party kept of this party's table; empty for none."""
 
+    leakage: ClassVar = MessageLeakage("which answer to an earlier set-up the active party has kept", "control")
+
     binding: bytes
 
 
 class SeedCommitment(Message):
     """Commitment to a share of the seed. Tells whether the party still has the offered hint's table and secrets."""
+
+    leakage: ClassVar = MessageLeakage("whether the sender has an earlier job's table and secrets", "control")
 
     commitment: bytes
     holds: bool
@@ -51,6 +57,8 @@ class SeedCommitment(Message):
 class SeedCommitments(Message):
     """All commitments, by party, in the job's order; or that the kept hints serve, and nothing is revealed."""
 
+    leakage: ClassVar = MessageLeakage("commitments; or that all have kept an earlier job's", "control")
+
     commitments: list[bytes]
     kept: bool
 
@@ -58,11 +66,15 @@ class SeedCommitments(Message):
 class SeedShare(Message):
     """The share committed to."""
 
+    leakage: ClassVar = MessageLeakage("a random number", "nothing")
+
     share: bytes
 
 
 class SeedShares(Message):
     """All shares, in the order of the commitments."""
+
+    leakage: ClassVar = MessageLeakage("everybody's random numbers", "nothing")
 
     shares: list[bytes]
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.matrix_product import (
@@ -64,6 +66,8 @@ class CandidateVectors(NullVectors):
     candidates is 0 in all vectors.
     """
 
+    leakage: ClassVar = MessageLeakage("vectors orthogonal to every candidate's column of bins", "exact")
+
 
 class MaskedGradients(Message):
     """Int64 sums of grad and hess of each node, (nodes, 2), and W, float64, node after node.
@@ -72,6 +76,11 @@ class MaskedGradients(Message):
     gradients of every row, so the labels. Of many numbers there are several, each with the next ones.
     """
 
+    leakage: ClassVar = MessageLeakage(
+        "the sums of its candidates and of the node, and, in one tree or less, every row's gradients, so the labels",
+        "exact",
+    )
+
     totals: Array
     masked: Array
 
@@ -79,11 +88,15 @@ class MaskedGradients(Message):
 class BestGains(Message):
     """The gain of the best split of each node, float64 (nodes,), 0 for none. Tells the active party just that."""
 
+    leakage: ClassVar = MessageLeakage("the gain of the sender's best split of each node", "aggregated")
+
     gains: Array
 
 
 class WonNodes(Message):
     """Nodes of the level, int32 (k,), whose best split is the receiver's; `NamedRows` of them follow."""
+
+    leakage: ClassVar = MessageLeakage("which nodes its split won", "exact")
 
     nodes: Array
 

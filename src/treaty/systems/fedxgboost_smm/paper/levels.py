@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import put_together, send_rows, take_rows
@@ -47,6 +48,8 @@ Rows = NDArray[np.intp]
 class PaperTree(Message):
     """A tree begins. Tells a passive party which of its columns, int32, the tree may use."""
 
+    leakage: ClassVar = MessageLeakage("which of its columns the tree may use", "control")
+
     columns: Array
 
 
@@ -57,6 +60,10 @@ class NullVectors(Message):
     gradients that they are orthogonal to the vectors: with few rows, or after some trees, the labels. A node of too few
     rows has no vectors.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "vectors orthogonal to gradients: with few rows, or after some trees, the labels", "exact"
+    )
 
     widths: Array
     vectors: Array
@@ -126,6 +133,8 @@ class OwnColumns:
 
 class NodeRows(Message):
     """How many nodes a level has; `NamedRows` of them follow, which tell a passive party which rows are in each."""
+
+    leakage: ClassVar = MessageLeakage("how many nodes there are", "control")
 
     nodes: int
     last: ClassVar[bool] = True  # a level goes at once
@@ -237,6 +246,8 @@ class MaskedCandidates(Message):
     paper has no counts; missing values, categories and `min_child_samples` need them. Of many numbers there are
     several, each with the next ones.
     """
+
+    leakage: ClassVar = MessageLeakage("the sums of every candidate, and in time which rows are in which bin", "exact")
 
     counts: Array
     masked: Array

@@ -54,7 +54,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -62,6 +62,7 @@ from threadpoolctl import threadpool_limits
 
 from treaty.errors import ConfigError
 from treaty.messaging.conversation import Order
+from treaty.messaging.leakage import MessageLeakage
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM, check_consent
 from treaty.systems.fedxgboost_smm.paper.candidates import (
@@ -97,6 +98,8 @@ MOST_SUM_BITS = 46
 
 class PaperSetup(Start):
     """The values of one step of fixed-point grad and hess. Tells the labels' order of magnitude."""
+
+    leakage: ClassVar = MessageLeakage("the order of magnitude of labels", "control")
 
     grad_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]
     hess_unit: Annotated[float, msgspec.Meta(gt=0, lt=2.0**64)]

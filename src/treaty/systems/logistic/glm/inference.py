@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ import numpy as np
 from treaty.errors import CryptoError, DataError, PeerProtocolError
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, random_rotation, with_sums
 from treaty.machine.arrays import Floats
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.systems.logistic.coordinated import Opener
@@ -50,6 +51,11 @@ class CrossProducts(Message):
     Tells correlations between the parties' columns, up to a rotation of each party's.
     """
 
+    leakage: ClassVar = {
+        "to_coordinator": MessageLeakage("canonical correlations between parties' columns", "aggregated"),
+        "to_active": MessageLeakage("correlations between parties' columns, rotated", "aggregated"),
+    }
+
     products: Array
     rank: ColumnSize
 
@@ -60,12 +66,16 @@ class InverseBlock(Message):
     Tells how its columns correlate with the others', which its standard errors do, too.
     """
 
+    leakage: ClassVar = MessageLeakage("how its columns correlate with the others'", "aggregated")
+
     block: Array
     rank: ColumnSize
 
 
 class ErrorVariance(Message):
     """Variance of the residuals, in the units of training; the receiver's standard errors follow."""
+
+    leakage: ClassVar = MessageLeakage("the variance of residuals", "aggregated")
 
     variance: Annotated[float, msgspec.Meta(ge=0)]
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from itertools import zip_longest
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.linear.batches import ROWS_PER_COLUMN
 from treaty.linear.losses import Target
 from treaty.machine.arrays import Floats, Integers
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, view
 from treaty.messaging.party import Party
 from treaty.messaging.row_pieces import row_pieces
@@ -55,6 +57,8 @@ LARGEST_PART = 16.0
 class RateKey(Message):
     """A party's public key. Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("a public key", "control")
+
     key: Arrays
 
 
@@ -64,17 +68,26 @@ class HiddenFactors(Message):
     Tell nothing without the key.
     """
 
+    leakage: ClassVar = MessageLeakage("the sender's factor of each row's rate, under its own key", "encrypted")
+
     values: Array
 
 
 class MaskedRates(Message):
     """Masked products uint64 (plaintexts, words) under the receiver's key. Tell how many they are."""
 
+    leakage: ClassVar = MessageLeakage("products under masks; how many columns", "masked")
+
     values: Array
 
 
 class OpenedRates(Message):
     """What the sender decrypted, uint64 (n, limbs). Tells the products to the party that masked them."""
+
+    leakage: ClassVar = MessageLeakage(
+        "its own gradient: the products of its columns with the hidden vector, summed over all parties",
+        "aggregated",
+    )
 
     numbers: Array
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ from treaty.linear.preparation import COLUMN_FRACTION, uncorrelated
 from treaty.linear.training import settled
 from treaty.machine.arrays import Flags, Floats
 from treaty.messaging.agreement import agree
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.linear import LinearPart, one_against_rest
@@ -80,11 +81,17 @@ CERTAIN = 16.0
 class LossShare(Message):
     """A part of the mean loss, uint64 (1, 2), modulo 2^128; of several passive parties it tells nothing but the sum."""
 
+    leakage: ClassVar = MessageLeakage(
+        "the sender's part of the mean loss; of several passive parties their sum", "aggregated"
+    )
+
     part: Array
 
 
 class TargetUnit(Message):
     """The target's standard deviation, in units of which weights were trained."""
+
+    leakage: ClassVar = MessageLeakage("the target's standard deviation", "aggregated")
 
     unit: Annotated[float, msgspec.Meta(gt=0)]
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ from treaty.crypto.sealed.transfers import Transfers
 from treaty.crypto.sums.lattice_sums import sealed_places
 from treaty.crypto.wide import Wide, subtract
 from treaty.machine.arrays import Int32s, pieces
+from treaty.messaging.leakage import Leakages, MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, unpack
 from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import SumsRequest
@@ -66,12 +67,16 @@ class SealedColumns(Message):
     Tells just that.
     """
 
+    leakage: ClassVar = MessageLeakage("which columns have missing values", "control")
+
     missing: Array
     key: _SignedKey
 
 
 class TournamentTerms(Message):
     """reg_lambda in units of hess; how many comparisons take as long as a step; other passive parties' signed keys."""
+
+    leakage: ClassVar = MessageLeakage("reg_lambda, how long a step takes, others' public keys", "control")
 
     ridge: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
     step: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEP)]
@@ -87,6 +92,11 @@ class SealedSumsRequest(SumsRequest):
     how many nodes there are, which pairs have the same parent, and which passive parties have columns in the tree.
     """
 
+    leakage: ClassVar[Leakages] = MessageLeakage(
+        "how many nodes there are, which two have the same parent, who is compared with whom",
+        "encrypted",
+    )
+
     parents: Array
     before: str
     after: str
@@ -96,17 +106,23 @@ class SealedSumsRequest(SumsRequest):
 class SealedStep(Message):
     """A step of computing on shares. Tells nothing: what is in it is masked, or was chosen by a masked bit."""
 
+    leakage: ClassVar = MessageLeakage("numbers under masks, or chosen by masked bits", "masked")
+
     payload: Arrays
 
 
 class MovedShares(Message):
     """Shares of the best so far, under a mask of two passive parties, uint64 (nodes, 4, words). Tells nothing."""
 
+    leakage: ClassVar = MessageLeakage("shares of the best split so far, for the next passive party", "masked")
+
     shares: Array
 
 
 class OwnerShares(Message):
     """Shares of whose split is best, uint64 (nodes,). Tells the active party that."""
+
+    leakage: ClassVar = MessageLeakage("whose split is best at each node", "exact")
 
     shares: Array
 
@@ -117,6 +133,8 @@ class WonCandidates(Message):
     `numbers` is uint64 (k,). `SideChoices` follow, unless whole columns are answered. Tells the receiver its split at
     these nodes.
     """
+
+    leakage: ClassVar = MessageLeakage("its split of each node it won", "exact")
 
     nodes: Array
     numbers: Array
@@ -129,6 +147,8 @@ class SideChoices(Message):
     the transfers, and `flips`, uint64 (words,), are the bits under a mask.
     """
 
+    leakage: ClassVar = MessageLeakage("bits under masks, and what transfers are made of", "masked")
+
     message: Array
     flips: Array
 
@@ -139,6 +159,12 @@ class SplitSides(Message):
     Tells which of a node's own rows go left. Of many nodes there are several, each about the next of them; where one
     has too many rows, about its next rows.
     """
+
+    leakage: ClassVar = MessageLeakage(
+        "which of a node's own rows go left at a split of the sender; cuts of a column are nested",
+        "exact",
+        guard="min_child_samples, most_recoverable",
+    )
 
     records: Array
     left: Array

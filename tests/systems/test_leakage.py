@@ -15,15 +15,16 @@ import pytest
 
 from systems.alignment.playing import run as align
 from systems.fedxgb.secpred.hidden_models import play_prediction, shards, trained
-from systems.routes import Played, Route, routes, routes_of, settings
+from systems.routes import Played, Way, routes, routes_of, settings
 from systems.toy.system import SYSTEM as TOY
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.runs import disclosed
 from treaty.systems import SYSTEMS, find_system
-from treaty.systems.alignment.leakage import TOLD as OF_ALIGNMENT
+from treaty.systems.alignment.leakage import ROUTES as OF_ALIGNMENT
 from treaty.systems.fedxgb.authority import CertifiedKeys
 from treaty.systems.fedxgb.options import FedXGB
-from treaty.systems.told import Lines, Told, sent
+from treaty.systems.leakage import Route, Routes, sent
 
 SHORT = {"insecure_test_key_bits": 768, "allow_insecure": True}
 OU = {"encryption": "ou", "insecure_test_key_bits": 512, "allow_insecure": True}
@@ -101,15 +102,15 @@ SELDOM = {
 """Messages that the jobs above do not send, and when they are sent."""
 
 
-def played(name: str, number: int, folder: Path) -> Iterator[tuple[str, Lines, set[Route]]]:
+def played(name: str, number: int, folder: Path) -> Iterator[tuple[str, Routes, set[Way]]]:
     """Play a job; yield of each of its phases the lines that hold, and the routes."""
     system, job = find_system(name), JOBS[name][number]
     options, common = settings(system, job)
     for phase, found in routes(system, job, folder).items():
-        yield phase, sent(system.told[phase], options, common), found
+        yield phase, sent(system.routes[phase], options, common), found
 
 
-def untold(table: Lines, found: set[Route]) -> list[Route]:
+def untold(table: Routes, found: set[Way]) -> list[Way]:
     return sorted(route for route in found if not any(line.goes(*route) for line in table))
 
 
@@ -119,15 +120,15 @@ def below(kind: type[Message]) -> Iterator[type[Message]]:
         yield from below(sub)
 
 
-def all_tables() -> dict[str, Lines]:
+def all_tables() -> dict[str, Routes]:
     """Return all lines there are, by system, and those that systems share."""
     found = {"alignment": OF_ALIGNMENT, "runs": disclosed.OF_RUNS}
     for model, named in SYSTEMS.items():
         for name in named:
             system = find_system(name, model)
-            found[f"{name}, {model}"] = tuple(line for table in system.told.values() for line in table)
+            found[f"{name}, {model}"] = tuple(line for table in system.routes.values() for line in table)
             if system.service is not None:
-                found[f"{name}, service"] = system.service.told
+                found[f"{name}, service"] = system.service.routes
     return found
 
 
@@ -139,20 +140,20 @@ def test_every_message_has_a_line_and_every_line_a_message(name, tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         for phase, table, found in played(name, number, folder):
-            assert untold(table, found) == [], f"{job}, {phase}: a message that no line of told.py tells of"
+            assert untold(table, found) == [], f"{job}, {phase}: a message that no line of leakage.py tells of"
             met |= {(phase, line) for line in table if any(line.goes(*route) for route in found)}
-    every = {(phase, line) for phase, table in system.told.items() for line in table}
+    every = {(phase, line) for phase, table in system.routes.items() for line in table}
     unmet = {f"{phase}: {line.message.__name__}, {line.way}" for phase, line in every - met if not rare(line)}
     assert unmet == set() or name == "sgd"  # whose table is quasi-newton's
 
 
-def rare(line: Told) -> bool:
+def rare(line: Route) -> bool:
     return line.message.__name__ in SELDOM
 
 
 def test_every_system_is_played():
     assert set(JOBS) == {name for named in SYSTEMS.values() for name in named} - {"pooled"}
-    assert find_system("sgd").told is find_system("quasi-newton").told
+    assert find_system("sgd").routes is find_system("quasi-newton").routes
 
 
 @pytest.mark.parametrize("options", [{}, {"psi": "kkrt"}, {"on_duplicate": "expand"}, {"result_to": "active"}])
@@ -170,7 +171,7 @@ def test_every_message_of_a_prediction_on_shares_has_a_line(comparison):
     tables = shards(part, new)
     record = play_prediction(part, tables, comparison=comparison)
     roles = {"server": "server", **{f"edge{k}": "edge" for k in range(3)}, **dict.fromkeys(tables, "user")}
-    table = sent(find_system("fedxgb").service.told, FedXGB(comparison=comparison), None)
+    table = sent(find_system("fedxgb").service.routes, FedXGB(comparison=comparison), None)
     found = routes_of([record], roles)
     assert untold(table, found) == []
     assert [line.message.__name__ for line in table if not any(line.goes(*route) for route in found)] == []
@@ -179,20 +180,20 @@ def test_every_message_of_a_prediction_on_shares_has_a_line(comparison):
 def test_a_system_outside_the_package_is_held_to_its_table(tmp_path):
     job = Played()
     for phase, found in routes(TOY, job, tmp_path).items():
-        assert untold(sent(TOY.told[phase], *settings(TOY, job)), found) == []
+        assert untold(sent(TOY.routes[phase], *settings(TOY, job)), found) == []
 
 
 def test_a_message_without_a_line_is_found(tmp_path):
     """Of a system with a message that its table leaves out, that message is named, and no other."""
-    whole = TOY.told["train"]
+    whole = TOY.routes["train"]
     found = routes(TOY, Played(), tmp_path)["train"]
     left_out = tuple(line for line in whole if line.message.__name__ != "ToySplits")
-    assert untold(left_out, found) == [Route("ToySplits", "active", "passive")]
+    assert untold(left_out, found) == [Way("ToySplits", "active", "passive")]
     wrong_way = tuple(
         replace(line, sender=line.receiver, receiver=line.sender) if line.message.__name__ == "ToySplits" else line
         for line in whole
     )
-    assert untold(wrong_way, found) == [Route("ToySplits", "active", "passive")]
+    assert untold(wrong_way, found) == [Way("ToySplits", "active", "passive")]
 
 
 def unnamed() -> set[str]:
@@ -209,6 +210,17 @@ def unnamed() -> set[str]:
 
 def test_every_class_of_message_is_named_by_a_table():
     assert unnamed() == set()
+
+
+def test_every_class_of_message_states_what_it_tells_once():
+    """At the class itself; of several statements each is that of some route, and a route's entry exists."""
+    used: dict[type[Message], set[str]] = {}
+    for table in all_tables().values():
+        for line in table:
+            used.setdefault(line.message, set()).add(line.variant)
+    for message, variants in used.items():
+        stated = vars(message)["leakage"]
+        assert variants == ({""} if isinstance(stated, MessageLeakage) else set(stated)), message
 
 
 def test_a_planted_class_of_message_is_found():
@@ -230,9 +242,9 @@ def test_lines_are_whole_and_their_pages_exist():
     }
     for table in all_tables().values():
         for line in table:
-            assert line.tells
+            assert line.leakage.tells
             assert line.reference
-            assert "\n" not in line.tells + line.guard
+            assert "\n" not in line.leakage.tells + line.leakage.guard
             for reference in line.reference.split("; "):
                 if reference.startswith("docs/"):
                     page, _, heading = reference.removeprefix("docs/").partition(", ")

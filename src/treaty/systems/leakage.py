@@ -1,6 +1,6 @@
 """What each message tells whom, as data: one line for each class of message on each way between two roles.
 
-Every system has its lines in its `system.py`, or in a `told.py` beside it, and its record (`System.told`) puts them
+Every system has its lines in its `system.py`, or in a `leakage.py` beside it, and its record (`System.told`) puts them
 together with those that it shares. Sentences for people, by party, are in each system's `disclosures`; these lines say
 where what they tell comes from. A test plays small jobs and fails where a message goes a way that no line tells of.
 """
@@ -12,24 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from treaty.messaging.agreement import Terms, Verdict
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 
-Form = Literal["nothing", "encrypted", "masked", "noisy", "aggregated", "exact", "control"]
-"""In which form what is told arrives at the receiver.
-
-========== =============================================================================================
-nothing    random numbers, commitments, receipts: nothing that it did not know
-encrypted  ciphertexts whose key it does not have
-masked     numbers under masks or in shares that it cannot remove alone
-noisy      under the noise of a differentially private mechanism
-aggregated sums, counts, quantiles or a model: over many rows, or over several parties
-exact      as it is, about single rows or single splits
-control    what is settled about the job: sizes, keys, options, who takes part, progress; nothing of single rows
-========== =============================================================================================
-"""
-
-Played = Literal["train", "predict", "explain", "online"]
-PLAYED: dict[Played, str] = {
+Stage = Literal["train", "predict", "explain", "online"]
+STAGES: dict[Stage, str] = {
     "train": "training",
     "predict": "prediction",
     "explain": "contributions of columns",
@@ -68,34 +55,38 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one class of message tells on its way from one role to another.
+class Route:
+    """That one class of message goes from one role to another.
 
     Attributes
     ----------
     message : type of Message
     sender, receiver : tuple of str
-        Roles, as casts name them, any of which may be at this end; `ANY`: all.
-    tells : str
-        What the receiver learns from it, in a few words. What parties that collude learn is in the sentences.
-    form : str
-        See `Form`.
-    guard : str
-        The option that lessens it; empty where there is none.
+        Roles by name, any of which may be at this end; `ANY`: all.
+    variant : str
+        Which of the message's statements holds on this route; empty where it has one.
     reference : str
         A section of a paper, or "docs/PAGE.md, HEADING".
     when : When or None
         Under which options it is sent; None: under all, or where data ask for it.
+    guard : str
+        The option that lessens what is told here, where it is not the statement's own.
     """
 
     message: type[Message]
     sender: tuple[str, ...]
     receiver: tuple[str, ...]
-    tells: str
-    form: Form
-    guard: str = ""
+    variant: str = ""
     reference: str = ""
     when: When | None = None
+    guard: str = ""
+
+    @property
+    def leakage(self) -> MessageLeakage:
+        """What the receiver learns on this route."""
+        stated = self.message.leakage
+        found = stated if isinstance(stated, MessageLeakage) else stated[self.variant]
+        return replace(found, guard=self.guard or found.guard)
 
     def goes(self, step: str, sender: str, receiver: str) -> bool:
         """Tell whether this is the line of a message: its class by name, and the roles of both ends."""
@@ -111,34 +102,34 @@ class Told:
         return f"{' or '.join(self.sender) or 'any'} → {' or '.join(self.receiver) or 'any'}"
 
 
-Lines = tuple[Told, ...]
+Routes = tuple[Route, ...]
 
 
-def lines(*parts: Told | Iterable[Told], reference: str = "", when: When | None = None, guard: str = "") -> Lines:
+def routes(*parts: Route | Iterable[Route], reference: str = "", when: When | None = None, guard: str = "") -> Routes:
     """Put lines and tables of lines together; what they have in common is said once.
 
     `reference` and `guard` are for lines without their own, `when` is added to each one's own.
     """
-    found = [one for part in parts for one in ([part] if isinstance(part, Told) else part)]
+    found = [one for part in parts for one in ([part] if isinstance(part, Route) else part)]
     return tuple(
         replace(
             one,
             reference=one.reference or reference,
-            guard=one.guard or guard,
+            guard=one.leakage.guard or guard,
             when=one.when if when is None else when & one.when,
         )
         for one in found
     )
 
 
-def sent(table: Iterable[Told], options: Any, common: Any) -> Lines:
+def sent(table: Iterable[Route], options: Any, common: Any) -> Routes:
     """Return the lines of a table that hold under these options."""
     return tuple(one for one in table if one.when is None or one.when.holds(options, common))
 
 
-AGREEMENT = lines(
-    Told(Terms, ANY, ANY, "the options of the job, but not the sampling seed; both ends must have the same", "control"),
-    Told(Verdict, ANY, ANY, "the first option in which two parties differ, if any does", "control"),
+AGREEMENT = routes(
+    Route(Terms, ANY, ANY),
+    Route(Verdict, ANY, ANY),
     reference="docs/jobs.md, Connections and exit codes",
 )
 """What every training and every prediction begins with."""
