@@ -17,7 +17,7 @@ from treaty import (
     SecureBoost,
 )
 from treaty.attacks.auditing import audit
-from treaty.attacks.finished_model import extraction, membership
+from treaty.attacks.membership import extraction, membership
 from treaty.attacks.views import Finding, auc_error
 from treaty.errors import ConfigError
 

@@ -10,8 +10,7 @@ import pytest
 from attacks.played import OU, cancer, digits, findings_of, views_of
 from marks import slow
 from treaty import FedXGBoostSMM, GBDTClassifier, SecureBoost
-from treaty.attacks import ciphertexts
-from treaty.attacks.repeated_ciphertexts import keyed_cipher
+from treaty.attacks.ciphertexts import hidden_numbers, keyed_cipher, learned_from_ciphertexts
 from treaty.attacks.views import View
 from treaty.crypto.additive.montgomery import from_words, to_words
 from treaty.crypto.lattice.packed import pack
@@ -55,7 +54,7 @@ def changed(view, kind, change):
     ids=["ou", "paillier", "lattice", "lattice-digits", "sealed", "dealer", "blind-ou"],
 )
 def test_what_hides_gradients_tells_no_labels(table, protocol):
-    (found,) = findings_of(ciphertexts.attack, GBDTClassifier(protocol, **TREES), *table())
+    (found,) = findings_of(learned_from_ciphertexts, GBDTClassifier(protocol, **TREES), *table())
     assert found.party == "shop"
     assert found.baseline == 0.5
     assert abs(found.score - 0.5) < CHANCE * found.error
@@ -72,7 +71,7 @@ def test_labels_are_found_in_plaintexts_that_are_sent_in_place_of_ciphertexts():
         sent[:, : words.shape[1]] = words
         return TreeStart(start.rows, start.n_rows, start.columns, start.commitment, [Array.of(sent)])
 
-    (found,) = ciphertexts.attack(changed(view, TreeStart, plain), truth)
+    (found,) = learned_from_ciphertexts(changed(view, TreeStart, plain), truth)
     assert found.score > 0.99
     assert found.finds
 
@@ -81,7 +80,7 @@ def test_labels_are_found_by_the_jacobi_symbol_of_a_cipher_that_shows_it():
     views, truth = views_of(GBDTClassifier(SecureBoost(**OU), **TREES), *cancer())
     view = views["shop"]
     modulus = keyed_cipher(view, view.recorded.transcript.entries).modulus
-    honest = ciphertexts.hidden_numbers(view)[1]
+    honest = hidden_numbers(view)[1]
     assert np.all(honest[:, 64] == 1.0)  # after the 64 bytes of a ciphertext: all are squares modulo q
 
     def negated(start):
@@ -91,7 +90,7 @@ def test_labels_are_found_by_the_jacobi_symbol_of_a_cipher_that_shows_it():
         other = to_words(numbers, sent.shape[1]).view(np.uint8)
         return TreeStart(start.rows, start.n_rows, start.columns, start.commitment, [Array.of(other)])
 
-    (found,) = ciphertexts.attack(changed(view, TreeStart, negated), truth)
+    (found,) = learned_from_ciphertexts(changed(view, TreeStart, negated), truth)
     assert found.score > 0.95
     assert found.finds
 
@@ -109,7 +108,7 @@ def test_labels_are_found_in_lattice_vectors_without_secrets():
         residues = np.broadcast_to(shifted, (vectors, n_primes, len(shifted))).copy()
         return SumsRequest([Array.of(pack(parameters, residues)), request.payload[1]], request.last)
 
-    (found,) = ciphertexts.attack(changed(view, SumsRequest, plain), truth)
+    (found,) = learned_from_ciphertexts(changed(view, SumsRequest, plain), truth)
     assert found.score > 0.99
     assert found.finds
 
@@ -117,4 +116,4 @@ def test_labels_are_found_in_lattice_vectors_without_secrets():
 def test_tables_of_few_rows_are_not_tried():
     tables, y = cancer()
     few = {name: table[:60] for name, table in tables.items()}
-    assert findings_of(ciphertexts.attack, GBDTClassifier(SecureBoost(**OU), **TREES), few, y[:60]) == []
+    assert findings_of(learned_from_ciphertexts, GBDTClassifier(SecureBoost(**OU), **TREES), few, y[:60]) == []

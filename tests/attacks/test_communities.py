@@ -8,14 +8,14 @@ import pytest
 from attacks.played import OU, cancer, digits, findings_of
 from marks import slow
 from treaty import GBDTClassifier, SecureBoost
-from treaty.attacks import communities
+from treaty.attacks.row_sets import communities, row_communities
 
 TREES = {"n_estimators": 5, "n_jobs": 1}
 
 
 @pytest.mark.parametrize("table", [cancer, slow(digits)])
 def test_communities_find_labels_in_the_rows_of_nodes(table):
-    (found,) = findings_of(communities.attack, GBDTClassifier(SecureBoost(**OU), **TREES), *table())
+    (found,) = findings_of(row_communities, GBDTClassifier(SecureBoost(**OU), **TREES), *table())
     assert found.party == "shop"
     assert found.baseline < 0.55
     assert found.score > 0.75
@@ -32,14 +32,14 @@ def test_communities_find_labels_in_the_rows_of_nodes(table):
     ids=["purity_guard", "lattice", "sealed"],
 )
 def test_communities_tell_no_more_than_own_columns_where_rows_are_hidden(guard):
-    (found,) = findings_of(communities.attack, GBDTClassifier(SecureBoost(**guard), **TREES), *cancer())
+    (found,) = findings_of(row_communities, GBDTClassifier(SecureBoost(**guard), **TREES), *cancer())
     assert found.score < 0.6
     assert not found.finds
 
 
 def test_active_party_and_other_systems_have_no_communities():
     tables, y = cancer()
-    assert findings_of(communities.attack, GBDTClassifier("federboost-vertical", **TREES), tables, y) == []
+    assert findings_of(row_communities, GBDTClassifier("federboost-vertical", **TREES), tables, y) == []
 
 
 def test_communities_are_the_halves_of_which_nodes_are_parts():
@@ -48,7 +48,7 @@ def test_communities_are_the_halves_of_which_nodes_are_parts():
     trees = [
         [np.where(rng.random(200) < 0.1, -1, half * 2 + rng.integers(0, 2, 200)).astype(np.int32)] for _ in "12345"
     ]
-    found = communities.communities(trees, np.arange(200))
+    found = communities(trees, np.arange(200))
     assert found.shape == (200, 2)
     assert abs(np.corrcoef(found[:, 0], half)[0, 1]) == pytest.approx(1.0)
-    assert communities.communities([[]], np.arange(200)).shape == (200, 0)
+    assert communities([[]], np.arange(200)).shape == (200, 0)

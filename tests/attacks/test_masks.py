@@ -9,7 +9,7 @@ from sklearn.datasets import load_breast_cancer
 from attacks.played import cancer, findings_of, views_of
 from marks import slow
 from treaty import FederBoostHorizontal, FedXGB, GBDTClassifier
-from treaty.attacks import masks
+from treaty.attacks.hidden_values import masked_from, repeated_masks
 from treaty.crypto.aggregation.masks import PairStreams
 
 TREES = {"n_estimators": 2, "n_jobs": 1}
@@ -23,7 +23,7 @@ def by_row(parties):
 
 
 def found_by(protocol, parties):
-    return findings_of(masks.attack, GBDTClassifier(protocol, **TREES), by_row(parties), None)
+    return findings_of(repeated_masks, GBDTClassifier(protocol, **TREES), by_row(parties), None)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_mask_for_all_numbers_shows_edge_servers_each_user():
 
 def test_what_members_gave_is_noted_as_often_as_it_was_sent():
     views, truth = views_of(GBDTClassifier(FederBoostHorizontal(), **TREES), by_row(3), None)
-    seen = masks.masked_from(views["p0"], "p1")
+    seen = masked_from(views["p0"], "p1")
     assert len(seen) > 4
     assert [len(vector) for vector in truth.given["p1"]] == [len(vector) for vector in seen]
     assert truth.given["p0"] == []  # it opens sums, and masks in place
@@ -67,4 +67,4 @@ def test_what_members_gave_is_noted_as_often_as_it_was_sent():
 
 
 def test_tables_split_by_column_have_no_masked_sums():
-    assert findings_of(masks.attack, GBDTClassifier("federboost-vertical", **TREES), *cancer()) == []
+    assert findings_of(repeated_masks, GBDTClassifier("federboost-vertical", **TREES), *cancer()) == []

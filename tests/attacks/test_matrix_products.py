@@ -7,14 +7,14 @@ import pytest
 from attacks.played import cancer, findings_of
 from marks import slow
 from treaty import FedXGBoostSMM, GBDTClassifier
-from treaty.attacks import matrix_products
+from treaty.attacks.hidden_values import matrix_products
 
 TREES = {"n_estimators": 2, "n_jobs": 1}
 
 
 def found_by(options, **trees):
     model = GBDTClassifier(FedXGBoostSMM(**options), **{**TREES, **trees})
-    return {finding.target: finding for finding in findings_of(matrix_products.attack, model, *cancer())}
+    return {finding.target: finding for finding in findings_of(matrix_products, model, *cancer())}
 
 
 def published(version, **options):
@@ -62,4 +62,4 @@ def test_products_of_safe_mode_show_nothing(options):
 
 def test_other_systems_have_no_such_products():
     tables, y = cancer()
-    assert findings_of(matrix_products.attack, GBDTClassifier("federboost-vertical", **TREES), tables, y) == []
+    assert findings_of(matrix_products, GBDTClassifier("federboost-vertical", **TREES), tables, y) == []

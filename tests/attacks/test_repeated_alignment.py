@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from marks import slow
-from treaty.attacks.repeated_alignment import ATTACKER, PARTNER, membership_by_alignment
+from treaty.attacks.membership import ATTACKER, PARTNER, membership_by_alignment
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError
 

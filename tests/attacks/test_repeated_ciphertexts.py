@@ -7,7 +7,7 @@ import pytest
 from attacks.played import OU, cancer, digits, findings_of, views_of
 from marks import slow
 from treaty import GBDTClassifier, SecureBoost
-from treaty.attacks import repeated_ciphertexts
+from treaty.attacks.ciphertexts import keyed_cipher, recognised, recognised_ciphertexts
 
 TREES = {"n_estimators": 1, "n_jobs": 1}
 
@@ -29,7 +29,7 @@ def model(encryption, *, rerandomise, **trees):
     ],
 )
 def test_rows_of_bins_are_named_by_ciphertexts_that_are_not_rerandomised(table, encryption, trees, least):
-    (found,) = findings_of(repeated_ciphertexts.attack, model(encryption, rerandomise=False, **trees), *table())
+    (found,) = findings_of(recognised_ciphertexts, model(encryption, rerandomise=False, **trees), *table())
     assert (found.party, found.target) == ("bank", "bins of shop")
     assert found.score > least
     assert found.finds
@@ -37,7 +37,7 @@ def test_rows_of_bins_are_named_by_ciphertexts_that_are_not_rerandomised(table, 
 
 @pytest.mark.parametrize("encryption", ["ou", slow("paillier")])
 def test_rerandomised_answers_leave_the_guess_that_sums_allow(encryption):
-    (found,) = findings_of(repeated_ciphertexts.attack, model(encryption, rerandomise=True), *cancer())
+    (found,) = findings_of(recognised_ciphertexts, model(encryption, rerandomise=True), *cancer())
     assert found.score == found.baseline
     assert 0.0 < found.baseline < 0.1
 
@@ -48,9 +48,9 @@ def test_named_rows_are_never_wrong():
     codes, offsets = truth.codes("shop")
     view = views["bank"]
     entries = [entry for entry in view.recorded.transcript.entries if entry.peer == "shop"]
-    cipher = repeated_ciphertexts.keyed_cipher(view, entries)
+    cipher = keyed_cipher(view, entries)
     nodes, named = view.recorded.recording.nodes["shop"], 0
-    for bins, rows in repeated_ciphertexts.recognised(entries, nodes, cipher):
+    for bins, rows in recognised(entries, nodes, cipher):
         for one, found in zip(bins, rows, strict=True):
             if found is not None:
                 named += len(found)
@@ -61,4 +61,4 @@ def test_named_rows_are_never_wrong():
 
 def test_ciphers_without_keys_have_nothing_to_know_again():
     lattice = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True)
-    assert findings_of(repeated_ciphertexts.attack, GBDTClassifier(lattice, **TREES), *cancer()) == []
+    assert findings_of(recognised_ciphertexts, GBDTClassifier(lattice, **TREES), *cancer()) == []

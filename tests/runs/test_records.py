@@ -12,8 +12,7 @@ import pytest
 
 from runs.job_files import train_in_threads
 from tables import real_table
-from treaty.attacks.auditing import findings
-from treaty.attacks.recorded import findings_of_records
+from treaty.attacks.auditing import findings, findings_of_records
 from treaty.attacks.views import View
 from treaty.errors import ConfigError
 from treaty.runs.job import Job, Member

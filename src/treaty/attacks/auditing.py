@@ -1,50 +1,39 @@
-"""Train with every party's view recorded, and try every attack on each view."""
+"""Train with every party's view recorded, or read recorded views, and try every attack on each view."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 
-from treaty.attacks import (
-    ciphertexts,
-    communities,
-    exact_sums,
-    histograms,
-    leaf_purity,
-    masks,
-    matrix_products,
-    nested_sides,
-    noisy_buckets,
-    noisy_gradients,
-    repeated_ciphertexts,
-    row_sets,
-)
+from treaty.attacks.ciphertexts import learned_from_ciphertexts, recognised_ciphertexts
+from treaty.attacks.hidden_values import likeliest_buckets, matrix_products, noisy_gradients, repeated_masks
+from treaty.attacks.opened_sums import exact_sums, inverted_histograms, nested_sides
+from treaty.attacks.row_sets import instance_clustering, row_communities, set_purity
 from treaty.attacks.views import Finding, Truth, View
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats
+from treaty.runs.records import read_record
 
 Attack = Callable[[View, Truth], Iterator[Finding]]
 
-ATTACKS: tuple[Attack, ...] = tuple(
-    module.attack
-    for module in (
-        row_sets,
-        noisy_gradients,
-        exact_sums,
-        nested_sides,
-        noisy_buckets,
-        histograms,
-        communities,
-        leaf_purity,
-        repeated_ciphertexts,
-        ciphertexts,
-        matrix_products,
-        masks,
-    )
+ATTACKS: tuple[Attack, ...] = (
+    instance_clustering,
+    noisy_gradients,
+    exact_sums,
+    nested_sides,
+    likeliest_buckets,
+    inverted_histograms,
+    row_communities,
+    set_purity,
+    recognised_ciphertexts,
+    learned_from_ciphertexts,
+    matrix_products,
+    repeated_masks,
 )
 """Each is given the view of one party, and yields nothing where it does not apply."""
 
@@ -116,3 +105,47 @@ def findings(views: Mapping[str, View], *, by_row: bool, targets: Floats | None 
     truth = Truth(views, by_row=by_row, targets=targets)
     found = [finding for view in views.values() for attack in ATTACKS for finding in attack(view, truth)]
     return sorted(found, key=lambda finding: finding.baseline - finding.score)
+
+
+def findings_of_records(paths: Sequence[Path]) -> tuple[list[Finding], list[str]]:
+    """Try every attack on each record; return the findings, and in words what could not be scored.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        Records of one training, of different parties. A folder stands for the records in it.
+
+    Raises
+    ------
+    ConfigError
+        For records that are damaged, of several trainings, or twice the same party's; and where one is missing without
+        which nothing can be scored: that of the active party, who has the labels, or, of tables split by row, of any
+        party with rows.
+    """
+    files = [file for path in paths for file in (sorted(path.glob("*.record")) if path.is_dir() else [path])]
+    if not files:
+        raise ConfigError(f"expected records in {', '.join(map(str, paths))}, found no file *.record")
+    views: dict[str, View] = {}
+    for file in files:
+        view = View(read_record(file))
+        if view.party in views:
+            raise ConfigError(f"expected one record of each party, got another of {view.party} - at {file}")
+        views[view.party] = view
+    first = next(iter(views.values())).inputs
+    ids = {view.inputs.model_id for view in views.values() if view.inputs.model_id}
+    if len(ids) > 1:
+        raise ConfigError(
+            f"expected records of one training, got those of {len(ids)} - at {', '.join(map(str, files))}"
+        )
+    by_row = next(iter(views.values())).by_row
+    missing = [name for name in first.roles.owners if name not in views]
+    needed = missing if by_row else [first.roles.active] if first.roles.active in missing else []
+    if needed:
+        raise ConfigError(
+            f"nothing can be scored without the record of {', '.join(needed)}: a rehearsal with made-up or public rows "
+            "has those of all parties"
+        )
+    unscored = [f"{name}: what others found of its columns cannot be scored without its record" for name in missing]
+    if first.options.label_epsilon is not None:
+        unscored.append("labels are those that the active party has randomised, which its record has")
+    return findings(views, by_row=by_row), unscored

@@ -70,19 +70,19 @@ def audit(
             if standing.error:
                 console.print(f"{standing.title}: {standing.error}", soft_wrap=True, highlight=False)
         if figure is not None:
-            from treaty.attacks.figures import draw_standings
+            from treaty.attacks.comparing import draw_standings
 
             draw_standings(standings, figure)
         _write(table, [(standing.title, finding) for standing in standings for finding in standing.findings])
         return
-    from treaty.attacks.recorded import findings_of_records
+    from treaty.attacks.auditing import findings_of_records
 
     found, unscored = findings_of_records(records or [])
     console.print(_grid_of_findings(found))
     for line in unscored:
         console.print(line, soft_wrap=True, highlight=False)
     if figure is not None:
-        from treaty.attacks.figures import draw_findings
+        from treaty.attacks.comparing import draw_findings
 
         draw_findings(found, figure)
     _write(table, [("", finding) for finding in found])

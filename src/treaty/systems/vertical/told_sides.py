@@ -2,7 +2,7 @@
 
 Cuts of a column are nested. So who sees the sides of common rows at many splits tells which are of one column, orders
 them, and knows a row's bin for certain once every other bin of the column is on the other side of some split that it
-saw the row at (`attacks.nested_sides`). The owner of the columns knows its splits. Where sides are of a node's own rows
+saw the row at (`attacks.opened_sums`). The owner of the columns knows its splits. Where sides are of a node's own rows
 alone it does not know the rows, but about how many of them go left and right: that share of its rows on either side of
 the cut, and in the bins that earlier splits of the same column leave, was seen there. A second node with the same cut
 is taken to have mostly rows that were seen there before (`_NEW`), and the rows that were seen below a bin and above it

@@ -1,12 +1,6 @@
-"""A partner's bins from sides of its splits, which every protocol shows the active party (docs/sealed.md).
+"""Attacks on sums that the active party, or the leader, opens in the clear: they show which bins rows are in.
 
-Cuts of one column are nested: of two, one of the four ways in which rows may fall is empty. Splits whose nodes have
-rows in common are put into groups by that, without record numbers, however sums are hidden; a group is a column. A
-row's bin is known for certain once every other bin of the column is on the other side of a split at which the row's
-side was told. Which column a group is, and which bin lies between two cuts, follows from how many rows are there, and
-is taken from the owner's table here; a split that was put to others of another column counts for nothing.
-
-Baseline: nothing is known for certain. What is found is certain, so the score is a share of all bins.
+The sums are exact, or noisy in FederBoost. Also attacked are the sides of splits, which every protocol reveals.
 """
 
 from __future__ import annotations
@@ -18,7 +12,30 @@ from numpy.typing import NDArray
 
 from treaty.attacks.views import Finding, Truth, View
 from treaty.machine.arrays import Flags, Int32s, Integers
+from treaty.privacy.exact_sums import known_bins
+from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
 from treaty.systems.vertical.encrypted import Setup
+
+
+def exact_sums(view: View, truth: Truth) -> Iterator[Finding]:
+    """Work out each partner's bins by elimination and by sums of one to three rows; sealed sums show none.
+
+    A partner's bins from the exact sums that an active party opens (`privacy.exact_sums`; docs/secureboost.md).
+
+    Baseline: nothing is known for certain. What is found is certain, so the score is a share of all bins.
+    """
+    if not view.is_active or not view.steps(Setup):
+        return
+    recording = view.recorded.recording
+    for owner in [name for name in truth.owners if name != view.party]:
+        codes, _ = truth.codes(owner)
+        nodes = recording.nodes.get(owner, [])
+        found = known_bins(nodes, recording.offsets[owner], len(codes)) if nodes else np.full(codes.shape, -1)
+        yield Finding(
+            attack="exact sums", party=view.party, target=f"bins of {owner}", measure="share known",
+            score=float(((found >= 0) & (found == codes)).mean()), baseline=0.0,
+        )  # fmt: skip
+
 
 MOST = 1000
 """Splits that are grouped, those of the largest nodes: the work grows with their square."""
@@ -28,8 +45,19 @@ Sides = Sequence[tuple[Int32s, Flags]]
 """Of each split the rows whose sides were told, and which of them go left."""
 
 
-def attack(view: View, truth: Truth) -> Iterator[Finding]:
-    """Work out each partner's bins from the sides that it told of its splits."""
+def nested_sides(view: View, truth: Truth) -> Iterator[Finding]:
+    """Work out each partner's bins from the sides that it told of its splits.
+
+    A partner's bins from sides of its splits, which every protocol shows the active party (docs/sealed.md).
+
+    Cuts of one column are nested: of two, one of the four ways in which rows may fall is empty. Splits whose nodes have
+    rows in common are put into groups by that, without record numbers, however sums are hidden; a group is a column. A
+    row's bin is known for certain once every other bin of the column is on the other side of a split at which the row's
+    side was told. Which column a group is, and which bin lies between two cuts, follows from how many rows are there,
+    and is taken from the owner's table here; a split that was put to others of another column counts for nothing.
+
+    Baseline: nothing is known for certain. What is found is certain, so the score is a share of all bins.
+    """
     if not view.is_active or not view.steps(Setup):
         return
     for owner in [name for name in truth.owners if name != view.party]:
@@ -94,3 +122,36 @@ def grouped(told: Sides, n_rows: int) -> Integers:
         groups[k] = int(np.argmax(score)) if max(score, default=0) else found
         found = max(found, int(groups[k]) + 1)
     return groups
+
+
+MOST_ROWS = 4000  # rows are matched one to one, which takes their square of memory
+
+
+def inverted_histograms(view: View, truth: Truth) -> Iterator[Finding]:
+    """Invert the histograms of a binary classifier's trees.
+
+    Rows rebuilt from opened histograms, at the leader of tables split by row (`privacy.histogram_inversion`).
+
+    Score: the mean share of right bins of a rebuilt table, its rows matched with true ones to agree best. Baseline: the
+    same of a table with every column drawn by itself from the rows of each class in each bin. These counts are given to
+    both; the first histogram shows them, unless it carries noise: then the attacker has more than it could.
+    """
+    recording = view.recorded.recording
+    bins, y = recording.bins, truth.targets.astype(np.int64)
+    if not recording.trees or bins is None or view.inputs.n_classes != 2 or len(y) > MOST_ROWS:
+        return
+    codes, offsets = truth.all_codes(bins), bins.offsets
+    if codes is None:
+        return
+    slots = codes + offsets[:-1]
+    by_class = np.stack([np.bincount(slots[y == k].ravel(), minlength=offsets[-1]) for k in (0, 1)])
+    trees = [OpenedTree(asked, left) for asked, left in recording.trees if 0 in asked]
+    if not trees:
+        return
+    found = invert(trees, offsets)
+    nothing = RebuiltRows(found.possible[:0], found.labels[:0])
+    base, got = (agreement(*rebuild(of, by_class, offsets), codes, y) for of in (nothing, found))
+    yield Finding(
+        attack="histogram inversion", party=view.party, target="bins of all rows", measure="share right",
+        score=got.mean, baseline=base.mean, error=float(0.5 / np.sqrt(len(codes))),
+    )  # fmt: skip
