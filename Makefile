@@ -15,7 +15,7 @@ PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_proces
     tests/test_files.py tests/test_packaging.py tests/test_readme.py \
     tests/report/test_page.py
 
-.PHONY: demo test test-slow test-all test-lowest test-newest package test-part lint type docs snippets bench clean
+.PHONY: demo test test-rest test-all test-lowest test-newest package test-part lint type docs snippets bench clean
 
 # Python files are compiled on all cores, and those of the libraries' own tests not at all: pip takes twice as long.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
@@ -29,13 +29,16 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: $(STAMP)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/treaty demo
 
-# What tells most, in a few minutes; `test-slow` is all the rest, `test-all` both.
+# A sample of all tests, in three minutes; SEED chooses which (`tests/conftest.py`), and is printed.
+SEED ?= $(shell date +%s)
 test: $(STAMP)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --sample $(SEED)
 
-# One worker more than cores: many of these wait for time limits. SHARE=1 to 48: every 48th test alone.
-test-slow: $(STAMP)
-	$(PYTEST) --numprocesses $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") -m slow $(SHARE:%=--share %)
+# What `make test` leaves out under the same SEED. SHARE=1 to 12: every 12th of these; LIMIT: begin none after so many seconds.
+# One worker more than cores: many of these wait for time limits.
+test-rest: $(STAMP)
+	$(PYTEST) --numprocesses $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") --rest $(SEED) \
+	    $(SHARE:%=--share %) $(LIMIT:%=--seconds %)
 
 test-all: $(STAMP)
 	$(PYTEST)
@@ -57,7 +60,7 @@ package: $(STAMP)
 
 # Another Python: make test-part PYTHON=python3.13 VENV=.venv-3.13 GROUP=test
 test-part: $(STAMP)
-	$(PYTEST) -m "not slow" $(PART)
+	$(PYTEST) --sample $(SEED) $(PART)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks docs/*.py examples

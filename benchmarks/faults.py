@@ -10,7 +10,7 @@ the network between all of them, which goes through relays of this script. A cel
 - the model is that of the undisturbed run: of the run itself where the fault is one to survive, else, where the job
   ended with an error, of the same job started again, with `--resume`, after the fault is gone.
 
-An hour on two cores; `--quick` plays a few faults of one system, which `make test-slow` does, too; names of systems and
+An hour on two cores; `--quick` plays a few faults of one system, which `make test-rest` does, too; names of systems and
 faults as arguments play these alone.
 """
 

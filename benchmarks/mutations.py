@@ -6,7 +6,7 @@ twice. The job may end with one of Treaty's own errors, or go on, with another m
 What must not happen is any other exception, an end of the process, or no end within `PATIENCE` seconds; `peak` is the
 most memory the process has taken, undisturbed and at the end.
 
-An hour on two cores; `--quick`, and `make test-slow`, play a few cases of each system; `--seed` and `--cases` others.
+An hour on two cores; `--quick`, and `make test-rest`, play a few cases of each system; `--seed` and `--cases` others.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ after a second, as a service manager would. A cell passes if
 - no process of it is left, nor a temporary file, nor a checkpoint of a finished job,
 - nobody has logged a traceback, and all audit logs verify.
 
-An hour on two cores; `--quick` plays a few cells in three minutes, which `make test-slow` does, too; parts of the names
+An hour on two cores; `--quick` plays a few cells in three minutes, which `make test-rest` does, too; parts of the names
 of systems and faults as arguments play these alone.
 """
 

@@ -1,13 +1,18 @@
+"""What a run of the tests plays, kernels compiled before it, and fixtures that any test may use.
+
+`make test` plays a sample: of tests marked ``sampled(n)`` every n-th of a file, from one that a seed chooses, and all
+that have no such mark and are not ``slow``. `make test-rest` plays the others, `make test-all` both.
+"""
+
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
-
-from treaty.runs.warm_up import compile_kernels
-from treaty.systems import SYSTEMS, find_system
-from treaty.systems.vertical import exact_sums
 
 # The same examples in every run, whatever the machine's load: a failure is of a change. `HYPOTHESIS_PROFILE=explore`
 # draws others.
@@ -15,49 +20,136 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-SHARES = 48  # into which slow tests are divided, for CI plays one
+SHARES = 12  # into which the rest is divided: CI plays one
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+BEGAN = time.monotonic()
+LEFT_OUT, LATE = pytest.StashKey[int](), pytest.StashKey[int]()  # tests not asked for; those that the time was over for
 
 
-def pytest_sessionstart() -> None:
-    """Compile the kernels of all systems in each worker of several, of ciphers or of trees first.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("treaty")
+    group.addoption("--sample", type=int, metavar="SEED", help="play a sample of the tests, the seed says which")
+    group.addoption("--rest", type=int, metavar="SEED", help="play what a sample by this seed leaves out")
+    group.addoption("--share", type=int, choices=range(1, SHARES + 1), help=f"of these every {SHARES}th, from this one")
+    group.addoption("--seconds", type=float, metavar="N", help="begin no test after so many seconds")
+
+
+def seed_of(config: pytest.Config) -> int | None:
+    """Return the seed of a sample, or of its rest; None where all tests are played."""
+    given = config.getoption("rest")
+    return config.getoption("sample") if given is None else given
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = config.stash[LATE] = 0
+    if int(WORKER.removeprefix("gw") or 0) % 2 and config.args == config.getini("testpaths"):
+        # Assertions of a file are rewritten once: by the worker that comes to it first, from the front or the back.
+        files = sorted(str(path) for folder in config.args for path in (config.rootpath / folder).rglob("test_*.py"))
+        config.args[:] = reversed(files)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print the seed; in one of several workers compile the kernels of all systems, of ciphers or of trees first.
 
     A worker loads what another has compiled: left to the tests, all would compile the same kernels at the same time.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if worker:
+    if not WORKER:
+        seed = seed_of(session.config)
+        if seed is not None:
+            print(f"tests are sampled by seed {seed}")
+        return
+    from treaty.machine.kernels import is_compiled
+    from treaty.trees.scanning import scan_splits
+
+    if not is_compiled(scan_splits):
+        from treaty.runs.warm_up import compile_kernels
+        from treaty.systems import SYSTEMS, find_system
+
         kinds = list(SYSTEMS.items())
-        for model, named in kinds if int(worker.removeprefix("gw")) % 2 == 0 else reversed(kinds):
+        for model, named in kinds if int(WORKER.removeprefix("gw")) % 2 == 0 else reversed(kinds):
             for name in reversed(named):
                 compile_kernels(find_system(name, model))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def small_tables_are_trained_on() -> Iterator[None]:
-    """Lift the limit on what exact sums may show, in this process: nearly all tests' tables are small.
-
-    Jobs between processes say `allow_exact_sums`; the limit itself is tested in `test_exact_sums`.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact_sums, "MOST_SHARE", 1.0)
-        yield
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", type=int, choices=range(1, SHARES + 1), help="play every 48th test, from this one")
-
-
-@pytest.hookimpl(trylast=True)  # after those that are not to be played have gone
+@pytest.hookimpl(trylast=True)  # after those that are not asked for have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files of processes and faults first: they take longest, and a core that began one last would be alone.
+    """Keep the tests of a sample, of its rest, or of a share of these; put files that take longest first.
 
-    Under `--share` every 48th test that is to be played stays: files differ too much in length to be dealt out whole.
+    Files of processes and faults take longest: a core that began one last would be alone.
     """
-    items.sort(key=lambda item: not item.path.stem.endswith(("processes", "outages", "faults", "nodes")))
-    share = config.getoption("share")
+    items.sort(key=lambda item: (not item.path.stem.endswith(("processes", "outages", "faults", "nodes")), item.path))
+    wanted, seed, share, everything = items[:], seed_of(config), config.getoption("share"), len(items)
+    if seed is not None:
+        sample = sampled(items, seed)
+        rest = config.getoption("rest") is not None
+        wanted = [item for item in items if (item in sample) != rest]
+        everything = len(wanted) if rest else len(items)
     if share:
-        wanted = set(items[share - 1 :: SHARES])
-        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-        items[:] = [item for item in items if item in wanted]
+        wanted = wanted[share - 1 :: SHARES]
+    if config.getoption("seconds") and wanted:
+        turn = (seed or 0) % len(wanted)  # what there is no time for is not the same in each run
+        first = next(k for k, item in enumerate(wanted) if item.path == wanted[turn].path)
+        wanted = wanted[first:] + wanted[:first]
+    config.stash[LEFT_OUT] = everything - len(wanted)
+    items[:] = wanted
+
+
+def sampled(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
+    """Return the tests of a sample: one of n that are marked ``sampled(n)``, by turns, and none that is slow."""
+    seen: Counter[tuple[object, int]] = Counter()
+    chosen = set()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            continue
+        mark = item.get_closest_marker("sampled")
+        every = mark.args[0] if mark else 1
+        if (seen[item.path, every] + seed) % every == 0:
+            chosen.add(item)
+        seen[item.path, every] += 1
+    return chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Leave a test out, without a report, where the time that was given is over."""
+    seconds = item.config.getoption("seconds")
+    if not seconds or time.monotonic() - BEGAN < seconds:
+        return None
+    item.config.stash[LATE] += 1
+    return True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if WORKER:
+        stash = session.config.stash
+        session.config.workeroutput |= {"left_out": stash[LEFT_OUT], "late": stash[LATE]}  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add up what workers did not play: all have collected, and left out, the same tests."""
+    told = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT] = told.get("left_out", node.config.stash[LEFT_OUT])
+    node.config.stash[LATE] += told.get("late", 0)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last line how many tests were not played, and how they are."""
+    missing = config.stash[LEFT_OUT] + config.stash[LATE]
+    if WORKER or not missing:
+        return
+    late = f", {config.stash[LATE]} of them because the time was over" if config.stash[LATE] else ""
+    seed = config.getoption("sample")
+    again = "" if seed is None else f"; make test SEED={seed} plays the same sample again"
+    print(f"{missing} tests were not played{late}: make test-all plays all{again}")
+
+
+@pytest.fixture
+def exact_sums_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lift the limit on what exact sums may show, for tests about something else on small tables."""
+    from treaty.systems.vertical import exact_sums
+
+    monkeypatch.setattr(exact_sums, "MOST_SHARE", 1.0)
 
 
 @pytest.fixture

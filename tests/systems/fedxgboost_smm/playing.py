@@ -19,7 +19,11 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.system import RoleInput
 
 OPTIONS = {"backend": "dealer", "n_estimators": 2, "min_child_samples": 5, "max_bin": 6}
-KEYS = {"dealer": {}, "lattice": {}, "ou": {"insecure_test_key_bits": 512, "allow_insecure": True}}
+KEYS: dict[str, dict[str, Any]] = {
+    "dealer": {"allow_exact_sums": True},
+    "lattice": {"allow_exact_sums": True},
+    "ou": {"allow_exact_sums": True, "insecure_test_key_bits": 512, "allow_insecure": True},
+}
 
 
 def options_of(**options: Any) -> dict[str, Any]:

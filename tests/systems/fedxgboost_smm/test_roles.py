@@ -93,7 +93,7 @@ def test_hints_of_the_lattice_map_serve_a_later_fit(tmp_path):
     tables, options = cut(X, 2), {**SMALL, "n_estimators": 1}
     sent = []
     for _ in range(2):
-        model = treaty.GBDTClassifier(FedXGBoostSMM(backend="lattice"), n_jobs=1, **options)
+        model = treaty.GBDTClassifier(FedXGBoostSMM(backend="lattice", allow_exact_sums=True), n_jobs=1, **options)
         sent.append(model.fit(tables, y, checkpoint=tmp_path).communication_["p1 -> p0"]["by_type"]["Hint"])
     assert sent[1] < 1000 < sent[0]
 
@@ -445,7 +445,7 @@ def test_options_that_do_not_fit_are_refused(options, match):
 
 def test_sums_too_long_for_the_ring_are_refused():
     X, y = real_table("binary", rows=100)
-    kind = treaty.GBDTClassifier(FedXGBoostSMM(backend="dealer"), fractional_bits=40)
+    kind = treaty.GBDTClassifier(FedXGBoostSMM(backend="dealer", allow_exact_sums=True), fractional_bits=40)
     with pytest.raises(CryptoError, match="sums would exceed 63 bits"):
         kind.fit(cut(X, 2), y, sample_weight=np.full(len(y), 4096.0))
 

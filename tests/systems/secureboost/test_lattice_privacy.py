@@ -37,6 +37,7 @@ LATTICE_TO_ACTIVE = {
     "SplitColumns": encrypted_columns.SplitColumns,
     **{kind.__name__: kind for kind in SEED_TO_ACTIVE},
 }
+pytestmark = pytest.mark.usefixtures("exact_sums_allowed")
 REVEAL = pytest.mark.parametrize("reveal", ["column", "node"])
 ROWS = 240
 PARAMETERS = sums_parameters(SumsBounds(ROWS, 1 << 16, 1 << 14))

@@ -32,7 +32,7 @@ from treaty.systems.vertical.encrypted_columns import SumsRequest
 
 pytestmark = pytest.mark.slow
 
-LATTICE = SecureBoost(encryption="lattice", sums="open")
+LATTICE = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True)
 SETTINGS = {"n_estimators": 2, "max_depth": 3, "max_bin": 4, "min_child_samples": 5}
 PARAMETERS = sums_parameters(SumsBounds(200, 1 << 16, 1 << 14))
 LARGEST_ERROR = 21

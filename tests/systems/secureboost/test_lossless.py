@@ -18,7 +18,7 @@ from treaty.machine import arrays
 from treaty.systems.secureboost.options import SecureBoost
 
 ESTIMATORS = {"binary": treaty.GBDTClassifier, "multiclass": treaty.GBDTClassifier, "regression": treaty.GBDTRegressor}
-FAST_KEY = SecureBoost(insecure_test_key_bits=512, allow_insecure=True)
+FAST_KEY = SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True)
 OPTIONS = {"n_estimators": 3, "max_depth": 3, "min_child_samples": 1, "max_bin": 16}
 
 
@@ -188,7 +188,7 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
     tables = cut(X, 2)
     options = {**OPTIONS, "n_estimators": 4}
     reduced = treaty.GBDTClassifier(
-        SecureBoost(insecure_test_key_bits=512, allow_insecure=True, rl_trees=2), **options
+        SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True, rl_trees=2), **options
     ).fit(tables, y)
     alone = treaty.GBDTClassifier("pooled", **options).fit(tables["p0"], y)
     forest = reduced.parts_["p0"].forest
@@ -202,17 +202,17 @@ def test_reduced_leakage_gives_the_active_partys_own_trees_first(task):
 def test_reduced_leakage_without_own_columns_is_refused():
     X, y = real_table("binary")
     with pytest.raises(treaty.ConfigError, match="rl_trees needs columns at the active party"):
-        treaty.GBDTClassifier(SecureBoost(insecure_test_key_bits=512, allow_insecure=True, rl_trees=1)).fit(
-            {"bank": None, "shop": X}, y
-        )
+        treaty.GBDTClassifier(
+            SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True, rl_trees=1)
+        ).fit({"bank": None, "shop": X}, y)
 
 
 def test_a_purity_guard_on_a_regression_is_refused():
     X, y = real_table("regression")
     with pytest.raises(treaty.ConfigError, match="purity_guard is about classes"):
-        treaty.GBDTRegressor(SecureBoost(insecure_test_key_bits=512, allow_insecure=True, purity_guard=0.4)).fit(
-            cut(X, 2), y
-        )
+        treaty.GBDTRegressor(
+            SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True, purity_guard=0.4)
+        ).fit(cut(X, 2), y)
 
 
 # ---------------------------------------------------------------- the lattice map
@@ -221,7 +221,7 @@ SMALL = {"max_bin": 6}  # a bin of a hint takes a millisecond or two
 
 
 def lattice_both(task: str, tables: dict, y: np.ndarray, weight=None, eval_set=None, reveal=None, **options):
-    cipher = SecureBoost(encryption="lattice", sums="open", reveal=reveal)
+    cipher = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True, reveal=reveal)
     return fit_both(task, tables, y, weight, eval_set, cipher, **{**SMALL, **options})
 
 
@@ -280,9 +280,11 @@ def test_the_lattice_map_gives_the_trees_of_the_conventional_cipher_under_guards
     X, y = real_table("binary")
     tables, options = cut(with_gaps(X), 3), {**OPTIONS, **SMALL, **options, "n_jobs": 1}
     conventional = treaty.GBDTClassifier(
-        SecureBoost(insecure_test_key_bits=512, allow_insecure=True, **guard), **options
+        SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True, **guard), **options
     ).fit(tables, y)
-    lattice = treaty.GBDTClassifier(SecureBoost(encryption="lattice", sums="open", reveal=reveal, **guard), **options)
+    lattice = treaty.GBDTClassifier(
+        SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True, reveal=reveal, **guard), **options
+    )
     assert_lossless(lattice.fit(tables, y), conventional, tables)
     unguarded = treaty.GBDTClassifier("pooled", **options).fit(tables, y)
     assert not np.array_equal(lattice.predict_proba(tables), unguarded.predict_proba(tables))

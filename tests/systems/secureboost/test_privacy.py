@@ -223,6 +223,7 @@ def shown_rows(transcript: Any, n_rows: int) -> list[set[int]]:
     return shown
 
 
+@pytest.mark.usefixtures("exact_sums_allowed")
 def test_reduced_leakage_sends_passive_parties_nothing_of_the_first_trees():
     tables, y = tables_and_labels()
     plain, reduced = play_training(tables, y, n_estimators=3), play_training(tables, y, n_estimators=3, rl_trees=2)
@@ -236,6 +237,7 @@ def test_reduced_leakage_sends_passive_parties_nothing_of_the_first_trees():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guard", [0.35, 0.5])
+@pytest.mark.usefixtures("exact_sums_allowed")
 def test_no_node_shown_under_the_purity_guard_is_purer(guard):
     tables, y = tables_and_labels()
     options = {"max_depth": 5, "n_estimators": 6}

@@ -20,7 +20,7 @@ from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
 
-OPEN_LATTICE = SecureBoost(encryption="lattice", sums="open")
+OPEN_LATTICE = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True)
 
 
 @pytest.fixture(autouse=True)

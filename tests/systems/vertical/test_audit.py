@@ -28,6 +28,7 @@ from treaty.systems.vertical.audit.record import ActiveHeader, KeptTree, RecordF
 from treaty.systems.vertical.audit.replay import audit
 from treaty.systems.vertical.encrypted_columns import TreeRows, TreeStart
 
+pytestmark = pytest.mark.usefixtures("exact_sums_allowed")
 LIMIT = 1 << 30
 SHORT = {"insecure_test_key_bits": None, "allow_insecure": False}
 CIPHERS = {
