@@ -165,6 +165,7 @@ def test_trees_are_no_deeper_than_agreed(which, monkeypatch):
     refused(found[0], words.get(which, "2 levels in a tree at most"), "at most 3 vectors")
 
 
+@pytest.mark.usefixtures("exact_sums_allowed")
 def test_a_dealer_deals_for_no_more_nodes_than_the_trees_may_have(monkeypatch):
     """Also where all parties with data want more."""
     wanted = {"n_estimators": 20}

@@ -48,9 +48,9 @@ def truth() -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 def test_bins_are_worked_out_from_what_a_job_opened_whatever_the_cipher(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, offsets = truth()
     systems = [
-        SecureBoost(encryption="lattice", sums="open"),
-        SecureBoost(insecure_test_key_bits=512, allow_insecure=True),
-        FedXGBoostSMM(backend="dealer"),
+        SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True),
+        SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),
+        FedXGBoostSMM(backend="dealer", allow_exact_sums=True),
     ]
     found = [known_bins(opened_by(monkeypatch, system), offsets, len(codes)) for system in systems]
     assert (found[0] == codes)[found[0] >= 0].all()
@@ -69,7 +69,7 @@ def test_bins_are_worked_out_from_what_a_job_opened_whatever_the_cipher(monkeypa
 )
 def test_sampled_rows_and_columns_mislead_nobody(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     codes, offsets = truth()
-    system = SecureBoost(encryption="lattice", sums="open")
+    system = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True)
     found = known_bins(opened_by(monkeypatch, system, **options), offsets, len(codes))
     assert (found == codes)[found >= 0].all()
     assert (found >= 0).any()
@@ -78,6 +78,6 @@ def test_sampled_rows_and_columns_mislead_nobody(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_nodes_hidden_by_the_purity_guard_mislead_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, offsets = truth()
-    guarded = SecureBoost(encryption="lattice", sums="open", purity_guard=0.4)
+    guarded = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True, purity_guard=0.4)
     found = known_bins(opened_by(monkeypatch, guarded), offsets, len(codes))
     assert (found == codes)[found >= 0].all()
