@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from treaty.trees.ensemble import Tree
 from treaty.trees.growth import NoMoreTrees, SplitFinder, grow_tree
 from treaty.trees.metrics import check_watched, evaluate, higher_is_better
 from treaty.trees.objectives import Objective
+from treaty.trees.partition import RowPartition
 from treaty.trees.splits import SplitRules
 
 _RISE = 0.05  # share by which the loss of training rows may rise before a user is warned
@@ -135,6 +137,234 @@ class BoostingPlan:
         if self.colsample_bytree >= 1.0:
             return np.arange(self.n_columns, dtype=np.int32)
         return draw(rng, self.n_columns, self.colsample_bytree)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSample:
+    """What one tree is grown on: gradients int64 (n_rows,), sampled rows (None: all) and columns, both ascending."""
+
+    grad: Integers
+    hess: Integers
+    rows: Int32s | None
+    columns: Int32s
+
+    @property
+    def totals(self) -> Integers:
+        """The root's sum of grad, sum of hess and number of sampled rows."""
+        if self.rows is None:
+            return np.array([self.grad.sum(), self.hess.sum(), len(self.grad)])
+        return np.array([self.grad[self.rows].sum(), self.hess[self.rows].sum(), len(self.rows)])
+
+    def partition(self, threads: int = 1) -> RowPartition:
+        """Return all rows of the table in the root."""
+        return RowPartition(len(self.grad), self.rows, threads)
+
+
+class RowsOfLeaves(Protocol):
+    """Which rows are in which leaf of a finished tree: a `RowPartition`, for example."""
+
+    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]: ...
+    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None: ...
+
+
+class Rounds:
+    """The rounds of a training whose margins are elsewhere: eval sets, metrics, early stopping.
+
+    Iterate over it: each item is an empty list, to which the body of the loop adds the round's trees, one per output.
+    The round is finished when the next one is asked for. ``after_round(rounds)`` gets the number of finished rounds,
+    and may raise `NoMoreTrees`. Finished rounds are in `forest` even if the loop is left by an error; leave it by
+    `stop` otherwise.
+
+    Examples
+    --------
+    ::
+
+        rounds = Rounds(forest, n_estimators=20)
+        for trees in rounds:
+            if budget_is_spent():
+                rounds.stop()
+                continue
+            trees += grow_a_round()
+    """
+
+    def __init__(
+        self,
+        forest: Forest,
+        n_estimators: int,
+        *,
+        eval_sets: Sequence[EvalSet] = (),
+        early_stopping_rounds: int | None = None,
+        metrics: Sequence[str] = (),
+        after_round: Callable[[int], None] = lambda rounds: None,
+    ) -> None:
+        self.forest, self._n_estimators, self._eval_sets = forest, n_estimators, eval_sets
+        self._patience = early_stopping_rounds if eval_sets else None
+        self._metrics, self._after_round = metrics or [forest.objective.metric], after_round
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the training with the rounds finished so far; the trees of the current round are dropped."""
+        self._stopped = True
+
+    def __iter__(self) -> Iterator[list[Tree]]:
+        forest, n_outputs = self.forest, self.forest.objective.n_outputs
+        eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margins) for e in self._eval_sets]
+        for e, e_margins in zip(self._eval_sets, eval_margins, strict=True):
+            check_watched(self._metrics, e.y, max(2, n_outputs))
+            if forest.trees:
+                e.add_trees(forest.trees, e_margins)
+            forest.history.setdefault(e.name, {name: [] for name in self._metrics})
+        for done in range(forest.rounds + 1, self._n_estimators + 1):
+            if self._patience is not None and done > 1:
+                forest.best_round = forest.best_of(self._eval_sets[-1].name)
+                if done - 1 - forest.best_round >= self._patience:
+                    break
+            new: list[Tree] = []
+            yield new
+            if self._stopped:
+                break
+            forest.trees.extend(new)
+            for e, e_margins in zip(self._eval_sets, eval_margins, strict=True):
+                e.add_trees(new, e_margins)
+                for name, values in forest.history[e.name].items():
+                    values.append(evaluate(name, forest.objective, e_margins, e.y, e.weight))
+            try:
+                self._after_round(done)
+            except NoMoreTrees:
+                break
+        if self._patience is not None:
+            forest.best_round = forest.best_of(self._eval_sets[-1].name)
+            del forest.trees[forest.best_round * n_outputs :]
+
+
+class Round:
+    """One round of a `Boosting`: for each of its `trees` the caller grows a tree and adds it."""
+
+    def __init__(self, boosting: Boosting, number: int, new: list[Tree]) -> None:
+        self.number = number  # of finished rounds before this one
+        self._boosting, self._new = boosting, new
+
+    def trees(self) -> Iterator[TreeSample]:
+        """Compute gradients, then yield what each tree is grown on; `add` must be called before the next."""
+        of, n_rows = self._boosting, len(self._boosting.y)
+        grad, hess, clipped = of.forest.objective.gradients(of.margins.T, of.y, of.weight, of.threads)
+        of.forest.clipped_rows = max(of.forest.clipped_rows, clipped)
+        for g, h in zip(grad, hess, strict=True):
+            rows = None
+            if of.plan.one_side is not None:
+                rows, g, h = of.plan.one_side.draw(of.rng, g, h)
+            elif of.plan.subsample < 1.0:
+                rows = draw(of.rng, n_rows, of.plan.subsample)
+            yield TreeSample(g, h, rows, of.plan.draw_columns(of.rng))
+
+    def add(self, tree: Tree, leaves: RowsOfLeaves) -> None:
+        """Add a grown tree to the round, and its leaf values to the margins of the rows in `leaves`."""
+        of, margins = self._boosting, self._boosting.margins[len(self._new)]
+        numbers = np.flatnonzero(tree.left < 0).astype(np.int32)
+        if of.forest.objective.refreshes_leaves:  # by the residuals of the leaf's rows, such as their median
+            rows, starts = leaves.rows(numbers, sampled=False)
+            weight = None if of.weight is None else of.weight[rows]
+            values = of.forest.objective.leaf_values(of.y[rows] - margins[rows], weight, starts)
+            tree.value[numbers] = of.rules.learning_rate * values
+        leaves.add_to(margins, numbers, tree.value[numbers])
+        self._new.append(tree)
+
+
+class Boosting:
+    """A training that holds the margins of the training rows: samples, gradients, leaf values, loss, early stopping.
+
+    Iterate over it for the rounds; what is said of `Rounds` holds here as well.
+
+    Parameters
+    ----------
+    y : float64 (n_rows,), of a ranking (n_rows, 2)
+    weight : float64 (n_rows,) or None
+    forest : Forest
+        Without trees, or with those of the rounds before `resume`; trained into.
+    rules : SplitRules
+    plan : BoostingPlan
+    eval_sets : sequence of EvalSet
+    on_round : callable or None
+        ``on_round(state)`` after every round; may raise `NoMoreTrees`.
+    resume : RoundState or None
+    threads : int
+
+    Examples
+    --------
+    A tree on one party's columns, see `trees.columns.SplitSearch`::
+
+        for a_round in Boosting(y, None, forest, rules, plan):
+            for sample in a_round.trees():
+                rows, growth = sample.partition(), Growth(sample.totals, rules)
+                search = SplitSearch([columns], sample, rules)
+                while growth.level is not None:
+                    search.ask(growth.level, rows)
+                    chosen = growth.take(search.choose(growth.level))
+                    if chosen is not None:
+                        nodes, children, splits = chosen
+                        records, left = search.decide(nodes, splits, rows)
+                        rows.divide(nodes, children, left)
+                        growth.divided(records)
+                search.end()
+                a_round.add(growth.tree(), rows)
+    """
+
+    def __init__(
+        self,
+        y: Floats,
+        weight: Floats | None,
+        forest: Forest,
+        rules: SplitRules,
+        plan: BoostingPlan,
+        *,
+        eval_sets: Sequence[EvalSet] = (),
+        on_round: Callable[[RoundState], None] | None = None,
+        resume: RoundState | None = None,
+        threads: int = 1,
+    ) -> None:
+        forest.objective.check_sums(len(y))
+        self.y, self.weight, self.forest, self.rules, self.plan, self.threads = y, weight, forest, rules, plan, threads
+        self.rng = np.random.default_rng(plan.random_state)
+        self.margins = np.full((forest.objective.n_outputs, len(y)), forest.objective.base_margins[:, None])
+        if resume is not None:
+            self.margins[:] = resume.margins
+            self.rng.bit_generator.state = json.loads(resume.random_state)
+        draws = plan.one_side is not None or plan.subsample < 1.0 or plan.colsample_bytree < 1.0
+        self._constant_state = None if draws else json.dumps(self.rng.bit_generator.state)
+        self._on_round, self._least = on_round, (np.inf, 0)  # loss of the training rows, after how many rounds
+        self._rounds = Rounds(
+            forest, plan.n_estimators, eval_sets=eval_sets, early_stopping_rounds=plan.early_stopping_rounds,
+            metrics=plan.metrics, after_round=self._after_round,
+        )  # fmt: skip
+
+    @property
+    def state(self) -> RoundState:
+        """What is needed besides the trees to continue from here; the margins are those that boosting changes."""
+        state = self._constant_state or json.dumps(self.rng.bit_generator.state)
+        return RoundState(self.forest.rounds, self.margins, state)
+
+    def stop(self) -> None:
+        """End the training with the rounds finished so far; the trees of the current round are dropped."""
+        self._rounds.stop()
+
+    def __iter__(self) -> Iterator[Round]:
+        for new in self._rounds:
+            yield Round(self, self.forest.rounds, new)
+
+    def _after_round(self, done: int) -> None:
+        objective = self.forest.objective
+        judges_loss = objective.epsilon is None and not objective.higher_is_better  # not by randomised labels
+        # at rounds that are powers of two and at the last: a loss takes about as long as the gradients of a round
+        if judges_loss and (done & (done - 1) == 0 or done == self.plan.n_estimators):
+            loss, (least, when) = objective.loss(self.margins.T, self.y, self.weight), self._least
+            if loss > (1 + _RISE) * least:
+                self.forest.diverged = (
+                    f"the training loss rose from {least:.4g} after round {when} to {loss:.4g} after round {done}: "
+                    "lower learning_rate, or raise min_child_weight or reg_lambda"
+                )
+            self._least = min(self._least, (loss, done))
+        if self._on_round is not None:
+            self._on_round(self.state)
 
 
 def boost(

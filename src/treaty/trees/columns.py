@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers, contiguous, pieces, side_by_side
 from treaty.machine.shared_work import share
+from treaty.trees.boosting import TreeSample
 from treaty.trees.ensemble import Tree
 from treaty.trees.histograms import Histograms
 from treaty.trees.partition import RowPartition, look_up_left
@@ -132,6 +134,194 @@ class ColumnSource:
 
 MayShow = Callable[[Int32s, Integers], Flags]
 """``may_show(rows, starts)`` says of each node, ``rows[starts[k]:starts[k + 1]]``, whether others may see it."""
+
+
+class ShownNodes:
+    """Which nodes of a tree other parties may be asked about: all, or those that `may_show` allows.
+
+    Others are asked about a pair of siblings only when both may be shown, for one and the parent give the other.
+    Everything below a hidden node is hidden. `sampled` says whether the tree is grown on a sample of rows.
+    """
+
+    def __init__(self, may_show: MayShow | None, *, sampled: bool) -> None:
+        self._may_show, self._sampled = may_show, sampled
+        self._hidden: set[int] = set()
+        self._before = np.zeros(0, np.bool_)
+
+    def part(self, level: Level) -> tuple[Flags, Level]:
+        """Return which nodes of a level are shown, bool (n_nodes,), and the level without the others.
+
+        Call it once for each level, in order.
+        """
+        shown = np.array([node not in self._hidden for node in level.nodes.tolist()], np.bool_)
+        all_along = shown.all() and self._before.all()  # else `parent_index` counts nodes that others have not seen
+        part = level if all_along else level.only(shown, self._before)
+        self._before = shown
+        return shown, part
+
+    def divided(self, nodes: Int32s, children: Int32s, rows: RowPartition) -> None:
+        """Hide new pairs of nodes of which one must not be shown."""
+        if self._may_show is None:
+            return
+        pairs = np.stack([children, children + 1], axis=1)
+        shown = self._may_show(*rows.rows(pairs.ravel(), sampled=False))
+        if self._sampled:  # other parties sum the sampled rows alone, but decide all
+            shown &= self._may_show(*rows.rows(pairs.ravel(), sampled=True))
+        for node, pair, fit in zip(nodes.tolist(), pairs.tolist(), shown.reshape(-1, 2), strict=True):
+            if not fit.all() or node in self._hidden:
+                self._hidden.update(pair)
+
+
+class SplitSearch:
+    """The search for one tree's splits among the columns of several sources; tells them of the tree's start.
+
+    Parameters
+    ----------
+    sources : sequence of SumsSource
+        In party order, which breaks ties.
+    sample : TreeSample
+    rules : SplitRules
+    threads : int
+    own : int or None
+        Position of the source that sees every node; the next two parameters limit the others.
+    alone : bool
+        Whether the tree is grown on the own source alone (reduced leakage).
+    may_show : callable or None
+        Which nodes others may be asked about, see `ShownNodes`.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SumsSource],
+        sample: TreeSample,
+        rules: SplitRules,
+        threads: int = 1,
+        *,
+        own: int | None = None,
+        alone: bool = False,
+        may_show: MayShow | None = None,
+    ) -> None:
+        self._rules, self._threads, self._own = rules, threads, own
+        self.shown = ShownNodes(may_show, sampled=sample.rows is not None)
+        self.sources = {k: source for k, source in enumerate(sources) if not alone or k == own}
+        first = np.cumsum([0, *(len(source.categorical) for source in sources)])
+        self.columns = [  # the tree's sample of each source's columns
+            (sample.columns[(sample.columns >= a) & (sample.columns < b)] - a).astype(np.int32)
+            for a, b in pairwise(first)
+        ]
+        self._asked: dict[int, Level] = {}
+        self._shown_of_level = np.zeros(0, np.bool_)
+        self._parents: dict[int, Integers] = {}  # each source's complete sums of the last level
+        for k, source in self.sources.items():
+            source.start_tree(sample.grad, sample.hess, sample.rows, self.columns[k])
+
+    def ask(self, level: Level, rows: RowPartition) -> None:
+        """Ask every source for the sums of a level's nodes."""
+        self._shown_of_level, for_others = self.shown.part(level)
+        parts = {k: level if k == self._own else for_others for k in self.sources}
+        self._asked = {k: part for k, part in parts.items() if len(part.nodes)}
+        for k in sorted(self._asked, key=lambda k: isinstance(self.sources[k], ColumnSource)):
+            self.sources[k].ask_sums(self._asked[k], rows)  # local columns last: summed while the other parties work
+
+    def choose(self, level: Level) -> Splits:
+        """Return the best split of each node that was asked about."""
+        found = [self.scan(k, level) for k in self._asked]
+        return best_of(found, level.totals, self._rules) if found else Splits.none(len(level.nodes))
+
+    def scan(self, k: int, level: Level) -> Splits:
+        """Take the sums that source k was asked for, complete the siblings, and find its best split of each node.
+
+        Sums of a whole level are kept for the next one alone. The last level, the largest, is completed a few nodes at
+        a time, which saves the memory of half its nodes' sums.
+        """
+        source, part, parents = self.sources[k], self._asked[k], self._parents.pop(k, None)
+        asked = source.sums()
+        last = part.depth + 1 >= self._rules.max_depth
+        at_a_time = max(self._threads, _SCANNED_BYTES // max(1, asked[0].nbytes)) if last else len(part.nodes)
+        found = []
+        for nodes in pieces(len(part.nodes), at_a_time):
+            sums, totals = complete_sums(part, asked, parents, nodes, self._threads), part.totals[nodes]
+            seen = source.for_gains(sums, totals) if isinstance(source, ColumnSource) else sums
+            splits = scan(
+                seen, totals, self.columns[k], source.offsets, source.categorical, self._rules,
+                source=k, threads=self._threads,
+            )  # fmt: skip
+            if seen is not sums:
+                settle(splits, sums, totals, source.offsets, self._rules)
+            found.append(splits)
+            if not last:
+                self._parents[k] = sums
+        whole = end_to_end(found)
+        return whole if part is level else whole.spread(self._shown_of_level)
+
+    def decide(self, nodes: Int32s, splits: Splits, rows: RowPartition) -> tuple[Int32s, Flags]:
+        """Let the owners of splits record them and decide their nodes' rows.
+
+        Returns record numbers int32 (n_nodes,), and which rows go left, bool (n_rows,), node after node as
+        ``rows.rows(nodes, sampled=False)`` has them.
+        """
+        members, starts = rows.rows(nodes, sampled=False)
+        left, records = np.empty(len(members), np.bool_), np.empty(len(nodes), np.int32)
+        mine = {k: of for k in self.sources if len(of := np.flatnonzero(splits.source == k))}
+        for k, own in mine.items():
+            own_rows, own_starts = members, starts
+            if len(own) < len(nodes):
+                of_nodes = [members[starts[node] : starts[node + 1]] for node in own]
+                own_rows, own_starts = np.concatenate(of_nodes), np.cumsum([0, *map(len, of_nodes)])
+            self.sources[k].ask_left(splits.feature[own], splits.left_bins[own], own_rows, own_starts)
+        for k, own in mine.items():
+            records[own], own_left = self.sources[k].left()
+            if len(own) == len(nodes):
+                return records, own_left
+            at = 0
+            for node in own:
+                size = starts[node + 1] - starts[node]
+                left[starts[node] : starts[node + 1]] = own_left[at : at + size]
+                at += size
+        return records, left
+
+    def end(self) -> None:
+        """Tell the sources that the tree is grown."""
+        for source in self.sources.values():
+            source.end_tree()
+        self._parents.clear()  # not empty if the tree ended early
+
+
+class JoinedColumns(ColumnSource):
+    """Columns of several owners held together, as one source: one pass over them, not one for each.
+
+    The `owners`, in party order, only record their splits. `histograms` as in `ColumnSource`. Records count the tree's
+    splits until `name_owners` gives a finished tree its splits' owners.
+    """
+
+    def __init__(self, owners: Sequence[ColumnSource], threads: int = 1, histograms: MakeSums | None = None) -> None:
+        widths = [len(owner.categorical) for owner in owners]
+        slots = np.cumsum([0, *(owner.offsets[-1] for owner in owners)])
+        ends = [first + owner.offsets[1:] for owner, first in zip(owners, slots[:-1], strict=True)]
+        self._owners = owners
+        self._owner_of = np.repeat(np.arange(len(owners)), widths).tolist()
+        self._first_of = np.cumsum([0, *widths]).tolist()
+        self._recorded: list[tuple[int, int]] = []  # of each of the tree's records: its owner, and its number there
+        super().__init__(
+            side_by_side([owner.codes for owner in owners]),
+            np.concatenate([[0], *ends]).astype(np.int32),
+            np.concatenate([owner.categorical for owner in owners]),
+            self._record_at_owner,
+            threads,
+            histograms,
+        )
+
+    def _record_at_owner(self, feature: int, left_bins: Flags) -> int:
+        owner = self._owner_of[feature]
+        self._recorded.append((owner, self._owners[owner].record(feature - self._first_of[owner], left_bins)))
+        return len(self._recorded) - 1
+
+    def name_owners(self, tree: Tree) -> None:
+        """Give a finished tree's splits their owners, and the owners' record numbers, in place."""
+        inner = tree.left >= 0
+        if self._recorded:
+            tree.source[inner], tree.record[inner] = np.array(self._recorded)[tree.record[inner]].T
+            self._recorded.clear()
 
 
 class SumsFinder:

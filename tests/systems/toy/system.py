@@ -28,9 +28,10 @@ from treaty.systems.pooled.training import begin, own_columns
 from treaty.systems.system import PartySpec, RoleInput, Roles, System
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.leakage import PREDICT
-from treaty.trees.boosting import boost
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.boosting import Boosting
+from treaty.trees.columns import ColumnSource, SplitSearch
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.growth import Growth
 
 
 @dataclass(kw_only=True, repr=False)
@@ -87,12 +88,24 @@ def active(inputs: RoleInput) -> ModelPart:
     ]
     rules = common.rules(forest.objective)
     plan = common.plan(sum(len(source.categorical) for source in sources))
-    finder = SumsFinder(sources, data.table.n_rows, rules, inputs.threads)
-
-    def on_round(progressed: Any) -> None:
-        inputs.observers.round_finished(progressed.rounds, training.part)
-
-    boost(finder, data.y, data.weight, forest, rules, plan, on_round=on_round, threads=inputs.threads)
+    boosting = Boosting(
+        data.y, data.weight, forest, rules, plan, threads=inputs.threads,
+        on_round=lambda state: inputs.observers.round_finished(state.rounds, training.part),
+    )  # fmt: skip
+    for a_round in boosting:
+        for sample in a_round.trees():
+            rows, growth = sample.partition(inputs.threads), Growth(sample.totals, rules)
+            search = SplitSearch(sources, sample, rules, inputs.threads)
+            while growth.level is not None:
+                search.ask(growth.level, rows)
+                chosen_splits = growth.take(search.choose(growth.level))
+                if chosen_splits is not None:
+                    nodes, children, best = chosen_splits
+                    records, left = search.decide(nodes, best, rows)
+                    rows.divide(nodes, children, left)
+                    growth.divided(records)
+            search.end()
+            a_round.add(growth.tree(), rows)
     for name, splits in chosen.items():
         features = np.array([feature for feature, _ in splits], np.int32)
         left = np.array([left for _, left in splits], np.bool_).reshape(-1, 256)

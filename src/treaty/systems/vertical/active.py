@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from treaty.errors import ConfigError
+from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.agreement import Term, agree
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, ModelId
@@ -27,8 +28,10 @@ from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.decisions import Finish, decided_by_all
-from treaty.trees.boosting import EvalSet, RoundState, boost
+from treaty.trees.boosting import Boosting, EvalSet, RoundState
 from treaty.trees.columns import SumsFinder, SumsSource
+from treaty.trees.ensemble import Tree
+from treaty.trees.growth import Growth, NoMoreTrees
 from treaty.trees.splits import SplitRules
 
 
@@ -80,6 +83,39 @@ def start_of(training: Training, peer: str) -> tuple[str, bool, int, int]:
     return training.part.model_id, training.resume is not None, training.records[peer], training.forest.rounds
 
 
+def boosting_of(
+    inputs: RoleInput, training: Training, sources: Sequence[SumsSource], rules: SplitRules | None = None
+) -> Boosting:
+    """Return the training's rounds over `sources`, those of all owners in the job's order.
+
+    All owners decide eval rows. After a round every passive party is asked to keep a checkpoint, where one is due.
+    `rules` are given where sums have another fixed point than the objective's.
+    """
+    party, data, keeper = inputs.party, inputs.rows, inputs.keeper
+    part, forest = training.part, training.forest
+
+    def on_round(state: RoundState) -> None:
+        if keeper is not None and keeper.due:
+            began = time.perf_counter()
+            for peer in party.peers:
+                party.send(peer, CheckpointRequest(state.rounds))
+            for peer in party.peers:
+                party.receive(peer, CheckpointReceipt)
+            training.keep(inputs, state, began)
+        inputs.observers.round_finished(state.rounds, part)
+
+    inputs.observers.round_finished(forest.rounds, part)
+    return Boosting(
+        data.y, data.weight, forest, rules or inputs.common.rules(forest.objective),
+        inputs.common.plan(sum(len(source.categorical) for source in sources)),
+        eval_sets=[
+            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, inputs.threads))
+            for number, rows in enumerate(inputs.eval_sets)
+        ],
+        on_round=on_round, resume=training.resume, threads=inputs.threads,
+    )  # fmt: skip
+
+
 def grow(
     inputs: RoleInput,
     training: Training,
@@ -87,42 +123,36 @@ def grow(
     sources: Sequence[SumsSource],
     rules: SplitRules | None = None,
 ) -> None:
-    """Grow the training's trees over `sources`, those of all owners in the job's order, with `finder`.
+    """Grow the training's trees with a split finder, for systems that do not drive `boosting_of` themselves yet."""
+    boosting = boosting_of(inputs, training, sources, rules)
+    for a_round in boosting:
+        for sample in a_round.trees():
+            try:
+                growth = Growth(
+                    finder.start_tree(sample.grad, sample.hess, sample.rows, sample.columns), boosting.rules
+                )
+            except NoMoreTrees:
+                boosting.stop()
+                break
+            while growth.level is not None:
+                taken = growth.take(finder.best_splits(growth.level))
+                if taken is not None:
+                    growth.divided(finder.divide(*taken))
+            tree = growth.tree()
+            a_round.add(tree, _Leaves(finder, tree))
 
-    When a checkpoint is due, every passive party is asked to keep one, too; all owners decide eval rows. `rules` are
-    given where sums have another fixed point than the objective's.
-    """
-    party, data, keeper, progress = inputs.party, inputs.rows, inputs.keeper, inputs.progress
-    part, forest = training.part, training.forest
 
-    def on_round(progressed: RoundState) -> None:
-        if keeper is not None and keeper.due:
-            began = time.perf_counter()
-            for peer in party.peers:
-                party.send(peer, CheckpointRequest(progressed.rounds))
-            for peer in party.peers:
-                party.receive(peer, CheckpointReceipt)
-            training.keep(inputs, progressed, began)
-        if progress is not None:
-            progress(progressed.rounds, part)
+class _Leaves:
+    """A split finder's rows of leaves."""
 
-    if progress is not None:
-        progress(forest.rounds, part)
-    boost(
-        finder,
-        data.y,
-        data.weight,
-        forest,
-        rules or inputs.common.rules(forest.objective),
-        inputs.common.plan(sum(len(source.categorical) for source in sources)),
-        eval_sets=[
-            EvalSet(rows.name, rows.y, rows.weight, decided_by_all(party, part, rows.table, number, inputs.threads))
-            for number, rows in enumerate(inputs.eval_sets)
-        ],
-        on_round=on_round,
-        resume=training.resume,
-        threads=inputs.threads,
-    )
+    def __init__(self, finder: SumsFinder, tree: Tree) -> None:
+        self._finder, self._tree = finder, tree
+
+    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
+        return self._finder.leaf_rows(nodes)
+
+    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
+        self._finder.finish(self._tree, margins)
 
 
 def finish(party: Party) -> None:
