@@ -87,12 +87,12 @@ def test_who_is_interrupted_says_so_in_one_line_as_does_its_log(tmp_path, by):
     waiting.send_signal(by)
     said = waiting.communicate(timeout=within(30))[1].strip().splitlines()
     assert waiting.returncode == 128 + by
-    assert said[-1] == f"treaty: {'interrupted' if by == signal.SIGINT else 'told to end'} at b"
+    assert said[-1] == f"treaty: {'interrupted' if by == signal.SIGINT else 'terminated'} at b"
     assert "Traceback" not in "\n".join(said)
     assert log.read_text().splitlines()[-1].endswith(f"Z {said[-1]}")
 
 
-@pytest.mark.parametrize(("code", "word"), [(129, "told to end"), (130, "interrupted"), (143, "told to end")])
+@pytest.mark.parametrize(("code", "word"), [(129, "terminated"), (130, "interrupted"), (143, "terminated")])
 @pytest.mark.parametrize("name", ["a", "b", None], ids=["active", "passive", "all here"])
 def test_who_is_interrupted_is_told_how_to_go_on(tmp_path, monkeypatch, capsys, code, word, name):
     write_job(tmp_path, "secureboost")

@@ -202,11 +202,11 @@ def test_jobs_that_make_a_ledger_at_once_share_it(tmp_path):
 
 def test_the_command_asks_before_it_forgets(folder):
     kept_file(folder).unlink()
-    asked = CliRunner().invoke(app, ["begin-anew", str(folder)], input="n\n")
+    asked = CliRunner().invoke(app, ["ledger", "reset", str(folder)], input="n\n")
     assert asked.exit_code == 1
     assert "so that all of it may be spent once more?" in asked.output
     assert folder.exists()
-    said = CliRunner().invoke(app, ["begin-anew", str(folder), "--yes"])
+    said = CliRunner().invoke(app, ["ledger", "reset", str(folder), "--yes"])
     assert said.exit_code == 0
     assert said.output.startswith(f"moved to {folder}.until-")
     assert not folder.exists()

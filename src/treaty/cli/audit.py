@@ -1,4 +1,4 @@
-"""``treaty audit``: what could a party have learned of a training, tried out."""
+"""``treaty audit`` and ``treaty audit-gradients``: attack what parties saw; verify the gradients they received."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table as Grid
 
-from treaty.cli.logs import Trust
+from treaty.cli.logs import Trust, console, say
 from treaty.errors import ConfigError
 
 if TYPE_CHECKING:
     from treaty.attacks.comparing import Standing
     from treaty.attacks.views import Finding
 
-console = Console(markup=False)
-
 
 def audit(
     records: Annotated[
         list[Path] | None,
-        typer.Argument(help="Records of one training: the files that parties with record in their job file have kept."),
+        typer.Argument(help="Records of one training: the files kept by parties with `record` in their job file."),
     ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
-            help="Systems to train and attack instead, with commas between: 'secureboost,secureboost:encryption=ou,"
+            help="Train and attack these systems instead, separated by commas: 'secureboost,secureboost:encryption=ou,"
             "federboost-vertical:epsilon=8,federboost-horizontal'."
         ),
     ] = None,
@@ -37,38 +34,43 @@ def audit(
     label: Annotated[str | None, typer.Option(help="With --compare: the file's label column.")] = None,
     ids: Annotated[
         str | None,
-        typer.Option("--id", help="With --compare: a file's column, or several with commas, that is no feature: ids."),
+        typer.Option(
+            "--id", help="With --compare: id columns of the file, separated by commas; they are not features."
+        ),
     ] = None,
-    parties: Annotated[int, typer.Option(min=2, max=10, help="With --compare: among how many.")] = 3,
+    parties: Annotated[int, typer.Option(min=2, max=10, help="With --compare: number of parties.")] = 3,
     split: Annotated[
-        str | None, typer.Option(help="With --compare: how columns are cut, 'age,income/visits'; not with --parties.")
+        str | None,
+        typer.Option(help="With --compare: how columns are split, 'age,income/visits'; instead of --parties."),
     ] = None,
     trees: Annotated[int, typer.Option(min=1, help="With --compare: boosting rounds.")] = 20,
-    rows: Annotated[int | None, typer.Option(min=60, help="With --compare: of so many rows, drawn by chance.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=60, help="With --compare: use a random sample of this many rows.")
+    ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the result to this file: SVG, PNG or PDF.")] = None,
     table: Annotated[Path | None, typer.Option(help="Write all findings to this CSV file.")] = None,
     trust: Trust = None,
 ) -> None:
-    """Attack what each party of a training saw, and say what it found beside a guess.
+    """Attack what each party of a training saw, and compare what the attacks find with guessing.
 
-    With records: every attack that applies to what their parties recorded. A record holds a party's own rows and all
-    that it sent and received; it never leaves its party by itself. An attack is scored where the record of the party
-    that is attacked is there too: people who rehearse a job have all of them.
+    With records: run every attack that applies to what the parties recorded. A record holds a party's own rows and all
+    messages that it sent and received; it never leaves its party automatically. An attack can be scored only if the
+    record of the attacked party is given, too. People who rehearse a job have all records.
 
-    With --compare: the same job by several systems, on a table of your own, all parties in this process: how good each
-    model is on rows held back, what it takes, and what attacks find from each party's view.
+    With --compare: run the same job under several systems, on your own table, with all parties in this process. The
+    result shows the accuracy of each model on held-back rows, its cost, and what attacks find from each party's view.
 
-    An attack that "finds" is above its guess by more than four standard errors, and by 0.02. One that does not proves
-    nothing: it says what these attacks find, not what nobody can.
+    An attack "finds" if it beats its guess by more than four standard errors, and by 0.02. If it does not, that is no
+    proof: it shows what these attacks find, not what any attack can find.
     """
     if (compare is None) == (not records):
-        raise ConfigError("expected either records of a training or --compare SYSTEM,SYSTEM; treaty audit --help")
+        raise ConfigError("expected either records of a training or --compare SYSTEM,SYSTEM; see treaty audit --help")
     if compare is not None:
         standings = _compared(compare, data, label, ids, parties, split, trees, rows)
         console.print(_grid_of_standings(standings))
         for standing in standings:
             if standing.error:
-                console.print(f"{standing.title}: {standing.error}", soft_wrap=True, highlight=False)
+                say(f"{standing.title}: {standing.error}")
         if figure is not None:
             from treaty.attacks.comparing import draw_standings
 
@@ -80,7 +82,7 @@ def audit(
     found, unscored = findings_of_records(records or [])
     console.print(_grid_of_findings(found))
     for line in unscored:
-        console.print(line, soft_wrap=True, highlight=False)
+        say(line)
     if figure is not None:
         from treaty.attacks.comparing import draw_findings
 
@@ -104,14 +106,14 @@ def _compared(
 
     from treaty.attacks.comparing import compare as play
     from treaty.attacks.comparing import entrant
-    from treaty.cli.demo_data import cut_columns, load_data, rows_apart
+    from treaty.cli.demo_scenarios import cut_columns, load_data, rows_apart
 
     entrants = [entrant(title.strip()) for title in compare.split(",") if title.strip()]
     columns, y = load_data(data, label, ids)
     if rows is not None and rows < len(y):
         kept = train_test_split(np.arange(len(y)), train_size=rows, stratify=y, random_state=0)[0]
         columns, y = columns.take(kept), y[kept]
-    cut = cut_columns(console, columns.column_names, parties, split)
+    cut = cut_columns(columns.column_names, parties, split)
     train, test = train_test_split(np.arange(len(y)), test_size=1 / 3, stratify=y, random_state=0)
     apart = [train[index] for index in rows_apart(columns.take(train), len(cut))]
     with Status("", console=console) as status:
@@ -168,3 +170,42 @@ def _write(path: Path | None, found: Sequence[tuple[str, Finding]]) -> None:
             lines.writerow(
                 [title, one.attack, one.party, one.target, one.measure, one.score, one.baseline, one.error, one.verdict]
             )
+
+
+def audit_gradients(
+    active: Annotated[Path, typer.Argument(help="Folder of the active party's records (its keep_for_audit).")],
+    passive: Annotated[Path, typer.Argument(help="Folder of a passive party's records.")],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Audit the complete trees in records of a training that was killed.")
+    ] = False,
+) -> None:
+    """Check whether a passive party received the gradients that the labels imply.
+
+    Use it after a training in which both parties had keep_for_audit in their job files. It opens all that the passive
+    party recorded with the key and secrets that the active party recorded, and compares it, tree by tree, with what
+    follows from the labels. Whoever runs this sees the labels and gradients in the active party's record: run it by an
+    auditor whom both parties trust, or together. Records of several trainings are matched by their numbers.
+    docs/secureboost.md says what is checked and what is not.
+
+    Exit code: 0 if everything agrees, 1 if something differs, 2 if a record is damaged or missing.
+    """
+    from treaty.machine.process import cores
+    from treaty.runs.progress import steps_bar
+    from treaty.systems.vertical.audit.replay import audit as replay
+
+    with steps_bar("auditing trees") as bar:
+        verdicts = replay(active, passive, unfinished=unfinished, threads=cores(), progress=bar)
+    for found in verdicts:
+        what = f"{found.active} -> {found.passive}, job {found.job!r}, model {found.model_id[:8]}"
+        for note in found.notes:
+            say(f"{what}: {note}")
+        for finding in found.findings:
+            say(f"{what}: {finding}")
+        compared = f"{found.trees} trees compared, {found.vectors} vectors opened"
+        same = "all hold the gradients that the labels imply" if found.trees else "nothing could be compared"
+        result = f"{len(found.findings)} differences" if found.findings else same
+        say(f"{what}: {compared}: {result}")
+        signed = f"signed under the certificate {found.signed_by}" if found.signed_by else "nothing was signed"
+        say(f"{what}: {signed}")
+    if any(found.findings or not found.trees for found in verdicts):
+        raise typer.Exit(1)

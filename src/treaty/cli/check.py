@@ -1,78 +1,91 @@
-"""``treaty check``: what one party can find out before a job begins."""
+"""``treaty check`` and ``treaty disclosures``: what one party can find out before a job begins."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
-from rich.console import Console
+from rich.table import Table
 
-from treaty.cli.disclosures import say_learned
-from treaty.cli.logs import Trust
-from treaty.cli.node import DEFAULT, NodeFile, check_as_node
+from treaty.cli.logs import NODE_FILE, NodeFile, Trust, console, say, say_learned
 from treaty.errors import ConfigError, TreatyError
-from treaty.runs.job import Job, load_job, seconds_of
-from treaty.runs.local_checks import Finding, check_own, peers_of, probe
-from treaty.runs.meeting.connecting import listening
-from treaty.runs.report import learned_by
 
-console = Console(markup=False)
-AGAIN = 1.0  # seconds between two attempts to reach a peer
-LINGER = 3.0  # seconds for which one that waited still listens, for those who have just begun
+RETRY_INTERVAL = 1.0  # seconds between two attempts to reach a peer
+LINGER = 3.0  # seconds to keep listening at the end, for peers that have just started their own check
 
 
 def check(
-    job: Annotated[Path, typer.Argument(help="The job's file.")],
+    job: Annotated[Path, typer.Argument(help="The job file.")],
     party: Annotated[
         str | None, typer.Option("--as", help="Check as this party of a job without nodes. Default: as this node.")
     ] = None,
     wait: Annotated[
-        str, typer.Option(help="How long to try to reach the others: 90s, 10m, 1h. Default: 0s, of nodes 1m.")
+        str,
+        typer.Option(help="How long to try to reach the other parties: 90s, 10m, 1h. Default: 0s; between nodes, 1m."),
     ] = "",
     with_peers: Annotated[
-        bool, typer.Option("--with-peers", help="Have the nodes of all parties check, too; they show nobody anything.")
+        bool, typer.Option("--with-peers", help="Ask the nodes of all parties to check, too. No data is exchanged.")
     ] = False,
-    node: NodeFile = DEFAULT,
+    node: NodeFile = NODE_FILE,
     trust: Trust = None,
 ) -> None:
-    """Check a party's own tables, labels, folders, disk, key, certificates and clock; then who answers.
+    """Check a party's tables, folders, disk space, key, certificates and clock; then whether its peers answer.
 
-    Nothing is trained and no row is sent. With --as this party listens meanwhile, so that others that check at the same
-    time reach it: with --wait 10m all may begin within ten minutes. Without it the job is one for nodes: this node's
-    policy is asked, too, and its peers are those that the running node is connected with. A line of each check says ok,
-    or WRONG and what to do. What each party would learn is printed, too; `treaty disclosures` has by which message.
+    Nothing is trained, and no row is sent. With --as, this party listens during the check, so that parties that check
+    at the same time reach each other: with --wait 10m they may start within ten minutes. Without --as, the job is one
+    for nodes: this node's policy is checked, too, and its peers are those connected with the running node. Each line
+    says ok, or WRONG and what to do. What each party would learn is printed, too; `treaty disclosures` lists the
+    messages.
 
-    Ends with 0 where all is well, 2 where something of this party's own is wrong, 1 where only other parties do not
-    answer as they should.
+    Exit code: 0 if all is well, 2 if something of this party is wrong, 1 if only other parties do not answer properly.
     """
-    if party is None and node == DEFAULT and not node.exists():
+    from treaty.cli.node import check_as_node
+    from treaty.runs.job import load_job, seconds_of
+    from treaty.runs.local_checks import Finding, check_own, peers_of, probe
+    from treaty.runs.meeting.connecting import listening
+    from treaty.runs.report import learned_by
+
+    if party is None and node == NODE_FILE and not node.exists():
         names = ", ".join(load_job(job).parties)
         raise ConfigError(
-            f"expected --as with the party to check as, one of {names}; or, of a job for nodes, --node with the node's "
+            f"expected --as with the party to check as, one of {names}; for a job between nodes, --node with its "
             "settings"
         )
     if party is None:
         here, there = check_as_node(job, node, with_peers=with_peers, patience=seconds_of("--wait", wait or "1m"))
         raise typer.Exit(0 if here and there else 1 if here else 2)
     if with_peers:
-        raise ConfigError("expected --with-peers without --as: only nodes can check at others' request")
+        raise ConfigError("expected --with-peers without --as: only nodes can ask their peers to check")
     described = load_job(job)
     if party not in described.parties:
         raise ConfigError(f"expected --as to be one of {', '.join(described.parties)}, got {party!r}")
     patience = seconds_of("--wait", wait or "0s")
     own = check_own(described, party)
     for finding in own:
-        _show(finding)
-    if not own[0].fine:  # who talks to whom is not known
+        say(str(finding))
+    if not own[0].fine:  # the job itself is wrong, so who talks to whom is unknown
         raise typer.Exit(2)
     say_learned(learned_by(described, described.roles()))
+    others = []
     with ExitStack() as held:
-        own.append(_listen(described, party, held))
-        _show(own[-1])
-        others = _reach(described, party, time.monotonic() + patience)
+        try:  # listen as in a training, so that peers that check find somebody
+            address = held.enter_context(listening(described, party)).address
+            own.append(Finding("listening", True, f"at {address}"))
+        except TreatyError as error:
+            own.append(Finding("listening", False, str(error)))
+        say(str(own[-1]))
+        deadline = time.monotonic() + patience
+        for peer in peers_of(described, party):
+            finding = probe(described, party, peer)
+            while not finding.fine and time.monotonic() < deadline:
+                time.sleep(RETRY_INTERVAL)
+                finding = probe(described, party, peer)
+            say(str(finding))
+            others.append(finding)
         if patience:
             time.sleep(LINGER)
     if not all(finding.fine for finding in own):
@@ -81,27 +94,62 @@ def check(
         raise typer.Exit(1)
 
 
-def _listen(job: Job, party: str, held: ExitStack) -> Finding:
-    """Listen as in a training, so that others find somebody."""
+def disclosures(
+    job: Annotated[str, typer.Argument(help="The job file, or the name of a protocol, such as secureboost.")],
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="With a protocol: one of its options, as NAME=VALUE; may be repeated."),
+    ] = None,
+    party: Annotated[
+        list[str] | None,
+        typer.Option(help="With a protocol: a party with rows, the active one first; may be repeated."),
+    ] = None,
+    model: Annotated[
+        Literal["trees", "logistic"] | None, typer.Option(help="Which of two protocols of the same name.")
+    ] = None,
+    align: Annotated[bool, typer.Option("--align", help="With a protocol: rows are aligned first.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, to be saved to a file.")] = False,
+    trust: Trust = None,
+) -> None:
+    """Print what each party would learn in a job, and from which messages.
+
+    The first part lists, by party or role, all that it learns beyond its own data. Then a table lists the messages sent
+    under the job's options: from which role to which, what the receiver learns, in which form (nothing, encrypted,
+    masked, noisy, aggregated, exact; control: about the job, not about rows), which option reduces it, and a reference.
+    Nothing is trained, and no table is read.
+    """
+    from treaty.runs import disclosed
+    from treaty.runs.job import load_job
+
+    if Path(job).suffix or Path(job).exists():
+        if setting or party or model or align:
+            raise ConfigError(
+                "expected --set, --party, --model and --align only with the name of a protocol: a job file has them"
+            )
+        found = disclosed.of_job(load_job(job))
+    else:
+        given = dict(map(_named, setting or []))
+        found = disclosed.disclosures(job, parties=party, model=model, align={} if align else None, **given)
+    if markdown:
+        print(found.markdown())
+        return
+    say_learned(found.learned)
+    for what, lines in found.messages.items():
+        say(f"\nMessages: {what}")
+        table = Table("form", "message", "what the receiver learns", box=None, pad_edge=False)
+        for line in lines:
+            lessened = f" (lessened by {line.leakage.guard})" if line.leakage.guard else ""
+            message = f"{line.message.__name__}\n{line.way}"
+            table.add_row(line.leakage.form, message, f"{line.leakage.tells}{lessened}\n{line.reference}")
+        console.print(table)
+
+
+def _named(setting: str) -> tuple[str, Any]:
+    """Split ``name=value``; the value is read as JSON, else taken as text."""
+    name, equals, value = setting.partition("=")
+    if not equals:
+        raise ConfigError(f"expected --set NAME=VALUE, got {setting!r}")
     try:
-        channel = held.enter_context(listening(job, party))
-    except TreatyError as error:
-        return Finding("listening", False, str(error))
-    return Finding("listening", True, f"at {channel.address}")
-
-
-def _reach(job: Job, party: str, deadline: float) -> list[Finding]:
-    """Try to reach every peer until the deadline, once at least."""
-    found = []
-    for peer in peers_of(job, party):
-        finding = probe(job, party, peer)
-        while not finding.fine and time.monotonic() < deadline:
-            time.sleep(AGAIN)
-            finding = probe(job, party, peer)
-        _show(finding)
-        found.append(finding)
-    return found
-
-
-def _show(finding: Finding) -> None:
-    console.print(str(finding), soft_wrap=True, highlight=False)
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, {"True": True, "False": False}.get(value, value)

@@ -1,85 +1,36 @@
-"""``treaty demo``: one scenario per way of cutting a table, played by `run_demo` and compared with pooled training."""
+"""``treaty demo``: train a scenario, predict, and compare the scores with training on the pooled table."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.status import Status
 from rich.table import Table as Grid
-from sklearn.linear_model import LogisticRegression as TheirRegression
-from sklearn.model_selection import train_test_split
+from sklearn.linear_model import LogisticRegression as SklearnRegression
+from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
-from treaty.cli.demo_data import ORGANISATIONS, add_scores, cut_columns, is_target, load_data, rows_apart, score_grid
+from treaty.cli.demo_scenarios import Scenario, by_column, by_row, is_target, load_data, regression
+from treaty.cli.logs import console, say
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
-from treaty.estimators.align import align
 from treaty.estimators.linear import LogisticRegression
-from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
-from treaty.linear.batches import fewest_rows
 from treaty.machine.process import trust
+from treaty.estimators.trees import GBDTRegressor
 from treaty.models.linear import label_holder, preparation_of
 from treaty.runs.warm_up import compile_kernels, compile_walks
 from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.alignment.leakage import disclosures
 from treaty.systems.options import SystemOptions, converted, names_of
-from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.system import System, roles_of
-
-_ID, _LABEL = "treaty demo id", "treaty demo label"
-_USERS_OF_EDGE = 4
-_EPOCHS = 60
-LEAST_HELD_BACK = 20
-
-Rows = Callable[[NDArray[np.intp]], Any]
-"""Returns the parties' tables of some rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What a demo trains and compares.
-
-    Attributes
-    ----------
-    model : GBDTClassifier, GBDTRegressor or LogisticRegression
-    pooled : same as `model`
-        The same on one table.
-    columns : pyarrow.Table
-    y : ndarray (n_rows,)
-    train, test : int64
-        Numbers of the rows to train on, and of those held back.
-    given : tuple
-        What the model is fitted to: ``(tables, labels)``, or the participants' own rows.
-    rows_of : callable
-        Returns tables as the model predicts them.
-    alone : mapping of str to (table, labels)
-        Participants who are also shown with what they would have had alone.
-    aligned : list of str
-        Parties that aligned their rows first, the active one in front.
-    """
-
-    model: Any
-    pooled: Any
-    columns: Any
-    y: NDArray[Any]
-    train: NDArray[np.intp]
-    test: NDArray[np.intp]
-    given: tuple[Any, ...]
-    rows_of: Rows
-    alone: Mapping[str, tuple[Any, NDArray[Any]]]
-    aligned: list[str]
 
 
 def run_demo(
-    console: Console,
     *,
     model: Model,
     protocol: str | None,
@@ -94,9 +45,9 @@ def run_demo(
     first_time: bool,
     report: Path | None = None,
 ) -> None:
-    """Train between made-up organisations, predict on held-back rows, and print what came of it.
+    """Train between fictitious organisations, predict held-back rows, and print scores, costs and what parties learned.
 
-    With `report`, write it to this HTML file, too.
+    `report` is the HTML file to write in addition.
     """
     if protocol not in SYSTEMS[model] and any(protocol in known for known in SYSTEMS.values()):
         hint = "add --model logistic" if model == "trees" else "leave --model out"
@@ -112,213 +63,41 @@ def run_demo(
         "--split says how many parties there are: leave --parties out": split and parties,
         f"protocol {system.name!r} has no cipher to choose: leave --encryption out": named and not cipher,
     }
-    refused = [words for words, given in unused.items() if given]
-    if refused:
-        raise ConfigError(refused[0])
+    for refusal, given in unused.items():
+        if given:
+            raise ConfigError(refusal)
     options = _options(system, {cipher: encryption} if cipher and named else {}, parties)
     loaded = load_data(data, label, ids)
     rounds = 20 if trees is None else trees
     played = {} if system.split == "none" else {"transport": transport or "memory"}
     if model == "logistic":
-        scenario = _regression(console, options, parties or 2, loaded, split, played)
+        scenario = regression(options, parties or 2, loaded, split, played)
     elif system.split == "rows":
-        scenario = _by_row(console, system, options, parties or 3, loaded, rounds, played)
+        scenario = by_row(system, options, parties or 3, loaded, rounds, played)
     else:
-        scenario = _by_column(console, options, parties or 3, loaded, split, rounds, played)
-    if first_time:  # after the alignment, which compiles what it needs, and on the other core is compiled meanwhile
+        scenario = by_column(options, parties or 3, loaded, split, rounds, played)
+    if first_time:  # alignment has compiled its own kernels by now, while another process compiled those for trees
         with Status("the first time: compiling for this processor, for 5 to 20 seconds", console=console):
             if model == "trees":
                 compile_walks()
             compile_kernels(system, options, aligns=None)
-    _play(console, scenario, system)
+    _play(scenario, system)
     if report is not None:
         _write_report(report, scenario, system)
-        console.print(f"wrote {report}", soft_wrap=True, highlight=False)
+        say(f"wrote {report}")
 
 
 def _options(system: System, given: dict[str, Any], parties: int | None) -> SystemOptions:
-    """Return the system's options, checked; the parties of one with edge servers are these.
-
-    What exact sums give away is accepted, so that they are not sealed, which takes longer: the organisations are made
-    up, and all on this machine.
-    """
-    made_up = {"edges": parties or 3, "allow_exact_sums": True}
-    own = converted(
-        given | {name: value for name, value in made_up.items() if name in names_of(system.options)},
-        system.options,
-        system.name,
-    )
+    """Return the system's options, checked. In a system with edge servers, `parties` is their number."""
+    # The organisations are fictitious and all on this machine: exact sums are accepted, as sealing them takes longer.
+    demo = {"edges": parties or 3, "allow_exact_sums": True}
+    demo = {name: value for name, value in demo.items() if name in names_of(system.options)}
+    own = converted(given | demo, system.options, system.name)
     own.check(system.common().checked(own))
     return own
 
 
-# ---------------------------------------------------------------- scenarios
-
-
-def _models(options: SystemOptions, y: NDArray[Any], trees: int, played: dict[str, Any]) -> dict[str, Any]:
-    """Return the model of these labels, and that of one table to compare with: in as many bins as the system's."""
-    kind = GBDTRegressor if is_target(y) else GBDTClassifier
-    bins = BoostingOptions().checked(options).most_bins
-    return {
-        "model": kind(options, n_estimators=trees, **played), "pooled": kind(n_estimators=trees, max_bin=bins),
-    }  # fmt: skip
-
-
-def _split(y: NDArray[Any], held_back: float = 1 / 3) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows to train on and those held back, classes in the same shares."""
-    classes = None if is_target(y) else y
-    train, test = train_test_split(np.arange(len(y)), test_size=held_back, stratify=classes, random_state=0)
-    return train, test
-
-
-def _predicted(model: Any, tables: Any) -> NDArray[np.float64]:
-    """Return probabilities (n_rows, n_classes), or predictions (n_rows,) of a target."""
-    found = model.predict(tables) if isinstance(model, GBDTRegressor) else model.predict_proba(tables)
-    return np.asarray(found, np.float64)
-
-
-def _by_column(
-    console: Console,
-    options: SystemOptions,
-    parties: int,
-    data: tuple[Any, NDArray[Any]],
-    split: str | None,
-    trees: int,
-    played: dict[str, Any],
-) -> Scenario:
-    """Organisations with different columns of the same rows, some of which each lacks."""
-    cut = cut_columns(console, data[0].column_names, parties, split)
-    columns, y = _aligned(console, *data, cut)
-    train, test = _split(y)
-    rows_of = _tables_of(columns, cut)
-    return Scenario(
-        **_models(options, y, trees, played), columns=columns, y=y, train=train, test=test,
-        given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
-        aligned=list(cut),
-    )  # fmt: skip
-
-
-def _by_row(
-    console: Console,
-    system: System,
-    options: SystemOptions,
-    parties: int,
-    data: tuple[Any, NDArray[Any]],
-    trees: int,
-    played: dict[str, Any],
-) -> Scenario:
-    """Hospitals with patients of their own, or users with a few rows each at edge servers."""
-    columns, y = data
-    among_users = "user" in system.train
-    names = [f"user{k + 1}" for k in range(_USERS_OF_EDGE * parties)] if among_users else ORGANISATIONS[:parties]
-    roles = roles_of(system, list(names), None, options)  # refused before anything is printed
-    train, test = _split(y)
-    if len(train) < len(names):
-        raise ConfigError(f"expected a row for each of {len(names)} users, got {len(train)} rows to train on")
-    dealt = (
-        np.array_split(np.arange(len(train)), len(names)) if among_users else rows_apart(columns.take(train), parties)
-    )
-    own = {name: (columns.take(train[index]), y[train[index]]) for name, index in zip(names, dealt, strict=True)}
-    if among_users:
-        for edge in roles.having("edge"):
-            console.print(f"  {edge:<12} {', '.join(user for user in names if roles.edges[user] == edge)}")
-        sizes = [len(labels) for _, labels in own.values()]
-        console.print(f"  each user has {min(sizes)} to {max(sizes)} rows, {columns.num_columns} columns + the label")
-    else:
-        for name, (_, labels) in own.items():
-            console.print(f"  {name:<12} {len(labels)} rows, {columns.num_columns} columns + the label")
-        console.print(
-            f"  (more of those with small {columns.column_names[0]} at {names[0]}: no two have the same people)"
-        )
-    return Scenario(
-        **_models(options, y, trees, played), columns=columns, y=y, train=train, test=test, given=(own,),
-        rows_of=lambda index: columns.take(index),
-        alone={} if among_users else own, aligned=[],
-    )  # fmt: skip
-
-
-def _regression(
-    console: Console,
-    options: SystemOptions,
-    parties: int,
-    data: tuple[Any, NDArray[Any]],
-    split: str | None,
-    played: dict[str, Any],
-) -> Scenario:
-    """Organisations with different columns fit one logistic regression."""
-    classes = np.unique(data[1])
-    if len(classes) != 2:
-        got = "numbers" if is_target(data[1]) else len(classes)
-        raise ConfigError(f"logistic regression is of two classes, got {got}; leave --model out")
-    cut = cut_columns(console, data[0].column_names, parties, split)
-    columns, y = _aligned(console, *data, cut)
-    alone = isinstance(options, Pooled)
-    least = 0 if alone else _fewest_rows({party: columns.select(names) for party, names in cut.items()})
-    train, test = _split(y, _held_back(len(y), least))
-    common: dict[str, Any] = {
-        "max_iter": _EPOCHS, "random_state": 0, "batch_size": max(least, min(1000, len(train) // 4))
-    }  # fmt: skip
-    rows_of = _tables_of(columns, cut)
-    solver: Any = None if alone else type(options).system  # finds the weights on one table as the system does
-    return Scenario(
-        model=LogisticRegression(options, **common, **played),
-        pooled=LogisticRegression(Pooled(solver=solver), **common),
-        columns=columns, y=y, train=train, test=test, given=(rows_of(train), y[train]), rows_of=rows_of, alone={},
-        aligned=list(cut),
-    )  # fmt: skip
-
-
-def _tables_of(columns: Any, cut: Mapping[str, list[str]]) -> Rows:
-    return lambda index: {party: columns.select(names).take(index) for party, names in cut.items()}
-
-
-def _aligned(console: Console, columns: Any, y: NDArray[Any], cut: dict[str, list[str]]) -> tuple[Any, NDArray[Any]]:
-    """Give the rows ids, each party some of them in an order of its own, and find the common rows again."""
-    ids = np.array([f"person-{number:07d}" for number in range(len(y))])
-    rng = np.random.default_rng(0)
-    lead = next(iter(cut))
-    tables = {}
-    for party, names in cut.items():
-        held = rng.permutation(len(y))[: -(-len(y) * 19 // 20)]
-        tables[party] = columns.select(names).take(held).append_column(_ID, pa.array(ids[held]))
-        if party == lead:
-            tables[party] = tables[party].append_column(_LABEL, pa.array(y[held]))
-    started = time.perf_counter()
-    with Status("finding the rows all parties hold", console=console):
-        found = align(tables, on=_ID)
-    seconds = time.perf_counter() - started
-    sizes = ", ".join(f"{party} {table.num_rows}" for party, table in tables.items())
-    whole = pa.table({name: found[party][name] for party, names in cut.items() for name in names})
-    y = found[lead][_LABEL].to_numpy()
-    console.print(
-        f"private set intersection: {len(y)} rows that all hold, of {sizes}; {seconds:.1f} s",
-        style="bold",
-        soft_wrap=True,
-    )
-    return whole, y
-
-
-def _fewest_rows(tables: dict[str, Any]) -> int:
-    """Return the fewest rows of a batch that the guard of labels lets pass."""
-    of_active, *of_passive = (preparation_of(to_table(table)).n_columns for table in tables.values())
-    return max(fewest_rows(of_active + 1, of_labels=False), fewest_rows(sum(of_passive), of_labels=True))
-
-
-def _held_back(n_rows: int, least: int) -> int:
-    """Return how many rows are not trained on: a third, or what a first batch leaves."""
-    third, left = -(-n_rows // 3), n_rows - least
-    if left < min(third, LEAST_HELD_BACK):
-        raise ConfigError(
-            f"expected {least + LEAST_HELD_BACK} rows that all hold, enough for a batch of these columns and some to "
-            f"hold back, got {n_rows}: name fewer --parties, or fewer columns in --split"
-        )
-    return min(third, left)
-
-
-# ---------------------------------------------------------------- the play
-
-
-def _play(console: Console, scenario: Scenario, system: System) -> None:
+def _play(scenario: Scenario, system: System) -> None:
     """Train, predict and print scores, costs and what each party learned."""
     model, train, test = scenario.model, scenario.train, scenario.test
     regression = isinstance(model, LogisticRegression)
@@ -328,13 +107,13 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
         console.print("all parties are threads of this process; --transport grpc: a process each, connected by TLS")
     if getattr(model.protocol, "allow_exact_sums", False):
         console.print(
-            "allow_exact_sums: exact sums give away bins of so few rows; parties of a real job have to accept that"
+            "allow_exact_sums: exact sums reveal bins of so few rows; parties of a real job must accept that"
             + (", or sums are sealed" if hasattr(model.protocol, "sums") else "")
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")  # of so few rows some always have
-        warnings.filterwarnings("ignore", message="training ended after max_iter")  # said below
-        warnings.filterwarnings("ignore", message="protocol 'pooled' puts")  # meant, to compare with
+        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")  # some of so few rows always do
+        warnings.filterwarnings("ignore", message="training ended after max_iter")  # printed below
+        warnings.filterwarnings("ignore", message="protocol 'pooled' puts")  # on purpose, as the baseline
         started = time.perf_counter()
         model.fit(*scenario.given)
         fitted = time.perf_counter()
@@ -361,7 +140,7 @@ def _play(console: Console, scenario: Scenario, system: System) -> None:
 
 
 def _write_report(path: Path, scenario: Scenario, system: System) -> None:
-    """Write a report with the held-back rows, beside the model of the pooled table, which `_scores` has trained."""
+    """Write a report on the held-back rows, compared with the pooled model that `_scores` has trained."""
     from treaty.estimators.reporting import contents_of
     from treaty.report.page import write_page
 
@@ -379,8 +158,35 @@ def _learned(scenario: Scenario) -> dict[str, list[str]]:
     return {party: [*aligning.get(party, []), *facts] for party, facts in scenario.model.disclosures_.items()}
 
 
+def _predicted(model: Any, tables: Any) -> NDArray[np.float64]:
+    """Return probabilities (n_rows, n_classes), or predictions (n_rows,) of a target."""
+    found = model.predict(tables) if isinstance(model, GBDTRegressor) else model.predict_proba(tables)
+    return np.asarray(found, np.float64)
+
+
+def score_grid(y: NDArray[Any]) -> Grid:
+    """Return the empty table of scores for these labels."""
+    grid = Grid(title="On the held-back rows", title_justify="left")
+    for heading in ("", *(("R2", "RMSE") if is_target(y) else ("AUC", "log-loss"))):
+        grid.add_column(heading, justify="left" if not heading else "right")
+    return grid
+
+
+def add_scores(grid: Grid, title: str, y: NDArray[Any], probabilities: NDArray[np.float64]) -> None:
+    """Add the scores of probabilities (n_rows, n_classes), or of predictions (n_rows,) of a numeric target."""
+    if is_target(y):
+        error = np.sqrt(np.mean((y - probabilities) ** 2))
+        grid.add_row(title, f"{r2_score(y, probabilities):.4f}", f"{error:.4g}")
+        return
+    if probabilities.shape[1] == 2:
+        auc = roc_auc_score(y, probabilities[:, 1])
+    else:
+        auc = roc_auc_score(y, probabilities, multi_class="ovr")
+    grid.add_row(title, f"{auc:.4f}", f"{log_loss(y, probabilities):.4f}")
+
+
 def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Grid:
-    """Return the table of scores: ours, each participant's alone, the pooled table's, and another library's."""
+    """Return the scores of Treaty, of each participant alone, of the pooled table, and of another library."""
     grid, y, train, test = score_grid(scenario.y), scenario.y, scenario.train, scenario.test
     alone = system.split == "none"
     add_scores(grid, "Treaty, pooled" if alone else f"Treaty, {system.name}, nothing pooled", y[test], ours)
@@ -393,14 +199,14 @@ def _scores(scenario: Scenario, system: System, ours: NDArray[np.float64]) -> Gr
     if not alone:
         _add_pooled(grid, scenario, system, ours)
     if isinstance(scenario.model, LogisticRegression):
-        _add_theirs(grid, scenario.columns, y, train, test)
+        _add_sklearn(grid, scenario.columns, y, train, test)
     else:
         _add_xgboost(grid, scenario)
     return grid
 
 
 def _add_pooled(grid: Grid, scenario: Scenario, system: System, ours: NDArray[np.float64]) -> None:
-    """Add the same model on the pooled table, and how near ours is to it where it is meant to be the same."""
+    """Add the same model trained on the pooled table, and how close ours is to it where both should be equal."""
     y, train, test, pooled = scenario.y, scenario.train, scenario.test, scenario.pooled
     tables = scenario.rows_of(train)
     theirs = _predicted(pooled.fit(tables, y[train]), scenario.rows_of(test))
@@ -414,7 +220,7 @@ def _add_pooled(grid: Grid, scenario: Scenario, system: System, ours: NDArray[np
 
 
 def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
-    """Add XGBoost trained on the pooled table with the same settings, or that it is not installed."""
+    """Add XGBoost trained on the pooled table with the same settings, or a line that it is not installed."""
     try:
         from xgboost import XGBClassifier, XGBRegressor
     except ImportError:
@@ -435,12 +241,12 @@ def _add_xgboost(grid: Grid, scenario: Scenario) -> None:
     add_scores(grid, "XGBoost, pooled table (no least leaf size)", y[test], theirs)
 
 
-def _add_theirs(grid: Grid, columns: Any, y: NDArray[Any], train: NDArray[Any], test: NDArray[Any]) -> None:
-    """Add scikit-learn's, of the same prepared columns in one place, with the exact loss and its own penalty."""
+def _add_sklearn(grid: Grid, columns: Any, y: NDArray[Any], train: NDArray[Any], test: NDArray[Any]) -> None:
+    """Add scikit-learn's model of the same prepared columns, with the exact loss and its own penalty."""
     table = to_table(columns)
     learnt = preparation_of(to_table(columns.take(train)))
     prepared = learnt.matrix(table.columns, table.n_rows)
-    theirs = TheirRegression(max_iter=1000).fit(prepared[train], y[train])
+    theirs = SklearnRegression(max_iter=1000).fit(prepared[train], y[train])
     add_scores(grid, "scikit-learn's LogisticRegression, pooled table", y[test], theirs.predict_proba(prepared[test]))
 
 
@@ -460,7 +266,7 @@ def _bytes_by_pair(model: Any) -> Grid:
 
 
 def _bytes_by_role(scenario: Scenario, system: System) -> Grid:
-    """Return what each role sent to each: of all its parties together, and of one on average."""
+    """Return what each role sent to each other role: all its parties together, and one on average."""
     roles = roles_of(system, list(scenario.given[0]), None, scenario.model.protocol).of
     members = {role: sum(other == role for other in roles.values()) for role in roles.values()}
     sums: dict[tuple[str, str], tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""The commands that run a job file, for one party or for all on this machine: train, predict, explain."""
+"""``treaty train``, ``predict`` and ``explain``: run a job file for one party, or for all on this machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
-from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, log_of_all, logged
+from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, console, log_of_all, logged, say
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError
 from treaty.machine.process import keep_to
@@ -36,41 +35,38 @@ from treaty.runs.report import load_reports, service_report_file
 from treaty.runs.serving import serve_party, service_roles
 
 logger = logging.getLogger(__name__)
-console = Console(markup=False)
 
 
 def train(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML), see docs/jobs.md.")],
+    job: Annotated[Path, typer.Argument(help="Job file (TOML); see docs/jobs.md.")],
     party: Annotated[
         str | None,
-        typer.Option("--as", help="Run only this party, against the others' addresses in the job file."),
+        typer.Option("--as", help="Run only this party; the others are at their addresses in the job file."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from where an interrupted training of this job was.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted training of this job.")] = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
     trust: Trust = None,
-    cores: Annotated[str | None, typer.Option(hidden=True, help="Keep to these cores of the machine: 0,1.")] = None,
+    cores: Annotated[str | None, typer.Option(hidden=True, help="Use only these cores: 0,1.")] = None,
 ) -> None:
     """Train the model a job file describes.
 
-    Without --as every party runs on this machine, each its own process; keys, certificates and ports are made up where
-    the job names none. Parties hold different columns of the same rows, or, under federboost-horizontal, different rows
-    of the same columns, each with labels. With --as only that party runs: start the others on their own machines with
-    the same file. Each party's part of the model (under federboost-horizontal the whole model) is written to the job's
-    output folder. While it trains each keeps a checkpoint there: after a crash, start all again and give the active
-    party --resume. The model is the same as without the crash.
+    Without --as, all parties run on this machine, each in its own process; keys, certificates and ports are generated
+    if the job names none. Parties hold different columns of the same rows, or, under federboost-horizontal, different
+    rows with the same columns and labels. With --as, only that party runs: start the others on their own machines with
+    the same file. Each party writes its part of the model (under federboost-horizontal, the whole model) to the job's
+    output folder, and during training a checkpoint. After a crash, restart all parties, the active one with --resume.
+    The model is the same as without the crash.
 
-    Under fedxgb parties have roles: the active one is the server, which alone gets the model; whoever has a table is a
-    user; the others have role = "edge" or role = "authority". The job goes on without users that are lost. After the
-    loss of an edge server or the server, all are started again, the server with --resume; the model is the same if the
-    same users take part in each tree.
+    Under fedxgb, parties have roles: the active one is the server, which alone gets the model; parties with a table are
+    users; the others have role = "edge" or role = "authority". The job continues without users that are lost. If an
+    edge server or the server is lost, restart all parties, the server with --resume; the model is the same if the same
+    users take part in each tree.
     """
     described = _described(job)
     if party is None:
         check_training(described, resume=resume)
-        with log_of_all(verbose, log_file, partial(_to_go_on, described, job, None)) as log:
+        with log_of_all(verbose, log_file, partial(_resume_hint, described, job, None)) as log:
             arguments = {name: log for name in described.parties}
             arguments[described.active] = [*log, *(["--resume"] if resume else [])]
             run_all(described, "train", progress=not verbose, arguments=arguments)
@@ -79,46 +75,46 @@ def train(
     _check_party(party, list(described.parties))
     if cores is not None:
         keep_to([int(number) for number in cores.split(",")])
-    with logged(verbose, log_file, party, partial(_to_go_on, described, job, party)):
+    with logged(verbose, log_file, party, partial(_resume_hint, described, job, party)):
         _train(described, party, resume=resume, bars=not verbose)
 
 
 def _train(job: Job, party: str, *, resume: bool, bars: bool) -> None:
-    """Train as one party, and say what it has and wrote."""
+    """Train as one party, and print what it wrote."""
     roles = check_training(job, party, resume=resume)
     with TrainingBar(party, job.settings()[1].most_rounds, shown=bars) as bar:
         part = train_party(job, party, bar, resume=resume, phase=bar.phase)
     if part is None:
-        _tell(f"{party}: took part, and has no part of the model ({roles.of[party]})")
+        _say_and_log(f"{party}: took part, and has no part of the model ({roles.of[party]})")
     else:
-        _tell(f"{party}: {part.summary()}")
+        _say_and_log(f"{party}: {part.summary()}")
     if getattr(part, "choice", ""):
-        _tell(f"encryption: {part.encryption}, {part.choice}")
+        _say_and_log(f"encryption: {part.encryption}, {part.choice}")
     if getattr(part, "spent", ""):
-        _tell(f"{party}: {part.spent}")
+        _say_and_log(f"{party}: {part.spent}")
     if getattr(part, "unsettled", ""):
         print(f"treaty: {part.unsettled}", file=sys.stderr)
-    _tell(f"{party}: wrote {', '.join(map(str, written_files(job, party, part)))}")
+    _say_and_log(f"{party}: wrote {', '.join(map(str, written_files(job, party, part)))}")
 
 
-def _to_go_on(job: Job, file: Path, party: str | None) -> str:
-    """Say how a training that was interrupted goes on, with the command; "" where it begins anew."""
+def _resume_hint(job: Job, file: Path, party: str | None) -> str:
+    """Return how to resume an interrupted training, with the command; "" if it must start from the beginning."""
     how = how_to_resume(job, party or job.active)
-    if not how or str(file) == FROM_PARENT:  # all parties end with their parent, which says it
+    if not how or str(file) == FROM_PARENT:  # all parties end with their parent, which prints the hint
         return ""
     flags = [] if party is None else ["--as", party]
     command = shlex.join(["treaty", "train", str(file), *flags, *(["--resume"] if party in (None, job.active) else [])])
-    return f"; to go on: {command}" if party is None else f"{how}; here: {command}"
+    return f"; to resume: {command}" if party is None else f"{how}; here: {command}"
 
 
-def _tell(text: str) -> None:
-    """Print what a command has done; a log file has it, too."""
+def _say_and_log(text: str) -> None:
+    """Print what the command has done, and log it."""
     console.print(text, soft_wrap=True)
     logger.info("%s", text, extra=PRINTED)
 
 
 def _print_reports(job: Job) -> None:
-    """Print what all parties of a training on this machine noted."""
+    """Print a summary of the reports of all parties on this machine."""
     reports = load_reports(job)
     for name, report in reports.items():
         sent = sum(totals["bytes"] for totals in report.sent.values()) / 1e6
@@ -126,7 +122,7 @@ def _print_reports(job: Job) -> None:
         took = f"{rows}{sum(report.seconds.values()):.1f} s, {sent:.1f} MB sent"
         made = part_file(job.output, name) if report.has_part else "took part"
         if report.columns:
-            console.print(f"{name}: {report.table()}", soft_wrap=True, highlight=False)
+            say(f"{name}: {report.table()}")
         console.print(f"{name}: {made}  ({took})", soft_wrap=True)
     lead = reports[job.active]
     if lead.choice:
@@ -134,17 +130,17 @@ def _print_reports(job: Job) -> None:
     for name, report in reports.items():
         if report.spent and (name == job.active or not job.by_row):
             console.print(f"{name}: {report.spent}", soft_wrap=True)
-    console.print("What each party learned is in the .report.json files beside them.")
+    say("What each party learned is in the .report.json files in the same folder.")
 
 
 def predict(
-    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
+    job: Annotated[Path, typer.Argument(help="The job file of the training, with predict_table for each party.")],
     party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Where predictions go: CSV or Parquet by its ending. Where rows are split, without --as, each party's "
-            "name is put in front: model/out.csv becomes model/north.out.csv."
+            help="File for the predictions: CSV or Parquet, by its ending. If rows are split, without --as, each "
+            "party's name is added: model/out.csv becomes model/north.out.csv."
         ),
     ] = None,
     verbose: Verbose = False,
@@ -154,10 +150,10 @@ def predict(
 ) -> None:
     """Predict with a trained model.
 
-    All parties take part, the active one gets the result. Under federboost-horizontal each has the whole model and
-    predicts its own rows alone; --as north needs no network and writes north.predictions.csv. So does the server under
-    fedxgb. Where the job gives users a predict_table, too, their rows come next, by the hidden model: server, edge
-    servers and users all run this command, and neither rows nor predictions are shown to others than the user.
+    All parties take part, and the active one gets the result. Under federboost-horizontal, each party has the whole
+    model and predicts its own rows alone: --as north needs no network and writes north.predictions.csv. The same holds
+    for the server under fedxgb. If the job gives users a predict_table, their rows come next, by the hidden model:
+    server, edge servers and users all run this command, and only the user sees its rows and predictions.
     """
     described = _described(job)
     path = output or Path(described.output) / "predictions.csv"
@@ -166,7 +162,9 @@ def predict(
     if party is not None:
         with logged(verbose, log_file, party):
             if described.by_row:
-                _predict_own_rows(described, party, path if output else _file_of(path, party), bars=not verbose)
+                _predict_own_rows(
+                    described, party, path if output else path.with_name(f"{party}.{path.name}"), bars=not verbose
+                )
             else:
                 _predict(described, party, path, margins, bars=not verbose)
         return
@@ -176,16 +174,16 @@ def predict(
         else:
             arguments = {name: log for name in described.parties}
             arguments[described.active] = ["--output", str(path.resolve()), *log]
-            run_all(described, "predict", arguments=arguments, relay=_tell)
+            run_all(described, "predict", arguments=arguments, relay=_say_and_log)
 
 
 def _predict(job: Job, party: str, path: Path, margins: Path | None, *, bars: bool) -> None:
-    """Take part in a prediction of aligned rows; the active party writes it."""
+    """Take part in a prediction of aligned rows; the active party writes the result."""
     check_writable([path.parent] if party == job.active else [])
     with phases_bar(party, shown=bars) as phase:
         ids, found = predict_party(job, party, phase)
     if found is None:
-        _tell(f"{party}: took part; {job.active} has the predictions")
+        _say_and_log(f"{party}: took part; {job.active} has the predictions")
         return
     if margins is not None:
         np.save(margins, found)
@@ -199,31 +197,29 @@ def _predict(job: Job, party: str, path: Path, margins: Path | None, *, bars: bo
 
 
 def _write(party: str, path: Path, columns: dict[str, Any]) -> None:
-    """Write a table of results, and say so."""
+    """Write a table of results."""
     write_predictions(path, columns)
-    _tell(f"{party}: wrote {path}, {len(next(iter(columns.values())))} rows")
-
-
-def _file_of(path: Path, party: str) -> Path:
-    return path.with_name(f"{party}.{path.name}")
+    _say_and_log(f"{party}: wrote {path}, {len(next(iter(columns.values())))} rows")
 
 
 def _predict_all_rows(job: Job, path: Path, log: list[str]) -> None:
-    """Predict each party's own rows on this machine: with the model alone where they have it, else by its service."""
+    """Predict each party's own rows on this machine: with the model if the party has it, else by the service."""
     roles = service_roles(job)
     if roles is not None:
-        arguments = {name: ["--output", str(_file_of(path, name).resolve()), *log] for name in roles.of}
-        run_all(job, "predict", arguments=arguments, service=roles, relay=_tell)
+        arguments = {
+            name: ["--output", str(path.with_name(f"{name}.{path.name}").resolve()), *log] for name in roles.of
+        }
+        run_all(job, "predict", arguments=arguments, service=roles, relay=_say_and_log)
         return
     names = [name for name in owners_of_model(job) if job.parties[name].predict_table]
     if not names:
         raise ConfigError("the job names no rows to predict: add parties.NAME.predict_table")
     for name in names:
-        _predict_alone(job, name, _file_of(path, name))
+        _predict_alone(job, name, path.with_name(f"{name}.{path.name}"))
 
 
 def _predict_own_rows(job: Job, party: str, path: Path, *, bars: bool) -> None:
-    """Predict a party's own rows: with the model alone where it has that, else with others, by its service."""
+    """Predict a party's own rows: with the model if the party has it, else together with others, by the service."""
     roles = service_roles(job)
     if roles is None or (party == job.active and job.parties[party].predict_table):
         _predict_alone(job, party, path)
@@ -236,7 +232,7 @@ def _predict_own_rows(job: Job, party: str, path: Path, *, bars: bool) -> None:
         _write(party, path, found.columns())
         return
     report = service_report_file(job, party)
-    _tell(f"{party}: {roles.of[party]} of a prediction for users; wrote {report}")
+    _say_and_log(f"{party}: {roles.of[party]} of a prediction for users; wrote {report}")
 
 
 def _predict_alone(job: Job, party: str, path: Path) -> None:
@@ -245,19 +241,19 @@ def _predict_alone(job: Job, party: str, path: Path) -> None:
 
 
 def explain(
-    job: Annotated[Path, typer.Argument(help="The training job's file, with predict_table for each party.")],
+    job: Annotated[Path, typer.Argument(help="The job file of the training, with predict_table for each party.")],
     party: Annotated[str | None, typer.Option("--as", help="Run only this party.")] = None,
     ending: Annotated[str, typer.Option(help="csv, csv.gz, parquet or arrow.")] = "csv",
     verbose: Verbose = False,
     log_file: LogFile = None,
     trust: Trust = None,
 ) -> None:
-    """Say what each column adds to each row's prediction (exact TreeSHAP, on the margin).
+    """Compute what each column adds to each row's prediction (exact TreeSHAP, on the margin).
 
-    Every party gets its own columns' values, in NAME.contributions.csv in the job's output folder; the active party the
-    bias and each other party's total besides. Not under federboost-horizontal, whose models leave out what this is
-    computed from; under fedxgb the server explains its own rows alone. docs/interpretation.md says what this tells
-    beyond a prediction.
+    Each party gets the values of its own columns, in NAME.contributions.csv in the job's output folder. The active
+    party also gets the bias and the total of each other party. This does not work under federboost-horizontal, whose
+    models lack the data for it; under fedxgb, the server explains its own rows. docs/interpretation.md says what
+    parties learn beyond a prediction.
     """
     described = _described(job)
     if party is None and described.by_row and "explain" not in described.system.cannot:
@@ -266,7 +262,7 @@ def explain(
         check_explainable(described)
         with log_of_all(verbose, log_file) as log:
             arguments = {name: ["--ending", ending, *log] for name in described.parties}
-            run_all(described, "explain", arguments=arguments, relay=_tell)
+            run_all(described, "explain", arguments=arguments, relay=_say_and_log)
         return
     _check_party(party, list(described.parties))
     with logged(verbose, log_file, party):
@@ -278,7 +274,7 @@ def explain(
 
 
 def _described(job: Path) -> Job:
-    """Read a job file, or the job of the command that plays all parties and has started this process for one."""
+    """Read a job file, or the job of the parent process that runs all parties and started this one."""
     return job_of_parent() if str(job) == FROM_PARENT else load_job(job)
 
 

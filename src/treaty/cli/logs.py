@@ -1,4 +1,4 @@
-"""What a command says while it works: lines with their time, on standard error (`-v`) and in a file (`--log-file`)."""
+"""What a command prints and logs: results on standard output, progress (`-v`) on standard error and in `--log-file`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -19,40 +19,54 @@ from rich.console import Console
 from treaty.errors import NOTED, ConfigError, TreatyError
 from treaty.machine.process import trust
 
-Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Say what is done on standard error, in lines with their time (UTC).")
-]
-LogFile = Annotated[Path | None, typer.Option("--log-file", help="Add the same lines to this file.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Log each step on standard error, with its time (UTC).")]
+LogFile = Annotated[Path | None, typer.Option("--log-file", help="Append the same lines to this file.")]
 Trust = Annotated[
     list[str] | None,
     typer.Option(
         callback=lambda names: trust(names or ()), metavar="MODULE:NAME",
-        help="Code of a system or a loss that the file may name; may be given several times.",
+        help="A custom system or loss that the file may name; may be repeated.",
     ),
 ]  # fmt: skip
-
-_NEVER = logging.CRITICAL + 1
-_FOLLOWED_EVERY = 0.2  # seconds
-
+NodeFile = Annotated[Path, typer.Option("--node", envvar="TREATY_NODE", help="The node's settings.")]
+NODE_FILE = Path("node.toml")
 
 PRINTED = {"printed": True}
-"""Marks a line of the log that the command prints by itself: the terminal does not get it twice."""
+"""Marks a log record that the command prints itself, so that the terminal does not show it twice."""
+BY_SIGNAL = {129: "terminated", 130: "interrupted", 143: "terminated"}
+"""What happened, by the exit code after SIGHUP, SIGINT and SIGTERM."""
 
-BY_SIGNAL = {129: "told to end", 130: "interrupted", 143: "told to end"}  # exit codes after SIGHUP, SIGINT and SIGTERM
+_NEVER = logging.CRITICAL + 1
+_FOLLOW_INTERVAL = 0.2  # seconds
+
+console = Console(markup=False)
+
+
+def say(text: str) -> None:
+    """Print a line as it is: no wrapping, no colours."""
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def say_learned(learned: Mapping[str, Sequence[str]]) -> None:
+    """Print what each party, or role, learns: one sentence a line."""
+    say("What each party learns:")
+    for who, sentences in learned.items():
+        for sentence in sentences:
+            say(f"  {who}: {sentence}")
 
 
 class Ended(SystemExit):
-    """A signal has ended the command; `said` is its last line."""
+    """A signal has ended the command; `last_words` is the last line that it prints."""
 
-    def __init__(self, code: int, said: str) -> None:
+    def __init__(self, code: int, last_words: str) -> None:
         super().__init__(code)
-        self.said = said
+        self.last_words = last_words
 
 
 def last_line(error: BaseException) -> str:
-    """Return what a command says last when an error ends it."""
+    """Return the line that a command prints when an error ends it."""
     if isinstance(error, Ended):
-        return f"treaty: {error.said}"
+        return f"treaty: {error.last_words}"
     if isinstance(error, TreatyError):
         return f"treaty: {error}"
     if isinstance(error, OSError):
@@ -63,12 +77,13 @@ def last_line(error: BaseException) -> str:
 
 @contextmanager
 def logged(
-    verbose: bool, file: Path | None, party: str = "", to_go_on: Callable[[], str] = lambda: ""
+    verbose: bool, file: Path | None, party: str = "", resume_hint: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Write what is done as lines with their time; the last line of a command that fails is in the file, too.
+    """Log the steps of a command with their times; if an error ends it, its last line is in the file, too.
 
-    `to_go_on` says how a party that a signal has ended goes on later, "" where it does not.
-    Without `verbose` what is `NOTED` is printed as it is. Raises ConfigError where the file cannot be written.
+    `resume_hint` returns how to resume after a signal, "" if the training cannot be resumed. Without `verbose`, the
+    terminal shows warnings, and records of level `NOTED` as plain text. Raises ConfigError if the file cannot be
+    written.
     """
     timed = _timed()
     shown = logging.StreamHandler()
@@ -86,7 +101,7 @@ def logged(
     if kept is not None:
         kept.setFormatter(timed)
     try:
-        with _ending(kept, party, to_go_on):
+        with _log_end(kept, party, resume_hint):
             yield
     finally:
         for handler in handlers:
@@ -95,12 +110,15 @@ def logged(
 
 
 @contextmanager
-def _ending(kept: logging.Handler | None, party: str, to_go_on: Callable[[], str]) -> Iterator[None]:
-    """Have an error that ends a command say so in its log, too; a signal's with how to go on."""
+def _log_end(kept: logging.Handler | None, party: str, resume_hint: Callable[[], str]) -> Iterator[None]:
+    """Log the error that ends a command; after a signal, raise `Ended` with the hint how to resume."""
     try:
         yield
     except BaseException as error:
-        ended = _by_signal(error, party, to_go_on)
+        ended: BaseException = error
+        code = 130 if isinstance(error, KeyboardInterrupt) else error.code if isinstance(error, SystemExit) else None
+        if code in BY_SIGNAL and not isinstance(error, Ended):
+            ended = Ended(int(code), f"{BY_SIGNAL[int(code)]}{f' at {party}' if party else ''}{resume_hint()}")
         if kept is not None and not isinstance(ended, typer.Exit):
             kept.handle(logging.makeLogRecord({"msg": last_line(ended)}))
         if ended is error:
@@ -108,19 +126,10 @@ def _ending(kept: logging.Handler | None, party: str, to_go_on: Callable[[], str
         raise ended from None
 
 
-def _by_signal(error: BaseException, party: str, to_go_on: Callable[[], str]) -> BaseException:
-    """Return an error, or in place of that which a signal has raised one that says how to go on."""
-    code = 130 if isinstance(error, KeyboardInterrupt) else error.code if isinstance(error, SystemExit) else None
-    if isinstance(error, Ended) or code not in BY_SIGNAL:
-        return error
-    return Ended(int(code), f"{BY_SIGNAL[int(code)]}{f' at {party}' if party else ''}{to_go_on()}")
-
-
 class _Noted(logging.Handler):
-    """Prints what is of the level `NOTED`, beside the bars of progress."""
+    """Prints records of the level `NOTED` above the progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record's message."""
         if record.levelno == NOTED:
             Console().print(record.getMessage(), soft_wrap=True, highlight=False, markup=False)
 
@@ -132,25 +141,23 @@ def _timed() -> logging.Formatter:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that is given up, and said to be, when it cannot be written: the job goes on."""
+    """A log file that is given up, with one warning, once it cannot be written: the job continues."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say on standard error why nothing more is written; called while the error is handled."""
         if self.level < _NEVER:
             self.setLevel(_NEVER)
             error = sys.exc_info()[1]
             print(f"treaty: cannot write the log {self.baseFilename} any more: {error}", file=sys.stderr)
 
     def close(self) -> None:
-        """Close the file; what could not be written is lost."""
-        with suppress(OSError):
+        with suppress(OSError):  # lines that could not be written are lost
             super().close()
 
 
 def _opened(file: Path) -> logging.Handler:
     try:
         handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.fchmod(handle, 0o600)  # also of a file that was there: errors may show cells of a table
+        os.fchmod(handle, 0o600)  # an existing file, too: errors may show cells of a table
         os.close(handle)
         return _LogFile(file, encoding="utf-8")
     except OSError as error:
@@ -158,10 +165,10 @@ def _opened(file: Path) -> logging.Handler:
 
 
 @contextmanager
-def log_of_all(verbose: bool, file: Path | None, to_go_on: Callable[[], str] = lambda: "") -> Iterator[list[str]]:
-    """Yield the arguments by which parties' processes write one log, whose lines are shown here with `verbose`.
+def log_of_all(verbose: bool, file: Path | None, resume_hint: Callable[[], str] = lambda: "") -> Iterator[list[str]]:
+    """Yield the arguments that make all parties' processes write one log; with `verbose` it is shown here.
 
-    The command's own last line comes last; `to_go_on` as of `logged`.
+    The command's own last line comes last. `resume_hint` as in `logged`.
     """
     noted, package = _Noted(NOTED), logging.getLogger("treaty")
     package.setLevel(logging.INFO)
@@ -174,7 +181,7 @@ def log_of_all(verbose: bool, file: Path | None, to_go_on: Callable[[], str] = l
         if kept is not None:
             kept.setFormatter(_timed())
             held.callback(kept.close)
-        held.enter_context(_ending(kept, "", to_go_on))
+        held.enter_context(_log_end(kept, "", resume_hint))
         if file is None:
             yield []
             return
@@ -186,7 +193,7 @@ def log_of_all(verbose: bool, file: Path | None, to_go_on: Callable[[], str] = l
             def follow() -> None:
                 last = False
                 while not last:
-                    last = ended.wait(_FOLLOWED_EVERY)
+                    last = ended.wait(_FOLLOW_INTERVAL)
                     sys.stderr.write(log.read())
 
             following = threading.Thread(target=follow, name="treaty-log", daemon=True)

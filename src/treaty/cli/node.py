@@ -1,4 +1,4 @@
-"""The commands of a node: the process itself, and what people ask of it, also while it is down."""
+"""``treaty node``, and the commands to submit, check, approve and list jobs, which also work while the node is down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import treaty
-from treaty.cli.disclosures import say_learned
+from treaty.cli.logs import NODE_FILE, NodeFile, console, say, say_learned
 from treaty.errors import NOTED, ConfigError
 from treaty.node.jobs import trained
 from treaty.node.notes import JobStatus
@@ -30,25 +30,16 @@ from treaty.runs.expectations import told_sizes
 from treaty.runs.job import Job
 from treaty.runs.local_checks import EXPECTED, Finding
 
-if TYPE_CHECKING:
-    from treaty.node.page import JobView
-    from treaty.node.service import Node
-    from treaty.node.web import Serving
-
-console = Console(markup=False)
-
-NodeFile = Annotated[Path, typer.Option("--node", envvar="TREATY_NODE", help="The node's settings.")]
 JobPrefix = Annotated[str, typer.Argument(metavar="JOB", help="The first letters of a job's id.")]
-DEFAULT = Path("node.toml")
 
 
 def node(
-    settings: Annotated[Path, typer.Argument(help="The node's settings, NODE.toml, see docs/nodes.md.")] = DEFAULT,
+    settings: Annotated[Path, typer.Argument(help="The node's settings, NODE.toml; see docs/nodes.md.")] = NODE_FILE,
 ) -> None:
-    """Run this organisation's node until it is stopped (Ctrl-C, or SIGTERM).
+    """Run this organisation's node until it is stopped (Ctrl-C or SIGTERM).
 
-    It connects with the nodes of its peers, keeps jobs, and plays this organisation's party in those that all parties
-    have approved. After a crash start it again: jobs go on from the last tree that all parties have.
+    The node connects with the nodes of its peers, stores jobs, and runs this organisation's party in the jobs that all
+    parties have approved. After a crash, start it again: jobs resume from the last tree that all parties have.
     """
     from treaty.node.service import Node
 
@@ -58,41 +49,38 @@ def node(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: running.stop())
     if described.web is not None:
-        running.before_end(_page(running, described.web.listen).stop)
+        try:
+            from treaty.node.web import Serving
+        except ImportError:
+            raise ConfigError('[web] needs more packages: pip install "treaty-learn[web]"') from None
+        from treaty.node.page import JobView, describe
+
+        def view(row: JobRow) -> JobView:
+            return describe(running.store, described, row, running.jobs.verdicts.there(row.id))
+
+        running.before_end(Serving(running.store, running.name, view, described.web.listen).stop)
     running.run()
-
-
-def _page(running: Node, listen: str) -> Serving:
-    """Serve the node's page and metrics from a thread."""
-    try:
-        from treaty.node.web import Serving
-    except ImportError:
-        raise ConfigError('[web] needs more packages: pip install "treaty-learn[web]"') from None
-    from treaty.node.page import describe
-
-    def described(row: JobRow) -> JobView:
-        return describe(running.store, running.settings, row, running.jobs.verdicts.there(row.id))
-
-    return Serving(running.store, running.name, described, listen)
 
 
 def submit(
     job: Annotated[
-        Path, typer.Argument(help="Job file (TOML) whose tables are names of data sets, see docs/nodes.md.")
+        Path, typer.Argument(help="Job file (TOML) whose tables are names of data sets; see docs/nodes.md.")
     ],
-    node: NodeFile = DEFAULT,
+    node: NodeFile = NODE_FILE,
     predict: Annotated[
-        str | None, typer.Option(help="Predict with the model of this training, by the first letters of its id.")
+        str | None, typer.Option(help="Predict with the model of this training (the first letters of its id).")
     ] = None,
-    explain: Annotated[str | None, typer.Option(help="Likewise: what each column adds to each prediction.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(help="Likewise, compute what each column adds to each prediction.")
+    ] = None,
     serve: Annotated[
-        str | None, typer.Option(help="Likewise: stay connected, so that `treaty serve JOB` can predict row by row.")
+        str | None, typer.Option(help="Likewise, stay connected, so that `treaty serve JOB` can predict row by row.")
     ] = None,
 ) -> None:
-    """Propose a job to the nodes of all its parties; the active party does.
+    """Propose a job to the nodes of all its parties. The active party submits it.
 
-    Each of them is shown the same hash, checks the job against its own policies, and approves it by itself or by a
-    person. Nothing of it can be changed after that.
+    All nodes see the same hash. Each checks the job against its own policies, and its policy or a person approves it.
+    After that the job cannot be changed.
     """
     from treaty.node.identity import trusted
     from treaty.node.verdicts import verdict_on
@@ -114,12 +102,12 @@ def submit(
             _print_findings(verdict.findings)
             raise ConfigError("this node's own policy does not allow it; nothing was submitted")
         job_id = _propose(store, settings, content)
-    _say(f"job {job_id[:12]} is proposed: {in_words(described, verb)}")
-    _say(f"hash {job_id}")
+    say(f"job {job_id[:12]} is proposed: {in_words(described, verb)}")
+    say(f"hash {job_id}")
 
 
 def _check_active(job: Job, settings: Settings, node: Path) -> None:
-    """Refuse a job that another party's node is to submit, or whose parties this node does not know."""
+    """Refuse a job whose active party is another one, or whose parties this node does not know."""
     if job.active != settings.name:
         raise ConfigError(
             f"expected a job whose active party is {settings.name}, got {job.active}: its node submits it"
@@ -130,7 +118,7 @@ def _check_active(job: Job, settings: Settings, node: Path) -> None:
 
 
 def _propose(store: Store, settings: Settings, content: bytes) -> str:
-    """Sign a proposal and leave it for the node; return the job's id."""
+    """Sign a proposal and store it for the node; return the job's id."""
     from treaty.node.identity import load_own, sign
 
     proposal, job_id = msgspec.json.decode(content, type=Proposal), id_of(content)
@@ -144,7 +132,7 @@ def _propose(store: Store, settings: Settings, content: bytes) -> str:
 
 
 def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) -> tuple[bool, bool]:
-    """Check a job for nodes; return whether all is well here, and at others."""
+    """Check a job for nodes; return whether all is well here, and at the other parties."""
     from treaty.node.identity import load_own, trusted
     from treaty.node.verdicts import checked, learned, verdict_on
 
@@ -171,7 +159,7 @@ def check_as_node(file: Path, node: Path, *, with_peers: bool, patience: float) 
 
 
 def _print_peers(store: Store, settings: Settings, job: Job) -> bool:
-    """Say who is connected with this node, under the same version; return whether all parties are."""
+    """Print which parties are connected under the same version; return whether all are."""
     seen, fine = store.peers(), True
     for party in job.parties:
         if party != settings.name:
@@ -184,7 +172,7 @@ def _print_peers(store: Store, settings: Settings, job: Job) -> bool:
 
 
 def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, tuple[int, int]]]:
-    """Wait for the end of a trial, and say what each party's node found; return also the sizes that nodes told."""
+    """Wait for a trial to end and print what each party's node found; also return the table sizes that nodes sent."""
     deadline = time.monotonic() + patience
     while (row := store.job(job_id)).state not in FINAL and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -199,15 +187,15 @@ def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, 
             fine = view.state in ("approved", "finished")
             _print_findings([Finding(party, fine, view.reason or ("could take part" if fine else view.state))])
     if row.state != "finished":
-        _say(f"  WRONG  {row.reason or f'not all nodes have answered in {patience:g} s'}")
+        say(f"  WRONG  {row.reason or f'not all nodes have answered in {patience:g} s'}")
     return row.state == "finished", told
 
 
 def jobs(
-    node: NodeFile = DEFAULT,
-    every: Annotated[bool, typer.Option("--all", help="Also those that have ended more than a day ago.")] = False,
+    node: NodeFile = NODE_FILE,
+    every: Annotated[bool, typer.Option("--all", help="Include jobs that ended more than a day ago.")] = False,
 ) -> None:
-    """List jobs: those that wait for an approval, run, or have ended."""
+    """List the jobs that wait for an approval, run, or have ended."""
     from treaty.node.page import title_of
 
     settings = load_settings(node)
@@ -226,7 +214,7 @@ def jobs(
 
 
 def show_job(prefix: str, node: Path) -> None:
-    """Print a job as all nodes have it, what each party would learn, and the verdict of this node's policy."""
+    """Print a job, its state at all nodes, what each party would learn, and the verdict of this node's policy."""
     from treaty.node.identity import trusted
     from treaty.node.page import describe
     from treaty.node.verdicts import verdict_on
@@ -239,28 +227,28 @@ def show_job(prefix: str, node: Path) -> None:
         if row.state in ("proposed", "approved"):
             verdict = verdict_on(settings, trusted(settings.keys), proposal.described(), proposal.verb)
         view = describe(store, settings, row, verdict)
-    _say(view.title)
-    _say(f"hash      {view.hash}")
-    _say(f"submitted {proposal.submitted} by {row.submitter}")
-    _say(f"state     {row.state}{f': {row.reason}' if row.reason else ''}")
+    say(view.title)
+    say(f"hash      {view.hash}")
+    say(f"submitted {proposal.submitted} by {row.submitter}")
+    say(f"state     {row.state}{f': {row.reason}' if row.reason else ''}")
     for party, state in view.states.items():
-        _say(f"          {party}: {state}")
+        say(f"          {party}: {state}")
     if view.progress is not None:
-        _say(f"progress  {view.progress.done} of {view.progress.total} {view.progress.unit}")
+        say(f"progress  {view.progress.done} of {view.progress.total} {view.progress.unit}")
     for file in view.models:
-        _say(f"file      {file}")
-    _say("What each party learns:")
+        say(f"file      {file}")
+    say("What each party learns:")
     for sentence in view.disclosures:
-        _say(f"  {sentence}")
+        say(f"  {sentence}")
     if verdict is not None:
-        _say("This node's policy:")
+        say("This node's policy:")
         _print_findings(verdict.findings)
-    _say("The job:")
-    _say(msgspec.json.format(_without_defaults(proposal.job)))
+    say("The job:")
+    say(msgspec.json.format(_without_defaults(proposal.job)))
 
 
 def _without_defaults(job: str) -> str:
-    """Return a job's JSON without the fields that say nothing."""
+    """Return a job's JSON without empty and default fields."""
     fields = {name: value for name, value in msgspec.json.decode(job).items() if value not in (None, {}, [])}
     fields["parties"] = {
         party: {name: value for name, value in member.items() if value not in (None, [], 8.0)}
@@ -271,25 +259,29 @@ def _without_defaults(job: str) -> str:
 
 def _print_findings(findings: Iterable[Finding]) -> None:
     for finding in findings:
-        _say(f"  {finding}")
+        say(f"  {finding}")
 
 
-def approve(job: JobPrefix, node: NodeFile = DEFAULT) -> None:
-    """Approve a job for this organisation; its policy must allow it, too. `treaty show JOB` says what it is."""
+def approve(job: JobPrefix, node: NodeFile = NODE_FILE) -> None:
+    """Approve a job for this organisation. Its policy must allow the job, too; `treaty show JOB` prints the job."""
     _command(job, "approve", node, "", ("proposed",))
 
 
 def reject(
-    job: JobPrefix, node: NodeFile = DEFAULT, reason: Annotated[str, typer.Option(help="Others are told.")] = ""
+    job: JobPrefix,
+    node: NodeFile = NODE_FILE,
+    reason: Annotated[str, typer.Option(help="Sent to the other parties.")] = "",
 ) -> None:
-    """Reject a job that has not begun; it has ended then for all parties."""
+    """Reject a job that has not started; it then ends for all parties."""
     _command(job, "reject", node, reason, ("proposed", "approved"))
 
 
 def cancel(
-    job: JobPrefix, node: NodeFile = DEFAULT, reason: Annotated[str, typer.Option(help="Others are told.")] = ""
+    job: JobPrefix,
+    node: NodeFile = NODE_FILE,
+    reason: Annotated[str, typer.Option(help="Sent to the other parties.")] = "",
 ) -> None:
-    """Cancel a job at all parties, whether it runs or waits."""
+    """Cancel a running or waiting job at all parties."""
     _command(job, "cancel", node, reason, ("proposed", "approved", "queued", "running", "waiting"))
 
 
@@ -300,51 +292,11 @@ def _command(prefix: str, what: str, node: Path, reason: str, states: tuple[str,
         if row.state not in states:
             raise ConfigError(f"cannot {what} job {row.id[:12]}: it is {row.state} already")
         store.command(row.id, what, msgspec.json.encode({"by": getpass.getuser(), "reason": reason}))
-    _say(f"{what} job {row.id[:12]}: noted for the node")
-
-
-def logs(
-    job: JobPrefix,
-    node: NodeFile = DEFAULT,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until the job has ended.")] = False,
-) -> None:
-    """Print what this organisation's process of a job has logged."""
-    settings = load_settings(node)
-    with Store(Path(settings.folder), create=False) as store:
-        row = store.job(job)
-        file = Path(settings.folder) / "logs" / f"{row.id}.log"
-        at = 0
-        while True:
-            ended = store.job(row.id).state in FINAL
-            if file.exists():
-                with file.open("rb") as log:
-                    log.seek(at)
-                    new = log.read()
-                at += len(new)
-                sys.stdout.write(new.decode(errors="replace"))
-                sys.stdout.flush()
-            if ended or not follow:
-                return
-            time.sleep(0.5)
-
-
-def models(node: NodeFile = DEFAULT) -> None:
-    """List the models that this organisation has a part of, by the training's job."""
-    from treaty.node.page import results
-
-    settings = load_settings(node)
-    with Store(Path(settings.folder), create=False) as store:
-        rows = [row for row in store.jobs({"finished"}) if row.verb == "train"]
-    for row in rows:
-        proposal = msgspec.json.decode(row.proposal, type=Proposal)
-        parts = [path for path in results(settings, row, proposal) if path.suffix == ".part"]
-        ended = datetime.fromtimestamp(row.changed, UTC).strftime("%Y-%m-%d %H:%M")
-        part = parts[0] if parts else "no part here"
-        _say(f"{row.id[:12]}  {ended}  {in_words(proposal.described(), 'train')}  {part}")
+    say(f"{what} job {row.id[:12]}: noted for the node")
 
 
 def _log() -> None:
-    """Write what the node does on standard error, a line of JSON each; never anything of a table."""
+    """Log on standard error, one line of JSON per event; nothing from a table is logged."""
 
     class Routes(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
@@ -360,7 +312,3 @@ def _log() -> None:
     package = logging.getLogger("treaty")
     package.setLevel(logging.INFO)
     package.addHandler(handler)
-
-
-def _say(text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False)

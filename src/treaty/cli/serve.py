@@ -12,10 +12,8 @@ import msgspec
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
-from treaty.cli.logs import LogFile, Verbose, logged
-from treaty.cli.node import DEFAULT, NodeFile
+from treaty.cli.logs import NODE_FILE, LogFile, NodeFile, Verbose, logged, say
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.machine.process import cores
@@ -28,46 +26,44 @@ from treaty.node.store import Store
 if TYPE_CHECKING:
     from treaty.serving.service import Partners
 
-console = Console(markup=False)
-
 
 def serve(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="The active party's part, NAME.part, or a whole model: its part, or the folder with it; or a job of "
-            "this node: of `treaty submit --serve`, where partners are needed, or of a training."
+            help="The active party's part (NAME.part), the folder of a whole model, or a job of this node: one of "
+            "`treaty submit --serve`, if partners are needed, or a training."
         ),
     ] = None,
     listen: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:8000",
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name besides localhost by which it is asked for: that of a proxy on this machine, say."),
+        typer.Option(help="A host name to accept besides localhost, such as that of a proxy on this machine."),
     ] = None,
-    api_keys: Annotated[Path | None, typer.Option(help="File with the digests of keys that may be used.")] = None,
+    api_keys: Annotated[Path | None, typer.Option(help="File with the digests of accepted API keys.")] = None,
     new_key: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make a key for NAME, add its digest to --api-keys, and stop.")
+        str | None, typer.Option(metavar="NAME", help="Make a key for NAME, add its digest to --api-keys, and exit.")
     ] = None,
     no_keys: Annotated[
-        bool, typer.Option("--no-keys", help="Let in whoever reaches the address, from other machines too.")
+        bool, typer.Option("--no-keys", help="Accept requests without keys, from other machines, too.")
     ] = False,
     fallback: Annotated[
         Literal["own"] | None,
-        typer.Option(help="own: predict from own columns alone where partners are needed. Less accurate."),
+        typer.Option(help="own: predict from own columns alone if partners are needed but absent. Less accurate."),
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM): serve HTTPS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
-    node: NodeFile = DEFAULT,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 10_000,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of a request.")] = 8 << 20,
-    max_requests: Annotated[int, typer.Option(min=1, help="Most requests at a time; others get 503.")] = 64,
+    node: NodeFile = NODE_FILE,
+    max_rows: Annotated[int, typer.Option(min=1, help="Maximum rows of a request.")] = 10_000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Maximum bytes of a request.")] = 8 << 20,
+    max_requests: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; others get 503.")] = 64,
     verbose: Verbose = False,
     log_file: LogFile = None,
 ) -> None:
     """Serve a model's predictions over HTTP: POST /predict, GET /model, /docs, /metrics, /health.
 
-    Without --api-keys only this machine can ask. Values of rows are written to no log. A model with splits of other
-    parties cannot predict without them; docs/serving.md says what can be done. A signal ends it, with exit code 0.
+    Without --api-keys, only this machine can send requests. No log contains values of rows. A model with splits of
+    other parties cannot predict without them; docs/serving.md lists the options. A signal ends it, with exit code 0.
     """
     if new_key is not None:
         _make_key(new_key, api_keys)
@@ -75,7 +71,7 @@ def serve(
     if model is None:
         raise ConfigError("expected a model to serve: treaty serve MODEL")
     if (certificate is None) != (key is None):
-        raise ConfigError("expected --certificate and --key, or neither of them, got one")
+        raise ConfigError("expected --certificate and --key together, or neither, got one of them")
     if api_keys is not None and no_keys:
         raise ConfigError("expected --api-keys or --no-keys, got both")
     try:
@@ -90,8 +86,8 @@ def serve(
     near = is_loopback(split_address(listen)[0])
     if api_keys is None and not no_keys and not near:
         raise ConfigError(
-            f"{listen} can be reached from other machines: name --api-keys FILE (with --new-key NAME it makes one), or "
-            "say --no-keys if everybody may ask"
+            f"{listen} can be reached from other machines: name --api-keys FILE (--new-key NAME makes one), or add "
+            "--no-keys to serve everybody"
         )
     with logged(verbose, log_file):
         limits = RequestLimits(rows=max_rows, body_bytes=max_bytes, under_way=max_requests)
@@ -101,20 +97,20 @@ def serve(
         keys = None if api_keys is None else read_keys(api_keys)
         service.warm_up()
         if keys is not None and certificate is None and not near:
-            _warn("keys and rows travel in clear text: give --certificate and --key, or put a proxy with TLS in front")
+            _warn("keys and rows travel unencrypted: give --certificate and --key, or put a proxy with TLS in front")
         if service.model.needs and not service.falls_back and partners is None:
             _warn(f"no prediction can be made without {', '.join(service.model.needs)}; /predict will answer 503")
         with listen_at(listen) as socket:
 
-            def tell() -> None:
+            def announce() -> None:
                 of, port = socket.getsockname()[:2]
                 at = f"{'http' if certificate is None else 'https'}://{f'[{of}]' if ':' in of else of}:{port}"
                 who = "whoever reaches it" if keys is None else f"{len(keys)} keys"
-                _print(f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}")
-                _print(f"columns and examples: {at}/docs")
+                say(f"serving {service.model.part.party}'s model {service.model.part.model_id[:8]} at {at} to {who}")
+                say(f"columns and examples: {at}/docs")
 
             hosts = LOCAL.union(name.lower() for name in host or ()) if near else None
-            run(make_app(service, keys, hosts), socket, certificate=certificate, key=key, ready=tell)
+            run(make_app(service, keys, hosts), socket, certificate=certificate, key=key, ready=announce)
 
 
 def _names_job(model: Path) -> bool:
@@ -122,7 +118,7 @@ def _names_job(model: Path) -> bool:
 
 
 def _of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
-    """Return the part that a node's job has left, and who is asked for partners' splits, where it is a service."""
+    """Return the part that a node's job has left and, for a service, the function that asks the partners."""
     from treaty.serving.service import Refused
 
     settings = load_settings(node)
@@ -147,20 +143,16 @@ def _of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
 
 
 def _make_key(name: str, file: Path | None) -> None:
-    """Print a new key, and keep its digest, or say what line to keep."""
+    """Print a new key, and store its digest, or print the line to store."""
     from treaty.serving.keys import add_key, new_key
 
     if file is None:
         made, line = new_key(name)
-        _print(f"line for the file of keys: {line}")
+        say(f"line for the file of keys: {line}")
     else:
         made = add_key(file, name)
-        _print(f"added {name} to {file}; restart the server to let it in")
-    _print(f"key (shown once, give it to {name} alone): {made}")
-
-
-def _print(text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False)
+        say(f"added {name} to {file}; restart the server to let it in")
+    say(f"key (shown once, give it to {name} alone): {made}")
 
 
 def _warn(text: str) -> None:

@@ -191,7 +191,7 @@ class RunLog:
     def _refused(self, fault: str) -> DataError:
         return DataError(
             f"{fault} - at {self.path}; bring back the newest copy of it and of the .kept and .key files beside it. To "
-            f"begin anew is to forget how often partners aligned, and with which ids: treaty begin-anew {self.path}",
+            f"begin anew is to forget how often partners aligned, and with which ids: treaty ledger reset {self.path}",
             public="its run log cannot be used; it has the details",
         )
 

@@ -126,7 +126,7 @@ class Database:
         """Return the error for a database that cannot be what it was, with what to do."""
         return ConfigError(
             f"{fault} - at {self.where}; bring back the newest copy of this folder and of the .kept file beside it. To "
-            f"begin anew is to forget {self._lost}: treaty begin-anew {self.where}",
+            f"begin anew is to forget {self._lost}: treaty ledger reset {self.where}",
             public=f"its {self._what} cannot be used; it has the details",
         )
 

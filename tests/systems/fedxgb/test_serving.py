@@ -201,10 +201,10 @@ def test_a_lost_count_ends_the_prediction_before_rows_are_shared(tmp_path, monke
     sent: dict[str, set[str]] = {}
     found, said = play(monkeypatch, job, sent)
     assert found == {}
-    assert "treaty begin-anew" in said["tokyo"]
+    assert "treaty ledger reset" in said["tokyo"]
     assert all("its record of queries cannot be used" in said[name] for name in ("owner", "berlin", "ann"))
     assert not any("RowShares" in sent[name] for name in ASKING)
-    done = CliRunner().invoke(app, ["begin-anew", str(tmp_path / "model" / "tokyo.queries"), "--yes"])
+    done = CliRunner().invoke(app, ["ledger", "reset", str(tmp_path / "model" / "tokyo.queries"), "--yes"])
     assert done.exit_code == 0, done.output
     assert_right(model, play(monkeypatch, job)[0])
 

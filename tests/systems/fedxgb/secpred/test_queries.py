@@ -182,7 +182,7 @@ def test_a_count_that_is_gone_or_older_is_refused_before_anything_is_predicted(t
     shutil.copytree(folder, tmp_path / "older")
     predict(part, tables, **own)
     newer = folder.rename(tmp_path / "newer")
-    with pytest.raises(ConfigError, match=r"record of queries: .*treaty begin-anew .*edge1.queries"):
+    with pytest.raises(ConfigError, match=r"record of queries: .*treaty ledger reset .*edge1.queries"):
         predict(part, tables, **own)
     shutil.rmtree(folder)
     (tmp_path / "older").rename(folder)
