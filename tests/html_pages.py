@@ -29,4 +29,6 @@ class Parsed(HTMLParser):
 
     def handle_data(self, data):
         if "section" in self.open:
-            self.sections[list(self.sections)[-1]] += data + " "
+            self.sections[list(self.sections)[-1]] += "".join(
+                f"{words} " for words in [" ".join(data.split())] if words
+            )

@@ -15,7 +15,7 @@ REQUIREMENTS = [
     *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
 ]
 IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc"}
-OF_ANOTHER = {"llvmlite": "numba"}  # modules that come with a dependency, which pins them
+OF_ANOTHER = {"llvmlite": "numba", "markupsafe": "jinja2"}  # modules that come with a dependency, which pins them
 TEXTS = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
 
 

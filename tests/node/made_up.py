@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from treaty.node.page import JobView, Progress
+from treaty.node.job_views import JobView, Progress
 from treaty.node.store import JobRow, Store
 
 TITLES = {

@@ -12,7 +12,7 @@ from node.hostile import JOB
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent
 from treaty.models.checkpoints import noise_folder
-from treaty.node.page import describe
+from treaty.node.job_views import describe
 from treaty.node.proposals import name_of
 from treaty.node.settings import Policy
 from treaty.node.store import JobRow

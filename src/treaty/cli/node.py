@@ -53,7 +53,7 @@ def node(
             from treaty.node.web import Serving
         except ImportError:
             raise ConfigError('[web] needs more packages: pip install "treaty-learn[web]"') from None
-        from treaty.node.page import JobView, describe
+        from treaty.node.job_views import JobView, describe
 
         def view(row: JobRow) -> JobView:
             return describe(running.store, described, row, running.jobs.verdicts.there(row.id))
@@ -196,7 +196,7 @@ def jobs(
     every: Annotated[bool, typer.Option("--all", help="Include jobs that ended more than a day ago.")] = False,
 ) -> None:
     """List the jobs that wait for an approval, run, or have ended."""
-    from treaty.node.page import title_of
+    from treaty.node.job_views import title_of
 
     settings = load_settings(node)
     with Store(Path(settings.folder), create=False) as store:
@@ -216,7 +216,7 @@ def jobs(
 def show_job(prefix: str, node: Path) -> None:
     """Print a job, its state at all nodes, what each party would learn, and the verdict of this node's policy."""
     from treaty.node.identity import trusted
-    from treaty.node.page import describe
+    from treaty.node.job_views import describe
     from treaty.node.verdicts import verdict_on
 
     settings = load_settings(node)

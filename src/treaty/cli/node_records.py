@@ -21,7 +21,7 @@ from treaty.node import forgetting
 from treaty.node.audit_log import AuditEntry, AuditHead, head_statement
 from treaty.node.cards import verify as verify_signature
 from treaty.node.identity import has_signed, load_own, sign, trusted
-from treaty.node.page import results
+from treaty.node.job_views import results
 from treaty.node.proposals import Proposal, in_words
 from treaty.node.settings import load_settings
 from treaty.node.store import FINAL, JobRow, Store

@@ -16,8 +16,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.machine.process import cores
 from treaty.models.interpretation import Contributions, willing
 from treaty.models.trees import forest_of, staged_margins
-from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread
-from treaty.report.figures import scores_of_classes, scores_of_numbers
+from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread, scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
 from treaty.systems.options import given

@@ -1,21 +1,28 @@
-"""A node's read-only web page, its metrics and its health, for those who run the node; part of the extra ``web``.
+"""A node's read-only web page, metrics and health check; needs the packages of the extra ``web``.
 
-Nobody is asked who they are, so it listens on this machine alone, or behind a server that asks. It shows jobs,
-sentences on what is learned, and names: no row, id or value of a table. Nothing can be changed by it; approvals are
-given by the command line, where they are signed.
+The page asks nobody who they are, so it listens on this machine alone, or behind a server that authenticates. It shows
+jobs, what parties learn, and names, but no row, id or value of a table. Nothing can be changed through it: approvals
+are given, and signed, on the command line. HTML comes from ``templates/node.html``; no script runs, nothing is loaded.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 import socket
 import threading
 import time
 from asyncio import BaseTransport
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from typing import Any, get_args
+from urllib.parse import quote
 
 import uvicorn
+from jinja2 import Template
+from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -30,130 +37,41 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 import treaty
 from treaty.errors import ConfigError
-from treaty.node.page import STYLE_HASH, JobView, Shown, job_page, overview
+from treaty.node.job_views import JobView
 from treaty.node.proposals import Verb
 from treaty.node.settings import LOCAL, asks_for, is_loopback
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
-
-# ----------------------------------------------------------------
-# Connections of web servers that make no progress are closed: uvicorn itself waits for a first request without end.
+from treaty.report.page import templates
 
 IDLE = 60.0
-"""Seconds after which a connection that makes no progress is closed, twice as many at most."""
-
-
-class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
-    """One connection: closed where no request has come, or nobody takes the answer."""
-
-    def connection_made(self, transport: BaseTransport) -> None:
-        """Begin to look after the connection."""
-        super().connection_made(transport)
-        self._before: tuple[Any, int] = (None, 0)
-        self._next = self.loop.call_later(IDLE, self._look)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._next.cancel()
-        super().connection_lost(exc)
-
-    def _look(self) -> None:
-        now = self.cycle, self.transport.get_write_buffer_size()  # the last request, and what waits to be taken
-        computing = self.cycle is not None and not self.cycle.response_complete and not now[1]
-        if now == self._before and not computing:
-            self.transport.abort()
-            return
-        self._before = now
-        self._next = self.loop.call_later(IDLE, self._look)
-
-
-# ------------------------- what a node tells Prometheus: read from its database when it is asked, and from its process
-
-
-def registry(store: Store, name: str, describe: Callable[[JobRow], JobView]) -> CollectorRegistry:
-    """Return the metrics of a node called `name`."""
-    made = CollectorRegistry()
-    made.register(_OfStore(store, name, describe))
-    ProcessCollector(registry=made)
-    return made
-
-
-class _OfStore(Collector):
-    """Metrics of jobs, peers and the audit log. Messages of jobs that have ended are added up once."""
-
-    def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView]) -> None:
-        self._store, self._name, self._describe = store, name, describe
-        self._ended: dict[str, Counter[tuple[str, str]]] = {}  # by job: bytes by peer and direction
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: names are not looked for when the metrics are registered, before there is a database."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily("treaty_node_info", "The node and its version; always 1.", labels=["node", "version"])
-        info.add_metric([self._name, treaty.__version__], 1)
-        yield info
-        states = self._store.states()
-        jobs = GaugeMetricFamily("treaty_jobs", "Jobs by kind and state.", labels=["kind", "state"])
-        counts = Counter(states.values())
-        for kind in (*get_args(Verb), "check"):
-            for state in TRANSITIONS:
-                jobs.add_metric([kind, state], counts[kind, state])
-        yield jobs
-        yield from self._rounds()
-        up = GaugeMetricFamily("treaty_peer_up", "Whether a peer's node is connected.", labels=["peer"])
-        for party, peer in self._store.peers().items():
-            up.add_metric([party], peer.up)
-        yield up
-        yield CounterMetricFamily(
-            "treaty_audit_entries", "Entries of the audit log; fewer than before: it was cut.", self._store.head().seq
-        )
-        yield self._messages(states)
-
-    def _rounds(self) -> Iterator[Metric]:
-        done = GaugeMetricFamily("treaty_job_rounds_done", "Rounds done of each running job.", labels=["job"])
-        planned = GaugeMetricFamily("treaty_job_rounds_planned", "Rounds of each running job in all.", labels=["job"])
-        for job in self._store.jobs({"running"}):
-            done.add_metric([job.id], job.rounds)
-            planned.add_metric([job.id], job.total)
-        yield done
-        yield planned
-
-    def _messages(self, states: Mapping[str, tuple[str, str]]) -> Metric:
-        messages = CounterMetricFamily(
-            "treaty_message_bytes", "Bytes of jobs' messages by peer.", labels=["peer", "direction"]
-        )
-        sums: Counter[tuple[str, str]] = Counter()
-        for id, (_, state) in states.items():
-            if id in self._ended:
-                counted = self._ended[id]
-            else:
-                counted = self._count(id)
-                if state in FINAL:
-                    self._ended[id] = counted
-            sums.update(counted)
-        for (peer, direction), count in sorted(sums.items()):
-            messages.add_metric([peer, direction], count)
-        return messages
-
-    def _count(self, id: str) -> Counter[tuple[str, str]]:
-        view = self._describe(self._store.job(id))
-        sent = {(peer, "sent"): count for peer, count in view.sent.items()}
-        return Counter(sent | {(peer, "received"): count for peer, count in view.received.items()})
-
-
-# ---------------------------------------------------------------- web
-
-
-ENDED = 20  # how many of the jobs that have ended the page shows
+"""Seconds after which a connection without progress is closed; at most twice as many."""
+ENDED = 20  # ended jobs on the page
 _CONNECTIONS = 100
+_LOOKS = {
+    "proposed": "wait", "approved": "busy", "queued": "busy", "running": "busy", "waiting": "wait",
+    "finished": "good", "failed": "bad", "rejected": "bad", "cancelled": "dim",
+}  # fmt: skip
 
-_HEADERS = {
-    "content-security-policy": f"default-src 'none'; style-src '{STYLE_HASH}'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+
+@cache
+def page_template() -> tuple[Template, str]:
+    """Return the template of the pages, and their style sheet, whose hash the content security policy names."""
+    environment = templates("treaty.node")
+    environment.filters |= {
+        "path": lambda id: quote(id, safe=""),
+        "size": _size,
+        "utc": lambda seconds, form: time.strftime(form, time.gmtime(seconds)),
+    }
+    style = "\n".join(environment.get_template(name).render() for name in ("base.css", "node.css"))
+    environment.globals |= {"style": Markup(style), "looks": _LOOKS, "final": FINAL}  # noqa: S704 - our own files
+    return environment.get_template("node.html"), style
+
+
+def _size(count: float) -> str:
+    if count < 1000:
+        return f"{count} bytes"
+    power = min(int(math.log10(count)) // 3, 4)
+    return f"{count / 1000**power:.3g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
 def app(
@@ -170,26 +88,30 @@ def app(
     describe : callable
         Returns what is shown of a job.
     hosts : collection of str or None
-        The names by which it may be asked for: a page elsewhere whose name is made to lead to this machine is refused.
-        None: any, where it listens to others than this machine.
+        The host names that requests may ask for: this refuses pages elsewhere whose name resolves to this machine (DNS
+        rebinding). None: any, if it listens to other machines, too.
     """
-    metrics = registry(store, name, describe)
+    metrics, (template, style) = _registry(store, name, describe), page_template()
 
-    def shown(states: Collection[str], newest: int | None = None) -> list[Shown]:
-        return [(job, describe(job)) for job in store.jobs(states, newest)]
+    def shown(**values: Any) -> Response:
+        return HTMLResponse(template.render(name=name, head=store.head(), now=time.time(), **values))
 
-    def page(request: Request) -> Response:
-        still = "still" in request.query_params
-        open_jobs, ended = shown(TRANSITIONS.keys() - FINAL), shown(FINAL, ENDED)
-        peers, head = store.peers(), store.head()
-        return HTMLResponse(overview(name, open_jobs, ended, peers, head, refresh=not still, now=time.time()))
+    def overview(request: Request) -> Response:
+        jobs = [(job, describe(job)) for job in store.jobs(TRANSITIONS.keys() - FINAL)]
+        ended = [(job, describe(job)) for job in store.jobs(FINAL, ENDED)]
+        return shown(
+            refresh="still" not in request.query_params, peers=store.peers(), ended=ended,
+            asked=[each for each in jobs if each[0].state == "proposed"],
+            going=[each for each in jobs if each[0].state != "proposed"],
+            models=[(job, model) for job, view in ended for model in view.models],
+        )  # fmt: skip
 
     def one_job(request: Request) -> Response:
-        still = "still" in request.query_params
         if not store.has(request.path_params["id"]):
             return PlainTextResponse("There is no such job.\n", 404)
         job = store.job(request.path_params["id"])
-        return HTMLResponse(job_page(name, job, describe(job), store.head(), refresh=not still, now=time.time()))
+        refresh = "still" not in request.query_params and job.state not in FINAL
+        return shown(refresh=refresh, job=job, view=describe(job))
 
     def measured(request: Request) -> Response:
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
@@ -198,27 +120,35 @@ def app(
         store.head()
         return JSONResponse({"status": "ok"})
 
-    routes = [Route("/", page), Route("/jobs/{id}", one_job), Route("/metrics", measured), Route("/health", health)]
-    return Starlette(
-        routes=routes, middleware=[Middleware(_Guard, hosts=hosts)], exception_handlers={ConfigError: _unusable}
-    )
+    def unusable(request: Request, error: Exception) -> Response:  # why, and where it is, is in the node's log
+        return JSONResponse({"status": "the node's database cannot be used; its log has the details"}, 503)
 
-
-def _unusable(request: Request, error: Exception) -> Response:
-    """Say that the database cannot be used; why, and where it is, stands in the node's log."""
-    return JSONResponse({"status": "the node's database cannot be used; its log has the details"}, 503)
+    routes = [
+        Route("/", overview), Route("/jobs/{id}", one_job), Route("/metrics", measured), Route("/health", health)
+    ]  # fmt: skip
+    middleware = [Middleware(_Guard, hosts=hosts, style=style)]
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={ConfigError: unusable})
 
 
 class _Guard:
-    """Refuses requests for other hosts, and puts what a browser may do with them on all responses."""
+    """Refuses requests for other hosts, and adds headers that limit what a browser does with any response."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None, style: str) -> None:
+        style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         self._app, self._hosts = app, hosts
+        self._headers = {
+            "content-security-policy": f"default-src 'none'; style-src 'sha256-{style_hash}'; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'",
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-resource-policy": "same-origin",
+            "cache-control": "no-store",
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
         if scope["type"] == "http" and not asks_for(Headers(scope=scope).get("host", ""), self._hosts):
@@ -227,13 +157,35 @@ class _Guard:
             await self._app(scope, receive, with_headers)
 
 
+class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    """One connection, closed if no request comes or the answer is not read: uvicorn waits for these without end."""
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        self._before: tuple[Any, int] = (None, 0)
+        self._next = self.loop.call_later(IDLE, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._next.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        now = self.cycle, self.transport.get_write_buffer_size()  # the last request, and bytes that wait to be read
+        computing = self.cycle is not None and not self.cycle.response_complete and not now[1]
+        if now == self._before and not computing:
+            self.transport.abort()
+            return
+        self._before = now
+        self._next = self.loop.call_later(IDLE, self._look)
+
+
 class Serving:
-    """The page at an address, served by a thread until `stop`; ConfigError where it cannot listen there.
+    """The page at an address, served by a thread until `stop`; ConfigError if it cannot listen there.
 
     Parameters
     ----------
     listen : str
-        ``host:port``. Where only this machine can reach it, it answers to this machine's names alone, see `app`.
+        ``host:port``. If only this machine can reach it, requests must ask for one of this machine's names; see `app`.
     """
 
     def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView], listen: str) -> None:
@@ -258,7 +210,71 @@ class Serving:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and return when nothing is read from the database any more."""
+        """Stop; on return nothing reads the database any more."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
+
+
+def _registry(store: Store, name: str, describe: Callable[[JobRow], JobView]) -> CollectorRegistry:
+    """Return what Prometheus reads: metrics of the node's database and of its process."""
+    made = CollectorRegistry()
+    made.register(_StoreCollector(store, name, describe))
+    ProcessCollector(registry=made)
+    return made
+
+
+class _StoreCollector(Collector):
+    """Metrics of jobs, peers and the audit log. The messages of an ended job are added up only once."""
+
+    def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView]) -> None:
+        self._store, self._name, self._describe = store, name, describe
+        self._ended: dict[str, Counter[tuple[str, str]]] = {}  # by job: bytes by peer and direction
+
+    def describe(self) -> list[Metric]:
+        return []  # else registering the metrics would read the database
+
+    def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("treaty_node_info", "The node and its version; always 1.", labels=["node", "version"])
+        info.add_metric([self._name, treaty.__version__], 1)
+        yield info
+        states = self._store.states()
+        jobs = GaugeMetricFamily("treaty_jobs", "Jobs by kind and state.", labels=["kind", "state"])
+        counts = Counter(states.values())
+        for kind in (*get_args(Verb), "check"):
+            for state in TRANSITIONS:
+                jobs.add_metric([kind, state], counts[kind, state])
+        yield jobs
+        done = GaugeMetricFamily("treaty_job_rounds_done", "Rounds done of each running job.", labels=["job"])
+        planned = GaugeMetricFamily("treaty_job_rounds_planned", "Rounds of each running job in all.", labels=["job"])
+        for job in self._store.jobs({"running"}):
+            done.add_metric([job.id], job.rounds)
+            planned.add_metric([job.id], job.total)
+        yield done
+        yield planned
+        up = GaugeMetricFamily("treaty_peer_up", "Whether a peer's node is connected.", labels=["peer"])
+        for party, peer in self._store.peers().items():
+            up.add_metric([party], peer.up)
+        yield up
+        yield CounterMetricFamily(
+            "treaty_audit_entries", "Entries of the audit log; fewer than before: it was cut.", self._store.head().seq
+        )
+        yield self._messages(states)
+
+    def _messages(self, states: Mapping[str, tuple[str, str]]) -> Metric:
+        messages = CounterMetricFamily(
+            "treaty_message_bytes", "Bytes of jobs' messages by peer.", labels=["peer", "direction"]
+        )
+        sums: Counter[tuple[str, str]] = Counter()
+        for id, (_, state) in states.items():
+            counted = self._ended.get(id)
+            if counted is None:
+                view = self._describe(self._store.job(id))
+                counted = Counter({(peer, "sent"): count for peer, count in view.sent.items()})
+                counted.update({(peer, "received"): count for peer, count in view.received.items()})
+                if state in FINAL:
+                    self._ended[id] = counted
+            sums.update(counted)
+        for (peer, direction), count in sorted(sums.items()):
+            messages.add_metric([peer, direction], count)
+        return messages

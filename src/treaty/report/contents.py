@@ -1,13 +1,23 @@
-"""What a report shows of a finished run, of a fitted estimator's or a job's alike."""
+"""What a report shows of a finished run, whether it comes from a fitted estimator or from a job.
+
+The classes below hold the values of each section; `scores_of_classes` and `scores_of_numbers` compute metrics, ROC and
+calibration of predictions with known labels, by scikit-learn.
+"""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from treaty.messaging.transcript import Timeline
+
+_MOST_POINTS = 200  # of a ROC curve: more are not seen
+_MOST_CLASSES = 6
+_TENTHS = 10
 
 Section = Literal[
     "scores", "curves", "roc", "calibration", "importances", "shap", "messages", "timeline", "seconds", "learned",
@@ -133,46 +143,89 @@ class Contents:
     absent: Mapping[Section, str] = field(default_factory=dict)
 
 
-# ----------------------------------------------------------------
-# HTML made in Python: whatever is not `Html` is escaped when it is put into a tag, so that a name stays a name.
+def scores_of_classes(
+    of: str, y: NDArray[np.intp], by_model: Mapping[str, NDArray[np.float64]], classes: Sequence[Any], pooled: str = ""
+) -> ModelScores:
+    """Return scores of class probabilities.
 
-STYLE = """
-:root{color-scheme:light dark;--ink:#1b2330;--dim:#5a6474;--paper:#f6f7f9;--card:#fff;--line:#d9dee6;--link:#1c5fb0;
---good:#1a6e3c;--bad:#a8261f;--busy:#1c5fb0;--wait:#80560a}
-@media screen and (prefers-color-scheme:dark){:root{--ink:#e5e9f0;--dim:#a0aabb;--paper:#12161d;--card:#1b212b;
---line:#333c4a;--link:#82b4f5;--good:#6fcf97;--bad:#ff8f87;--busy:#82b4f5;--wait:#e5b85c}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:1rem;max-width:64rem;font:1rem/1.5 system-ui,sans-serif;color:var(--ink);
-background:var(--paper);overflow-wrap:anywhere}
-header{margin-bottom:1rem}
-h1{font-size:1.5rem;line-height:1.3;margin:0}
-h2{font-size:1.15rem;margin:2rem 0 .6rem}
-h3{font-size:1rem;margin:0;display:flex;flex-wrap:wrap;gap:.2rem .7rem;align-items:baseline}
-h4{font-size:.875rem;margin:1rem 0 .2rem}
-p{margin:.2rem 0}
-a{color:var(--link)}
-a:focus-visible{outline:2px solid;outline-offset:2px}
-code{font:.875em ui-monospace,monospace}
-ul{margin:0;padding:0 0 0 1.2rem}
-article,.rows{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.8rem 1rem;
-margin:0 0 .8rem}
-footer{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.6rem}
-.dim,footer,.none{color:var(--dim);font-size:.875rem}
-"""
-"""What Treaty's pages look like in common, on a phone as on a desk, light or dark."""
+    Parameters
+    ----------
+    of : str
+        Which rows these are.
+    y : int (n_rows,)
+        Class numbers.
+    by_model : mapping of str to float64 (n_rows, n_classes)
+        Each model's probabilities, by its name.
+    classes : sequence
+        Labels by class number.
+    pooled : str
+        The model that was trained on one table, if there is one.
+    """
+    from sklearn import metrics
+
+    values, roc, calibration = {}, [], []
+    several, numbers = len(classes) > 2, list(range(len(classes)))
+    for name, p in by_model.items():
+        found = {"log-loss": float(metrics.log_loss(y, p, labels=numbers))}
+        if len(np.unique(y)) == len(classes):
+            of_second = p if several else p[:, 1]
+            found |= {"AUC": float(metrics.roc_auc_score(y, of_second, **({"multi_class": "ovr"} if several else {})))}
+        found["accuracy"] = float(metrics.accuracy_score(y, np.argmax(p, axis=1)))
+        if not several:
+            found["Brier score"] = float(metrics.brier_score_loss(y, p[:, 1]))
+        values[name] = found
+        is_pooled = name == pooled
+        for number in numbers[:_MOST_CLASSES] if several else [1]:
+            if 0 < np.count_nonzero(y == number) < len(y):
+                line = f"{classes[number]} against the rest" if several else _plain(name, by_model, pooled)
+                roc.append(_roc(line, y == number, p[:, number], is_pooled))
+        right, sure = (np.argmax(p, axis=1) == y, p.max(axis=1)) if several else (y == 1, p[:, 1])
+        calibration.append(_tenths(_plain(name, by_model, pooled), sure, right.astype(float), is_pooled))
+    return ModelScores(of=of, values=values, roc=roc, calibration=calibration)
 
 
-class Html(str):
-    """Text that is HTML already."""
+def scores_of_numbers(
+    of: str,
+    y: NDArray[np.float64],
+    by_model: Mapping[str, NDArray[np.float64]],
+    pooled: str = "",
+    *,
+    means: bool = True,
+) -> ModelScores:
+    """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether they are to be means."""
+    from sklearn import metrics
+
+    values = {
+        name: {
+            "RMSE": float(metrics.root_mean_squared_error(y, predicted)),
+            "mean absolute error": float(metrics.mean_absolute_error(y, predicted)),
+            "R²": float(metrics.r2_score(y, predicted)) if len(y) > 1 else float("nan"),
+        }
+        for name, predicted in by_model.items()
+    }
+    calibration = [
+        _tenths(_plain(name, by_model, pooled), predicted, y, name == pooled) for name, predicted in by_model.items()
+    ]
+    return ModelScores(of=of, values=values, calibration=calibration if means else (), of_numbers=True)
 
 
-def tag(name: str, *inside: str, **attributes: str | None) -> Html:
-    """Return an element; what is inside is escaped unless it is `Html`. ``look`` stands for the attribute ``class``."""
-    given = {"class" if key == "look" else key: value for key, value in attributes.items() if value is not None}
-    words = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
-    return Html(f"<{name}{words}>{joined(inside)}</{name}>")
+def _plain(name: str, by_model: Mapping[str, Any], pooled: str) -> str:
+    """Return the name of a line: the pooled model's is that of the model it is compared with, whose colour it has."""
+    return next(iter(by_model)) if name == pooled else name
 
 
-def joined(parts: Iterable[str]) -> Html:
-    """Return parts one after another, escaped unless they are `Html`."""
-    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in parts))
+def _roc(name: str, is_class: NDArray[np.bool_], p: NDArray[np.float64], pooled: bool) -> Points:
+    from sklearn.metrics import roc_curve
+
+    false, true, _ = roc_curve(is_class, p)
+    at = np.unique(np.linspace(0, len(false) - 1, _MOST_POINTS).round().astype(int))
+    return Points(name, false[at].tolist(), true[at].tolist(), pooled)
+
+
+def _tenths(name: str, predicted: NDArray[np.float64], so: NDArray[np.float64], pooled: bool) -> Points:
+    """Return mean prediction and mean of what was so, of rows in tenths by their prediction, equal ones together."""
+    edges = np.unique(np.quantile(predicted, np.linspace(0.0, 1.0, _TENTHS + 1)[1:-1]))
+    tenth = np.searchsorted(edges, predicted, side="left")
+    rows = np.bincount(tenth)
+    means = [np.bincount(tenth, of)[rows > 0] / rows[rows > 0] for of in (predicted, so)]
+    return Points(name, means[0].tolist(), means[1].tolist(), pooled)

@@ -1,11 +1,12 @@
-"""Figures of a report, drawn by matplotlib as SVG that stands inside the page and takes the page's colours.
+"""Figures of a report: inline SVG, drawn by matplotlib, in the page's colours.
 
-Colours are put in as numbers that stand for the page's (`_COLOURS`), so that one figure serves light, dark and print.
-Names come from other organisations: matplotlib escapes them, and takes no dollar sign for a formula.
+matplotlib draws in placeholder colours, which are then replaced by the page's CSS variables (`_COLOURS`): one figure
+serves light, dark and print. Names come from other organisations; matplotlib escapes them, and math is off.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import textwrap
@@ -14,18 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
 from treaty.messaging.transcript import Timeline
-from treaty.report.contents import Curve, Html, ModelScores, Points, Spread, tag
+from treaty.report.contents import Curve, Points, Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 _INK, _DIM, _LINE = "#0a0b01", "#0a0b02", "#0a0b03"
-_SERIES = [f"#0a0c0{k}" for k in range(7)]  # the last is for what is put together
+_SERIES = [f"#0a0c0{k}" for k in range(7)]  # the last one is for the rest, added up
 _COLOURS = {_INK: "--ink", _DIM: "--dim", _LINE: "--line"} | {of: f"--s{k}" for k, of in enumerate(_SERIES)}
 _WIDTH, _HEIGHT = 4.2, 3.0  # inches: at the width of a phone the text has the size of small print
 _MOST_BARS, _MOST_PAIRS, _MOST_LINES = 15, 6, 6
@@ -53,15 +53,16 @@ _STYLE = {
 
 
 def check_drawable() -> None:
-    """Raise ConfigError if matplotlib is not installed."""
+    """Raise ConfigError if a package of the extra ``report`` is not installed."""
     try:
+        import jinja2  # noqa: F401
         import matplotlib.backends.backend_svg  # noqa: F401
     except ImportError as error:
-        raise ConfigError("a report's figures need matplotlib: pip install 'treaty-learn[report]'") from error
+        raise ConfigError(f"a report needs {error.name}: pip install 'treaty-learn[report]'") from error
 
 
-def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[Html]:
-    """Return a figure for each metric, with a line for each set of rows; lines of the pooled model lie beneath."""
+def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[str]:
+    """Return a figure for each metric, with a line for each set of rows, on top of those of the pooled model."""
     from matplotlib.ticker import MaxNLocator
 
     figures = []
@@ -85,7 +86,7 @@ def curves(of: Sequence[Curve], unit: str, best: int | None) -> list[Html]:
     return figures
 
 
-def roc(lines: Sequence[Points]) -> Html:
+def roc(lines: Sequence[Points]) -> str:
     """Return the receiver operating characteristic of each line."""
     return _drawn(
         lambda axes: _against_diagonal(axes, lines, "false positive rate", "true positive rate", marker=""),
@@ -93,8 +94,8 @@ def roc(lines: Sequence[Points]) -> Html:
     )
 
 
-def calibration(lines: Sequence[Points], *, of_numbers: bool) -> Html:
-    """Return what was so by what was predicted."""
+def calibration(lines: Sequence[Points], *, of_numbers: bool) -> str:
+    """Return the observed means or shares by what was predicted."""
     names = ("mean prediction", "mean label") if of_numbers else ("mean predicted probability", "share that was so")
     return _drawn(
         lambda axes: _against_diagonal(axes, lines, *names, marker="o"),
@@ -102,7 +103,7 @@ def calibration(lines: Sequence[Points], *, of_numbers: bool) -> Html:
     )
 
 
-def importances(of: Mapping[str, Mapping[str, float]]) -> Html:
+def importances(of: Mapping[str, Mapping[str, float]]) -> str:
     """Return the columns of the largest importances, by absolute value, coloured by party."""
     bars = [(party, name, amount) for party, columns in of.items() for name, amount in columns.items() if amount]
     bars = sorted(bars, key=lambda bar: -abs(bar[2]))[:_MOST_BARS]
@@ -115,10 +116,10 @@ def importances(of: Mapping[str, Mapping[str, float]]) -> Html:
             axes.barh(rows, amounts, color=_colour(number), label=shortened(party))
         _name_rows(axes, [name for _, name, _ in bars])
 
-    return _drawn(draw, f"Importances of columns of {', '.join(parties)}", height=_height(len(bars)))
+    return _drawn(draw, f"Importances of columns of {', '.join(parties)}", height=1.1 + 0.23 * len(bars))
 
 
-def shap(spreads: Sequence[Spread], of: str) -> Html:
+def shap(spreads: Sequence[Spread], of: str) -> str:
     """Return the spread of contributions by column: whiskers 5 to 95 percent, boxes 25 to 75, a line at the median."""
     shown = sorted(spreads, key=lambda spread: -spread.mean)[:_MOST_BARS]
     kinds = {
@@ -144,11 +145,11 @@ def shap(spreads: Sequence[Spread], of: str) -> Html:
         axes.set_xlabel(of)
         _name_rows(axes, [spread.name for spread in shown])
 
-    return _drawn(draw, "Contributions of columns to rows' margins", height=_height(len(shown), of_each=0.3))
+    return _drawn(draw, "Contributions of columns to rows' margins", height=1.1 + 0.3 * len(shown))
 
 
-def timeline(of: Timeline) -> Html:
-    """Return megabytes sent in each step of time, by ordered pair of parties; all but the largest pairs together."""
+def timeline(of: Timeline) -> str:
+    """Return megabytes sent in each time step, by ordered pair of parties; small pairs are added up."""
     largest = sorted(of.pairs, key=lambda pair: -sum(of.pairs[pair]))
     most = _MOST_PAIRS if len(largest) <= _MOST_PAIRS else _MOST_PAIRS - 1
     n_steps = max(len(steps) for steps in of.pairs.values())
@@ -170,7 +171,7 @@ def timeline(of: Timeline) -> Html:
     return _drawn(draw, f"Megabytes sent over time, of {', '.join(shown)}")
 
 
-def seconds(of: Mapping[str, Mapping[str, float]]) -> Html:
+def seconds(of: Mapping[str, Mapping[str, float]]) -> str:
     """Return the seconds of each phase, a bar for each party."""
     phases = list(dict.fromkeys(phase for by_phase in of.values() for phase in by_phase))
 
@@ -183,16 +184,16 @@ def seconds(of: Mapping[str, Mapping[str, float]]) -> Html:
         axes.set_xlabel("seconds")
         _name_rows(axes, [party or "all" for party in of])
 
-    return _drawn(draw, f"Seconds by phase: {', '.join(phases)}", height=_height(len(of), of_each=0.3))
+    return _drawn(draw, f"Seconds by phase: {', '.join(phases)}", height=1.1 + 0.3 * len(of))
 
 
 def arrow(pair: str) -> str:
-    """Return "sender -> receiver" as people write it, which does not begin a line with the arrow."""
+    """Return "sender -> receiver" with a typographic arrow that cannot start a line."""
     return pair.replace(" -> ", "\u00a0→ ")
 
 
 def shortened(name: str, most: int = 36) -> str:
-    """Return a name on one line, of printable characters, cut in the middle where it is long."""
+    """Return a name on one line, of printable characters; a long one is cut in the middle."""
     line = "".join(c if c.isprintable() or c == "\u00a0" else " " for c in name).strip() or "(no name)"
     return line if len(line) <= most else f"{line[: most - most // 3 - 1]}…{line[-(most // 3) :]}"
 
@@ -204,17 +205,13 @@ def _label(line: Curve | Points, names: Sequence[str]) -> str:
 
 
 def _look(number: int, pooled: bool) -> dict[str, Any]:
-    """Return how a line looks: of the pooled model broad and pale, so that one of the same numbers is seen on it."""
+    """Return a line's style: the pooled model's is broad and pale, so that an equal one is visible on it."""
     width = {"linewidth": 5.0, "alpha": 0.35} if pooled else {"linewidth": 1.6}
     return {"color": _colour(number), "solid_capstyle": "round", **width}
 
 
 def _colour(number: int) -> str:
     return _SERIES[min(number, len(_SERIES) - 1)]
-
-
-def _height(n_rows: int, of_each: float = 0.23) -> float:
-    return 1.1 + of_each * n_rows
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
@@ -235,14 +232,14 @@ def _against_diagonal(axes: Axes, lines: Sequence[Points], x: str, y: str, marke
     axes.set(xlabel=x, ylabel=y)
 
 
-def _drawn(draw: Callable[[Axes], None], said: str, *, height: float = _HEIGHT) -> Html:
-    """Return a figure as HTML; `said` is what it shows, for who does not see it."""
+def _drawn(draw: Callable[[Axes], None], said: str, *, height: float = _HEIGHT) -> str:
+    """Return a figure as SVG; `said` describes it to screen readers."""
     import matplotlib
     from matplotlib.figure import Figure
 
     text = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": said}), warnings.catch_warnings():
-        # letters are drawn by the browser, which has others than matplotlib
+        # The browser draws the letters: fonts that matplotlib lacks do not matter.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure = Figure(layout="constrained")
         axes = figure.subplots()
@@ -256,11 +253,11 @@ def _drawn(draw: Callable[[Axes], None], said: str, *, height: float = _HEIGHT) 
         figure.savefig(
             text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
-    return tag("figure", _inline(text.getvalue(), said))
+    return _inline(text.getvalue(), said)
 
 
-def _inline(svg: str, said: str) -> Html:
-    """Return a file of SVG as an element: no prolog, no addresses, the page's colours, no id that nothing uses."""
+def _inline(svg: str, said: str) -> str:
+    """Return an SVG file as an element: no prolog, no URLs, the page's colours, no unused ids."""
     box = re.search(r'viewBox="([\d. ]+)"', svg)
     assert box is not None
     body = re.sub(r"<metadata>.*?</metadata>|<style type=.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -270,99 +267,4 @@ def _inline(svg: str, said: str) -> Html:
     body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
     for number, variable in _COLOURS.items():
         body = body.replace(number, f"var({variable})")
-    return tag("svg", Html(body), role="img", viewBox=box[1], **{"aria-label": said})
-
-
-# -------- what predictions of rows with known labels are worth: metrics, ROC and calibration, computed by scikit-learn
-
-_MOST_POINTS = 200  # of a ROC curve: more are not seen
-_MOST_CLASSES = 6
-_TENTHS = 10
-
-
-def scores_of_classes(
-    of: str, y: NDArray[np.intp], by_model: Mapping[str, NDArray[np.float64]], classes: Sequence[Any], pooled: str = ""
-) -> ModelScores:
-    """Return scores of class probabilities.
-
-    Parameters
-    ----------
-    of : str
-        Which rows these are.
-    y : int (n_rows,)
-        Class numbers.
-    by_model : mapping of str to float64 (n_rows, n_classes)
-        Each model's probabilities, by its name.
-    classes : sequence
-        Labels by class number.
-    pooled : str
-        The model that was trained on one table, if there is one.
-    """
-    from sklearn import metrics
-
-    values, roc, calibration = {}, [], []
-    several, numbers = len(classes) > 2, list(range(len(classes)))
-    for name, p in by_model.items():
-        found = {"log-loss": float(metrics.log_loss(y, p, labels=numbers))}
-        if len(np.unique(y)) == len(classes):
-            of_second = p if several else p[:, 1]
-            found |= {"AUC": float(metrics.roc_auc_score(y, of_second, **({"multi_class": "ovr"} if several else {})))}
-        found["accuracy"] = float(metrics.accuracy_score(y, np.argmax(p, axis=1)))
-        if not several:
-            found["Brier score"] = float(metrics.brier_score_loss(y, p[:, 1]))
-        values[name] = found
-        is_pooled = name == pooled
-        for number in numbers[:_MOST_CLASSES] if several else [1]:
-            if 0 < np.count_nonzero(y == number) < len(y):
-                line = f"{classes[number]} against the rest" if several else _plain(name, by_model, pooled)
-                roc.append(_roc(line, y == number, p[:, number], is_pooled))
-        right, sure = (np.argmax(p, axis=1) == y, p.max(axis=1)) if several else (y == 1, p[:, 1])
-        calibration.append(_tenths(_plain(name, by_model, pooled), sure, right.astype(float), is_pooled))
-    return ModelScores(of=of, values=values, roc=roc, calibration=calibration)
-
-
-def scores_of_numbers(
-    of: str,
-    y: NDArray[np.float64],
-    by_model: Mapping[str, NDArray[np.float64]],
-    pooled: str = "",
-    *,
-    means: bool = True,
-) -> ModelScores:
-    """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether they are to be means."""
-    from sklearn import metrics
-
-    values = {
-        name: {
-            "RMSE": float(metrics.root_mean_squared_error(y, predicted)),
-            "mean absolute error": float(metrics.mean_absolute_error(y, predicted)),
-            "R²": float(metrics.r2_score(y, predicted)) if len(y) > 1 else float("nan"),
-        }
-        for name, predicted in by_model.items()
-    }
-    calibration = [
-        _tenths(_plain(name, by_model, pooled), predicted, y, name == pooled) for name, predicted in by_model.items()
-    ]
-    return ModelScores(of=of, values=values, calibration=calibration if means else (), of_numbers=True)
-
-
-def _plain(name: str, by_model: Mapping[str, Any], pooled: str) -> str:
-    """Return the name of a line: the pooled model's is that of the model it is compared with, whose colour it has."""
-    return next(iter(by_model)) if name == pooled else name
-
-
-def _roc(name: str, is_class: NDArray[np.bool_], p: NDArray[np.float64], pooled: bool) -> Points:
-    from sklearn.metrics import roc_curve
-
-    false, true, _ = roc_curve(is_class, p)
-    at = np.unique(np.linspace(0, len(false) - 1, _MOST_POINTS).round().astype(int))
-    return Points(name, false[at].tolist(), true[at].tolist(), pooled)
-
-
-def _tenths(name: str, predicted: NDArray[np.float64], so: NDArray[np.float64], pooled: bool) -> Points:
-    """Return mean prediction and mean of what was so, of rows in tenths by their prediction, equal ones together."""
-    edges = np.unique(np.quantile(predicted, np.linspace(0.0, 1.0, _TENTHS + 1)[1:-1]))
-    tenth = np.searchsorted(edges, predicted, side="left")
-    rows = np.bincount(tenth)
-    means = [np.bincount(tenth, of)[rows > 0] / rows[rows > 0] for of in (predicted, so)]
-    return Points(name, means[0].tolist(), means[1].tolist(), pooled)
+    return f'<svg role="img" viewBox="{box[1]}" aria-label="{html.escape(said)}">{body}</svg>'

@@ -19,8 +19,7 @@ from treaty.files import kind_of, read_json
 from treaty.messaging.transcript import joined
 from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import load_part
-from treaty.report.contents import Contents, Curve, ModelScores, Section
-from treaty.report.figures import scores_of_classes, scores_of_numbers
+from treaty.report.contents import Contents, Curve, ModelScores, Section, scores_of_classes, scores_of_numbers
 from treaty.runs.job import load_job
 from treaty.runs.report import FORMAT, Report
 

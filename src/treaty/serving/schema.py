@@ -1,20 +1,14 @@
-"""What OpenAPI and the page `/docs` say of requests and answers; made from the model, as the reader of requests is."""
+"""The description of requests and answers for programs (OpenAPI) and for people (``/docs``), made from the model."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 from treaty.data.columns import Category
+from treaty.report.page import templates
 from treaty.serving.service import PredictionService
 
 _OF_TYPES = {str: "string", bool: "boolean", int: "number", float: "number"}
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
-pre { overflow-x: auto; padding: .8rem; border: 1px solid; border-radius: .3rem; }
-td, th { text-align: left; vertical-align: top; padding: .1rem 1rem .1rem 0; overflow-wrap: anywhere; }
-"""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -30,7 +24,7 @@ def request_schema(service: PredictionService) -> dict[str, Any]:
     if service.waits:
         properties["ids"] = {
             "type": "array", "items": {"type": "string"},
-            "description": f"Of each row, the id that {', '.join(service.model.needs)} know it by.",
+            "description": f"For each row, its id at {', '.join(service.model.needs)}.",
         }  # fmt: skip
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
@@ -49,13 +43,13 @@ def answer_schema(service: PredictionService) -> dict[str, Any]:
             "model": {"type": "string"},
             "fallback": {"type": "boolean", "description": "Whether partners' columns were left out."},
             "predictions": {"type": "array", "items": {"type": "object", "properties": row}},
-            "caution": {"type": "string", "description": "There where probabilities are unreliable."},
+            "caution": {"type": "string", "description": "Present if probabilities are unreliable."},
         },
     }
 
 
 def predict_operation(service: PredictionService) -> dict[str, Any]:
-    """Return what OpenAPI says of ``POST /predict``."""
+    """Return the OpenAPI description of ``POST /predict``."""
     refused = {
         "type": "object",
         "required": ["error"],
@@ -66,10 +60,10 @@ def predict_operation(service: PredictionService) -> dict[str, Any]:
         },
     }
     said = {
-        "400": "No JSON.", "401": "No key, or nobody's.", "408": "The body did not arrive in time.",
+        "400": "No JSON.", "401": "No key, or an unknown one.", "408": "The body did not arrive in time.",
         "413": "Too many bytes.", "415": "Another content type.",
-        "422": "Rows that do not fit the model; row and column are named.",
-        "503": "Too many requests under way, or partners that are needed and absent.",
+        "422": "Rows that do not fit the model; the answer names row and column.",
+        "503": "Too many requests under way, or needed partners are absent.",
     }  # fmt: skip
     answers = {status: {"description": why, "content": _json(refused)} for status, why in said.items()}
     return {
@@ -85,39 +79,11 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def docs_page(service: PredictionService) -> str:
-    """Return a page for people: how to ask, with which columns. It has no script and asks no other server."""
-    model = service.model
-    names, kinds, categories = model.schema.names, model.schema.kinds, model.schema.categories
-    rows = "".join(
-        f"<tr><td>{escape(name)}<td>{kind}<td>{escape(_listed(values))}"
-        for name, kind, values in zip(names, kinds, categories, strict=True)
-    )
-    notes = []
-    if service.waits:
-        notes.append(f"Predictions are made with {', '.join(model.needs)}: give “ids” of the rows beside “rows”.")
-    elif model.needs and service.falls_back:
-        notes.append(
-            f"The columns of {', '.join(model.needs)} are left out of predictions here; answers say “fallback”: true."
-        )
-    elif model.needs:
-        notes.append(f"Predictions need {', '.join(model.needs)}, and they are not connected: /predict answers 503.")
-    said = "".join(f"<p>{escape(note)}" for note in notes)
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Predictions</title><style>{_STYLE}</style>
-<h1>Predictions</h1>
-<p>Model {escape(model.part.model_id)} of {escape(model.part.party)}: {escape(model.part.summary())}.{said}
-<h2>POST /predict</h2>
-<p>Up to {service.limits.rows} rows and {service.limits.body_bytes} bytes a request. Every row has all columns; null is
-a value that is not known. Where keys are asked for, give yours as a header.
-<pre>curl -H 'Authorization: Bearer KEY' -H 'Content-Type: application/json' \\
-  -d '{escape(service.shape, quote=False)}' .../predict</pre>
-<h2>Columns</h2>
-<table><tr><th>name<th>kind<th>categories{rows}</table>
-<h2>More</h2>
-<p><a href="model">/model</a>: the same as JSON. <a href="openapi.json">/openapi.json</a>: for programs.
-<a href="metrics">/metrics</a>: counts, for Prometheus. <a href="health">/health</a>: whether the server answers.
-</html>"""
+    """Return a page for people: how to send requests, with which columns."""
+    schema = service.model.schema
+    columns = zip(schema.names, schema.kinds, schema.categories, strict=True)
+    page = templates("treaty.serving").get_template("docs.html")
+    return page.render(service=service, model=service.model, columns=columns, most=_SHOWN)
 
 
 def _cell(values: tuple[Category, ...] | None) -> dict[str, Any]:
@@ -125,10 +91,3 @@ def _cell(values: tuple[Category, ...] | None) -> dict[str, Any]:
         return {"type": ["number", "boolean", "null"]}
     kinds = sorted({_OF_TYPES[type(value)] for value in values} or {"string"})
     return {"type": [*kinds, "null"], "examples": list(values[:_SHOWN])}
-
-
-def _listed(values: tuple[Category, ...] | None) -> str:
-    if values is None:
-        return ""
-    more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
-    return ", ".join(map(str, values[:_SHOWN])) + more
