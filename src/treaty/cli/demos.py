@@ -20,8 +20,8 @@ from treaty.cli.logs import console, say
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.estimators.linear import LogisticRegression
-from treaty.machine.process import trust
 from treaty.estimators.trees import GBDTRegressor
+from treaty.machine.process import trust
 from treaty.models.linear import label_holder, preparation_of
 from treaty.runs.warm_up import compile_kernels, compile_walks
 from treaty.systems import SYSTEMS, Model, find_system
