@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from data import find
-from treaty.crypto.additive import okamoto_uchiyama, paillier
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey, generate_key, generate_paillier_key
+from treaty.crypto.additive.key_proofs import Randomiser
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.crypto.additive.randomiser import Randomiser
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.sums.bin_products import Items, bin_products, plan_blocks
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
@@ -123,7 +122,7 @@ def levels(splitter: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def setting_up(cipher: str, bits: int) -> None:
     """Processor time of what a job does once (make a key, check it, make bases of factors), and of single pieces."""
-    kind, clock = (okamoto_uchiyama if cipher == "ou" else paillier).PublicKey, time.process_time
+    kind, clock = OUPublicKey if cipher == "ou" else PaillierPublicKey, time.process_time
     key = GENERATE[cipher](bits)
     payload, randomiser = key.public.to_payload(), Randomiser(key.public, 1)
     exponents, ciphertexts = randomiser.exponents(64), key.encrypt(Keystream().bits(79, 64), 1)

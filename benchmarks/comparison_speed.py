@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from treaty.crypto.sharing import shamir_field as field
-from treaty.crypto.sharing.additive_comparison import deal, sign_bit
-from treaty.crypto.sharing.secret_sharing import make_shares, open_shares
-from treaty.crypto.sharing.secure_comparison import Program, Setting, less_than, prepare
+from treaty.crypto.sharing import shamir as field
+from treaty.crypto.sharing.additive_routing import deal, sign_bit
+from treaty.crypto.sharing.shamir import make_shares, open_shares
+from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, less_than, prepare
 from treaty.machine.arrays import pieces
 
 RESULTS = Path(__file__).parent / "results" / "comparison_speed.csv"
@@ -57,7 +57,7 @@ def pairs(rows: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shamir(servers: int, bits: int, rows: int) -> dict[str, object]:
-    setting = Setting(servers=servers, degree=(servers - 1) // 2, bits=bits)
+    setting = ServerSetting(servers=servers, degree=(servers - 1) // 2, bits=bits)
     x, y = pairs(rows, bits)
     offline, online, each = np.zeros(3), np.zeros(3), range(servers)
     for part in pieces(rows, BATCH):

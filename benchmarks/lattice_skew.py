@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from data import arguments, cpu_of_others, report, seconds, verdict
 from treaty.crypto.lattice import kernels
 from treaty.crypto.lattice.lanes import WORDS
-from treaty.crypto.lattice.map_server import LinearMapServer, zeros_on_lines
-from treaty.crypto.lattice.matrix import SecretMatrix
+from treaty.crypto.lattice.linear_map import LinearMapServer, zeros_on_lines
+from treaty.crypto.lattice.parameters import SecretMatrix
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters
 

@@ -19,13 +19,15 @@ import numpy as np
 
 from data import arguments, report, verdict
 from treaty.crypto.sharing import additive_routing as additive
-from treaty.crypto.sharing import shamir_field as field
+from treaty.crypto.sharing import shamir as field
 from treaty.crypto.sharing.hidden_splits import Layout
-from treaty.crypto.sharing.secure_comparison import Program, Setting, prepare
-from treaty.crypto.sharing.secure_routing import (
+from treaty.crypto.sharing.shamir_routing import (
+    Program,
+    ServerSetting,
     leaf_values,
     open_bits,
     open_integers,
+    prepare,
     route_level,
     share_integers,
 )
@@ -87,7 +89,7 @@ def made_up(columns: int, rows: int) -> tuple[np.random.Generator, Layout, np.nd
 def routed(servers: int, columns: int, rows: int) -> list[dict[str, object]]:
     """Route rows down one tree on Shamir shares; return a line of results for each level and one for the leaves."""
     rng, layout, codes = made_up(columns, rows)
-    setting = Setting(servers=servers, degree=(servers - 1) // 2, bits=layout.bits)
+    setting = ServerSetting(servers=servers, degree=(servers - 1) // 2, bits=layout.bits)
     each, node, paths, lines = range(servers), np.zeros(rows, int), [None] * servers, []
     shared = share_integers(setting, layout.encode_rows(codes))
     told = "shamir", servers, columns, rows

@@ -22,7 +22,7 @@ from sklearn.metrics import roc_auc_score
 
 from data import QUIET, arguments, cpu_of_others, default_of_credit_card_clients, report, seconds, verdict
 from treaty import GBDTClassifier, SecureBoost
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.crypto.keystream import Keystream
 from treaty.runs.warm_up import compile_kernels
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from treaty.crypto.additive.fma_multiplier import HAS_FMA
-from treaty.crypto.additive.multiplier import HAS_IFMA
+from treaty.crypto.additive.multiplier import HAS_FMA, HAS_IFMA
 from treaty.machine.kernels import processor_has
 
 NEEDS_WIDE_VECTORS = pytest.mark.skipif(

@@ -12,9 +12,8 @@ from marks import slow
 from treaty import FedXGBoostSMM, GBDTClassifier, SecureBoost
 from treaty.attacks.ciphertexts import hidden_numbers, keyed_cipher, learned_from_ciphertexts
 from treaty.attacks.views import View
-from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.lattice.packed import pack
-from treaty.crypto.payload import SumsBounds
+from treaty.crypto.lattice.ring import pack
+from treaty.crypto.payload import SumsBounds, from_words, to_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.messaging.messages import Array, encode_body
 from treaty.messaging.transcript import Transcript

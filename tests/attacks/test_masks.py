@@ -10,7 +10,7 @@ from attacks.played import cancer, findings_of, views_of
 from marks import slow
 from treaty import FederBoostHorizontal, FedXGB, GBDTClassifier
 from treaty.attacks.hidden_values import masked_from, repeated_masks
-from treaty.crypto.aggregation.masks import PairStreams
+from treaty.crypto.keystream import PairStreams
 
 TREES = {"n_estimators": 2, "n_jobs": 1}
 CHANCE = 5.0  # standard errors: masks are drawn anew, and one test in two million may be as far off

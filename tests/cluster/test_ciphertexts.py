@@ -8,10 +8,9 @@ import pytest
 from cluster.local_shards import LocalShards
 from treaty.cluster.shards import STRIPE
 from treaty.cluster.sums import ClusterBlindServer, ClusterSumsServer
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sums.additive_sums import AdditiveSumsClient
-from treaty.crypto.sums.blind_sums import BlindSumsClient
+from treaty.crypto.sums.additive_sums import AdditiveSumsClient, BlindSumsClient
 
 
 @pytest.mark.parametrize("rerandomise", [True, False])

@@ -8,11 +8,9 @@ import pytest
 from cluster.local_shards import LocalShards
 from treaty.cluster.shards import STRIPE
 from treaty.cluster.sums import ClusterMapClient, ClusterMapServer
-from treaty.crypto.lattice import map_server
-from treaty.crypto.lattice.map_client import LinearMapClient
-from treaty.crypto.lattice.map_server import LinearMapServer
-from treaty.crypto.lattice.matrix import Field, SecretMatrix
-from treaty.crypto.lattice.parameters import DEGREE, choose
+from treaty.crypto.lattice import linear_map
+from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.parameters import DEGREE, Field, SecretMatrix, choose
 
 SEED = bytes(range(32))
 
@@ -21,7 +19,7 @@ SEED = bytes(range(32))
 @pytest.mark.parametrize("kind", ["bins", "integers"])
 @pytest.mark.parametrize(("n", "count"), [(3 * STRIPE + 500, 2), (3 * STRIPE, 4), (700, 2)])
 def test_products_are_right_whichever_workers_add_them_up(monkeypatch, n, count, kind, at):
-    monkeypatch.setattr(map_server, "_FOR_HINTS", 1)  # a block at a time
+    monkeypatch.setattr(linear_map, "_FOR_HINTS", 1)  # a block at a time
     rng = np.random.default_rng(n)
     if kind == "bins":
         codes, offsets = rng.integers(0, [[3], [7]], (2, n)).astype(np.uint8), np.array([0, 3, 10])

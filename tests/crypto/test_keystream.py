@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from treaty.crypto.additive.montgomery import from_words
 from treaty.crypto.keystream import Keystream
+from treaty.crypto.payload import from_words
 
 
 def test_keystream_is_aes_256_in_counter_mode():

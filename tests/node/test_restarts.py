@@ -17,7 +17,7 @@ import pytest
 from node.hostile import JOB, content, signed
 from node.nodes import columns_of, organisations, wait_for
 from node.shop import Talk
-from treaty.crypto.aggregation.round import RoundVoid
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.errors import CryptoError, DataError, LocalProtocolError, PeerTimeout
 from treaty.node import forgetting, runner, worker
 from treaty.node.cards import verify

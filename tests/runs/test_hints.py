@@ -5,7 +5,7 @@ import pytest
 
 from flat import flat
 from treaty import GBDTClassifier
-from treaty.crypto.lattice.map_client import LinearMapClient
+from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.errors import CryptoError, TreatyError

@@ -8,7 +8,7 @@ import pytest
 from systems.test_told import JOBS
 
 from systems import routes
-from treaty.crypto.sums import additive_sums, blind_sums, lattice_sums
+from treaty.crypto.sums import additive_sums, lattice_sums
 from treaty.machine import arrays
 from treaty.runs.threads import RunRecord
 from treaty.systems import find_system
@@ -50,9 +50,9 @@ def largest(name: str, folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", [name for name in JOBS if name != "fedxgb"])  # see fedxgb/test_pieces.py
 def test_no_message_grows_with_rows(name, tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "PIECE_BYTES", BOUND)
-    for module in (additive_sums, blind_sums, lattice_sums):
+    for module in (additive_sums, additive_sums, lattice_sums):
         monkeypatch.setattr(module, "PIECE_BYTES", BOUND)
-    for module in (additive_sums, blind_sums):
+    for module in (additive_sums, additive_sums):
         monkeypatch.setattr(module, "LEAST_ROWS", 1)
     monkeypatch.setattr(hidden_prediction, "BATCH_BYTES", BOUND)
     few, many = (largest(name, tmp_path, rows, monkeypatch) for rows in (FEW, MANY))

@@ -16,12 +16,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from treaty.attacks.views import Finding, Truth, View, auc_error
-from treaty.crypto.additive import okamoto_uchiyama, paillier
-from treaty.crypto.additive.montgomery import from_words
-from treaty.crypto.additive.packing import Packing
-from treaty.crypto.lattice.packed import unpack as unpacked_residues
+from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey
 from treaty.crypto.lattice.parameters import Parameters
-from treaty.crypto.payload import Payload, SumsBounds
+from treaty.crypto.lattice.ring import unpack as unpacked_residues
+from treaty.crypto.payload import Packing, Payload, SumsBounds, from_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import unpack
@@ -119,7 +117,7 @@ def keyed_cipher(view: View, entries: Sequence[Entry]) -> KeyedCipher | None:
     if not setups or setups[0].encryption not in ("ou", "paillier") or view.inputs.options.ciphers.blind:
         return None
     numbers, stated = unpack(setups[0].payload, view.party, "Setup")
-    kind = okamoto_uchiyama.PublicKey if setups[0].encryption == "ou" else paillier.PublicKey
+    kind = OUPublicKey if setups[0].encryption == "ou" else PaillierPublicKey
     key = kind.from_payload([numbers, stated[3:]], view.inputs.options.ciphers.insecure_test_key_bits)
     return KeyedCipher(
         Packing(SumsBounds(*stated[:3].tolist()), key.plaintext_bits),

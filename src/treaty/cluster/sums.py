@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 
 from treaty.cluster.shards import STRIPE, ByRows, Shard, Shards, added_up, local_rows, own_stripes, places, rows_before
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.crypto.lattice.map_client import EncryptedQuery, LinearMapClient
-from treaty.crypto.lattice.map_server import LinearMapServer
-from treaty.crypto.lattice.matrix import Field, SecretMatrix
-from treaty.crypto.lattice.parameters import Parameters
-from treaty.crypto.lattice.transform import Residues
-from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer
+from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.parameters import Field, Parameters, SecretMatrix
+from treaty.crypto.lattice.ring import Residues
+from treaty.crypto.sums.additive_sums import PRODUCT_BYTES, AdditiveSumsServer, BlindSumsServer
 from treaty.crypto.sums.bin_products import Block, Group, Items, bin_products, keep_features, plan_blocks
-from treaty.crypto.sums.blind_sums import BlindSumsServer
 from treaty.crypto.sums.encrypted_sums import Ends
+from treaty.crypto.sums.hidden_vectors import VectorServer
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
-from treaty.crypto.vectors.lattice_vectors import VectorServer
 from treaty.machine.arrays import Int32s, Integers, contiguous, pieces
 from treaty.machine.shared_work import share
 from treaty.trees.columns import BinSums, MakeSums

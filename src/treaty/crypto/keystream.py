@@ -3,17 +3,65 @@
 A stream is made for one batch and thrown away, so neither a fork nor a restored snapshot of the process makes two
 batches alike. Distinguishing it from uniform bytes breaks AES (at the few gigabytes drawn from one key the birthday
 bound of the 128-bit block leaves an advantage below 2^-70).
+
+Pseudorandom masks over the integers modulo 2^64, one keystream per pair of participants and message.
+
+The mask of a message under a seed is AES-256-CTR from counter 0, read as little-endian uint64, with::
+
+    key   = HKDF-Expand-SHA256(seed, info = nonce)
+    nonce = SHA-256(job_id, protocol, round_id, attempt, vector_id)        each part length-prefixed
+
+A nonce serves once: anybody sees the difference of two vectors under one mask. Where nobody else has the seed a masked
+vector is indistinguishable from a uniform one (HKDF and AES as pseudorandom functions). The key of one message reveals
+nothing of the seed or of other messages' masks.
+
+Masks are added 128 KB at a time, whatever the vector's length. AES-NI makes them at several GB/s, so that for vectors
+of a few thousand numbers most of a mask's cost is the derivation of its key and the set-up of its cipher. Where the key
+of a single mask is never told to anybody, `PairStreams` saves that: one cipher per pair for all messages, set to each
+by its nonce.
+
+Numbers modulo a power of two under pairwise masks that cancel in the sum over all givers.
+
+Every pair (a, b) of givers with a before b has a seed; in each sum a adds its keystream and b subtracts it. Whoever
+adds up everybody's masked numbers gets their sum; without a giver's own numbers, or one of all its seeds, each masked
+number is uniform. From the sum of two givers each would learn the other's part, so its receiver must be neither of
+them.
+
+Real numbers are in fixed point, x 2^64 rounded, modulo 2^128: from -2^63 to 2^63, with 64 bits behind the point.
+
+Sign bits of numbers that two servers share modulo 2^l, as XOR shares, with the help of a dealer.
+
+A binary adder on AND triples, many comparisons at a time. A server's program is a generator with the message seam of
+`secure_comparison`.
+
+**Assumed:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude. The
+dealer learns the number of comparisons. Each server receives operands under one-time pads, which are uniform bits, and
+each of the two output bits is uniform by itself. Both servers send their output bit to whoever is to learn the answer
+and to nobody else, re-randomised (`fresh_shares`) if that receiver may have the dealer's numbers.
+
+**Cost:** the dealer's message, 1 + ceil(log2(l - 1)) rounds, and less than 4 l bits per comparison from each server to
+the other; from the dealer a key for each server and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61
+bytes in all) and 181 (23 bytes). For l = 6, enough for 32 bins: 4 rounds, 14 bits and 10.
+
+References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (AND triples).
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import secrets
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.montgomery import to_words
+from treaty.crypto.payload import check_payload, from_words, to_words
+from treaty.errors import CryptoError
+from treaty.machine.arrays import pieces
 
 
 class Keystream:
@@ -58,3 +106,212 @@ def _less(rows: NDArray[np.uint64], limit: NDArray[np.uint64]) -> NDArray[np.boo
         equal = rows[:, word] == limit[word]
         less = np.where(equal, less, rows[:, word] < limit[word])
     return less
+
+
+Words = NDArray[np.uint64]
+
+KEY_BYTES = 32
+_CHUNK = 1 << 14  # numbers at a time: keystream and sum stay in the cache
+_OPEN = 64  # ciphers at a time
+_STREAM = b"treaty stream of a pair"
+
+
+def length_prefixed(*parts: str | int | bytes) -> bytes:
+    """Join parts so that no other list of parts gives the same bytes; integers are written in decimal."""
+    raw = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+    return b"".join(len(part).to_bytes(8, "big") + part for part in raw)
+
+
+def mask_nonce(job_id: str, protocol: str, round_id: int, attempt: int, vector_id: str) -> bytes:
+    """Name one masked vector of a job, 32 bytes."""
+    return hashlib.sha256(length_prefixed(job_id, protocol, round_id, attempt, vector_id)).digest()
+
+
+def mask_key(seed: bytes, nonce: bytes) -> bytes:
+    """Derive the key of one message's mask, 32 bytes."""
+    return HKDFExpand(SHA256(), KEY_BYTES, info=nonce).derive(seed)
+
+
+class UsedNonces:
+    """The nonces for which masks were made."""
+
+    def __init__(self) -> None:
+        self._used: set[bytes] = set()
+
+    def use(self, nonce: bytes) -> None:
+        """Note a nonce; CryptoError if it was used before."""
+        if nonce in self._used:
+            raise CryptoError("expected a new nonce for every masked vector, got one again; nothing was masked")
+        self._used.add(nonce)
+
+
+def pair_keys(
+    name: str, seeds: Mapping[str, bytes], peers: Iterable[str], nonce: bytes
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the keys of the masks that `name` adds, and of those it subtracts: added for peers that sort after it.
+
+    CryptoError if `name` has no seed with one of the peers.
+    """
+    peers = set(peers)
+    if not peers <= seeds.keys():
+        raise CryptoError(f"expected peers that {name} has a seed with, got {len(peers - seeds.keys())} others")
+    ordered = sorted(peers)
+    added = [mask_key(seeds[peer], nonce) for peer in ordered if peer > name]
+    return added, [mask_key(seeds[peer], nonce) for peer in ordered if peer < name]
+
+
+class PairStreams:
+    """Masks between a participant and its peers, of which none is ever removed by revealing its key.
+
+    Masks are added for peers that sort after `name`, and subtracted for the others. The mask of a message is
+    AES-256-CTR from the counter given by the nonce's first 16 bytes, under HKDF-Expand-SHA256(seed, info = "treaty
+    stream of a pair"). Nonces are hashes: that two of 2^20 messages of 2^14 blocks meet has a chance of 2^-75.
+    """
+
+    def __init__(self, name: str, seeds: Mapping[str, bytes]) -> None:
+        start = modes.CTR(bytes(16))
+        self._streams = [
+            (Cipher(algorithms.AES(mask_key(seed, _STREAM)), start).encryptor(), np.add if peer > name else np.subtract)
+            for peer, seed in sorted(seeds.items())
+        ]
+
+    def add(self, values: NDArray[np.uint64], nonce: bytes) -> None:
+        """Add and subtract all peers' masks to values (n,), in place, modulo 2^64; a new `mask_nonce` per vector."""
+        for cipher, _ in self._streams:
+            cipher.reset_nonce(nonce[:16])
+        _add_streams(values, self._streams)
+
+
+def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
+    """Add and subtract the masks of some keys, as from `mask_key`, to values (n,), in place, modulo 2^64."""
+    signed = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
+    from_zero = modes.CTR(bytes(16))
+    for some in pieces(len(signed), _OPEN):
+        _add_streams(values, [(Cipher(algorithms.AES(key), from_zero).encryptor(), put) for key, put in signed[some]])
+
+
+def _add_streams(values: NDArray[np.uint64], streams: Sequence[tuple[CipherContext, np.ufunc]]) -> None:
+    """Add or subtract the ciphers' next keystream, in place."""
+    most = min(len(values), _CHUNK)
+    zeros = memoryview(bytes(8 * most))
+    buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher needs room for another block
+    room = buffer.view(np.uint8).data
+    for part in pieces(len(values), _CHUNK):
+        chunk = values[part]
+        plain, mask = zeros[: 8 * len(chunk)], buffer[: len(chunk)]
+        for cipher, put in streams:
+            cipher.update_into(plain, room)
+            put(chunk, mask, chunk)
+
+
+RING_BITS = 128
+FRACTION_BITS = 64
+_RING_WORDS = RING_BITS // 64
+
+
+class CancellingMasks:
+    """A giver's masks; its 32-byte seeds are shared with each other giver (without any, numbers go unmasked)."""
+
+    def __init__(self, job: str, protocol: str, name: str, seeds: Mapping[str, bytes]) -> None:
+        self._job, self._protocol, self._name, self._seeds = job, protocol, name, seeds
+        self._used = UsedNonces()
+
+    def draw(self, count: int, bits: int, place: int, purpose: str, givers: Sequence[str] | None = None) -> list[int]:
+        """Return this giver's masks of `count` numbers: sums and differences of numbers below 2^bits.
+
+        `place` and `purpose` name the sum, alike at all givers and different from every other sum: they make the nonce.
+        `givers` are the other givers of this sum, by default all.
+        """
+        others = list(self._seeds if givers is None else givers)
+        nonce = mask_nonce(self._job, self._protocol, place, 0, purpose)
+        self._used.use(nonce)
+        masks = [0] * count
+        added, subtracted = pair_keys(self._name, self._seeds, others, nonce)
+        for keys, sign in ((added, 1), (subtracted, -1)):
+            for key in keys:
+                for k, drawn in enumerate(from_words(Keystream(key).bits(bits, count))):
+                    masks[k] += sign * drawn
+        return masks
+
+    def cover(self, numbers: Sequence[int], place: int, purpose: str) -> NDArray[np.uint64]:
+        """Mask the numbers of a sum modulo 2^128, uint64 (n, 2); see `draw`."""
+        masks = self.draw(len(numbers), RING_BITS, place, purpose)
+        return to_words([(x + m) % (1 << RING_BITS) for x, m in zip(numbers, masks, strict=True)], _RING_WORDS)
+
+
+def total(parts: Sequence[NDArray[np.uint64]]) -> list[int]:
+    """Add up numbers modulo 2^128, of uint64 (n, 2) each; return signed ones. CryptoError if shapes differ."""
+    for part in parts:
+        check_payload([part], "masked numbers", (np.uint64, (len(parts[0]), _RING_WORDS)))
+    sums = [sum(column) for column in zip(*(from_words(part) for part in parts), strict=True)]
+    half = 1 << (RING_BITS - 1)
+    return [(x + half) % (1 << RING_BITS) - half for x in sums]
+
+
+def to_fixed(values: NDArray[np.float64]) -> list[int]:
+    """Convert real numbers (n,) to x 2^64 rounded; CryptoError if one is not finite, or of size 2^62 or more."""
+    if not np.all(np.abs(values) < 2.0**62):
+        raise CryptoError("expected numbers below 2^62 in size - before they are masked: training has diverged")
+    fixed = []
+    for value in values.tolist():
+        mantissa, exponent = math.frexp(value)
+        shift = exponent - 53 + FRACTION_BITS
+        whole = int(mantissa * 2.0**53)
+        fixed.append(whole << shift if shift >= 0 else (whole + (1 << (-shift - 1))) >> -shift)
+    return fixed
+
+
+def from_fixed(numbers: Sequence[int]) -> NDArray[np.float64]:
+    """Convert signed fixed-point numbers to float64 (n,)."""
+    return np.array([number / (1 << FRACTION_BITS) for number in numbers], np.float64)
+
+
+# ----------------------------------------------------------------
+# Re-randomisation of shares before they are opened: their sum stays, and nothing else can be inferred from them.
+#
+# Shares that two servers compute, as in `additive_routing`, consist of a dealer's random numbers and of what the
+# servers keep. A receiver of both shares who has the dealer's help could subtract these numbers and would be left with
+# equations about the rest: leaf values of other rows, thresholds, columns. So the two servers have a seed that the
+# dealer never sees, and change what they send by a keystream under it: one adds what the other subtracts, or both XOR
+# it::
+#
+#     keystream of message i = AES-256-CTR under HKDF-Expand-SHA256(seed, info = "treaty fresh shares" || i)
+#
+# To everybody without the seed, the shares of a message are then uniform among all shares of the same numbers, whatever
+# else they know (HKDF and AES as pseudorandom functions). A server that has the seed knew its own share before, and the
+# other follows from what is opened.
+
+_PURPOSE = b"treaty fresh shares"
+
+
+class FreshShares:
+    """The end of server `own`, 0 or 1; only the other server has the seed, too, and it is used for nothing else."""
+
+    def __init__(self, own: int, seed: bytes) -> None:
+        if len(seed) != KEY_BYTES:
+            raise CryptoError(f"expected a seed of {KEY_BYTES} bytes, got {len(seed)} - at shares for users")
+        self._own, self._seed, self._last = own, seed, -1
+
+    def numbers(self, message: int, shares: Words) -> Words:
+        """Re-randomise additive shares modulo 2^64, uint64 (...).
+
+        `message` is the same at both servers and must exceed that of every message before, of numbers or bits
+        (CryptoError): the difference of two messages under one keystream would be that of the original shares.
+        """
+        mask = self._stream(message).bits(64, shares.size).reshape(shares.shape)
+        fresh: Words = shares - mask if self._own else shares + mask
+        return fresh
+
+    def bits(self, message: int, shares: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Re-randomise XOR shares of bits, uint8 (...) of 0 and 1; see `numbers`."""
+        drawn = np.frombuffer(self._stream(message).raw(-(-shares.size // 8)), np.uint8)
+        return shares ^ np.unpackbits(drawn, count=shares.size).reshape(shares.shape)
+
+    def _stream(self, message: int) -> Keystream:
+        if message <= self._last:
+            raise CryptoError(
+                f"expected a message after number {self._last}, got {message}, whose keystream may have been used - at"
+                " shares for users"
+            )
+        self._last = message
+        return Keystream(mask_key(self._seed, _PURPOSE + message.to_bytes(8, "big")))

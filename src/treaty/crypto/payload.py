@@ -1,7 +1,25 @@
-"""What the two ends of a cipher exchange: payloads, lists of arrays that are checked before use, and bounds of sums."""
+"""What the two ends of a cipher exchange: payloads, lists of arrays that are checked before use, and bounds of sums.
+
+Packing of several small sums into one plaintext: rows before encryption, bin sums after decryption.
+
+With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max (fixed point already):
+
+    b_g = bitlen(2 n g_max) + 1,  b_h = bitlen(n h_max) + 1,  b_c = bitlen(n) + 1,  b = b_g + b_h + b_c
+    gh_i = ((g_i + g_max) 2^{b_h} + h_i) 2^{b_c} + 1            one product of ciphertexts adds all three
+    sum of rows: count = low b_c bits, sum h = next b_h, the rest = sum g + g_max count
+    k = floor((P - 2) / b) sums side by side in one plaintext of P bits, the first one highest
+
+All fields are non-negative and bounded by the public n, so no carry passes from one to the next. The widths follow from
+public bounds alone and reveal nothing of the data.
+
+References: Chen et al., SecureBoost+, arXiv 2110.10927, sections on GH packing and cipher compressing.
+
+What `lattice_sums` and `triple_sums` share: ends of a cipher whose queries are vectors over all rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from treaty.errors import CryptoError
 
 Payload = list[NDArray[Any]]
+Index = NDArray[np.int64]
 
 
 def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple[int | None, ...]]) -> None:
@@ -26,6 +45,17 @@ def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple
             raise CryptoError(
                 f"expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape} - in array {number} of {what}"
             )
+
+
+def to_words(values: Sequence[int], words: int) -> Words:
+    """Convert non-negative integers to uint64 (rows, words), little-endian; OverflowError if one does not fit."""
+    raw = b"".join(int(x).to_bytes(8 * words, "little") for x in values)
+    return np.frombuffer(raw, np.dtype("<u8")).astype(np.uint64).reshape(len(values), words)
+
+
+def from_words(rows: Words) -> list[int]:
+    """Convert uint64 (rows, words), little-endian, to integers."""
+    return [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in rows]
 
 
 LEAST_ROWS = 4096
@@ -59,3 +89,194 @@ class SumsBounds:
         most_grad, most_hess = self.grad_bound * count, self.hess_bound * count
         fits = (count >= 0) & (-most_grad <= grad) & (grad <= most_grad) & (0 <= hess) & (hess <= most_hess)
         return bool(fits.all())
+
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Places of the three fields, and how many sums share a plaintext; CryptoError if not even one sum fits."""
+
+    bounds: SumsBounds
+    plaintext_bits: int  # P: Okamoto-Uchiyama |n| // 3, Paillier |n|
+
+    def __post_init__(self) -> None:
+        if self.per_plaintext < 1:
+            raise CryptoError(
+                f"a packed sum of {self.sum_bits} bits exceeds the plaintext of {self.plaintext_bits - 2} - lower"
+                " fractional_bits, or take a longer key"
+            )
+
+    @property
+    def count_bits(self) -> int:
+        """Width of the count, b_c."""
+        return self.bounds.n_rows.bit_length() + 1
+
+    @property
+    def hess_bits(self) -> int:
+        """Width of the sum of hessians, b_h."""
+        return (self.bounds.n_rows * self.bounds.hess_bound).bit_length() + 1
+
+    @property
+    def grad_bits(self) -> int:
+        """Width of the shifted sum of gradients, b_g."""
+        return (2 * self.bounds.n_rows * self.bounds.grad_bound).bit_length() + 1
+
+    @property
+    def sum_bits(self) -> int:
+        """Width of all three, b: the distance between neighbouring sums of a plaintext."""
+        return self.grad_bits + self.hess_bits + self.count_bits
+
+    @property
+    def per_plaintext(self) -> int:
+        """Sums per plaintext, k."""
+        return (self.plaintext_bits - 2) // self.sum_bits
+
+    def pack_rows(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Words:
+        """Pack the fixed-point derivatives (rows,) of one row each as gh_i: little-endian words (rows, ceil(b / 64)).
+
+        CryptoError if there are more rows than n_rows, or a value exceeds its bound.
+        """
+        bounds = self.bounds
+        if len(grad) > bounds.n_rows:
+            raise CryptoError(f"expected at most {bounds.n_rows} rows, got {len(grad)} - at packing")
+        bounds.check(grad, hess, "packing")
+        out = np.zeros((len(grad), -(-self.sum_bits // 64)), np.uint64)
+        out[:, 0] = 1
+        _put(out, self.count_bits, hess.astype(np.uint64))
+        _put(out, self.count_bits + self.hess_bits, (grad + bounds.grad_bound).astype(np.uint64))
+        return out
+
+    def group_starts(self, sums: int) -> NDArray[np.int64]:
+        """Cut into the groups of k sums that share a plaintext, int64 (groups + 1,); the last may be shorter."""
+        return np.minimum(np.arange(-(-sums // self.per_plaintext) + 1) * self.per_plaintext, sums).astype(np.int64)
+
+    def unpack_sums(self, plaintexts: Words, sums: int) -> NDArray[np.int64]:
+        """Split decrypted plaintexts, words (ceil(sums / k), limbs), into sums of grad and hess and counts, (sums, 3).
+
+        CryptoError if the number of plaintexts does not fit `sums`, or a field exceeds its bound.
+        """
+        starts = self.group_starts(sums)
+        if len(plaintexts) != len(starts) - 1:
+            raise CryptoError(f"expected {len(starts) - 1} plaintexts for {sums} sums, got {len(plaintexts)}")
+        group = np.repeat(np.arange(len(plaintexts)), np.diff(starts))
+        out = np.empty((sums, 3), np.int64)
+        base = (starts[group + 1] - 1 - np.arange(sums)) * self.sum_bits
+        count = _take(plaintexts, group, base, self.count_bits)
+        hess = _take(plaintexts, group, base + self.count_bits, self.hess_bits)
+        grad = _take(plaintexts, group, base + self.count_bits + self.hess_bits, self.grad_bits)
+        bounds, n = self.bounds, np.uint64(self.bounds.n_rows)
+        one_hess, one_grad = np.uint64(bounds.hess_bound), np.uint64(2 * bounds.grad_bound)
+        if (count > n).any() or (hess > one_hess * count).any() or (grad > one_grad * count).any():
+            raise CryptoError("a decrypted sum exceeds what its rows can hold - the other side did not only add")
+        out[:, 2], out[:, 1] = count, hess
+        out[:, 0] = grad.astype(np.int64) - bounds.grad_bound * out[:, 2]
+        return out
+
+
+def _put(out: Words, bit: int, values: Words) -> None:
+    """Add values (below 2^63) to the number in each row, at a bit position where it is still zero."""
+    word, shift = divmod(bit, 64)
+    out[:, word] |= values << np.uint64(shift)
+    if shift and word + 1 < out.shape[1]:
+        out[:, word + 1] |= values >> np.uint64(64 - shift)
+
+
+def _take(rows: Words, row: NDArray[np.int64], bit: NDArray[np.int64], width: int) -> Words:
+    """Read the field of `width` <= 64 bits at `bit` of the number in each named row; zero beyond the row's end."""
+    padded = np.concatenate([rows, np.zeros((len(rows), 2), np.uint64)], axis=1)
+    word, shift = bit // 64, (bit % 64).astype(np.uint64)
+    low = padded[row, word] >> shift
+    # 64 - shift would be 64 at shift 0, which numpy leaves undefined: shift twice
+    high = (padded[row, word + 1] << np.uint64(1)) << (np.uint64(63) - shift)
+    taken: Words = (low | high) & np.uint64((1 << width) - 1)
+    return taken
+
+
+def slots_of(offsets: NDArray[np.int32] | Index, features: Index) -> Index:
+    """Slots of some features, in order."""
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(offsets[f], offsets[f + 1]) for f in features)])
+
+
+def bins_of(codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> Index:
+    """Return the number of slots of each feature; CryptoError unless codes (rows, features) lie within them."""
+    bins = np.diff(offsets).astype(np.int64)
+    if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
+        raise CryptoError("expected uint8 codes (rows, features) and offsets with a slot for every feature")
+    if len(codes) and (codes.max(axis=0, initial=0) >= bins).any():
+        raise CryptoError("a bin code lies beyond its feature's slots")
+    return bins
+
+
+def _sampled(features: NDArray[np.int32] | None, count: int) -> Index:
+    return np.arange(count, dtype=np.int64) if features is None else features.astype(np.int64)
+
+
+class WholeTableClient:
+    """The active party's end: servers are told neither rows of nodes nor those of the tree's sample."""
+
+    blind = True
+
+    def __init__(self, bounds: SumsBounds) -> None:
+        self._bounds = bounds  # n_rows is the number of rows of the table
+        self._offsets: dict[str, NDArray[np.int32]] = {}
+
+    def setup(self) -> Payload:
+        """Return the bounds; see `SumsClient.setup`."""
+        return [np.array([self._bounds.n_rows, self._bounds.grad_bound, self._bounds.hess_bound], np.int64)]
+
+    def _check_start(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> None:
+        n_rows = self._bounds.n_rows
+        if len(grad) != n_rows or grad.shape != hess.shape:
+            raise CryptoError(f"expected the derivatives of {n_rows} rows, got {len(grad)} - at a tree's start")
+        self._bounds.check(grad, hess, "a tree's start")
+
+    def _sampled_slots(self, peer: str, features: NDArray[np.int32] | None) -> tuple[Index, Index]:
+        """Return a server's slots in the tree's sample of columns, and where each column begins among them."""
+        offsets = self._offsets[peer]
+        chosen = _sampled(features, len(offsets) - 1)
+        sizes = np.diff(offsets)[chosen]
+        return slots_of(offsets, chosen), (np.cumsum(sizes) - sizes).astype(np.int64)
+
+    def _adds_up(self, sums: NDArray[np.int64], starts: Index, totals: NDArray[np.int64]) -> bool:
+        """Tell whether sums (nodes, slots, 3) are possible, and each column's add up to the totals (nodes, 3)."""
+        per_column = np.add.reduceat(sums, starts, axis=1)
+        return self._bounds.allow(sums) and bool((per_column == totals[:, np.newaxis]).all())
+
+
+class WholeTableServer:
+    """A passive party's end: codes (rows, features) of all rows, and the slots of its columns; see `make_server`."""
+
+    def __init__(self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> None:
+        if len(codes) != bounds.n_rows:
+            raise CryptoError(f"expected {bounds.n_rows} rows, got {len(codes)} - in the set-up")
+        self._bounds, self._offsets, self._bins = bounds, offsets.astype(np.int64), bins_of(codes, offsets)
+        self._columns = np.ascontiguousarray(codes.T)
+        self._features: Index | None = None  # of the tree that is being grown
+
+    def begin_tree(
+        self,
+        payload: Payload,
+        rows: NDArray[np.int32] | None,
+        features: NDArray[np.int32] | None = None,
+        n_rows: int | None = None,
+    ) -> None:
+        """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
+        check_payload(payload, "the start of a tree")
+        if rows is not None:
+            raise CryptoError(f"expected all {self._bounds.n_rows} rows, got {len(rows)} - at the start of a tree")
+        self._features = _sampled(features, len(self._bins))
+
+    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
+        """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
+        raise CryptoError("expected nothing more - at the start of a tree")
+
+    def end_tree(self) -> None:
+        self._features = None
+
+    def _growing(self) -> Index:
+        """Return the tree's columns; CryptoError between trees."""
+        if self._features is None:
+            raise CryptoError("expected begin_tree before a query")
+        return self._features

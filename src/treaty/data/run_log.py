@@ -2,8 +2,8 @@
 
 A partner that aligns again and again with slightly changed ids can find out about single ids (Guo et al., Birds of a
 Feather Flock Together, USENIX Security 2022). So each party commits to its ids in every run under a key it keeps
-(`treaty.crypto.psi.hashing.commit`); the partner writes the commitment down and compares it with all earlier ones. The
-last alone would not do: a run with another table between two would hide how little these differ.
+(`treaty.crypto.transfer.sodium.commit`); the partner writes the commitment down and compares it with all earlier ones.
+The last alone would not do: a run with another table between two would hide how little these differ.
 
 A log is a file of JSON lines, only ever appended to. Each line holds its own SHA-256 and that of the line before, so
 that a line removed or changed shows. The party's key lies beside it: ``NAME.jsonl.key``. So does how many lines there

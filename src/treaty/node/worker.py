@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from treaty.crypto.aggregation.round import RoundVoid
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.data.sources import write_predictions
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json

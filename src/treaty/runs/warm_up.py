@@ -16,8 +16,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from treaty.crypto.psi import cuckoo, hashing, ristretto
-from treaty.crypto.transfer import oprf
+from treaty.crypto.transfer import oprf, sodium
 from treaty.data.grouping import KEY, hashes
 from treaty.data.ids import Psi, read_ids
 from treaty.data.table import Schema, Table
@@ -104,22 +103,22 @@ def _compile_sharing() -> None:
 def _compile_alignment(psi: Psi) -> None:
     ids = read_ids(["a"])
     hashes(ids.data, ids.offsets, bytes(KEY))
-    hashing.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
+    sodium.digests(ids.data, ids.offsets, np.arange(1), bytes(32))
     if psi != "kkrt":
         OwnList(ids, b"compile", 1).blinded(slice(0, 1))
-        ristretto.validate(ristretto.from_uniform(np.ones((1, 64), np.uint8)))
+        sodium.validate(sodium.from_uniform(np.ones((1, 64), np.uint8)))
     if psi != "ecdh":
         _compile_oblivious()
 
 
 def _compile_oblivious() -> None:
-    receiver = oprf.Receiver()
-    sender = oprf.Sender(receiver.offer)
+    receiver = oprf.OprfReceiver()
+    sender = oprf.OprfSender(receiver.offer)
     receiver.accept(sender.points)
     inputs = np.zeros((oprf.STEP, 2), np.uint64)
-    cuckoo.places(inputs[:1], cuckoo.bins_for(1, 1))
-    cuckoo.placed(inputs[:1], cuckoo.bins_for(1, 1))
-    codes = oprf.codes(bytes(32), cuckoo.taken(inputs, np.arange(oprf.STEP, dtype=np.int32)))
+    oprf.places(inputs[:1], oprf.bins_for(1, 1))
+    oprf.placed(inputs[:1], oprf.bins_for(1, 1))
+    codes = oprf.codes(bytes(32), oprf.taken(inputs, np.arange(oprf.STEP, dtype=np.int32)))
     rows = sender.extend(receiver.extend(codes, 0)[0])
     sender.values(rows, 0, np.zeros(len(codes), np.int64), codes)
 

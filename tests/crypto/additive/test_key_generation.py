@@ -4,7 +4,7 @@ import gmpy2
 import numpy as np
 import pytest
 
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.errors import CryptoError
 
 

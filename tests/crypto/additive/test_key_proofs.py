@@ -5,13 +5,9 @@ import gmpy2
 import numpy as np
 import pytest
 
-from treaty.crypto.additive import key_proofs, okamoto_uchiyama, paillier
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
-from treaty.crypto.additive.key_proofs import (
-    check_okamoto_uchiyama,
-    check_paillier,
-    prove_okamoto_uchiyama,
-)
+from treaty.crypto.additive import key_proofs
+from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey, generate_key, generate_paillier_key
+from treaty.crypto.additive.key_proofs import check_okamoto_uchiyama, check_paillier, prove_okamoto_uchiyama
 from treaty.errors import CryptoError
 
 
@@ -37,15 +33,15 @@ def test_made_keys_prove_what_they_are(bits):
     check_okamoto_uchiyama(n, g, h, proof)
     check_paillier(other.public.n, other.public.h, other.public._proof)
     assert max(proof[:8]) < 1 << bits // 2
-    for public, kind in ((key.public, okamoto_uchiyama), (other.public, paillier)):
-        again = kind.PublicKey.from_payload(public.to_payload(), bits)
+    for public, kind in ((key.public, OUPublicKey), (other.public, PaillierPublicKey)):
+        again = kind.from_payload(public.to_payload(), bits)
         assert all(np.array_equal(a, b) for a, b in zip(again.to_payload(), public.to_payload(), strict=True))
 
 
 @pytest.mark.slow
 def test_made_keys_of_full_size_prove_what_they_are():
-    for key, kind in ((generate_key(), okamoto_uchiyama), (generate_paillier_key(), paillier)):
-        assert kind.PublicKey.from_payload(key.public.to_payload()).n == key.public.n
+    for key, kind in ((generate_key(), OUPublicKey), (generate_paillier_key(), PaillierPublicKey)):
+        assert kind.from_payload(key.public.to_payload()).n == key.public.n
 
 
 def test_every_number_of_a_proof_counts():

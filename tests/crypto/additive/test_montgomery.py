@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marks import FORMS
-from treaty.crypto.additive.montgomery import FixedBase, Modulus, from_words, to_words
+from treaty.crypto.additive.montgomery import FixedBase, Modulus
+from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
 
 

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.additive.key_generation import generate_key
-from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.additive.okamoto_uchiyama import PublicKey
-from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
+from treaty.crypto.additive.ciphers import OUPublicKey, generate_key
+from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser
 from treaty.crypto.keystream import Keystream
+from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
 
 
@@ -133,7 +132,7 @@ def test_owner_randomness_is_uniform_in_the_subgroups(side):
 )
 def test_randomness_covers_the_order_of_h_and_80_bits_more(bits, subgroup_bits, expected):
     public = generate_key(bits).public
-    key = PublicKey(public.n, public.g, public.h, subgroup_bits)
+    key = OUPublicKey(public.n, public.g, public.h, subgroup_bits)
     assert key.randomness_bits == expected
     exponents = from_words(KeyRandomness(key).exponents(200))
     assert max(exponents).bit_length() == expected  # by chance shorter with probability 2^-200
@@ -176,10 +175,10 @@ def test_key_below_2048_bits_is_refused_unless_a_test_says_so(key):
     public = key.public
     arguments = (public.n, public.g, public.h, public.subgroup_bits)
     with pytest.raises(CryptoError, match="expected a key"):
-        PublicKey(*arguments)
+        OUPublicKey(*arguments)
     with pytest.raises(CryptoError, match="expected a key"):
-        PublicKey(*arguments, insecure_test_key_bits=401)
-    assert PublicKey(*arguments, insecure_test_key_bits=400).n == public.n
+        OUPublicKey(*arguments, insecure_test_key_bits=401)
+    assert OUPublicKey(*arguments, insecure_test_key_bits=400).n == public.n
 
 
 FAULTS = {
@@ -200,10 +199,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_malformed_public_key_is_refused(plain, fault):
     with pytest.raises(CryptoError, match="in the public key"):
-        PublicKey(*FAULTS[fault](plain), 0, insecure_test_key_bits=300)
+        OUPublicKey(*FAULTS[fault](plain), 0, insecure_test_key_bits=300)
 
 
 def test_declared_subgroup_shorter_than_512_bits_is_refused():
     public = generate_key(2048).public
     with pytest.raises(CryptoError, match="subgroup_bits"):
-        PublicKey(public.n, public.g, public.h, 256)
+        OUPublicKey(public.n, public.g, public.h, 256)

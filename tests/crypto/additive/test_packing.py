@@ -3,9 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.additive.packing import Packing
-from treaty.crypto.payload import SumsBounds
+from treaty.crypto.payload import Packing, SumsBounds, from_words, to_words
 from treaty.errors import CryptoError
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marks import slow
-from treaty.crypto.additive.key_generation import generate_paillier_key
-from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
-from treaty.crypto.additive.paillier import PrivateKey, PublicKey
-from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
+from treaty.crypto.additive.ciphers import PaillierPrivateKey, PaillierPublicKey, generate_paillier_key
+from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser
+from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.keystream import Keystream
+from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
 
 P, Q = 340282366920938463463374607431768211507, 302231454903657293676544999999999999927  # for known answers only
@@ -115,7 +115,7 @@ def test_known_key_gives_the_known_ciphertext():
     """By hand: with r_p = r_q = 3 the ciphertext is (1 + n m) h^{3 n} mod n^2."""
     p, q = (int(gmpy2.next_prime(x)) for x in (P, Q))
     n, h, message = p * q, pow(5, 2, p * q), 123456789
-    key = PrivateKey(p, q, PublicKey(n, h, insecure_test_key_bits=250))
+    key = PaillierPrivateKey(p, q, PaillierPublicKey(n, h, insecure_test_key_bits=250))
     three = to_words([3], 2)
     square_p, square_q = (s.encrypt(to_words([message], 4), three) for s in (key._square_p, key._square_q))
     modulus = key.public.modulus
@@ -158,7 +158,7 @@ def test_owner_randomness_is_uniform_among_the_squares():
     h = next(x * x % n for x in range(3, 99) if x * x % p != 1)
     public = SimpleNamespace(n=n, h=h, plaintext_bits=n.bit_length(), modulus=Modulus(n * n))
     public.randomiser_base = pow(h, n, n * n)
-    key = PrivateKey(p, q, public)
+    key = PaillierPrivateKey(p, q, public)
     ciphertexts = PlainKey(key).from_packed(key.encrypt(to_words([5] * 50_000, 1), 1))
     counts = np.unique([c % p**2 for c in ciphertexts], return_counts=True)[1]
     assert len(counts) == order
@@ -212,10 +212,10 @@ def test_decryption_of_something_else_is_an_error(key, plain):
 def test_key_below_2048_bits_is_refused_unless_a_test_says_so(key):
     n, h = key.public.n, key.public.h
     with pytest.raises(CryptoError, match="expected a key"):
-        PublicKey(n, h)
+        PaillierPublicKey(n, h)
     with pytest.raises(CryptoError, match="expected a key"):
-        PublicKey(n, h, insecure_test_key_bits=257)
-    assert PublicKey(n, h, insecure_test_key_bits=256).n == n
+        PaillierPublicKey(n, h, insecure_test_key_bits=257)
+    assert PaillierPublicKey(n, h, insecure_test_key_bits=256).n == n
 
 
 FAULTS = {
@@ -237,12 +237,12 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_malformed_public_key_is_refused(plain, fault):
     with pytest.raises(CryptoError, match="in the public key"):
-        PublicKey(*FAULTS[fault](plain), insecure_test_key_bits=240)
+        PaillierPublicKey(*FAULTS[fault](plain), insecure_test_key_bits=240)
 
 
 def test_public_key_goes_through_its_payload(key):
-    again = PublicKey.from_payload(key.public.to_payload(), 256)
+    again = PaillierPublicKey.from_payload(key.public.to_payload(), 256)
     assert (again.n, again.h, again.randomiser_base) == (key.public.n, key.public.h, key.public.randomiser_base)
     assert np.array_equal(again.to_payload()[0], key.public.to_payload()[0])
     with pytest.raises(CryptoError, match="public key"):
-        PublicKey.from_payload(key.public.to_payload()[:1], 256)
+        PaillierPublicKey.from_payload(key.public.to_payload()[:1], 256)

@@ -10,9 +10,10 @@ import pytest
 
 from crypto.asking import answered, asked, begun
 from pace import wait_until
-from treaty.crypto.additive.key_generation import generate_key
-from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
-from treaty.crypto.additive.randomiser import Randomiser, ReadyFactors, _table_size
+from treaty.crypto.additive.ciphers import generate_key
+from treaty.crypto.additive.key_proofs import Randomiser, ReadyFactors, _table_size
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
 
 
@@ -98,7 +99,7 @@ def test_factors_are_made_ahead_up_to_the_largest_take(public):
 
 
 def test_factors_made_ahead_are_bounded(public, monkeypatch):
-    monkeypatch.setattr("treaty.crypto.additive.randomiser._MOST_BYTES", 64 * Randomiser(public, 1).factor_bytes)
+    monkeypatch.setattr("treaty.crypto.additive.key_proofs._MOST_BYTES", 64 * Randomiser(public, 1).factor_bytes)
     store = ReadyFactors(Randomiser(public, 1), 10_000)
     store.take(500, 1)
     store.prepare()

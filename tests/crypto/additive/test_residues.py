@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.additive.montgomery import Modulus, PrimeSquare, Residues, from_words, to_words
+from treaty.crypto.additive.montgomery import Modulus, PrimeSquare, Residues
+from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
 
 P, Q = (1 << 89) - 1, (1 << 127) - 1

@@ -2,10 +2,8 @@
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from treaty.crypto.aggregation.key_agreement import EphemeralKeys
-from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.aggregation.round import Round
-from treaty.crypto.aggregation.secure_aggregation import Aggregator
+from treaty.crypto.sharing.key_agreement import EphemeralKeys
+from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Round
 
 SIGNING = [Ed25519PrivateKey.generate() for _ in range(12)]
 ROSTER = {f"p{i}": key.public_key().public_bytes_raw() for i, key in enumerate(SIGNING)}

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crypto.aggregation.summing import Sum, advertise, agree_all, make_round, signing_key
-from treaty.crypto.aggregation.key_agreement import agree
-from treaty.crypto.aggregation.masks import add_masks, mask_key, pair_keys
-from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.aggregation.round import survival
-from treaty.crypto.sharing.secret_sharing import open_bytes
+from treaty.crypto.keystream import add_masks, mask_key, pair_keys
+from treaty.crypto.sharing.key_agreement import agree
+from treaty.crypto.sharing.secure_aggregation import Participant, survival
+from treaty.crypto.sharing.shamir import open_bytes
 from treaty.errors import CryptoError
 
 MODES = pytest.mark.parametrize("dropout", ["share", "reveal"])

@@ -4,9 +4,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from treaty.crypto.aggregation import key_agreement
-from treaty.crypto.aggregation.key_agreement import Advertisement, EphemeralKeys, agree, seal, unseal, verifies
-from treaty.crypto.aggregation.masks import length_prefixed
+from treaty.crypto.keystream import length_prefixed
+from treaty.crypto.sharing import key_agreement
+from treaty.crypto.sharing.key_agreement import Advertisement, EphemeralKeys, agree, seal, unseal, verifies
 from treaty.errors import CryptoError
 
 # RFC 7748, 6.1

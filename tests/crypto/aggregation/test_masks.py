@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from treaty.crypto.aggregation import masks
-from treaty.crypto.aggregation.masks import (
-    PairStreams,
-    UsedNonces,
-    add_masks,
-    length_prefixed,
-    mask_key,
-    mask_nonce,
-    pair_keys,
-)
+from treaty.crypto import keystream
+from treaty.crypto.keystream import PairStreams, UsedNonces, add_masks, length_prefixed, mask_key, mask_nonce, pair_keys
 from treaty.errors import CryptoError
 
 PARTS = st.lists(st.one_of(st.binary(max_size=20), st.text(max_size=10)), max_size=5)
@@ -77,8 +69,8 @@ def test_masks_are_the_same_however_they_are_cut(plus, minus, length, chunk, str
         whole -= mask(key, length)
     values = np.zeros(length, np.uint64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masks, "_CHUNK", 2 * chunk)  # whole blocks of the cipher
-        patch.setattr(masks, "_OPEN", streams)
+        patch.setattr(keystream, "_CHUNK", 2 * chunk)  # whole blocks of the cipher
+        patch.setattr(keystream, "_OPEN", streams)
         add_masks(values, added, subtracted)
     assert np.array_equal(values, whole)
 
@@ -136,7 +128,7 @@ def test_streams_start_anew_with_each_nonce_and_may_be_cut():
     values = np.zeros(100, np.uint64)
     streams.add(values, b"m" * 32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masks, "_CHUNK", 6)  # whole blocks of the cipher
+        patch.setattr(keystream, "_CHUNK", 6)  # whole blocks of the cipher
         values = np.zeros(100, np.uint64)
         streams.add(values, b"n" * 32)
     assert np.array_equal(values, stream("ann", {"bob": b"s" * 32, "al": b"t" * 32}, b"n" * 32))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.aggregation.summing import ROSTER, agree_all, make_round
-from treaty.crypto.aggregation.round import RoundVoid, open_pairwise, pairwise_input
+from treaty.crypto.sharing.secure_aggregation import RoundVoid, open_pairwise, pairwise_input
 from treaty.errors import CryptoError
 
 

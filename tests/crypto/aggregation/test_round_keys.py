@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from crypto.aggregation.summing import make_round
-from treaty.crypto.aggregation.key_agreement import RoundKeys, unsigned
-from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.aggregation.round import Unmasking
-from treaty.crypto.aggregation.secure_aggregation import Aggregator
+from treaty.crypto.sharing.key_agreement import RoundKeys, unsigned
+from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Unmasking
 from treaty.errors import CryptoError
 
 NAMES = ["p0", "p1", "p2", "p3"]

@@ -4,10 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.aggregation.summing import Sum, agree_all, make_round, signing_key
-from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.aggregation.round import RoundVoid, survival
-from treaty.crypto.aggregation.secure_aggregation import Aggregator
-from treaty.crypto.sharing.secret_sharing import open_bytes
+from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, RoundVoid, survival
+from treaty.crypto.sharing.shamir import open_bytes
 from treaty.errors import CryptoError
 
 MODES = pytest.mark.parametrize("dropout", ["share", "reveal"])

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice import map_client, map_server, parameters
-from treaty.crypto.lattice.map_client import LinearMapClient
-from treaty.crypto.lattice.map_server import LinearMapServer
-from treaty.crypto.lattice.matrix import Field, SecretMatrix
-from treaty.crypto.lattice.parameters import SETS, Parameters
-from treaty.crypto.lattice.sampling import public_ring_elements
+from treaty.crypto.lattice import linear_map, parameters
+from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.parameters import SETS, Field, Parameters, SecretMatrix
+from treaty.crypto.lattice.ring import public_ring_elements
 
 SEED = b"all parties made this seed, say."
 SMALL = 128
@@ -231,8 +229,7 @@ def fingerprints() -> dict[str, str]:
     vectors = [np.stack([rng.integers(0, 2, length), *rng.integers(0, 1 << 16, (2, length))]).astype(np.int32)]
     vectors[0][2] -= 1 << 15
     with pytest.MonkeyPatch.context() as patch:
-        for end in (map_client, map_server):
-            patch.setattr(end, "Keystream", fixed_keystream)
+        patch.setattr(linear_map, "Keystream", fixed_keystream)
         job = Job(
             small_parameters(patch, SMALL, 3, 58, length, length << 17), fields, SecretMatrix.of_bins(codes, offsets)
         )

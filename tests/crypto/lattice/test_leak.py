@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from crypto.lattice.oracle import FALSE_ALARM, SMALL, Job, centred, errors_of_query, number, small_parameters
-from treaty.crypto.lattice import map_client, map_server
-from treaty.crypto.lattice.matrix import Field, SecretMatrix
+from treaty.crypto.lattice import linear_map
+from treaty.crypto.lattice.parameters import Field, SecretMatrix
 
 ROWS, MEMBERS, ANSWERS, BOUND = 128, 32, 4000, 1 << 8
 
@@ -27,11 +27,11 @@ def play(monkeypatch, flooded):
     job = Job(parameters, [Field(0, BOUND)], SecretMatrix.of_bins(members[np.newaxis], np.array([0, 2])))
     hint, scale, q = job.make_hint(), 1 << 16 * parameters.digits, parameters.modulus
     assert scale > q
-    drawn, draw = [], map_client.errors
-    monkeypatch.setattr(map_client, "errors", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    drawn, draw = [], linear_map.errors
+    monkeypatch.setattr(linear_map, "errors", lambda *args: drawn.append(draw(*args)) or drawn[-1])
     if not flooded:
         monkeypatch.setattr(
-            map_server, "flood", lambda draw, bits, primes, count: np.zeros((count, len(primes)), np.int64)
+            linear_map, "flood", lambda draw, bits, primes, count: np.zeros((count, len(primes)), np.int64)
         )
     rng = np.random.default_rng(16)
     vectors = [rng.integers(0, BOUND + 1, (1, ROWS)).astype(np.int32) for _ in range(ANSWERS)]

@@ -10,14 +10,11 @@ from scipy import stats
 from crypto.lattice import oracle
 from crypto.lattice.oracle import FALSE_ALARM, SEED, SMALL, Job, bin_sums, fixed_keystream, small_parameters
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.lattice import map_client, map_server, sampling
+from treaty.crypto.lattice import linear_map, ring
 from treaty.crypto.lattice.kernels import inverse_transform
-from treaty.crypto.lattice.map_client import EncryptedQuery, LinearMapClient
-from treaty.crypto.lattice.map_server import LinearMapServer
-from treaty.crypto.lattice.matrix import Field, SecretMatrix
-from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS, choose, choose_masked
-from treaty.crypto.lattice.sampling import public_ring_elements
-from treaty.crypto.lattice.transform import tables
+from treaty.crypto.lattice.linear_map import EncryptedQuery, LinearMapClient, LinearMapServer
+from treaty.crypto.lattice.parameters import DEGREE, LEAST_PRIME, SETS, Field, SecretMatrix, choose, choose_masked
+from treaty.crypto.lattice.ring import public_ring_elements, tables
 from treaty.errors import CryptoError
 
 GRAD, HESS = 1 << 16, 1 << 14
@@ -72,16 +69,15 @@ def matrix_rows(matrix):
     ]
 
 
-def record(patch, name, *ends):
-    """Have these ends of the map write down, in one list, what one of their samplers returns."""
-    real, drawn = getattr(sampling, name), []
+def record(patch, name):
+    """Have both ends of the map write down, in one list, what one of their samplers returns."""
+    real, drawn = getattr(ring, name), []
 
     def draw(*args):
         drawn.append(real(*args))
         return drawn[-1]
 
-    for end in ends:
-        patch.setattr(end, name, draw)
+    patch.setattr(linear_map, name, draw)
     return drawn
 
 
@@ -198,12 +194,12 @@ def test_sums_survive_the_worst_noise_and_not_a_wider_flood(monkeypatch, message
         """<u, e>, <r, e_0>, -<e', s> and the flood all as far from zero as can be, on the same side."""
         with monkeypatch.context() as patch:
             residues = np.array([[flood % p for p in job.parameters.primes]], np.int64)
-            patch.setattr(map_server, "flood", lambda *args: residues)
-            patch.setattr(map_server, "errors", lambda draw, count: np.full(count, 21, np.int8))
-            patch.setattr(map_server, "ternary", lambda draw, count: np.full(count, 1, np.int8))
+            patch.setattr(linear_map, "flood", lambda *args: residues)
+            patch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21, np.int8))
+            patch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, 1, np.int8))
             hint = job.make_hint()
-            patch.setattr(map_client, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
-            patch.setattr(map_client, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
+            patch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
+            patch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
             secrets, words, own = job.client.encrypt(vectors)
             answers = job.server.answer(words, own, job.columns)
         return [x.tolist() for x in job.sums(job.integers(job.client.open(hint, np.arange(1), secrets, answers)))]
@@ -254,10 +250,12 @@ def test_the_worst_noise_stays_below_a_quarter_of_its_field(monkeypatch, rows, s
     """All errors at their bounds, on one side; and entries' fields, whose rounded scales alone would exceed it."""
     codes, vector = np.zeros((1, rows), np.uint8), np.tile(np.array([[1], [HESS], [sign * GRAD]], np.int32), rows)
     job = masked_job(codes, [1])
-    monkeypatch.setattr(map_server, "errors", lambda draw, count: np.full(count, 21, np.int8))
-    monkeypatch.setattr(map_server, "ternary", lambda draw, count: np.full(count, 1, np.int8))
-    monkeypatch.setattr(map_client, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
-    monkeypatch.setattr(map_client, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
+    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21, np.int8))
+    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, 1, np.int8))
+    hint = job.make_hint()
+    monkeypatch.setattr(job, "make_hint", lambda: hint)
+    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.full(count, 21 * sign, np.int8))
+    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.full(count, -sign, np.int8))
     parameters, masks = job.parameters, np.zeros((1, 1, job.parameters.digits), np.uint16)
     products, noise = masked_products(job, [vector], masks)
     assert [x.tolist() for x in job.sums(products)] == bin_sums(codes, np.array([0, 1]), [vector])
@@ -269,8 +267,8 @@ def test_entries_are_rounded_by_less_than_one(monkeypatch):
     """Not each field alone, which would be off by up to half of its bound."""
     rng, rows = np.random.default_rng(20), 5000
     job = masked_job(np.zeros((1, rows), np.uint8), [1])
-    monkeypatch.setattr(map_client, "ternary", lambda draw, count: np.zeros(count, np.int8))
-    monkeypatch.setattr(map_client, "errors", lambda draw, count: np.zeros(count, np.int8))
+    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.zeros(count, np.int8))
+    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.zeros(count, np.int8))
     (vector,) = random_vectors(rng, rows, 1, extreme=True)
     _, words, _ = job.client.encrypt([vector])
     q, bits = job.parameters.modulus, job.parameters.message_bits
@@ -298,8 +296,8 @@ def test_hint_query_answer_and_opening_equal_the_naive_model(monkeypatch, primes
     parameters, q = job.parameters, job.parameters.modulus
     assert (1 << 16 * parameters.digits > q) == (primes == 3)  # q' > q: every error of 1 shows
     public = oracle.ring_elements(SEED, 4, parameters.primes, SMALL)
-    errors = record(monkeypatch, "errors", map_client, map_server)
-    floods = record(monkeypatch, "flood", map_server)
+    errors = record(monkeypatch, "errors")
+    floods = record(monkeypatch, "flood")
     hint = job.make_hint()
     hint_errors = np.concatenate(errors).reshape(job.matrix.rows, SMALL).tolist()
     del errors[:]
@@ -332,8 +330,8 @@ def test_hint_query_answer_and_opening_equal_the_naive_model(monkeypatch, primes
 @pytest.mark.parametrize("error", [-21, -1, 0, 21])
 def test_words_without_a_secret_are_errors_and_message_below_their_primes(monkeypatch, error):
     job = job_of_bins(np.zeros((1, 8), np.uint8), [1])
-    monkeypatch.setattr(map_client, "ternary", lambda draw, count: np.zeros(count, np.int8))
-    monkeypatch.setattr(map_client, "errors", lambda draw, count: np.full(count, error, np.int8))
+    monkeypatch.setattr(linear_map, "ternary", lambda draw, count: np.zeros(count, np.int8))
+    monkeypatch.setattr(linear_map, "errors", lambda draw, count: np.full(count, error, np.int8))
     counts, hessians, gradients = (
         [0, 1, 0, 0, 0, 1, 1, 0],
         [0, 0, 1, 0, 0, HESS, HESS, 0],
@@ -353,8 +351,8 @@ def test_full_degree_equals_the_naive_model_at_some_places(monkeypatch):
     job = job_of_bins(codes, sizes)
     (vector,) = random_vectors(rng, rows, 1)
     primes, q = job.parameters.primes, job.parameters.modulus
-    errors = record(monkeypatch, "errors", map_client, map_server)
-    floods = record(monkeypatch, "flood", map_server)
+    errors = record(monkeypatch, "errors")
+    floods = record(monkeypatch, "flood")
     hint = job.make_hint()
     secrets, words, own = job.client.encrypt([vector])
     answers = job.server.answer(words, own, job.columns)
@@ -394,8 +392,7 @@ def plain_coefficients(number, prime):
 
 
 def test_threads_change_nothing(monkeypatch):
-    for end in (map_client, map_server):
-        monkeypatch.setattr(end, "Keystream", fixed_keystream)
+    monkeypatch.setattr(linear_map, "Keystream", fixed_keystream)
     rng, rows = np.random.default_rng(10), 40_000
     codes, sizes = rng.integers(0, 4, (3, rows)).astype(np.uint8), [4, 4, 4]
     vectors = random_vectors(rng, rows, 2)
@@ -489,8 +486,7 @@ class Watched(Keystream):
 
 def test_every_query_hint_and_answer_has_a_keystream_of_its_own(monkeypatch):
     job, vectors = small_job(monkeypatch)
-    for end in (map_client, map_server):
-        monkeypatch.setattr(end, "Keystream", Watched)
+    monkeypatch.setattr(linear_map, "Keystream", Watched)
     for step, streams in [
         (lambda: list(job.server.hint(4)), 2),  # six rows: two pieces
         (lambda: job.client.encrypt(vectors), 1),
@@ -526,7 +522,7 @@ def test_public_elements_that_are_not_kept_are_the_same(monkeypatch):
     job, vectors = small_job(monkeypatch)
     query = job.client.begin(2)
     kept = query.encrypt(vectors)
-    monkeypatch.setattr(map_client, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(linear_map, "_KEPT_BYTES", 0)
     client = LinearMapClient(job.parameters, job.fields, SEED, job.matrix.length)
     again = EncryptedQuery(client, query.secrets, query._key)
     assert np.array_equal(again.encrypt(vectors), kept)

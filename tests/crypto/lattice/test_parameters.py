@@ -28,7 +28,7 @@ from treaty.crypto.lattice.parameters import (
     choose_masked,
     narrow_primes,
 )
-from treaty.crypto.lattice.sampling import errors, ternary
+from treaty.crypto.lattice.ring import errors, ternary
 from treaty.errors import CryptoError
 
 SETS_BY_COUNT = pytest.mark.parametrize("count", SETS)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.psi.hashing import NODES, commit, digests, expand
+from treaty.crypto.transfer.sodium import NODES, commit, digests, expand
 from treaty.errors import CryptoError
 
 KEY = bytes(range(32))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.psi import hashing, ristretto
-from treaty.crypto.psi.ristretto import ORDER, from_uniform, multiply, random_scalar, validate
+from treaty.crypto.transfer import sodium
+from treaty.crypto.transfer.sodium import ORDER, from_uniform, multiply, random_scalar, validate
 from treaty.errors import CryptoError
 
 # RFC 9496, appendix A.1: encodings of 1 to 15 times the generator.
@@ -92,7 +92,7 @@ def test_map_of_uniform_bytes_is_that_of_the_rfc() -> None:
 def test_hash_to_group_is_that_of_rfc_9497() -> None:
     # A.1.1: blinded and evaluated elements of the OPRF, inputs 00 and 5a...5a; its hash is that of RFC 9380.
     texts = strings(b"\x00", b"\x5a" * 17)
-    hashed = from_uniform(hashing.expand(*texts, b"HashToGroup-OPRFV1-\x00-ristretto255-SHA512"))
+    hashed = from_uniform(sodium.expand(*texts, b"HashToGroup-OPRFV1-\x00-ristretto255-SHA512"))
     blind = rows("64d37aed22a27f5191de1c1d69fadb899d8862b58eb4220029e036ec4c1f6706")[0]
     key = rows("5ebcea5ee37023ccb9fc2d2019f9d7737be85591ae8652ffa9ef0f4d37063b0e")[0]
     blinded = multiply(hashed, blind)
@@ -151,4 +151,4 @@ def test_scalars_are_drawn_from_the_whole_range() -> None:
     assert len(set(drawn)) == 64
     assert all(0 < number < ORDER for number in drawn)
     assert max(drawn) > ORDER // 2  # fails once in 2^64
-    assert ristretto.POINT == 32
+    assert sodium.POINT == 32

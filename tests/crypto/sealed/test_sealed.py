@@ -11,14 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed import quads
-from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
-from treaty.crypto.sealed.comparison import carries, negatives
-from treaty.crypto.sealed.quads import Steps, together
-from treaty.crypto.sealed.sums import Entry, Known, Widths, best_of_shared, integer_shares
-from treaty.crypto.sealed.transfers import Transfers, open_transfers
 from treaty.crypto.sums.lattice_sums import sealed_places, split_fields
-from treaty.crypto.wide import add, from_ints, prefix_sums
+from treaty.crypto.transfer import comparison
+from treaty.crypto.transfer.arithmetic import (
+    add,
+    both_of,
+    from_ints,
+    prefix_sums,
+    products,
+    selected,
+    squares,
+    times_known,
+)
+from treaty.crypto.transfer.comparison import carries, negatives
+from treaty.crypto.transfer.sealed_sums import Known, KnownEntry, Widths, best_of_shared, integer_shares
+from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers, together
 from treaty.errors import CryptoError
 from treaty.systems.vertical.sealed.level import places_of
 
@@ -83,10 +90,10 @@ def test_negatives(ends: tuple[Transfers, Transfers], bits: int) -> None:
 
 
 def test_quads_are_shares_of_bits_and_of_their_products(ends: tuple[Transfers, Transfers]) -> None:
-    one, other = play(*(ends[k].quads.draw(ends[k], 5000) for k in (0, 1)))
+    one, other = play(*(comparison.draw_quads(ends[k], 5000) for k in (0, 1)))
     word = one ^ other
     bits = [word >> (1 + place) & 1 for place in range(7)]
-    for place, factors in enumerate(quads._PRODUCTS[1:], 1):
+    for place, factors in enumerate(comparison._PRODUCTS[1:], 1):
         assert np.array_equal(word >> place & 1, np.bitwise_and.reduce([bits[factor] for factor in factors]))
     counts = np.array([[np.count_nonzero(of >> place & 1) for place in range(1, 30)] for of in (one, other)])
     assert np.all(np.abs(counts - 2500) < 6 * np.sqrt(1250))  # each party's shares alone are even
@@ -102,7 +109,7 @@ def test_digits_are_joined_to_whether_a_number_is_greater(ends: tuple[Transfers,
     plain = [(digits[0] > digits[1]).astype(np.uint8), (digits[0] == digits[1]).astype(np.uint8)]
     masks = rng.integers(0, 2, (2, count, 300), dtype=np.uint8)
     shares = [masks, np.stack(plain) ^ masks]
-    one, other = play(*(quads.join(ends[k], *shares[k], k) for k in (0, 1)))
+    one, other = play(*(comparison.join(ends[k], *shares[k], k) for k in (0, 1)))
     assert (one ^ other).tolist() == [int(x > y) for x, y in zip(numbers[:300], numbers[300:], strict=True)]
 
 
@@ -197,8 +204,8 @@ def test_best_is_that_of_plain_fractions(ends: tuple[Transfers, Transfers], seed
     ], axis=1)  # fmt: skip
     least = np.full(nodes, 2), np.full(nodes, 20)
     limits = [np.stack([low, np.maximum(totals[:, k] - low + 1, low)]) for k, low in zip((1, 2), least, strict=True)]
-    first = Entry([(int(rng.integers(0, 9)), int(rng.integers(1, 9))) for _ in range(nodes)], [5] * nodes)
-    own = Entry([(int(rng.integers(0, 1 << 20)), 7) for _ in range(nodes)], [6] * nodes)
+    first = KnownEntry([(int(rng.integers(0, 9)), int(rng.integers(1, 9))) for _ in range(nodes)], [5] * nodes)
+    own = KnownEntry([(int(rng.integers(0, 1 << 20)), 7) for _ in range(nodes)], [6] * nodes)
     known = Known(totals, ridge, *limits, 9, [first], [own] if last else [])
     expected = []
     for b in range(nodes):
@@ -228,7 +235,7 @@ def test_a_bound_beyond_all_numbers_is_passed_by_none(ends: tuple[Transfers, Tra
     n, grad, hess = bounds.n_rows, -bounds.grad_bound * bounds.n_rows, bounds.hess_bound * bounds.n_rows
     totals = np.array([[grad, hess, n]])
     wide = np.array([[0], [n + 1]]), np.array([[0], [hess + 1]])
-    first = Entry([(1 << 250, hess + ridge)], [5])
+    first = KnownEntry([(1 << 250, hess + ridge)], [5])
     known = Known(totals, ridge, wide[1], wide[0], 9, [first])
     plain = [x % (1 << 128) for x in (grad, 0, n - 1)]  # the largest V there can be
     sums = [share.reshape(1, 1, 3, 2) for share in shared(plain, 128)]
@@ -272,7 +279,7 @@ def test_no_transfer_is_drawn_twice() -> None:
 
 def test_no_quad_is_drawn_twice() -> None:
     ends = play(open_transfers(), open_transfers())
-    parts = [play(*(end.quads.draw(end, count) for end in ends)) for count in (700, 700, 5000, 300)]
+    parts = [play(*(comparison.draw_quads(end, count) for end in ends)) for count in (700, 700, 5000, 300)]
     for end in (0, 1):
         blocks = np.concatenate([part[end] for part in parts]).reshape(-1, 50)
         assert len(np.unique(blocks, axis=0)) == len(blocks)

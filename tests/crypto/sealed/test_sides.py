@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from crypto.sealed.test_sealed import play
-from treaty.crypto.sealed.sides import Paths
-from treaty.crypto.sealed.transfers import Transfers, open_transfers
 from treaty.crypto.transfer.extension import Sender
+from treaty.crypto.transfer.stock import Paths, Transfers, open_transfers
 
 N = 1003
 

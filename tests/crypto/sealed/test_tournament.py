@@ -7,10 +7,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from treaty.crypto.sealed.comparison import comparison_steps, negatives
-from treaty.crypto.sealed.quads import Steps
-from treaty.crypto.sealed.sums import Widths, rounds_of, steps_of, winner_of
-from treaty.crypto.sealed.transfers import Transfers, open_transfers
+from treaty.crypto.transfer.comparison import comparison_steps, negatives
+from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of, winner_of
+from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 
 WIDTHS = Widths(count=16, hess=36, node_grad=36)
 
@@ -35,7 +34,7 @@ def play(one: Steps, other: Steps) -> tuple[list, int]:
 def ends() -> list[Transfers]:
     found, _ = play(open_transfers(), open_transfers())
     for end in found:
-        end.quads._next = 1 << 17
+        end.quads.next = 1 << 17
     play(*(end.quads.draw(end, 1) for end in found))
     play(*(end.reserve(1 << 19) for end in found))  # both stocks are full: no step goes to filling them
     return found

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treaty.crypto.sharing.additive_comparison import _levels, _TripleStream
-from treaty.crypto.sharing.additive_routing import _ServerNumbers, _share_of_mask, open_bits
+from treaty.crypto.sharing.additive_routing import _levels, _ServerNumbers, _share_of_mask, _TripleStream, open_bits
 
 NONE = np.empty(0, np.uint64)
 BITS, CODES = 6, 32  # of the comparison, and of a column

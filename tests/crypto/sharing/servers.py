@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from treaty.crypto.additive.montgomery import to_words
-from treaty.crypto.sharing import shamir_field as field
-from treaty.crypto.sharing.secret_sharing import make_shares, open_shares
-from treaty.crypto.sharing.secure_comparison import prepare
-from treaty.crypto.sharing.shamir_field import P
+from treaty.crypto.payload import to_words
+from treaty.crypto.sharing import shamir as field
+from treaty.crypto.sharing.shamir import P, make_shares, open_shares
+from treaty.crypto.sharing.shamir_routing import prepare
 
 FALSE_ALARM = 1e-9  # of each statistical test
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crypto.sharing.servers import FALSE_ALARM, MALFORMED, Play
-from treaty.crypto.sharing.additive_comparison import deal, sign_bit, triples_of
+from treaty.crypto.sharing.additive_routing import deal, sign_bit, triples_of
 from treaty.errors import CryptoError
 
 WORDS = st.one_of(st.sampled_from([0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))

@@ -6,7 +6,7 @@ from scipy import stats
 
 from crypto.sharing.dealer_attacks import BITS, CODES, NONE, Root, leaf_values_found, splits_left
 from crypto.sharing.servers import FALSE_ALARM, Play
-from treaty.crypto.sharing.additive_comparison import FreshShares
+from treaty.crypto.keystream import FreshShares
 from treaty.crypto.sharing.additive_routing import (
     at_root,
     deal_leaves,

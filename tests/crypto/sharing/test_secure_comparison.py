@@ -10,24 +10,23 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crypto.sharing.servers import FALSE_ALARM, MALFORMED, Play, opened, prepared_for, rounds_of, share
-from treaty.crypto.additive.montgomery import from_words
-from treaty.crypto.sharing import shamir_field as field
-from treaty.crypto.sharing.additive_comparison import deal, sign_bit
+from treaty.crypto.payload import from_words
+from treaty.crypto.sharing import shamir as field
+from treaty.crypto.sharing.additive_routing import deal, sign_bit
 from treaty.crypto.sharing.hidden_splits import Layout
-from treaty.crypto.sharing.secret_sharing import make_shares, open_shares
-from treaty.crypto.sharing.secure_comparison import (
+from treaty.crypto.sharing.shamir import P, make_shares, open_shares
+from treaty.crypto.sharing.shamir_routing import (
     RandomNumbers,
-    Setting,
+    ServerSetting,
     is_negative,
     less_than,
     multiply,
     prepare,
     reduce_degree,
 )
-from treaty.crypto.sharing.shamir_field import P
 from treaty.errors import CryptoError
 
-THREE = Setting(servers=3, degree=1, bits=9)
+THREE = ServerSetting(servers=3, degree=1, bits=9)
 
 
 def negative(setting, shares, prepared=None, tamper=lambda number, sent: None):
@@ -50,7 +49,7 @@ def test_every_pair_of_bin_codes_is_compared_rightly():
 
 @pytest.mark.parametrize("setting", [(3, 1, 22), (5, 2, 16), (4, 1, 20), (10, 4, 12)], ids=str)
 def test_random_and_boundary_numbers_are_compared_rightly(setting):
-    setting = Setting(servers=setting[0], degree=setting[1], bits=setting[2])
+    setting = ServerSetting(servers=setting[0], degree=setting[1], bits=setting[2])
     rows = 200_000 // (setting.servers * setting.bits)
     bound = 1 << (setting.bits - 1)
     edges = [0, 1, -1, 2, -2, bound - 1, 1 - bound, bound // 2, -bound // 2, bound // 2 - 1]
@@ -62,7 +61,7 @@ def test_random_and_boundary_numbers_are_compared_rightly(setting):
 @pytest.mark.parametrize("bits", [2, 3, 21, 22])
 def test_numbers_of_any_length_are_compared_rightly(bits):
     """The longest and shortest there are."""
-    setting = Setting(servers=3, degree=1, bits=bits)
+    setting = ServerSetting(servers=3, degree=1, bits=bits)
     bound = 1 << (bits - 1)
     values = [0, 1, -1, bound - 1, 1 - bound, bound // 3, -bound // 3] * 20
     found = opened(setting, negative(setting, share(setting, values)).results)
@@ -72,7 +71,7 @@ def test_numbers_of_any_length_are_compared_rightly(bits):
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([(3, 1), (4, 1), (5, 2), (7, 3)]), st.lists(st.tuples(*[st.integers(0, P - 1)] * 2), min_size=1))
 def test_products_have_the_value_and_the_degree(servers, pairs):
-    setting = Setting(servers=servers[0], degree=servers[1], bits=8)
+    setting = ServerSetting(servers=servers[0], degree=servers[1], bits=8)
     a, b = (share(setting, column) for column in zip(*pairs, strict=True))
     play = Play([multiply(setting, i, a[i], b[i]) for i in range(setting.servers)])
     few = setting.degree + 1
@@ -82,7 +81,7 @@ def test_products_have_the_value_and_the_degree(servers, pairs):
 
 
 def test_sums_of_products_take_one_reduction():
-    setting = Setting(servers=5, degree=2, bits=8)
+    setting = ServerSetting(servers=5, degree=2, bits=8)
     a, b = share(setting, range(6)), share(setting, range(10, 16))
     ones = np.tile(field.constant(1), (1, 6, 1))
     sums = [field.combine(field.multiply(a[i], b[i])[:, None], ones)[0] for i in range(5)]
@@ -93,7 +92,7 @@ def test_sums_of_products_take_one_reduction():
 
 def test_prepared_numbers_are_what_comparisons_need():
     """Bits are bits, half of them one; signs are signs; low and mask are made of them; zeros are zero."""
-    setting = Setting(servers=5, degree=2, bits=7)
+    setting = ServerSetting(servers=5, degree=2, bits=7)
     rows = 4000
     taken = [prepared.take(rows) for prepared in prepared_for(setting, rows)]
     bits, low, mask, signs, blinds = (
@@ -121,7 +120,7 @@ def test_prepared_numbers_are_what_comparisons_need():
 
 @pytest.mark.parametrize(("servers", "degree", "bits"), [(3, 1, 6), (3, 1, 7), (5, 2, 16), (10, 4, 14)])
 def test_rounds_and_bytes_are_those_of_the_text(servers, degree, bits):
-    setting = Setting(servers=servers, degree=degree, bits=bits)
+    setting = ServerSetting(servers=servers, degree=degree, bits=bits)
     rows, pairs = 6 * 7 * 10, servers * (servers - 1)  # a multiple of all servers - degree
     offline = Play([prepare(setting, i, rows) for i in range(servers)])
     assert len(offline.rounds) == 2
@@ -191,7 +190,7 @@ CELLS = {"c and zero test": 32, "c and own share of c": 256, "test unless zero":
 @pytest.mark.parametrize(("servers", "colluding"), [(3, (0,)), (3, (2,)), (5, (0, 1)), (5, (1, 4))], ids=str)
 def test_views_of_any_colluding_servers_are_the_same_for_two_numbers(servers, colluding):
     """Uniform each (chi-squared) and equal to each other (contingency), a false alarm in 1e-9 of 13 tests each."""
-    setting = Setting(servers=servers, degree=len(colluding), bits=4)
+    setting = ServerSetting(servers=servers, degree=len(colluding), bits=4)
     (one, one_high), (other, other_high) = (view(x, colluding, setting, 20_000) for x in (-7, 6))
     for what in one:
         cells = CELLS.get(what, 2 * 8 ** len(colluding))
@@ -207,7 +206,7 @@ def test_views_of_any_colluding_servers_are_the_same_for_two_numbers(servers, co
 @pytest.mark.parametrize("colluding", [(0, 1), (1, 4)], ids=str)
 def test_shares_of_products_are_uniform_whatever_the_shares_of_factors(colluding):
     """Of constant shares, so that only resharing makes them random; 256 cells, false alarm 1e-9."""
-    setting, rows = Setting(servers=5, degree=2, bits=8), 20_000
+    setting, rows = ServerSetting(servers=5, degree=2, bits=8), 20_000
     three = np.broadcast_to(field.constant(3), (rows, 2))
     play = Play([multiply(setting, i, three, three) for i in range(5)])
     first, second = ((play.results[i][:, 1] >> np.uint64(59)).astype(np.int64) for i in colluding)
@@ -231,7 +230,7 @@ def test_opened_products_do_not_show_their_factors():
 
 def test_an_offline_view_tells_nothing_of_the_bits():
     """Squares opened for bits, against the bits: an eighth each of (bit, tops of the square), false alarm 1e-9."""
-    setting = Setting(servers=3, degree=1, bits=7)
+    setting = ServerSetting(servers=3, degree=1, bits=7)
     rows = 5000
     play = Play([prepare(setting, i, rows) for i in range(3)])
     squares = open_shares([1, 2, 3], np.stack([play.rounds[1][0, 1], play.rounds[1][1, 0], play.rounds[1][2, 0]]))
@@ -261,12 +260,12 @@ def test_an_offline_view_tells_nothing_of_the_bits():
 )
 def test_settings_that_break_a_bound_are_refused(wrong):
     with pytest.raises(CryptoError, match="expected"):
-        Setting(**{"servers": 3, "degree": 1, "bits": 8, **wrong})
+        ServerSetting(**{"servers": 3, "degree": 1, "bits": 8, **wrong})
 
 
 def test_settings_at_the_bound_are_accepted():
-    assert Setting(servers=3, degree=1, bits=22).bits == 22
-    assert Setting(servers=5, degree=2, bits=21).degree == 2
+    assert ServerSetting(servers=3, degree=1, bits=22).bits == 22
+    assert ServerSetting(servers=5, degree=2, bits=21).degree == 2
 
 
 @pytest.mark.parametrize("servers", [3, 5, 10, 1000])
@@ -274,7 +273,7 @@ def test_every_split_is_compared_under_masks_of_100_bits_that_the_field_has_room
     """The largest c there is, of the longest numbers that layouts have, is below p: nothing wraps around."""
     layout = Layout(n_bins=[255], categorical=[False], may_miss=[True])
     for bits in (layout.bits, layout.shown_bits):
-        setting = Setting(servers=servers, degree=1, bits=bits)
+        setting = ServerSetting(servers=servers, degree=1, bits=bits)
         largest_mask = servers * ((1 << 100) - 1)
         assert (1 << (setting.bits - 1)) + (1 << setting.bits) + (1 << setting.bits) * (1 + largest_mask) < P
 
@@ -290,7 +289,7 @@ def test_a_mask_of_k_bits_tells_at_most_2_to_the_minus_k_of_a_number():
 
 @pytest.mark.parametrize(("servers", "degree", "wrong"), [(3, 1, 2), (5, 2, 3), (5, 2, 4), (5, 1, 2), (10, 4, 5)])
 def test_inputs_of_a_wrong_degree_are_caught(servers, degree, wrong):
-    setting = Setting(servers=servers, degree=degree, bits=8)
+    setting = ServerSetting(servers=servers, degree=degree, bits=8)
     shares = make_shares(field.from_signed(np.arange(-3, 4)), setting.points, wrong + 1)
     with pytest.raises(CryptoError, match="belong together"):
         negative(setting, shares)
@@ -373,7 +372,7 @@ def test_answers_are_those_of_mpyc():
     )
     assert run.returncode == 0, run.stderr
     theirs = json.loads(run.stdout)
-    setting = Setting(servers=3, degree=1, bits=22)
+    setting = ServerSetting(servers=3, degree=1, bits=22)
     assert opened(setting, negative(setting, share(setting, x - y)).results).tolist() == theirs
     first, dealt = rng.integers(0, 2**64, 300, dtype=np.uint64), deal(300)
     by_two = Play([sign_bit(0, first, dealt[0]), sign_bit(1, (x - y).astype(np.uint64) - first, dealt[1])]).results

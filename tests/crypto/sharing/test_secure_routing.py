@@ -8,11 +8,11 @@ from scipy import stats
 
 from crypto.sharing.hidden_trees import LAYOUT, Tree, random_codes
 from crypto.sharing.servers import FALSE_ALARM, Play, prepared_for, rounds_of
-from treaty.crypto.sharing import shamir_field as field
+from treaty.crypto.sharing import shamir as field
 from treaty.crypto.sharing.hidden_splits import Layout
-from treaty.crypto.sharing.secret_sharing import make_shares
-from treaty.crypto.sharing.secure_comparison import Setting
-from treaty.crypto.sharing.secure_routing import (
+from treaty.crypto.sharing.shamir import make_shares
+from treaty.crypto.sharing.shamir_routing import (
+    ServerSetting,
     leaf_values,
     open_bits,
     open_integers,
@@ -24,7 +24,7 @@ from treaty.errors import CryptoError
 
 
 def setting_of(servers, degree, layout=LAYOUT):
-    return Setting(servers=servers, degree=degree, bits=layout.bits)
+    return ServerSetting(servers=servers, degree=degree, bits=layout.bits)
 
 
 def play_level(setting, rows, weights, thresholds, paths=None, tamper=lambda number, sent: None, threads=1):
@@ -103,7 +103,7 @@ def test_many_trees_go_in_the_rounds_of_one_and_only_their_sum_is_opened():
 
 def test_rows_go_right_where_only_thresholds_are_hidden():
     layout = Layout(n_bins=[8, 3, 255], categorical=[False] * 3, may_miss=[True, False, True])
-    setting, rng = Setting(servers=3, degree=1, bits=layout.shown_bits), np.random.default_rng(3)
+    setting, rng = ServerSetting(servers=3, degree=1, bits=layout.shown_bits), np.random.default_rng(3)
     tree, codes = Tree(3, rng, layout), random_codes(200, rng, layout)
     sides, node = tree.walk(codes)[0], np.zeros(200, int)
     for level in range(3):
@@ -220,7 +220,7 @@ def seen_by(colluding, setting, code, paths_too, rows=20_000):
 @pytest.mark.parametrize(("servers", "colluding"), [(3, (1,)), (5, (0, 3))], ids=str)
 def test_views_of_colluding_servers_are_the_same_for_two_rows(servers, colluding, paths_too):
     """Of rows that go different ways: uniform each and equal to each other, a false alarm in 1e-9 of each test."""
-    setting = Setting(servers=servers, degree=len(colluding), bits=4)
+    setting = ServerSetting(servers=servers, degree=len(colluding), bits=4)
     one, other = (seen_by(colluding, setting, code, paths_too) for code in (2, 8))
     for what in one:
         counts = [np.bincount(seen[what], minlength=8 ** len(colluding)) for seen in (one, other)]

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.sharing import shamir_field as field
-from treaty.crypto.sharing.shamir_field import P
+from treaty.crypto.payload import from_words, to_words
+from treaty.crypto.sharing import shamir as field
+from treaty.crypto.sharing.shamir import P
 from treaty.errors import CryptoError
 
 EDGES = [0, 1, 2, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, P - 1, P - 2, (1 << 126) + 1, P - (1 << 64)]

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.asking import answered, asked, begun
-from treaty.crypto.additive.montgomery import to_words
-from treaty.crypto.payload import SumsBounds
+from treaty.crypto.payload import SumsBounds, to_words
 from treaty.crypto.sums import additive_sums, bin_products
 from treaty.crypto.sums.encrypted_sums import make_client, make_server
 from treaty.errors import CryptoError

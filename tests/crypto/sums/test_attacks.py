@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from crypto.asking import answered, asked, begun
-from treaty.crypto.additive.montgomery import from_words
-from treaty.crypto.sums.disclosed_sums import DisclosedKey
-from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
+from treaty.crypto.payload import from_words
+from treaty.crypto.sums.encrypted_sums import DisclosedKey, SumsBounds, make_client, make_server
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.additive.montgomery import Modulus, from_words
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.payload import from_words
 from treaty.crypto.sums import bin_products as module
 from treaty.crypto.sums.bin_products import Block, Items, bin_products, level_pieces, plan_blocks
 

@@ -89,12 +89,12 @@ def test_answers_are_re_randomised():
 
 
 def test_a_level_of_many_rows_goes_node_by_node(monkeypatch):
-    monkeypatch.setattr("treaty.crypto.sums.blind_sums.PIECE_BYTES", 1)
+    monkeypatch.setattr("treaty.crypto.sums.additive_sums.PIECE_BYTES", 1)
     assert both_ends()[0].nodes_at_a_time == 1
 
 
 def test_rows_that_come_in_pieces_are_added_up_as_a_whole(monkeypatch):
-    monkeypatch.setattr("treaty.crypto.sums.blind_sums.PIECE_BYTES", 25 * 2 * 8 * 7)
+    monkeypatch.setattr("treaty.crypto.sums.additive_sums.PIECE_BYTES", 25 * 2 * 8 * 7)
     client, server = both_ends()
     nodes = [np.arange(30), np.arange(40, 60)]
     server.begin_tree(begun(client, GRAD, HESS), None)

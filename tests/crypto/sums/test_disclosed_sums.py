@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from crypto.asking import asked, begun
-from treaty.crypto.lattice.packed import pack, unpack
+from treaty.crypto.lattice.ring import pack, unpack
 from treaty.crypto.lattice.store import HintStore
-from treaty.crypto.sums.disclosed_sums import DisclosedKey, DisclosedLattice, disclosed_key, vector_bytes
-from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
+from treaty.crypto.sums.encrypted_sums import (
+    DisclosedKey,
+    DisclosedLattice,
+    SumsBounds,
+    disclosed_key,
+    make_client,
+    message_bytes,
+)
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.errors import CryptoError
 
@@ -48,7 +54,7 @@ def test_ciphertexts_are_opened_by_the_numbers_of_the_key(cipher, blind):
     assert [np.flatnonzero(row).tolist() for row in found.held] == [list(node) for node in nodes]
     assert not found.wrong.any()
     assert found.faults == []
-    estimated = len(nodes) * vector_bytes(cipher, client.setup())  # n^2 may have a word less than twice those of n
+    estimated = len(nodes) * message_bytes(cipher, client.setup())  # n^2 may have a word less than twice those of n
     assert 0.9 * estimated <= payload[0].nbytes <= estimated
 
 
@@ -107,7 +113,7 @@ def test_vectors_of_the_lattice_map_are_opened_by_their_secrets():
     grad, hess = gradients()
     begun(client, grad, hess)
     query = asked(client, np.arange(50, dtype=np.int32), np.array([0, 20, 50], np.int32))
-    assert sum(part.nbytes for part in query) == 2 * vector_bytes("lattice", client.setup())
+    assert sum(part.nbytes for part in query) == 2 * message_bytes("lattice", client.setup())
     auditor = DisclosedLattice(BOUNDS, bytes(32))
     auditor.begin_tree(grad, hess)
     found = auditor.open(query, kept[0])

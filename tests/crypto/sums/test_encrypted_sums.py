@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from crypto.asking import answered, asked, begun
-from treaty.crypto.additive.montgomery import from_words
+from treaty.crypto.payload import from_words
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
 from treaty.errors import ConfigError, CryptoError
 

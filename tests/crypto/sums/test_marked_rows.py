@@ -14,16 +14,20 @@ import pytest
 
 from crypto.asking import answered, asked, begun
 from marks import slow
-from treaty.crypto.additive import okamoto_uchiyama, paillier
-from treaty.crypto.additive.key_generation import _prime_with_subgroup, generate_key, generate_paillier_key
-from treaty.crypto.additive.key_proofs import OKAMOTO_UCHIYAMA_NUMBERS, prove_okamoto_uchiyama, prove_paillier
-from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.additive.randomiser import KeyRandomness
+from treaty.crypto.additive import ciphers
+from treaty.crypto.additive.ciphers import _prime_with_subgroup, generate_key, generate_paillier_key
+from treaty.crypto.additive.key_proofs import (
+    OKAMOTO_UCHIYAMA_NUMBERS,
+    KeyRandomness,
+    prove_okamoto_uchiyama,
+    prove_paillier,
+)
 from treaty.crypto.parameters import KEY_BITS
+from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums import additive_sums
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client, make_server
-from treaty.crypto.vectors.encrypted_vectors import Hider
+from treaty.crypto.sums.hidden_vectors import Hider
 from treaty.errors import CryptoError
 
 ROWS = 60
@@ -109,8 +113,8 @@ def key_of_smooth_order(bits):
     g = joined((1 + a * p) * pow(h_p, 5, p2) % p2, p2, pow(h_q, 7, q), q)
     h = joined(h_p, p2, h_q, q)
     proof = prove_okamoto_uchiyama(n, g, h, p, q, a)
-    public = okamoto_uchiyama.PublicKey(n, g, h, stated, proof, insecure_test_key_bits=insecure)
-    return okamoto_uchiyama.PrivateKey(p, q, u, v, a, public), v, q
+    public = ciphers.OUPublicKey(n, g, h, stated, proof, insecure_test_key_bits=insecure)
+    return ciphers.OUPrivateKey(p, q, u, v, a, public), v, q
 
 
 def is_order(last, order):
@@ -215,8 +219,8 @@ def paillier_classes():
     q = generate_paillier_key(insecure_test_key_bits=256)._q
     p = next(p for i in itertools.count(1 << 100) if gmpy2.is_prime(p := 2 * SMOOTH * (2 * i + 1) + 1) and p % 8 == 3)
     n, h = p * q, pow(7, 2 * SMOOTH, p * q)
-    public = paillier.PublicKey(n, h, prove_paillier(n, h, p, q), insecure_test_key_bits=200)
-    attack = Attack("paillier", paillier.PrivateKey(p, q, public), 200)
+    public = ciphers.PaillierPublicKey(n, h, prove_paillier(n, h, p, q), insecure_test_key_bits=200)
+    attack = Attack("paillier", ciphers.PaillierPrivateKey(p, q, public), 200)
     t = joined(pow(3, (p - 1) // SMOOTH * p, p * p), p * p, 1, q * q)
     attack.mark(dict.fromkeys(range(0, ROWS, 2), t))
     # the client's own ciphertexts have powers of h alone, so that nothing else is of that order
@@ -251,8 +255,8 @@ def key_of_two_dimensions():
     h_p, h_q, t = pow(2, p * (p - 1) // u, p2), pow(3, (q - 1) // v, q), pow(5, (q - 1) // p, q)
     assert 1 not in (h_p, h_q, t)
     g, h = joined((1 + p) * h_p % p2, p2, h_q, q), joined(h_p, p2, h_q, q)
-    public = okamoto_uchiyama.PublicKey(n, g, h, 100, [1] * OKAMOTO_UCHIYAMA_NUMBERS, insecure_test_key_bits=400)
-    return okamoto_uchiyama.PrivateKey(p, q, u, v, 1, public), joined(1, p2, t, q), q
+    public = ciphers.OUPublicKey(n, g, h, 100, [1] * OKAMOTO_UCHIYAMA_NUMBERS, insecure_test_key_bits=400)
+    return ciphers.OUPrivateKey(p, q, u, v, 1, public), joined(1, p2, t, q), q
 
 
 def test_a_key_with_room_for_a_second_message_is_refused(monkeypatch):
@@ -260,7 +264,7 @@ def test_a_key_with_room_for_a_second_message_is_refused(monkeypatch):
     key, t, q = key_of_two_dimensions()
     with pytest.raises(CryptoError, match="expected a proof that units are"):
         Attack("ou", key, 400)
-    monkeypatch.setattr(okamoto_uchiyama, "check_okamoto_uchiyama", lambda *_: None)
+    monkeypatch.setattr(ciphers, "check_okamoto_uchiyama", lambda *_: None)
     attack = Attack("ou", key, 400)
     attack.mark(dict.fromkeys(range(0, ROWS, 2), t))
     to_class = (q - 1) // key._p
@@ -300,10 +304,8 @@ def test_what_others_hide_from_each_other_rests_on_the_key_s_base():
     h_p, h_q = _base(orders[0], p * (p - 1), p2), _base(orders[1], q - 1, q)
     h, g = joined(h_p, p2, h_q, q), joined((1 + p) * pow(h_p, 5, p2) % p2, p2, pow(h_q, 7, q), q)
     size = n.bit_length()
-    made = okamoto_uchiyama.PublicKey(
-        n, g, h, 512, prove_okamoto_uchiyama(n, g, h, p, q, 1), insecure_test_key_bits=size
-    )
-    hider = Hider(okamoto_uchiyama.PublicKey.from_payload(made.to_payload(), size), 64, 1)
+    made = ciphers.OUPublicKey(n, g, h, 512, prove_okamoto_uchiyama(n, g, h, p, q, 1), insecure_test_key_bits=size)
+    hider = Hider(ciphers.OUPublicKey.from_payload(made.to_payload(), size), 64, 1)
     (packed,) = from_words(hider.hide(np.array([-37]), 8))
     primes = (x for x in range(65537, 65600) if gmpy2.is_prime(x))
     square = next(x for x in (math.gcd(pow(h, prime, n) - 1, n) for prime in primes) if x > 1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.crypto.transfer import oprf
-from treaty.crypto.transfer.oprf import STEP, WIDTH, Receiver, Sender
+from treaty.crypto.transfer.oprf import STEP, WIDTH, OprfReceiver, OprfSender
 from treaty.errors import CryptoError
 
 KEY = bytes(range(32))
@@ -22,9 +22,9 @@ def inputs(count: int, seed: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def ends() -> tuple[Receiver, Sender]:
-    receiver = Receiver()
-    sender = Sender(receiver.offer)
+def ends() -> tuple[OprfReceiver, OprfSender]:
+    receiver = OprfReceiver()
+    sender = OprfSender(receiver.offer)
     receiver.accept(sender.points)
     return receiver, sender
 
@@ -32,7 +32,7 @@ def ends() -> tuple[Receiver, Sender]:
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 2))
 def test_values_are_equal_for_equal_inputs_alone(
-    ends: tuple[Receiver, Sender], seed: int, steps: int, threads: int
+    ends: tuple[OprfReceiver, OprfSender], seed: int, steps: int, threads: int
 ) -> None:
     receiver, sender = ends
     first, count = 3 * STEP, steps * STEP
@@ -49,7 +49,7 @@ def test_values_are_equal_for_equal_inputs_alone(
     assert not np.any((found == values[bins - first])[~same])
 
 
-def test_value_is_the_hash_of_the_masked_row(ends: tuple[Receiver, Sender]) -> None:
+def test_value_is_the_hash_of_the_masked_row(ends: tuple[OprfReceiver, OprfSender]) -> None:
     receiver, sender = ends
     own = inputs(STEP, 5)
     code = oprf.codes(KEY, own)
@@ -61,23 +61,23 @@ def test_value_is_the_hash_of_the_masked_row(ends: tuple[Receiver, Sender]) -> N
         assert values[bin].tobytes() == hashlib.blake2b(text, digest_size=24).digest()
 
 
-def test_same_input_has_other_values_in_other_bins_and_sessions(ends: tuple[Receiver, Sender]) -> None:
+def test_same_input_has_other_values_in_other_bins_and_sessions(ends: tuple[OprfReceiver, OprfSender]) -> None:
     receiver, _ = ends
-    other = Receiver()
-    other.accept(Sender(other.offer).points)
+    other = OprfReceiver()
+    other.accept(OprfSender(other.offer).points)
     code = oprf.codes(KEY, np.repeat(inputs(1, 6), STEP, axis=0))
     values = np.concatenate([end.extend(code, 0)[1] for end in (receiver, receiver, other)])
     assert len(np.unique(values)) == values.size
 
 
 def test_all_bits_of_the_secret_are_drawn_for_each_session() -> None:
-    offer = Receiver().offer
-    drawn = np.stack([Sender(offer)._secret for _ in range(6)])
+    offer = OprfReceiver().offer
+    drawn = np.stack([OprfSender(offer)._secret for _ in range(6)])
     assert len(np.unique(drawn)) == drawn.size == 6 * WIDTH // 64
     assert np.all(np.abs(np.bitwise_count(drawn).sum(axis=0) / (6 * 64) - 0.5) < 6 * 0.5 / (6 * 64) ** 0.5)
 
 
-def test_message_hides_the_codes(ends: tuple[Receiver, Sender]) -> None:
+def test_message_hides_the_codes(ends: tuple[OprfReceiver, OprfSender]) -> None:
     receiver, _ = ends
     code = oprf.codes(KEY, inputs(8 * STEP, 7))
     message, _ = receiver.extend(code, 0)
@@ -100,8 +100,8 @@ def test_code_words_differ_in_enough_places() -> None:
 
 
 def test_points_that_are_none_are_refused() -> None:
-    receiver = Receiver()
+    receiver = OprfReceiver()
     with pytest.raises(CryptoError, match="expected points of ristretto255"):
         receiver.accept(np.zeros((WIDTH, 32), np.uint8))
     with pytest.raises(CryptoError, match="expected points of ristretto255"):
-        Sender(np.zeros(32, np.uint8))
+        OprfSender(np.zeros(32, np.uint8))

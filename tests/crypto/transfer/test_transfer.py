@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.crypto.psi import ristretto
-from treaty.crypto.transfer import aes, base, bits, extension
+from treaty.crypto.transfer import aes, extension, sodium
 from treaty.crypto.transfer.extension import KAPPA, STEP, Receiver, Sender
 from treaty.errors import CryptoError
 
@@ -30,19 +29,19 @@ def unpacked(packed: np.ndarray, count: int) -> np.ndarray:
 
 
 def test_multiples_of_one_point_are_those_of_many() -> None:
-    scalars = np.stack([ristretto.random_scalar() for _ in range(5)])
-    found = ristretto.multiples(ristretto.GENERATOR, scalars)
-    expected = [ristretto.multiply(ristretto.GENERATOR[None], scalar)[0] for scalar in scalars]
+    scalars = np.stack([sodium.random_scalar() for _ in range(5)])
+    found = sodium.multiples(sodium.GENERATOR, scalars)
+    expected = [sodium.multiply(sodium.GENERATOR[None], scalar)[0] for scalar in scalars]
     assert np.array_equal(found, expected)
 
 
 def test_shifting_there_and_back() -> None:
-    points = ristretto.from_uniform(np.random.default_rng(0).integers(0, 256, (4, 64), dtype=np.uint8))
-    there = ristretto.shifted(points, ristretto.GENERATOR)
+    points = sodium.from_uniform(np.random.default_rng(0).integers(0, 256, (4, 64), dtype=np.uint8))
+    there = sodium.shifted(points, sodium.GENERATOR)
     assert not np.array_equal(there, points)
-    assert np.array_equal(ristretto.shifted(there, ristretto.GENERATOR, back=True), points)
-    two = ristretto.multiples(ristretto.GENERATOR, np.eye(1, 32, dtype=np.uint8) * 2)
-    assert np.array_equal(ristretto.shifted(ristretto.GENERATOR[None], ristretto.GENERATOR), two)
+    assert np.array_equal(sodium.shifted(there, sodium.GENERATOR, back=True), points)
+    two = sodium.multiples(sodium.GENERATOR, np.eye(1, 32, dtype=np.uint8) * 2)
+    assert np.array_equal(sodium.shifted(sodium.GENERATOR[None], sodium.GENERATOR), two)
 
 
 # ---------------------------------------------------------------- base transfers
@@ -51,24 +50,24 @@ def test_shifting_there_and_back() -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=9))
 def test_receiver_has_the_chosen_key_of_each_pair(choices: list[bool]) -> None:
-    secret, offered = base.offer()
-    keys, points = base.choose(offered, np.array(choices))
-    pairs = base.pairs(secret, offered, points)
+    secret, offered = extension.base_offer()
+    keys, points = extension.base_choose(offered, np.array(choices))
+    pairs = extension.base_pairs(secret, offered, points)
     number = np.arange(len(choices))
     assert np.array_equal(keys, pairs[number, np.array(choices, int)])
     assert len({key.tobytes() for key in pairs.reshape(-1, 16)}) == 2 * len(choices)
-    apart = ristretto.shifted(points, offered, back=True)  # equal scalars would show which choices are equal
+    apart = sodium.shifted(points, offered, back=True)  # equal scalars would show which choices are equal
     assert len({point.tobytes() for point in np.concatenate([points, apart])}) == 2 * len(choices)
 
 
 def test_keys_are_hashes_of_the_shared_points() -> None:
-    secret, offered = base.offer()
-    _, points = base.choose(offered, np.array([False, True]))
-    pairs = base.pairs(secret, offered, points)
-    shared = ristretto.multiply(points, secret)
+    secret, offered = extension.base_offer()
+    _, points = extension.base_choose(offered, np.array([False, True]))
+    pairs = extension.base_pairs(secret, offered, points)
+    shared = sodium.multiply(points, secret)
     text = b"treaty base transfer\0" + offered.tobytes() + bytes([1, 0, 0, 0]) + points[1].tobytes()
     assert pairs[1, 0].tobytes() == hashlib.sha256(text + shared[1].tobytes()).digest()[:16]
-    other = ristretto.multiply(ristretto.shifted(points, offered, back=True)[1:], secret)
+    other = sodium.multiply(sodium.shifted(points, offered, back=True)[1:], secret)
     assert pairs[1, 1].tobytes() == hashlib.sha256(text + other[0].tobytes()).digest()[:16]
 
 
@@ -76,10 +75,10 @@ def test_keys_are_hashes_of_the_shared_points() -> None:
 def test_points_that_are_none_are_refused(bad: bytes) -> None:
     wrong = np.frombuffer(bad, np.uint8)
     with pytest.raises(CryptoError, match="expected points of ristretto255"):
-        base.choose(wrong, np.array([True]))
-    secret, offered = base.offer()
+        extension.base_choose(wrong, np.array([True]))
+    secret, offered = extension.base_offer()
     with pytest.raises(CryptoError, match="expected points of ristretto255"):
-        base.pairs(secret, offered, np.stack([offered, wrong]))
+        extension.base_pairs(secret, offered, np.stack([offered, wrong]))
 
 
 # ---------------------------------------------------------------- hash and kernels
@@ -140,7 +139,7 @@ def test_bits_of_hashes_lie_side_by_side() -> None:
 def test_transposing_is_numpys(groups: int, blocks: int) -> None:
     planes = np.random.default_rng(1).integers(0, 1 << 64, (64 * groups, 8 * blocks), dtype=np.uint64)
     rows = np.empty((512 * blocks, groups), np.uint64)
-    bits.transpose(planes, rows, 0, blocks)
+    extension.transpose(planes, rows, 0, blocks)
     table = np.unpackbits(planes.view(np.uint8), axis=1, bitorder="little").T
     assert np.array_equal(np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little"), table)
 
@@ -150,7 +149,7 @@ def test_folding_sums_leaves_by_the_bits_of_their_numbers(fold: int) -> None:
     leaves = np.random.default_rng(1).integers(0, 1 << 64, (3, 1 << fold, 16), dtype=np.uint64)
     planes = np.empty((3, fold, 16), np.uint64)
     summed = leaves.copy()
-    bits.fold(summed, planes)
+    extension.fold_trees(summed, planes)
     number = np.arange(1 << fold)
     for tree in range(3):
         for j in range(fold):

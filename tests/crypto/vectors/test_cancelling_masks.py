@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.crypto.vectors.cancelling_masks import CancellingMasks, from_fixed, to_fixed, total
+from treaty.crypto.keystream import CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import CryptoError
 
 

@@ -10,16 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marks import FORMS
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
-from treaty.crypto.additive.montgomery import Modulus, from_words, to_words
-from treaty.crypto.vectors.encrypted_vectors import (
-    Fields,
-    HiddenMatrix,
-    Hider,
-    hide_rows,
-    opened,
-    product_bits,
-)
+from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.payload import from_words, to_words
+from treaty.crypto.sums.hidden_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.errors import CryptoError
 
 KEYS = {"ou": generate_key(insecure_test_key_bits=768), "paillier": generate_paillier_key(insecure_test_key_bits=512)}

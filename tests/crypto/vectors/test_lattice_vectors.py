@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.sums.test_sealed_answers import uniform
-from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
+from treaty.crypto.sums.hidden_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.errors import CryptoError
 
 WEIGHT, VECTOR, ROWS = 10 << 24, 44, 300

@@ -13,9 +13,10 @@ from scipy import stats
 from crypto.asking import answered, asked, begun
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums import triple_sums
-from treaty.crypto.sums.triple_sums import TripleSumsClient, TripleSumsServer
-from treaty.crypto.vectors.matrix_triples import (
-    Dealer,
+from treaty.crypto.sums.triple_sums import (
+    TripleDealer,
+    TripleSumsClient,
+    TripleSumsServer,
     count_bits,
     masked_product,
     pack_rows,
@@ -50,7 +51,7 @@ class Job:
     def __init__(self, tables, bounds=None):
         self.tables, self.rows = tables, len(next(iter(tables.values()))[0])
         bounds = bounds or SumsBounds(self.rows, GRAD, HESS)
-        self.dealer = Dealer(self.rows, {peer: int(offsets[-1]) for peer, (_, offsets) in tables.items()})
+        self.dealer = TripleDealer(self.rows, {peer: int(offsets[-1]) for peer, (_, offsets) in tables.items()})
         self.dealt = {}
         self.client = TripleSumsClient(bounds, self.dealer.asker_seed, self.deal)
         self.servers = {
@@ -117,7 +118,7 @@ def test_products_are_those_of_integers_modulo_2_64(data, slots, rows, vectors):
 
 
 def test_threads_share_the_slots(monkeypatch):
-    monkeypatch.setattr("treaty.crypto.vectors.matrix_triples._SMALL", 0)
+    monkeypatch.setattr("treaty.crypto.sums.triple_sums._SMALL", 0)
     rng = np.random.default_rng(8)
     matrix, vectors = rng.integers(0, 2**64, (7, 30), np.uint64), rng.integers(0, 2**64, (2, 30), np.uint64)
     np.testing.assert_array_equal(masked_product(matrix, np.arange(7), vectors, threads=3), vectors @ matrix.T)
@@ -275,7 +276,7 @@ def test_a_server_answers_no_vector_twice_and_skips_none():
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (3, 1), (2, 0)])
 def test_a_dealer_deals_for_the_next_vectors_alone(first, count):
-    dealer = Dealer(10, {"shop": 3})
+    dealer = TripleDealer(10, {"shop": 3})
     dealer.deal(0, 2)
     with pytest.raises(CryptoError, match=f"deal for vector 2, and one at least, got {first} and {count}"):
         dealer.deal(first, count)
@@ -322,7 +323,7 @@ def test_all_that_travels_is_uniform():
 
 def test_shares_tell_nothing_of_the_products_that_they_are_shares_of():
     """A holder knows B: with B A itself it would have as many equations about A as it has bins."""
-    dealer = Dealer(400, {"shop": 50, "telco": 50})
+    dealer = TripleDealer(400, {"shop": 50, "telco": 50})
     dealt = dealer.deal(0, 6)
     vectors = np.concatenate([vector_mask(dealer.asker_seed, k, 400) for k in range(6)])
     hidden = {}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.alignment.playing import BATCH, joined, plain_join, run
-from treaty.crypto.psi import hashing, ristretto
+from treaty.crypto.transfer import sodium
 from treaty.data.ids import Ids, read_ids
 from treaty.data.large import Scratch, records
 from treaty.data.run_log import RunLog
@@ -370,14 +370,14 @@ def test_no_raw_or_plainly_hashed_id_is_in_any_message() -> None:
 def test_hashed_points_without_a_key_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever knows salt and job can hash candidates, but H(id) itself never travels."""
     seen: list[bytes] = []
-    from_uniform = ristretto.from_uniform
+    from_uniform = sodium.from_uniform
 
     def noting(uniform: np.ndarray, threads: int = 1) -> np.ndarray:
         points = from_uniform(uniform, threads)
         seen.extend(point.tobytes() for point in points)
         return points
 
-    monkeypatch.setattr(ristretto, "from_uniform", noting)
+    monkeypatch.setattr(sodium, "from_uniform", noting)
     wire = sent(run({"a": ["x", "y"], "b": ["x", "z"]}))
     assert len(seen) == 2 * SMALLEST
     assert not any(point[:16] in wire for point in seen)
@@ -417,7 +417,7 @@ def test_shuffling_step_3_breaks_matching_and_is_noticed(monkeypatch: pytest.Mon
 
 def ranking(ids: Ids, numbers: np.ndarray, key: bytes) -> np.ndarray:
     """The order of some ids under a key."""
-    drawn = hashing.digests(ids.data, ids.offsets, numbers, key)
+    drawn = sodium.digests(ids.data, ids.offsets, numbers, key)
     return np.lexsort((drawn[:, 1], drawn[:, 0]))
 
 

@@ -15,8 +15,7 @@ from systems.alignment import playing
 from systems.alignment.playing import Columns, plain_join
 from systems.alignment.playing import joined as rows_joined
 from systems.alignment.playing import run as play_alignment
-from treaty.crypto.psi import cuckoo, hashing
-from treaty.crypto.transfer import oprf
+from treaty.crypto.transfer import oprf, sodium
 from treaty.data.ids import read_ids
 from treaty.data.large import Scratch
 from treaty.data.run_log import RunLog
@@ -143,15 +142,15 @@ def test_auto_takes_kkrt_for_long_lists_and_ecdh_for_others(monkeypatch: pytest.
 
 
 def test_auto_leaves_the_longest_lists_of_active_parties_to_ecdh() -> None:
-    assert alignment._takes_kkrt("auto", cuckoo.MOST, 1024)
+    assert alignment._takes_kkrt("auto", oprf.MOST, 1024)
     assert alignment._takes_kkrt("auto", 1024, 1 << 28)
-    assert not alignment._takes_kkrt("auto", 2 * cuckoo.MOST, 1024)
+    assert not alignment._takes_kkrt("auto", 2 * oprf.MOST, 1024)
     assert not alignment._takes_kkrt("auto", 1024, alignment.LONG // 2)
     assert [alignment._takes_kkrt("auto", 1024, bucket(count)) for count in (7680, 7681)] == [False, True]
 
 
 def test_kkrt_with_more_ids_than_it_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuckoo, "MOST", 64)
+    monkeypatch.setattr(oprf, "MOST", 64)
     with pytest.raises(DataError, match='at most 64 ids of the active party with psi "kkrt", got 65'):
         run({"a": list(range(65)), "b": [1]})
     assert joined({"a": [1], "b": list(range(65))}) == [(0, 1)]
@@ -168,7 +167,7 @@ def test_parties_that_differ_in_psi_are_told_so() -> None:
 
 
 def test_ids_that_do_not_fit_into_the_table_end_the_run_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuckoo, "placed", lambda digests, bins: None)
+    monkeypatch.setattr(oprf, "placed", lambda digests, bins: None)
     with pytest.raises(CryptoError, match=r"expected 32 ids to fit into a cuckoo table.*align again"):
         run({"a": list(range(20)), "b": list(range(20))})
 
@@ -200,7 +199,7 @@ def test_sizes_within_a_bucket_do_not_show(count: int) -> None:
 def test_work_within_a_bucket_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding is hashed and put into bins as ids are, or time would tell how much there is."""
     hashed: list[int] = []
-    digests, placed = hashing.digests, cuckoo.placed
+    digests, placed = sodium.digests, oprf.placed
 
     def hashing_some(data: Any, offsets: Any, rows: np.ndarray, key: bytes, threads: int) -> np.ndarray:
         hashed.append(len(rows))
@@ -210,8 +209,8 @@ def test_work_within_a_bucket_is_the_same(monkeypatch: pytest.MonkeyPatch) -> No
         hashed.append(-len(items))
         return placed(items, bins)
 
-    monkeypatch.setattr(hashing, "digests", hashing_some)
-    monkeypatch.setattr(cuckoo, "placed", placing)
+    monkeypatch.setattr(sodium, "digests", hashing_some)
+    monkeypatch.setattr(oprf, "placed", placing)
     for columns in ({"a": [0], "b": list(range(32))}, {"a": list(range(32)), "b": [0]}):
         hashed.clear()
         run(columns, result_to="active")
@@ -237,13 +236,13 @@ def test_nothing_sent_is_sent_again_in_another_run_and_no_id_travels() -> None:
 def test_code_words_of_empty_bins_are_random_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the code word of an id, the active party would learn that id's values in bins that are not its own."""
     used: list[np.ndarray] = []
-    extend = oprf.Receiver.extend
+    extend = oprf.OprfReceiver.extend
 
-    def extending(self: oprf.Receiver, codes: np.ndarray, first: int, threads: int = 1) -> Any:
+    def extending(self: oprf.OprfReceiver, codes: np.ndarray, first: int, threads: int = 1) -> Any:
         used.append(codes.copy())
         return extend(self, codes, first, threads)
 
-    monkeypatch.setattr(oprf.Receiver, "extend", extending)
+    monkeypatch.setattr(oprf.OprfReceiver, "extend", extending)
     for _ in range(2):
         run({"a": list(range(20)), "b": [1, 2]})
     codes = np.concatenate(used)
@@ -347,7 +346,7 @@ def test_values_that_no_honest_list_has_are_refused(
     It shows only where the active party has the id: a passive party that is to learn nothing sees the run end well.
     """
 
-    def crooked(end: oprf.Sender, rows: Any, first: int, bins: Any, codes: Any, threads: int = 1) -> np.ndarray:
+    def crooked(end: oprf.OprfSender, rows: Any, first: int, bins: Any, codes: Any, threads: int = 1) -> np.ndarray:
         values = plain(end, rows, first, bins, codes, threads)
         if change == "place":
             values[:, 1] ^= np.uint64(1 << 63)
@@ -360,8 +359,8 @@ def test_values_that_no_honest_list_has_are_refused(
     ended: list[Any] = []
     align_passive = playing.align_passive
     monkeypatch.setattr(playing, "align_passive", noting)
-    plain = oprf.Sender.values
-    monkeypatch.setattr(oprf.Sender, "values", crooked)
+    plain = oprf.OprfSender.values
+    monkeypatch.setattr(oprf.OprfSender, "values", crooked)
     if change == "twice":
         monkeypatch.setattr(kkrt, "_digests", repeated(kkrt._digests))
     expected = "expected values of different ids, at places below 32 - at OprfValues.values from b"

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.psi import hashing, ristretto
+from treaty.crypto.transfer import sodium
 from treaty.data.ids import Psi, read_ids
 from treaty.data.large import Scratch
 from treaty.data.run_log import RunLog
@@ -151,7 +151,7 @@ def test_padded_lists_in_files_are_aligned() -> None:
 def test_commitment_is_the_same_from_files() -> None:
     ids = read_ids([f"id {k}" for k in range(500)], in_memory=30)
     key = bytes(range(32))
-    expected = hashing.commit(hashing.digests(ids.data.copy(), ids.offsets.copy(), np.arange(500), key), key)
+    expected = sodium.commit(sodium.digests(ids.data.copy(), ids.offsets.copy(), np.arange(500), key), key)
     with Scratch(30) as scratch:
         assert np.array_equal(committed(ids, key, 1, scratch), expected)
 
@@ -194,9 +194,9 @@ def free_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     def added(points: NDArray[np.uint8], scalar: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
         return (np.ascontiguousarray(points).view(np.uint64) + scalar.view(np.uint64)).view(np.uint8)
 
-    monkeypatch.setattr(ristretto, "multiply", added)
-    monkeypatch.setattr(ristretto, "validate", lambda points, threads=1: None)
-    monkeypatch.setattr(ristretto, "from_uniform", lambda uniform, threads=1: np.ascontiguousarray(uniform[:, :32]))
+    monkeypatch.setattr(sodium, "multiply", added)
+    monkeypatch.setattr(sodium, "validate", lambda points, threads=1: None)
+    monkeypatch.setattr(sodium, "from_uniform", lambda uniform, threads=1: np.ascontiguousarray(uniform[:, :32]))
 
 
 def peak(count: int, in_memory: int, psi: Psi = "ecdh") -> int:

@@ -15,7 +15,7 @@ import pytest
 from marks import slow
 from systems.federboost_horizontal.playing import bins_told, dealt, member, options_of, pooled_on, train
 from systems.horizontal.uniform import looks_uniform
-from treaty.crypto.aggregation.round import RoundVoid
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.data.binning import fit_bins
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import ConfigError, PeerAborted, PeerProtocolError, TreatyError

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treaty.crypto.aggregation.masks import add_masks, mask_key, mask_nonce, pair_keys
-from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.sharing.secret_sharing import open_bytes
+from treaty.crypto.keystream import add_masks, mask_key, mask_nonce, pair_keys
+from treaty.crypto.sharing.secure_aggregation import Participant
+from treaty.crypto.sharing.shamir import open_bytes
 from treaty.errors import TreatyError
 from treaty.messaging.transcript import Transcript
 from treaty.runs.threads import play

@@ -23,10 +23,10 @@ from systems.fedxgb.domain import (
     without,
 )
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, role_input, roles_with, uniform
-from treaty.crypto.aggregation.key_agreement import RoundKeys, agree
-from treaty.crypto.aggregation.masks import add_masks, mask_key, pair_keys
-from treaty.crypto.aggregation.round import RoundVoid
-from treaty.crypto.sharing.secret_sharing import open_bytes
+from treaty.crypto.keystream import add_masks, mask_key, pair_keys
+from treaty.crypto.sharing.key_agreement import RoundKeys, agree
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
+from treaty.crypto.sharing.shamir import open_bytes
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.transcript import Transcript
 from treaty.systems.fedxgb import secfind as crowd_users

@@ -12,8 +12,8 @@ import pytest
 from marks import all_but_first_slow
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, role_input, uniform
 from systems.fedxgb.test_roles import SHOWN, assert_exact, assert_follow
-from treaty.crypto.sharing import secure_routing
-from treaty.crypto.sharing.secure_routing import share_integers
+from treaty.crypto.sharing import shamir_routing
+from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.data.table import Table
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import secfind as crowd_users
@@ -138,7 +138,7 @@ def test_shares_of_rows_are_uniform_to_as_many_edge_servers_as_may_collude(edges
             share[..., 0], share[..., 1] = values & 1, 0
         return shares
 
-    monkeypatch.setattr(secure_routing, "share_integers", planted)
+    monkeypatch.setattr(shamir_routing, "share_integers", planted)
     assert not uniform(*received(other))
 
 

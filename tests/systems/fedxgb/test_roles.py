@@ -28,7 +28,7 @@ from systems.fedxgb.playing import (
     user_program,
 )
 from tables import real_table, with_categories, with_gaps
-from treaty.crypto.aggregation.round import RoundVoid
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.party import Party

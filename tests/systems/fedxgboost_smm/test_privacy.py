@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from systems.fedxgboost_smm.playing import OPTIONS, play_secure, received, words
 from systems.vertical.playing import tables_and_labels
-from treaty.crypto.lattice.packed import unpack
+from treaty.crypto.lattice.ring import unpack
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.data.binning import fit_bins

@@ -17,7 +17,7 @@ from pace import within
 from systems.fedxgboost_smm.playing import KEYS, options_of, play_secure, secure_seat
 from systems.vertical.playing import tables_and_labels
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
-from treaty.crypto.vectors.matrix_triples import Dealer
+from treaty.crypto.sums.triple_sums import TripleDealer
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
@@ -336,7 +336,7 @@ def test_a_party_dying_in_the_second_tree_leaves_the_first(victim, monkeypatch):
     def dying(party):
         if victim == "p1":
             return smm.passive(secure_seat(party, *tables_and_labels(), options_of(), progress=stop))
-        monkeypatch.setattr(Dealer, "deal", deal)
+        monkeypatch.setattr(TripleDealer, "deal", deal)
         return dealing(party)
 
     def die():
@@ -347,7 +347,7 @@ def test_a_party_dying_in_the_second_tree_leaves_the_first(victim, monkeypatch):
         if done == 1:
             die()
 
-    def deal(self, first, count, honest=Dealer.deal):
+    def deal(self, first, count, honest=TripleDealer.deal):
         if len(kept["p0"].forest.trees) == 1:
             die()
         return honest(self, first, count)

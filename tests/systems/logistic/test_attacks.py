@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from systems.logistic.playing import LEAD, OPTIONS, PAPER, linear_tables, play_logistic, said, solver
-from treaty.crypto.vectors.cancelling_masks import from_fixed, total
+from treaty.crypto.keystream import from_fixed, total
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.linear.batches import batch_seed, fewest_rows, partition

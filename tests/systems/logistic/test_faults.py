@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from systems.logistic.playing import LEAD, linear_tables, play_logistic, role_input, solver
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
+from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.logistic.coordinated import read_key

@@ -19,7 +19,8 @@ from systems.logistic.playing import (
     weights_of,
 )
 from tables import real_table, with_categories, with_gaps
-from treaty.crypto.additive.montgomery import Modulus, from_words
+from treaty.crypto.additive.montgomery import Modulus
+from treaty.crypto.payload import from_words
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_file

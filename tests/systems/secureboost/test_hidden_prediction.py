@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from marks import all_but_first_slow
 from systems.vertical.trained_models import at, grow, predict, split_table, take
-from treaty.crypto.additive.montgomery import from_words, to_words
+from treaty.crypto.payload import from_words, to_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pace import within
 from systems.secureboost.test_faults import SEEN, roles_of, watched
 from systems.vertical.playing import OPTIONS, play_training, role_input, tables_and_labels
-from treaty.crypto.lattice.map_server import LinearMapServer
+from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.secureboost import roles as secureboost

@@ -21,9 +21,9 @@ from systems.secureboost.test_privacy import (
     secrets_of_party,
 )
 from systems.vertical.playing import play_training, tables_and_labels
-from treaty.crypto.lattice.map_client import LinearMapClient
-from treaty.crypto.lattice.packed import packed_words, unpack
+from treaty.crypto.lattice.linear_map import LinearMapClient
 from treaty.crypto.lattice.parameters import DEGREE
+from treaty.crypto.lattice.ring import packed_words, unpack
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.models.trees import forest_of

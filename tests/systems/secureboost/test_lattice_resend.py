@@ -11,8 +11,8 @@ from messaging.test_grpc_link import Proxy
 from systems.role_inputs import inputs
 from tables import cut, real_table
 from treaty import GBDTClassifier
-from treaty.crypto.lattice.map_client import EncryptedQuery
-from treaty.crypto.lattice.packed import pack
+from treaty.crypto.lattice.linear_map import EncryptedQuery
+from treaty.crypto.lattice.ring import pack
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.data.table import to_table

@@ -23,8 +23,8 @@ from systems.vertical.playing import OPTIONS, play_training, role_input, tables_
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed import sides
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
+from treaty.crypto.transfer import stock
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError, TreatyError
@@ -136,7 +136,7 @@ def test_whole_columns_and_matrix_products_go_the_same_way(system, answer):
 
 
 def test_deep_trees_with_more_nodes_than_pads_are_made_of_at_once_in_pieces_of_rows(monkeypatch):
-    monkeypatch.setattr(sides, "_AT_ONCE", 2)
+    monkeypatch.setattr(stock, "_AT_ONCE", 2)
     monkeypatch.setattr("treaty.machine.arrays.PIECE_BYTES", 48)
     X, y = real_table("binary")
     tables = {"p0": X.iloc[:, :1], "p1": X.iloc[:, 1:]}
@@ -318,11 +318,11 @@ def test_a_failure_of_a_comparison_product_or_carry_shows_in_the_trees(monkeypat
 
     match what:
         case "a comparison":
-            broken("treaty.crypto.sealed.sums", "negatives", flipped)
+            broken("treaty.crypto.transfer.sealed_sums", "negatives", flipped)
         case "a product":
-            broken("treaty.crypto.sealed.sums", "squares", doubled)
+            broken("treaty.crypto.transfer.sealed_sums", "squares", doubled)
         case "a carry":
-            broken("treaty.crypto.sealed.sums", "both_of", lambda shares, _: shares * np.uint64(0))
+            broken("treaty.crypto.transfer.sealed_sums", "both_of", lambda shares, _: shares * np.uint64(0))
     with pytest.raises((AssertionError, TreatyError)):
         assert_lossless(*sealed_both("binary", tables, y, n_estimators=5), tables)
 

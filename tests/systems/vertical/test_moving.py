@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from systems.secureboost.test_sealed import SMALL_JOB
 from systems.vertical.playing import play_training, role_input, tables_and_labels
-from treaty.crypto.wide import add
+from treaty.crypto.transfer.arithmetic import add
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import Party

@@ -10,7 +10,7 @@ import pytest
 import treaty
 from tables import cut, real_table
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.errors import ConfigError
 from treaty.messaging.memory import Link as PlayedLink
 from treaty.messaging.party import Party

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive import montgomery_kernels as kernels
-from treaty.crypto.additive.fma_multiplier import GROUP, HAS_FMA
-from treaty.crypto.additive.multiplier import DIGIT_BITS, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
+from treaty.crypto.additive.multiplier import DIGIT_BITS, GROUP, HAS_FMA, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
+from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
 from treaty.machine.process import concurrently
@@ -221,17 +221,6 @@ def aligned(words: int, zeroed: bool = False) -> Words:
     raw = (np.zeros if zeroed else np.empty)(words * 8 + _ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % _ALIGNMENT
     return raw[skip : skip + words * 8].view(np.uint64)
-
-
-def to_words(values: Sequence[int], words: int) -> Words:
-    """Convert non-negative integers to uint64 (rows, words), little-endian; OverflowError if one does not fit."""
-    raw = b"".join(int(x).to_bytes(8 * words, "little") for x in values)
-    return np.frombuffer(raw, np.dtype("<u8")).astype(np.uint64).reshape(len(values), words)
-
-
-def from_words(rows: Words) -> list[int]:
-    """Convert uint64 (rows, words), little-endian, to integers."""
-    return [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in rows]
 
 
 def _raw(packed: Words) -> NDArray[np.uint8]:

@@ -21,10 +21,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.fma_multiplier import GROUP, SCRATCH, fma_multiply_four
 from treaty.crypto.additive.multiplier import (
     DIGIT_BITS,
+    GROUP,
     HEADER,
+    SCRATCH,
+    fma_multiply_four,
     ifma_multiply_pair,
     load_word,
     multiply_add,

@@ -30,7 +30,7 @@ from treaty.crypto.lattice.lanes import (
     multiply_lanes,
 )
 from treaty.crypto.lattice.parameters import DIGIT_BITS, Digits
-from treaty.crypto.lattice.transform import Tables
+from treaty.crypto.lattice.ring import Tables
 from treaty.machine.arrays import Int32s, Integers
 from treaty.machine.kernels import kernel, new_array
 

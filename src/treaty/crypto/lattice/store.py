@@ -1,4 +1,10 @@
-"""Lattice hints that a party keeps between jobs, and its ledger of what its answers have leaked.
+"""Residues side by side without the bits that are zero in all of them, as they are sent.
+
+Of each block of N entries come the residues modulo the first prime, each in the prime's width, from the lowest bit of
+the first word on; then those modulo the next prime, which begin with a word of their own. So pieces of whole blocks,
+one after the other, are the same words as all in one.
+
+Lattice hints that a party keeps between jobs, and its ledger of what its answers have leaked.
 
 A *client* keeps the hints it received: they are large, and stay valid as long as tables, parties and seed do. A
 *server* keeps what it made each hint with, and how much all the answers it ever gave about each of its columns may
@@ -13,6 +19,7 @@ new hint made.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import math
 import os
 import re
@@ -20,22 +27,103 @@ import secrets
 import sqlite3
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
+from mmap import ACCESS_READ, ACCESS_WRITE, mmap
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.lattice.map_client import LinearMapClient
-from treaty.crypto.lattice.packed import NewHint, digest_of, map_array
-from treaty.crypto.lattice.parameters import ERROR_BITS, LEAK_LIMIT
-from treaty.crypto.lattice.transform import Residues
+from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 from treaty.files import Format
-from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.machine.database import Database
+
+# ----------------------------------------------------------------
+# Arrays of a hint store: files that are written through memory as rows arrive, and kept only once they are whole.
+
+
+class NewHint:
+    """An array for a store, written in pieces; gone with this object, or at the end of a ``with``, unless it was kept.
+
+    Memory and disk are taken as rows are written, not for all that a peer says will come. Its file is opened without a
+    buffer, which would not see what is written through the mapping.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.integer[Any]], file: FileIO | None, path: Path | None):
+        self.array: NDArray[Any] = np.empty(shape if file is None else 0, dtype)
+        self._file, self.path = file, path
+        self._discard = weakref.finalize(self, _discard, file, path)
+        if file is not None:
+            header = {"descr": self.array.dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            self._start = file.tell()
+            file.truncate(self._start + math.prod(shape) * self.array.itemsize)  # takes no room yet
+            self.array = map_array(file, ACCESS_WRITE)
+
+    def write(self, first: int, rows: NDArray[Any]) -> None:
+        """Write rows from the one numbered `first` on; ConfigError if the disk has no room for them."""
+        if self._file is not None:
+            row = math.prod(self.array.shape[1:]) * self.array.itemsize
+            try:
+                _make_room(self._file, self._start + first * row, len(rows) * row)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot keep a hint: {error.strerror} - at {self.path or tempfile.gettempdir()}",
+                    public="it has no room for a hint of the lattice map, or for masked bins",
+                ) from None
+        self.array[first : first + len(rows)] = rows
+
+    def drop(self) -> None:
+        """Discard the array, unless it was kept."""
+        self._discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def finish(self) -> tuple[NDArray[Any], bytes]:
+        """Return the array, read-only and on the disk, and its file's digest."""
+        self.array.flags.writeable = False
+        if self._file is None:
+            return self.array, b""
+        os.fsync(self._file.fileno())
+        return map_array(self._file, ACCESS_READ), digest_of(self._file)
+
+
+def _make_room(file: FileIO, start: int, size: int) -> None:
+    """Allocate the disk's space first: on a full disk, writing to a mapped file would end the process."""
+    if size and hasattr(os, "posix_fallocate"):  # macOS has none
+        os.posix_fallocate(file.fileno(), start, size)
+
+
+def _discard(file: FileIO | None, path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)  # no such file once the array was kept, which renames it
+    if file is not None:
+        file.close()
+
+
+def map_array(file: FileIO, access: int = ACCESS_READ) -> NDArray[Any]:
+    """Map the array of a .npy file into memory; the file may be closed then."""
+    file.seek(0)
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    start = file.tell()
+    return np.frombuffer(mmap(file.fileno(), 0, access=access), dtype, math.prod(shape), start).reshape(shape)
+
+
+def digest_of(file: FileIO) -> bytes:
+    """Return the SHA-256 of a whole file."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").digest()
+
 
 KEPT = 16  # newest hints that a server keeps; a client keeps as many of each peer
 
@@ -333,53 +421,3 @@ def _spent(db: sqlite3.Connection, columns: Iterable[str]) -> dict[str, float]:
 
 def _enter(db: sqlite3.Connection, spent: Mapping[str, float]) -> None:
     db.executemany("INSERT OR REPLACE INTO leaks (name, spent) VALUES (?, ?)", spent.items())
-
-
-# -------------------------- what an auditor finds in queries of the lattice map once their maker has shown the secrets
-#
-# With s at hand b_j - a_j s is e_j + round(q m_j / 2^bits): the auditor compares it with the number that should be in
-# it, and accepts errors up to 21, the largest that the protocol draws. So an entry that passes holds this very number,
-# and its error no more than answers are flooded for.
-#
-# A maker cannot show another secret than it used: for another s' it would need a_0 (s - s') as small as errors are, a
-# short solution of ring-SIS for an a_0 that comes from a seed of all parties. By counting, such solutions hardly exist:
-# of the at most 5^N differences each invertible one gives a uniform product, small with probability (85 / q)^N.
-
-
-class DisclosedQuery:
-    """One vector of a query, words (primes, n) and own (primes, N), whose secret, int8 (N,), is shown.
-
-    `fits` says whether the secret is ternary and the one that the query was made with.
-    """
-
-    def __init__(self, client: LinearMapClient, secret: NDArray[np.int8], words: Residues, own: Residues) -> None:
-        self._primes = _column(client)
-        self._left = np.zeros(words.shape, np.int64)
-        self.fits = bool((np.abs(secret) <= 1).all() and (words < self._primes).all() and (own < self._primes).all())
-        if self.fits:
-            masks, masks_of_own = client.masks(secret[np.newaxis])
-            self._left = (words.astype(np.int64) - masks[0]) % self._primes
-            self.fits = bool(self._small((own.astype(np.int64) - masks_of_own[0]) % self._primes).all())
-
-    def holds(self, encoded: Integers) -> Flags:
-        """Tell which entries are encryptions of the numbers that `encode` made these residues of: bool (n,)."""
-        return self._small((self._left - encoded) % self._primes)
-
-    def _small(self, residues: Integers) -> Flags:
-        """Tell which numbers, by their residues (primes, n), are errors: the same of at most 21 in all."""
-        centred = np.where(residues > self._primes // 2, residues - self._primes, residues)
-        small: Flags = (centred == centred[0]).all(axis=0) & (np.abs(centred[0]) <= ERROR_BITS)
-        return small
-
-
-def encode(client: LinearMapClient, fields: Int32s) -> Integers:
-    """Return residues, int64 (primes, n), of what stands for entries' numbers, int32 (fields, n), without an error."""
-    encoded = np.zeros((len(client.parameters.primes), fields.shape[1]), np.int64)
-    for values, scale in zip(fields.astype(np.int64), client.scales, strict=True):
-        for k, prime in enumerate(client.parameters.primes):  # numbers below 2^31 times residues below 2^31
-            encoded[k] += values * (scale % prime) % prime
-    return encoded % _column(client)
-
-
-def _column(client: LinearMapClient) -> Integers:
-    return np.array(client.parameters.primes, np.int64)[:, np.newaxis]

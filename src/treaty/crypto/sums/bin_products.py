@@ -54,7 +54,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class SortedCells:
     """Items of several nodes sorted by node and cell: cell k holds items[starts[k]:starts[k + 1]], never none.
 
     Its label is labels[k]; node i owns the cells node_starts[i]..node_starts[i + 1] - 1, whose labels differ.
@@ -125,13 +125,13 @@ def keep_features(groups: Iterable[Group], features: set[int]) -> list[Group]:
     return kept
 
 
-def sort_cells(labels: Labels, node_starts: Index, cells: int) -> Cells:
+def sort_cells(labels: Labels, node_starts: Index, cells: int) -> SortedCells:
     """Sort the items of several nodes by cell, within a node in order of first appearance.
 
     `labels` (items,) give the cell, below `cells`, of each item, node after node; -1 takes no part. Node i has the
     items node_starts[i]..node_starts[i + 1] - 1.
     """
-    return Cells(*_sort_cells(labels, node_starts, cells))
+    return SortedCells(*_sort_cells(labels, node_starts, cells))
 
 
 def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: NDArray[np.int32]) -> int:
@@ -357,7 +357,7 @@ def _group_products(
     return found
 
 
-def _gains(group: Group, items: Items, cells: Cells) -> Index:
+def _gains(group: Group, items: Items, cells: SortedCells) -> Index:
     """Count the products that each node saves by going through the cells of a joint group."""
     gains: Index = np.diff(cells.node_starts) - np.diff(items.starts)
     for part in group.parts:
@@ -372,7 +372,7 @@ def _per_node(mask: NDArray[np.bool_], starts: Index) -> Index:
     return counts
 
 
-def _products(modulus: Modulus, items: Items, cells: Cells, threads: int) -> Words:
+def _products(modulus: Modulus, items: Items, cells: SortedCells, threads: int) -> Words:
     """Multiply each cell's items; cells are distributed so that every thread has about as many factors."""
     out = np.empty((len(cells.labels), modulus.words), np.uint64)
     index = items.index[cells.items]

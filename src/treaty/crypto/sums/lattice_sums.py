@@ -33,24 +33,22 @@ from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.kernels import reduced
-from treaty.crypto.lattice.map_client import LinearMapClient
-from treaty.crypto.lattice.map_server import LinearMapServer, PartialSums
-from treaty.crypto.lattice.matrix import Field, SecretMatrix, check_fields
-from treaty.crypto.lattice.packed import NewHint, pack, packed_words, unpack
+from treaty.crypto.lattice.linear_map import LinearMapClient, LinearMapServer, PartialSums
 from treaty.crypto.lattice.parameters import (
     DEGREE,
     DIGIT_BITS,
     WIDE_DEGREE,
     Digits,
+    Field,
     Parameters,
+    SecretMatrix,
+    check_fields,
     choose,
     choose_masked,
 )
-from treaty.crypto.lattice.sampling import uniform_digits
-from treaty.crypto.lattice.store import HintStore, Reservation
-from treaty.crypto.lattice.transform import Residues
-from treaty.crypto.payload import Payload, SumsBounds, check_payload
-from treaty.crypto.sums.whole_table import WholeTableClient, WholeTableServer, slots_of
+from treaty.crypto.lattice.ring import Residues, pack, packed_words, uniform_digits, unpack
+from treaty.crypto.lattice.store import HintStore, NewHint, Reservation
+from treaty.crypto.payload import Payload, SumsBounds, WholeTableClient, WholeTableServer, check_payload, slots_of
 from treaty.errors import ConfigError, CryptoError
 from treaty.machine.arrays import PIECE_BYTES, pieces
 

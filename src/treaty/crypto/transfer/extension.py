@@ -1,4 +1,15 @@
-"""Transfer extension: from 128 base transfers to millions of random ones, with symmetric ciphers alone.
+"""Bits packed into words, the first lowest, and kernels on planes of them: bit i of word w is transfer 64 w + i's.
+
+Base transfers: a sender gets pairs of keys, a receiver one key of each pair, by choices that the sender never sees.
+
+Chou and Orlandi, "The Simplest Protocol for Oblivious Transfer", LATINCRYPT 2015, over ristretto255, whose order is
+prime. Three steps: `offer` (sender), `choose` (receiver), `pairs` (sender); what the first two return second goes to
+the other party.
+
+Assumptions: computational Diffie-Hellman in ristretto255 (about 128 bits), SHA-256 as a random oracle, parties that are
+honest but curious. The receiver's choices are hidden whatever the sender computes: its points are uniform either way.
+
+Transfer extension: from 128 base transfers to millions of random ones, with symmetric ciphers alone.
 
 Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields GF(2^fold); at ``fold=1`` it is the protocol of
 Ishai, Kilian, Nissim and Petrank, CRYPTO 2003, as improved by Asharov, Lindell, Schneider and Zohner, CCS 2013. Of each
@@ -35,15 +46,179 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.transfer import base, bits
 from treaty.crypto.transfer.aes import Hash, Streams
+from treaty.crypto.transfer.sodium import GENERATOR, multiples, multiply, random_scalar, shifted
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
+from treaty.machine.kernels import kernel
+
+PLANE_WORDS = 8
+"""Planes are a multiple of so many words long: they are turned in blocks of 64 planes by 8 words, 4 kB."""
+
+_MASKS = np.array(
+    [
+        0x00000000FFFFFFFF,
+        0x0000FFFF0000FFFF,
+        0x00FF00FF00FF00FF,
+        0x0F0F0F0F0F0F0F0F,
+        0x3333333333333333,
+        0x5555555555555555,
+    ],
+    np.uint64,
+)
+
+
+def packed(bits: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Pack bits (n,) into words, the first lowest, uint64 (ceil(n / 64),)."""
+    padded = np.zeros(-(-len(bits) // 64) * 64, np.uint8)
+    padded[: len(bits)] = bits
+    return np.packbits(padded, bitorder="little").view("<u8").astype(np.uint64, copy=False)
+
+
+def unpacked(words: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:
+    """Return the first `count` bits of words, uint8 (count,)."""
+    return np.unpackbits(words.astype("<u8", copy=False).view(np.uint8), count=count, bitorder="little")
+
+
+@kernel
+def transpose(planes: NDArray[np.uint64], rows: NDArray[np.uint64], start: int, stop: int) -> None:
+    """Write bit i of plane p, uint64 (64 p, w), as bit p of row i, (64 w, p), for blocks [start, stop) of 8 words.
+
+    Six rounds exchange blocks of 32, 16, ... 1 bits (Warren, Hacker's Delight, 7-3), eight words side by side.
+    """
+    block = np.empty((64, PLANE_WORDS), np.uint64)
+    for word in range(start * PLANE_WORDS, stop * PLANE_WORDS, PLANE_WORDS):
+        for group in range(planes.shape[0] // 64):
+            for k in range(64):
+                for lane in range(PLANE_WORDS):
+                    block[k, lane] = planes[64 * group + k, word + lane]
+            for level in range(6):
+                step, shift, mask = 32 >> level, np.uint64(32 >> level), _MASKS[level]
+                for base in range(0, 64, 2 * step):
+                    for k in range(base, base + step):
+                        for lane in range(PLANE_WORDS):
+                            low, high = block[k, lane], block[k + step, lane]
+                            swapped = ((low >> shift) ^ high) & mask
+                            block[k, lane] = low ^ (swapped << shift)
+                            block[k + step, lane] = high ^ swapped
+            for lane in range(PLANE_WORDS):
+                for k in range(64):
+                    rows[64 * (word + lane) + k, group] = block[k, lane]
+
+
+@kernel
+def fold_trees(leaves: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+    """Sum each tree's leaves, uint64 (trees, 2^k, w).
+
+    Into plane j, (trees, k, w), those whose number has bit j, into leaf 0 all of them. The other leaves hold partial
+    sums afterwards.
+    """
+    for tree in range(leaves.shape[0]):
+        half = leaves.shape[1]
+        for plane in range(planes.shape[1] - 1, -1, -1):
+            half //= 2
+            for word in range(leaves.shape[2]):
+                planes[tree, plane, word] = 0
+            for number in range(half):
+                for word in range(leaves.shape[2]):
+                    upper = leaves[tree, number + half, word]
+                    planes[tree, plane, word] ^= upper
+                    leaves[tree, number, word] ^= upper
+
+
+@kernel
+def correct_planes(planes: NDArray[np.uint64], masks: NDArray[np.uint64], corrections: NDArray[np.uint64]) -> None:
+    """Add each tree's correction, uint64 (trees, w), to its planes, (trees, k, w), by masks of all ones or zero.
+
+    Masks are uint64 (trees, k).
+    """
+    for tree in range(planes.shape[0]):
+        for plane in range(planes.shape[1]):
+            for word in range(planes.shape[2]):
+                planes[tree, plane, word] ^= masks[tree, plane] & corrections[tree, word]
+
+
+@kernel
+def add_where(
+    rows: NDArray[np.uint64], bits: NDArray[np.uint64], delta: NDArray[np.uint64], out: NDArray[np.uint64]
+) -> None:
+    """Add `delta`, uint64 (2,), to the rows, (n, 2), whose bit is 1; bits are packed, (ceil(n / 64),)."""
+    for row in range(rows.shape[0]):
+        mask = np.uint64(0) - ((bits[row >> 6] >> np.uint64(row & 63)) & np.uint64(1))
+        out[row, 0] = rows[row, 0] ^ (mask & delta[0])
+        out[row, 1] = rows[row, 1] ^ (mask & delta[1])
+
+
+@kernel
+def combine_rows(rows: NDArray[np.uint64], count: int, out: NDArray[np.uint64]) -> None:
+    """Sum `count` rows each, times 1, x, x^2, ... in GF(2^128): (n * count, 2) to (n, 2).
+
+    The field is that of polynomials modulo x^128 + x^7 + x^2 + x + 1, lowest coefficient first.
+    """
+    one, top = np.uint64(1), np.uint64(63)
+    for row in range(out.shape[0]):
+        low, high = np.uint64(0), np.uint64(0)
+        for k in range(count - 1, -1, -1):
+            carry = np.uint64(0) - (high >> top)
+            high = (high << one) | (low >> top)
+            low = (low << one) ^ (carry & np.uint64(0x87))
+            low ^= rows[row * count + k, 0]
+            high ^= rows[row * count + k, 1]
+        out[row, 0] = low
+        out[row, 1] = high
+
+
+KEY = 16
+"""Bytes of a key."""
+
+Bytes = NDArray[np.uint8]
+
+
+def base_offer() -> tuple[Bytes, Bytes]:
+    """Draw the sender's secret scalar, uint8 (32,), to keep, and its point, (32,), to send."""
+    secret = random_scalar()
+    return secret, multiples(GENERATOR, secret[None])[0]
+
+
+def base_choose(offered: Bytes, choices: NDArray[np.bool_]) -> tuple[Bytes, Bytes]:
+    """Choose one key of each of n pairs: return the keys, uint8 (n, 16), to keep, and points, (n, 32), to send.
+
+    `offered` is the sender's point, (32,). Raises CryptoError where it is the identity or no point. The choices, (n,),
+    change neither the instructions that run nor their order.
+    """
+    scalars = np.stack([random_scalar() for _ in choices])
+    shared = multiples(offered, scalars)
+    points = multiples(GENERATOR, scalars)
+    mask = -choices.astype(np.uint8)[:, None]
+    points ^= mask & (points ^ shifted(points, offered))
+    return _keys(offered, points, shared), points
+
+
+def base_pairs(secret: Bytes, offered: Bytes, points: Bytes) -> Bytes:
+    """Return both keys of each pair, uint8 (n, 2, 16), after the receiver's points, (n, 32), have come.
+
+    Raises CryptoError where one of these is the identity or no point.
+    """
+    shared = multiply(points, secret)
+    other = shifted(shared, multiples(offered, secret[None])[0], back=True)
+    return np.stack([_keys(offered, points, shared), _keys(offered, points, other)], axis=1)
+
+
+def _keys(offered: Bytes, points: Bytes, shared: Bytes) -> Bytes:
+    """Hash shared points to keys; number, offer and answer are hashed with each, or keys of two runs could be equal."""
+    domain = b"treaty base transfer\0" + offered.tobytes()
+    rows = zip(points, shared, strict=True)
+    hashed = (
+        hashlib.sha256(domain + number.to_bytes(4, "little") + point.tobytes() + common.tobytes()).digest()[:KEY]
+        for number, (point, common) in enumerate(rows)
+    )
+    return np.frombuffer(b"".join(hashed), np.uint8).reshape(-1, KEY)
+
 
 KAPPA = 128
 """Base transfers, and bits of a row."""
 
-STEP = 64 * bits.WORDS
+STEP = 64 * PLANE_WORDS
 """Transfers are made by multiples of this number."""
 
 _PIECE = 1 << 13  # transfers at a time: 512 kB of leaves at a fold of 4, which lie in a core's cache
@@ -62,26 +237,26 @@ class Receiver:
     def __init__(self, fold: int = 4) -> None:
         assert fold in (1, 2, 4, 8)
         self._fold = fold
-        self._secret, self.offer = base.offer()
-        self._streams = Streams(np.empty((0, base.KEY), np.uint8))
+        self._secret, self.offer = base_offer()
+        self._streams = Streams(np.empty((0, KEY), np.uint8))
 
     def prepare(self, points: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Take the sender's points, uint8 (128, 32); return what it makes its seeds of, (128, 2, 16).
 
         Raises CryptoError where one is the identity or no point.
         """
-        pads = base.pairs(self._secret, self.offer, points).reshape(-1, self._fold, 2, base.KEY)
+        pads = base_pairs(self._secret, self.offer, points).reshape(-1, self._fold, 2, KEY)
         self.hash = _hash_of(self.offer, points)
         out, seeds = np.empty_like(pads), []
         for tree, pad in enumerate(pads):
-            nodes = np.frombuffer(secrets.token_bytes(base.KEY), np.uint8)[None]
+            nodes = np.frombuffer(secrets.token_bytes(KEY), np.uint8)[None]
             for level in range(self._fold):  # whoever chose bit d has pad d, and gets the sum of all other nodes
                 nodes = _children(nodes)
                 for side in (0, 1):
                     out[tree, level, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pad[level, side]
             seeds.append(nodes)
         self._streams = Streams(np.concatenate(seeds))
-        return out.reshape(KAPPA, 2, base.KEY)
+        return out.reshape(KAPPA, 2, KEY)
 
     def extend(self, count: int) -> tuple[Words, Words, Words]:
         """Make transfers, `count` a multiple of `STEP`: return the message, the bits and the rows.
@@ -95,10 +270,10 @@ class Receiver:
             at = slice(part.start // 64, part.stop // 64)
             planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
             leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
-            bits.fold(leaves, planes)
+            fold_trees(leaves, planes)
             chosen[at] = leaves[0, 0]
             np.bitwise_xor(leaves[1:, 0], leaves[0, 0], out=message[:, at])
-            bits.transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // bits.WORDS)
+            transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
         return message, chosen, rows
 
 
@@ -116,17 +291,17 @@ class Sender:
         # bit j of a tree's part of delta is the choice at the tree's level fold - 1 - j, whose nodes have it last
         self._bits = np.unpackbits(drawn, bitorder="little").reshape(-1, fold)
         choices = self._bits[:, ::-1]
-        self._pads, self.points = base.choose(offer, choices.reshape(-1).astype(np.bool_))
+        self._pads, self.points = base_choose(offer, choices.reshape(-1).astype(np.bool_))
         self.hash = _hash_of(offer, self.points)
-        self._streams = Streams(np.empty((0, base.KEY), np.uint8))
+        self._streams = Streams(np.empty((0, KEY), np.uint8))
 
     def prepare(self, corrections: NDArray[np.uint8]) -> None:
         """Take what the receiver's `prepare` has returned, uint8 (128, 2, 16)."""
-        corrections = corrections.reshape(-1, self._fold, 2, base.KEY)
-        pads = self._pads.reshape(-1, self._fold, base.KEY)
+        corrections = corrections.reshape(-1, self._fold, 2, KEY)
+        pads = self._pads.reshape(-1, self._fold, KEY)
         seeds = []
         for tree, choices in enumerate(self._bits[:, ::-1]):
-            nodes, gap = np.zeros((1, base.KEY), np.uint8), 0  # all nodes of a level but the one at `gap`
+            nodes, gap = np.zeros((1, KEY), np.uint8), 0  # all nodes of a level but the one at `gap`
             for level, choice in enumerate(choices.tolist()):
                 nodes = _children(nodes)
                 nodes[2 * gap : 2 * gap + 2] = 0
@@ -151,9 +326,9 @@ class Sender:
             at = slice(part.start // 64, part.stop // 64)
             planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
             leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
-            bits.fold(leaves, planes)
-            bits.correct(planes[1:], masks[1:], np.ascontiguousarray(message[:, at]))
-            bits.transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // bits.WORDS)
+            fold_trees(leaves, planes)
+            correct_planes(planes[1:], masks[1:], np.ascontiguousarray(message[:, at]))
+            transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
         return rows
 
 
@@ -164,7 +339,7 @@ def _hash_of(offer: NDArray[np.uint8], points: NDArray[np.uint8]) -> Hash:
 def _children(nodes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Double a level of seeds, uint8 (n, 16): the children of node k are 2 k and 2 k + 1."""
     doubled = b"".join(hashlib.sha256(b"treaty seed tree\0" + node.tobytes()).digest() for node in nodes)
-    return np.frombuffer(doubled, np.uint8).reshape(-1, base.KEY).copy()
+    return np.frombuffer(doubled, np.uint8).reshape(-1, KEY).copy()
 
 
 def _whole(count: int) -> int:
@@ -191,7 +366,7 @@ def chosen(q: Words, delta: Words, flips: Words) -> Words:
     `flips` are the chosen bits xor the random ones, packed, (ceil(n / 64),): the receiver sends them.
     """
     out = np.empty_like(q)
-    bits.shift(q, flips, delta, out)
+    add_where(q, flips, delta, out)
     return out
 
 
@@ -203,7 +378,7 @@ def joined(rows: Words, count: int) -> Words:
     the receiver's is its number, as an element of the field, times Delta.
     """
     out = np.empty((len(rows) // count, 2), np.uint64)
-    bits.combine(rows, count, out)
+    combine_rows(rows, count, out)
     return out
 
 

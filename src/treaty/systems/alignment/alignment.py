@@ -50,7 +50,7 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from treaty.crypto.psi import cuckoo
+from treaty.crypto.transfer import oprf
 from treaty.data.ids import RULES, Ids, Psi
 from treaty.data.large import IN_MEMORY, Scratch, SortedRecords, records
 from treaty.data.run_log import RunLog
@@ -362,7 +362,7 @@ def _receive_matches(
 
 def _takes_kkrt(psi: Psi, active: int, passive: int) -> bool:
     """Whether the two find their common ids by KKRT, by the buckets of the active and the passive party's lists."""
-    long = max(active, passive) >= LONG and active <= cuckoo.MOST
+    long = max(active, passive) >= LONG and active <= oprf.MOST
     return psi == "kkrt" or (psi == "auto" and long)
 
 
@@ -395,9 +395,9 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         raise DataError(
             f"{party.name}: expected at most {LARGEST} ids, got {len(ids)}", public="its table is too large"
         )
-    if options.psi == "kkrt" and leads and len(ids) > cuckoo.MOST:
+    if options.psi == "kkrt" and leads and len(ids) > oprf.MOST:
         raise DataError(
-            f'{party.name}: expected at most {cuckoo.MOST} ids of the active party with psi "kkrt", got {len(ids)}; '
+            f'{party.name}: expected at most {oprf.MOST} ids of the active party with psi "kkrt", got {len(ids)}; '
             'take "auto" or "ecdh"',
             public='its table is too large for psi "kkrt"',
         )
@@ -422,8 +422,8 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         if not SMALLEST <= size <= LARGEST or bucket(size) != size:
             expected = f"expected a bucket of at least {SMALLEST}, got {size}"
             raise PeerProtocolError(peer, f"{expected} - at ListSummary from {peer}")
-        if options.psi == "kkrt" and not leads and size > cuckoo.MOST:
-            raise PeerProtocolError(peer, f"expected at most {cuckoo.MOST}, got {size} - at ListSummary from {peer}")
+        if options.psi == "kkrt" and not leads and size > oprf.MOST:
+            raise PeerProtocolError(peer, f"expected at most {oprf.MOST}, got {size} - at ListSummary from {peer}")
         theirs[peer] = view(answer.commitment, np.uint8, commitment.shape, peer=peer, what="ListSummary.commitment")
         if answer.kind != ids.kind:
             raise ConfigError(

@@ -24,7 +24,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.psi import hashing
+from treaty.crypto.transfer import sodium
 from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import DataError, PeerProtocolError
@@ -72,7 +72,7 @@ def ranked(ids: Ids, matches: SortedRecords, key: bytes, threads: int, scratch: 
         if len(part):
             number = part["number"].astype(np.int64)
             first, last = int(number[0]), int(number[-1])
-            drawn = hashing.digests(*ids.strings(first, last + 1), number - first, key, threads)
+            drawn = sodium.digests(*ids.strings(first, last + 1), number - first, key, threads)
             rows = ids.first_rows(first, last + 1)[number - first]
             order.add(records(RANKED, drawn=drawn, value=part["value"], number=number, row=rows))
     return order

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.psi import hashing, ristretto
+from treaty.crypto.transfer import sodium
 from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
@@ -78,7 +78,7 @@ class OwnList:
     def __init__(self, ids: Ids, domain: bytes, threads: int, scratch: Scratch | None = None) -> None:
         scratch = scratch or Scratch()
         self.size, self.threads = bucket(len(ids)), threads
-        self._ids, self._domain, self._key = ids, domain, ristretto.random_scalar()
+        self._ids, self._domain, self._key = ids, domain, sodium.random_scalar()
         # ids of a batch lie all over a long list, so one in a file is hashed now, in the order of the ids
         self._hashed = self.size > scratch.in_memory
         # sorting by random words is the secret order; numbers from len(ids) on stand for random points
@@ -99,7 +99,7 @@ class OwnList:
         """Return H(id)^key of some places, uint8 (n, 32); padding takes the same steps, and so the same time."""
         rows = self._list[part]
         uniform = rows["uniform"].copy() if self._hashed else self._uniform(rows["number"].astype(np.int64))
-        return ristretto.multiply(ristretto.from_uniform(uniform, self.threads), self._key, self.threads)
+        return sodium.multiply(sodium.from_uniform(uniform, self.threads), self._key, self.threads)
 
     def _uniform(self, number: Integers) -> NDArray[np.uint8]:
         """Hash ids to uniform bytes, uint8 (n, 64); padding gets random ones."""
@@ -111,14 +111,14 @@ class OwnList:
         else:
             data, offsets = self._ids.data, self._ids.offsets
             strings = np.where(real, number, 0)
-        uniform = hashing.expand(data, offsets, strings, self._domain, self.threads)
+        uniform = sodium.expand(data, offsets, strings, self._domain, self.threads)
         padding = np.frombuffer(secrets.token_bytes(uniform[0].nbytes * len(uniform)), np.uint8)
         return np.where(real[:, None], uniform, padding.reshape(uniform.shape))
 
     def raised(self, points: Array, part: slice, peer: str) -> NDArray[np.uint8]:
         """Return a peer's points raised to the own key, uint8 (n, 32)."""
         received = _points_of(points, part, peer, "BlindedPoints")
-        return valid(peer, "BlindedPoints.points", lambda: ristretto.multiply(received, self._key, self.threads))
+        return valid(peer, "BlindedPoints.points", lambda: sodium.multiply(received, self._key, self.threads))
 
     def close(self) -> None:
         """Free the list's memory or file."""
@@ -126,16 +126,16 @@ class OwnList:
 
 
 def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[np.uint8]:
-    """Commit to the set of ids as `hashing.commit` does, uint8 (NODES, 32), with some nodes in memory at a time."""
-    leaves = scratch.sorted(_LEAF, "node", hashing.NODES, len(ids))
+    """Commit to the set of ids as `sodium.commit` does, uint8 (NODES, 32), with some nodes in memory at a time."""
+    leaves = scratch.sorted(_LEAF, "node", sodium.NODES, len(ids))
     for part in pieces(len(ids), scratch.part):
         data, offsets = ids.strings(part.start, part.stop)
-        leaf = hashing.digests(data, offsets, np.arange(len(offsets) - 1), key, threads)
-        leaves.add(records(_LEAF, node=leaf[:, 0] % np.uint64(hashing.NODES), leaf=leaf))
-    out = hashing.commit(np.zeros((0, 2), np.uint64), key)
+        leaf = sodium.digests(data, offsets, np.arange(len(offsets) - 1), key, threads)
+        leaves.add(records(_LEAF, node=leaf[:, 0] % np.uint64(sodium.NODES), leaf=leaf))
+    out = sodium.commit(np.zeros((0, 2), np.uint64), key)
     for some in leaves.parts():
         nodes = np.unique(some["node"])
-        out[nodes] = hashing.commit(some["leaf"], key)[nodes]
+        out[nodes] = sodium.commit(some["leaf"], key)[nodes]
     leaves.close()
     return out
 
@@ -199,7 +199,7 @@ def exchange(
                 valid(
                     peer,
                     "RaisedPoints.points",
-                    lambda raised=raised: ristretto.validate(raised, own.threads),  # type: ignore[misc]
+                    lambda raised=raised: sodium.validate(raised, own.threads),  # type: ignore[misc]
                 )
                 mine[peer].add(records(MINE, value=_kept(raised), number=own.numbers(parts[number])))
             if number < len(their_parts[peer]):
@@ -298,7 +298,7 @@ def check_made(named: SortedRecords, made: SortedRecords, size: int, active: str
 
 def _points_of(points: Array, part: slice, peer: str, what: str) -> NDArray[np.uint8]:
     """Check the length of a batch of points, uint8 (n, 32); `valid` checks the points."""
-    return view(points, np.uint8, (part.stop - part.start, ristretto.POINT), peer=peer, what=f"{what}.points")
+    return view(points, np.uint8, (part.stop - part.start, sodium.POINT), peer=peer, what=f"{what}.points")
 
 
 def valid(peer: str, what: str, work: Callable[[], Result]) -> Result:

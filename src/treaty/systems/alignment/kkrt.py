@@ -24,7 +24,7 @@ The token stands for the double-encrypted value of steps 6 and 7. It is the same
 Padding is hashed, put into bins and sent as ids are: what either party does takes as long for all lists of a bucket.
 
 Failures of each pair of parties, each of 2^-40 at most for the largest lists: other ids' values agree in 96 bits (2^25
-times 3 * 2^28 pairs), ids do not fit into the table (`cuckoo`; then the alignment ends, to be started again), code
+times 3 * 2^28 pairs), ids do not fit into the table (`oprf.placed`; then the alignment ends, to be started again), code
 words are too close (`oprf`), different ids have one digest.
 """
 
@@ -38,8 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.psi import cuckoo, hashing
-from treaty.crypto.transfer import aes, oprf
+from treaty.crypto.transfer import aes, oprf, sodium
 from treaty.data.ids import Ids
 from treaty.data.large import WORDS, Scratch, SortedRecords, records
 from treaty.errors import CryptoError, PeerProtocolError
@@ -125,7 +124,7 @@ def find_by_values(
     that are not sorted. Errors in values of ids that this party has are returned, not raised: an error would show the
     peer that this party has these ids.
     """
-    key, ends = secrets.token_bytes(32), {peer: oprf.Receiver() for peer in peers}
+    key, ends = secrets.token_bytes(32), {peer: oprf.OprfReceiver() for peer in peers}
     for peer, end in ends.items():  # first: peers then hash their ids while this party places its own
         party.send(peer, OprfOffer(array_of(key), Array.of(end.offer)))
     digests, table = _table(ids, key, threads, scratch)
@@ -139,7 +138,7 @@ def find_by_values(
         number = table[part]
         full = number >= 0
         # an empty bin takes as long as a full one and gets a random code word: the message shows no difference
-        codes = oprf.codes(key, cuckoo.taken(digests, number))
+        codes = oprf.codes(key, oprf.taken(digests, number))
         codes[~full] = stream.bits(oprf.WIDTH, int(np.count_nonzero(~full)))
         for peer, end in ends.items():
             if sent >= AHEAD:
@@ -171,7 +170,7 @@ def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words,
     digests = np.empty((size, 2), np.uint64)
     for part in pieces(size, scratch.part):
         digests[part] = _digests(ids, part, key, threads)
-    table = cuckoo.placed(digests, cuckoo.bins_for(size, oprf.STEP))
+    table = oprf.placed(digests, oprf.bins_for(size, oprf.STEP))
     if table is None:
         raise CryptoError(f"expected {size} ids to fit into a cuckoo table, got one that does not - align again")
     return digests, table
@@ -183,7 +182,7 @@ def _found(
     """Step 5: compare own values with a peer's as they come, both sorted; return pairs, and whether all are valid."""
     pairs, fine = scratch.sorted(PAIR, "number", n_ids, n_ids), True
     waiting, held, last = own.parts(), np.empty(0, _OWN), np.uint64(0)
-    for part in pieces(cuckoo.TABLES * size, VALUES):
+    for part in pieces(oprf.TABLES * size, VALUES):
         shape = (part.stop - part.start, oprf.VALUE)
         theirs = view(party.receive(peer, OprfValues).values, np.uint64, shape, peer=peer, what="OprfValues.values")
         tags = theirs[:, 0]
@@ -202,7 +201,7 @@ def _found(
         fine &= len(known) == len(found) and bool(np.all(_changes(known["number"])))
         held = held[np.searchsorted(held["tag"], last) :]
         party.send(peer, OprfUsed())
-        advance(part.stop // cuckoo.TABLES - part.start // cuckoo.TABLES)
+        advance(part.stop // oprf.TABLES - part.start // oprf.TABLES)
     own.close()
     return pairs, fine and all(np.all(_changes(some["number"])) for some in pairs.parts())
 
@@ -274,12 +273,12 @@ def answer_values(
     offer = party.receive(active, OprfOffer)
     key = bytes_of(offer.key, active, "OprfOffer.key")
     point = view(offer.point, np.uint8, (32,), peer=active, what="OprfOffer.point")
-    end = valid(active, "OprfOffer.point", lambda: oprf.Sender(point))
+    end = valid(active, "OprfOffer.point", lambda: oprf.OprfSender(point))
     party.send(active, OprfChoices(Array.of(end.points)))
-    own, bins = SecretOrder(ids, key, threads, scratch), cuckoo.bins_for(size, oprf.STEP)
+    own, bins = SecretOrder(ids, key, threads, scratch), oprf.bins_for(size, oprf.STEP)
     asked, counts = _asked(own, bins, scratch)
     edges = np.append(0, np.cumsum(counts))
-    made, done = scratch.sorted(_TAGGED, "tag", WORDS, cuckoo.TABLES * own.size), 0
+    made, done = scratch.sorted(_TAGGED, "tag", WORDS, oprf.TABLES * own.size), 0
     for number, part in enumerate(pieces(bins, BINS)):
         shape = (part.stop - part.start, oprf.WORDS)
         sent = view(party.receive(active, MaskedCodes).rows, np.uint64, shape, peer=active, what="MaskedCodes.rows")
@@ -300,7 +299,7 @@ def answer_values(
         if number >= AHEAD:
             party.receive(active, OprfUsed)
         party.send(active, OprfValues(Array.of(np.column_stack([tagged["tag"], tagged["rest"]]))))
-        advance(part.stop // cuckoo.TABLES - part.start // cuckoo.TABLES)
+        advance(part.stop // oprf.TABLES - part.start // oprf.TABLES)
     for _ in pieces(min(len(made), AHEAD * VALUES), VALUES):
         party.receive(active, OprfUsed)
     made.close()
@@ -309,11 +308,11 @@ def answer_values(
 
 def _asked(own: SecretOrder, bins: int, scratch: Scratch) -> tuple[SortedRecords, Integers]:
     """Return each place's digest at its three bins, `_ASKED` by bin, and how many fall to each message of bins."""
-    asked = scratch.sorted(_ASKED, "bin", bins, cuckoo.TABLES * own.size)
+    asked = scratch.sorted(_ASKED, "bin", bins, oprf.TABLES * own.size)
     counts = np.zeros(-(-bins // BINS), np.int64)
     for part in pieces(own.size, scratch.part):
         digest, place = own.digests(part), np.arange(part.start, part.stop)
-        for bin in cuckoo.places(digest, bins).T:
+        for bin in oprf.places(digest, bins).T:
             counts += np.bincount(bin // BINS, minlength=len(counts))
             asked.add(records(_ASKED, bin=bin, digest=digest, place=place))
     return asked, counts
@@ -335,5 +334,5 @@ def _digests(ids: Ids, part: slice, key: bytes, threads: int) -> Words:
     real = number < len(ids)
     first = min(part.start, len(ids) - 1)
     data, offsets = ids.strings(first, max(min(part.stop, len(ids)), first + 1))
-    found = hashing.digests(data, offsets, np.where(real, number - first, 0), key, threads)
+    found = sodium.digests(data, offsets, np.where(real, number - first, 0), key, threads)
     return np.where(real[:, None], found, Keystream().bits(128, len(number)))

@@ -23,8 +23,8 @@ from typing import ClassVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from treaty.crypto.aggregation.key_agreement import agree, verifies
-from treaty.crypto.aggregation.masks import length_prefixed
+from treaty.crypto.keystream import length_prefixed
+from treaty.crypto.sharing.key_agreement import agree, verifies
 from treaty.errors import PeerProtocolError
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.leakage import MessageLeakage

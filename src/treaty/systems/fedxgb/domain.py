@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.key_agreement import is_mask_key, unsigned
-from treaty.crypto.aggregation.round import Round, RoundVoid, enough
-from treaty.crypto.aggregation.secure_aggregation import Aggregator
+from treaty.crypto.sharing.key_agreement import is_mask_key, unsigned
+from treaty.crypto.sharing.secure_aggregation import Aggregator, Round, RoundVoid, enough
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from treaty.crypto.aggregation.round import RoundVoid
 from treaty.crypto.sharing.hidden_splits import Layout
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.errors import PeerProtocolError
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.conversation import Order

@@ -40,15 +40,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.key_agreement import agree, seal, unseal
-from treaty.crypto.aggregation.masks import length_prefixed
-from treaty.crypto.aggregation.round import Round, enough
-from treaty.crypto.keystream import Keystream
+from treaty.crypto.keystream import Keystream, length_prefixed
 from treaty.crypto.sharing.hidden_splits import Layout
-from treaty.crypto.sharing.secret_sharing import open_bytes, share_bytes, share_length
-from treaty.crypto.sharing.secure_comparison import Setting, prepare
-from treaty.crypto.sharing.secure_routing import route_shown, share_integers
-from treaty.crypto.sharing.shamir_field import Words, check_numbers
+from treaty.crypto.sharing.key_agreement import agree, seal, unseal
+from treaty.crypto.sharing.secure_aggregation import Round, enough
+from treaty.crypto.sharing.shamir import Words, check_numbers, open_bytes, share_bytes, share_length
+from treaty.crypto.sharing.shamir_routing import ServerSetting, prepare, route_shown, share_integers
 from treaty.data.table import Schema
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
@@ -332,9 +329,9 @@ def check_numeric(schema: Schema) -> None:
         )
 
 
-def shown_setting(layout: Layout, edges: int) -> Setting:
+def shown_setting(layout: Layout, edges: int) -> ServerSetting:
     """Return what edge servers agree on before they compare."""
-    return Setting(servers=edges, degree=(edges - 1) // 2, bits=layout.shown_bits)
+    return ServerSetting(servers=edges, degree=(edges - 1) // 2, bits=layout.shown_bits)
 
 
 # ---------------------------------------------------------------- server

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.sharing.shamir_field import Words
+from treaty.crypto.sharing.shamir import Words
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.process import concurrently
 from treaty.messaging.leakage import MessageLeakage

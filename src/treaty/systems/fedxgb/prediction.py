@@ -19,7 +19,7 @@ message               from -> to            content                             
 `TreesRequest`        holders -> server     it is ready for more trees                        TLS
 `SplitShares`         server -> holders     shares of the splits of a level of some trees     secret shares
 `LeafShares`          server -> holders     shares of their leaf values                       secret shares
-`SharedNumbers`       holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares
+`SharedNumbers`       holder <-> holder     what `shamir_routing` or `additive_routing` says  secret shares
 `ValueShares`         holders -> user       shares of its rows' sums of leaf values, in       for that user alone
                                             pieces
 ====================  ====================  ================================================  =====================
@@ -57,7 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.sharing.hidden_splits import Layout
-from treaty.crypto.sharing.shamir_field import Words
+from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import MOST_BINS, Bins
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table

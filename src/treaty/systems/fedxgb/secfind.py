@@ -34,10 +34,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.key_agreement import RoundKeys
-from treaty.crypto.aggregation.masks import UsedNonces, add_masks, mask_key, mask_nonce
-from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking
+from treaty.crypto.keystream import UsedNonces, add_masks, mask_key, mask_nonce
+from treaty.crypto.sharing.key_agreement import RoundKeys
+from treaty.crypto.sharing.secure_aggregation import Participant, Round, RoundVoid, Unmasking
 from treaty.errors import PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import M, Message

@@ -8,7 +8,7 @@ message               from -> to            content                             
 `RowOwners`           -> all
 `SplitShares`         server -> each        shares of a level's splits in all slots           secret shares
                       holder
-`SharedNumbers`       holder <-> holder     what `secure_routing` or `additive_routing` says  secret shares, TLS
+`SharedNumbers`       holder <-> holder     what `shamir_routing` or `additive_routing` says  secret shares, TLS
 `SideShares`          each holder -> user   shares of the side its rows go to, in pieces      for that user alone
 `LeafShares`          server -> each        shares of the leaf values in all slots            secret shares
                       holder
@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.sharing.hidden_splits import Layout
-from treaty.crypto.sharing.shamir_field import Words
+from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import Bins
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage

@@ -10,7 +10,7 @@
 ============  =========================================  ==============================================================
 
 A user who colludes adds what it is told of its own rows, and nothing else. Under "additive" this holds because the
-first two re-randomise shares before they send them (`fresh_shares`): from the shares as they compute them, the dealer
+first two re-randomise shares before they send them (`FreshShares`): from the shares as they compute them, the dealer
 and a user would find the model.
 
 With three edge servers both mean the same: one of them alone has nothing. With five, two may collude under "shamir"
@@ -33,9 +33,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.sharing import additive_routing, secure_routing
-from treaty.crypto.sharing import shamir_field as field
-from treaty.crypto.sharing.additive_comparison import FreshShares
+from treaty.crypto.keystream import FreshShares
+from treaty.crypto.sharing import additive_routing, shamir_routing
+from treaty.crypto.sharing import shamir as field
 from treaty.crypto.sharing.additive_routing import (
     Keys,
     MaskedRows,
@@ -49,8 +49,8 @@ from treaty.crypto.sharing.additive_routing import (
     route_level,
 )
 from treaty.crypto.sharing.hidden_splits import Layout
-from treaty.crypto.sharing.secure_comparison import Program, Setting, prepare
-from treaty.crypto.sharing.shamir_field import Words
+from treaty.crypto.sharing.shamir import Words
+from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
 from treaty.errors import PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
@@ -95,7 +95,7 @@ class Shares:
 
 
 class Routing(Protocol):
-    """Computation on shares, at an edge server together with the others; see `secure_routing` for shapes.
+    """Computation on shares, at an edge server together with the others; see `shamir_routing` for shapes.
 
     Every call raises CryptoError or PeerError when shapes do not match, or another edge server is lost or breaks the
     protocol.
@@ -132,9 +132,9 @@ class Routing(Protocol):
         ...
 
 
-def setting_of(layout: Layout, edges: int) -> Setting:
+def setting_of(layout: Layout, edges: int) -> ServerSetting:
     """Return what edge servers agree on before they compare Shamir shares."""
-    return Setting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
+    return ServerSetting(servers=edges, degree=(edges - 1) // 2, bits=layout.bits)
 
 
 def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
@@ -161,10 +161,10 @@ def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> S
         dealer=None,
         number=(2,),
         bit=np.uint64,
-        share=partial(secure_routing.share_integers, setting),
+        share=partial(shamir_routing.share_integers, setting),
         check=field.check_numbers,
-        integers=partial(secure_routing.open_integers, setting),
-        bits=partial(secure_routing.open_bits, setting),
+        integers=partial(shamir_routing.open_integers, setting),
+        bits=partial(shamir_routing.open_bits, setting),
     )
 
 
@@ -186,13 +186,13 @@ class ShamirRouting:
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
         rows = self._rows[part]
         ready = self._run(prepare(self._setting, self._own, len(weights) * len(rows)))
-        program = secure_routing.route_level(
+        program = shamir_routing.route_level(
             self._setting, self._own, rows, weights, thresholds, paths, ready, self._threads
         )
         return self._run(program)
 
     def leaves(self, paths: Words, values: Words) -> Words:
-        return self._run(secure_routing.leaf_values(self._setting, self._own, paths, values))
+        return self._run(shamir_routing.leaf_values(self._setting, self._own, paths, values))
 
     def add(self, a: Words, b: Words) -> Words:
         return field.add(np.ascontiguousarray(a), b)
@@ -249,7 +249,7 @@ def _exchange(party: Party, edges: Sequence[str], outgoing: Mapping[int, Words])
 #
 # The third edge server, the dealer, learns no more than numbers of rows, columns, trees and slots. It sees nothing that
 # the other two have or exchange. These re-randomise shares for users under a seed that they alone have
-# (`fresh_shares`), a new one each time that rows are kept: otherwise the dealer and one user would learn the model.
+# (`FreshShares`), a new one each time that rows are kept: otherwise the dealer and one user would learn the model.
 # Adversary: honest but curious, of the three no two together; one of them with any users.
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]

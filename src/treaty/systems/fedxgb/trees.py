@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.round import RoundVoid
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError

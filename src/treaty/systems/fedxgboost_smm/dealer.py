@@ -1,7 +1,7 @@
 """The dealer: a third party without data that gives active and passive parties matching random matrices.
 
 It learns how many rows there are, how many bins each passive party has, and how many nodes are asked about. It must not
-tell either end what it gave the other: `crypto.vectors.matrix_triples` says what they could compute then.
+tell either end what it gave the other: `crypto.sums.triple_sums` says what they could compute then.
 
 ====================  ==============  ==========================================================  =================
 message               from -> to      content                                                     protection
@@ -24,8 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds, check_payload
-from treaty.crypto.sums.triple_sums import TripleSumsClient, TripleSumsServer
-from treaty.crypto.vectors.matrix_triples import SEED_BYTES, VECTOR_WORDS, Dealer, Words
+from treaty.crypto.sums.triple_sums import (
+    SEED_BYTES,
+    VECTOR_WORDS,
+    TripleDealer,
+    TripleSumsClient,
+    TripleSumsServer,
+    Words,
+)
 from treaty.errors import PeerProtocolError
 from treaty.messaging.agreement import agree
 from treaty.messaging.leakage import MessageLeakage
@@ -50,7 +56,7 @@ class DealOrder(Message):
 
 
 class AskerSeed(Message):
-    """Seed of the active party's masks A and C (`crypto.vectors.matrix_triples`). Tells nothing."""
+    """Seed of the active party's masks A and C (`crypto.sums.triple_sums`). Tells nothing."""
 
     leakage: ClassVar = MessageLeakage("a seed of its masks", "nothing")
 
@@ -97,7 +103,7 @@ def dealer(inputs: RoleInput) -> None:
     holders = [peer for peer in party.peers if peer != active]
     if sorted(wanted.slots) != sorted(holders):
         raise PeerProtocolError(active, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {active}")
-    made = Dealer(wanted.rows, wanted.slots, inputs.threads)
+    made = TripleDealer(wanted.rows, wanted.slots, inputs.threads)
     party.send(active, AskerSeed(made.asker_seed))
     for holder, seed in made.holder_seeds.items():
         party.send(holder, HolderSeed(seed))

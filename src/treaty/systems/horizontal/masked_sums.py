@@ -28,11 +28,9 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.masks import KEY_BYTES
-from treaty.crypto.aggregation.participant import SECRET_BYTES, Participant
-from treaty.crypto.aggregation.round import Round, Unmasking
-from treaty.crypto.aggregation.secure_aggregation import Aggregator
-from treaty.crypto.sharing.secret_sharing import share_length
+from treaty.crypto.keystream import KEY_BYTES
+from treaty.crypto.sharing.secure_aggregation import SECRET_BYTES, Aggregator, Participant, Round, Unmasking
+from treaty.crypto.sharing.shamir import share_length
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage

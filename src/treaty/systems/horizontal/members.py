@@ -43,11 +43,17 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from treaty.crypto.aggregation.key_agreement import Advertisement, EphemeralKeys, PairSeeds
-from treaty.crypto.aggregation.masks import length_prefixed
-from treaty.crypto.aggregation.participant import Participant
-from treaty.crypto.aggregation.round import Round, RoundVoid, Unmasking, open_pairwise, pairwise_input
-from treaty.crypto.aggregation.secure_aggregation import Aggregator
+from treaty.crypto.keystream import length_prefixed
+from treaty.crypto.sharing.key_agreement import Advertisement, EphemeralKeys, PairSeeds
+from treaty.crypto.sharing.secure_aggregation import (
+    Aggregator,
+    Participant,
+    Round,
+    RoundVoid,
+    Unmasking,
+    open_pairwise,
+    pairwise_input,
+)
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.conversation import Order

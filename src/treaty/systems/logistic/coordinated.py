@@ -31,13 +31,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive import okamoto_uchiyama, paillier
-from treaty.crypto.additive.key_generation import generate_key, generate_paillier_key
-from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.keystream import Keystream
+from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey, generate_key, generate_paillier_key
+from treaty.crypto.keystream import RING_BITS, CancellingMasks, Keystream, total
+from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
-from treaty.crypto.vectors.cancelling_masks import RING_BITS, CancellingMasks, total
-from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, PublicKey, opened, product_bits
+from treaty.crypto.sums.hidden_vectors import Fields, Hider, PublicKey, opened, product_bits
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage
@@ -124,7 +122,7 @@ def make_key(setting: Setting) -> AdditivePrivateKey:
 def read_key(payload: Sequence[Array], setting: Setting, peer: str, what: str) -> PublicKey:
     """Read a peer's public key; PeerProtocolError when it is shorter than agreed."""
     arrays = unpack(payload, peer, what)
-    kind = okamoto_uchiyama.PublicKey if setting.cipher == "ou" else paillier.PublicKey
+    kind = OUPublicKey if setting.cipher == "ou" else PaillierPublicKey
     key = kind.from_payload(arrays, setting.insecure_test_key_bits)
     bits, least = key.n.bit_length(), setting.insecure_test_key_bits or setting.key_bits
     if bits < least:

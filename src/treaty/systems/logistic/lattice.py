@@ -1,6 +1,6 @@
 """Each party's columns times the sum of all parties' vectors, under the lattice map between every pair of parties.
 
-As in `coordinated`, party k gets X_k^T (sum of all v_j). Under the lattice map of `crypto.vectors.lattice_vectors` j
+As in `coordinated`, party k gets X_k^T (sum of all v_j). Under the lattice map of `crypto.sums.hidden_vectors` j
 asks k for X_k^T v_j, opens it under a mask that k has added, over the whole ring, and returns its share, which is
 uniform:
 
@@ -31,10 +31,10 @@ from typing import ClassVar
 import numpy as np
 
 from treaty.cluster.sums import ClusterVectorServer
-from treaty.crypto.additive.montgomery import from_words, to_words
+from treaty.crypto.keystream import CancellingMasks
 from treaty.crypto.lattice.parameters import DEGREE
-from treaty.crypto.vectors.cancelling_masks import CancellingMasks
-from treaty.crypto.vectors.lattice_vectors import VectorClient, VectorServer, signed, vectors_parameters
+from treaty.crypto.payload import from_words, to_words
+from treaty.crypto.sums.hidden_vectors import VectorClient, VectorServer, signed, vectors_parameters
 from treaty.linear.preparation import COLUMN_FRACTION, LARGEST
 from treaty.machine.arrays import Integers, pieces
 from treaty.messaging.leakage import MessageLeakage

@@ -33,9 +33,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from treaty.crypto.additive.montgomery import to_words
+from treaty.crypto.payload import to_words
 from treaty.crypto.sums.additive_sums import AdditivePrivateKey
-from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, opened
+from treaty.crypto.sums.hidden_vectors import Fields, Hider, opened
 from treaty.errors import PeerProtocolError
 from treaty.linear.lbfgs import Decision
 from treaty.linear.preparation import COLUMN_FRACTION

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from treaty.crypto.aggregation.masks import add_masks, mask_nonce, pair_keys
+from treaty.crypto.keystream import add_masks, mask_nonce, pair_keys
 from treaty.errors import DataError
 from treaty.machine.arrays import Floats
 from treaty.messaging.agreement import OF_ONE_MODEL, agree

@@ -36,7 +36,7 @@ import math
 
 import numpy as np
 
-from treaty.crypto.vectors.cancelling_masks import CancellingMasks
+from treaty.crypto.keystream import CancellingMasks
 from treaty.errors import DataError
 from treaty.linear.losses import fit_calibration
 from treaty.linear.preparation import COLUMN_FRACTION

@@ -24,7 +24,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from treaty.crypto import parameters
-from treaty.crypto.aggregation.key_agreement import agree_with
+from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.linear.batches import check_batch_size, check_hessian_batch_size, curvature_rows

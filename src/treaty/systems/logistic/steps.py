@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from treaty.crypto.vectors.cancelling_masks import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
+from treaty.crypto.keystream import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.linear.lbfgs import Coordinator, CoordinatorState, Decision
 from treaty.linear.losses import TAYLOR

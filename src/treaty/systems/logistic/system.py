@@ -12,9 +12,8 @@ import numpy as np
 
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
+from treaty.crypto.sums.hidden_vectors import Fields, product_bits, vectors_parameters
 from treaty.crypto.sums.lattice_sums import vector_bytes
-from treaty.crypto.vectors.encrypted_vectors import Fields, product_bits
-from treaty.crypto.vectors.lattice_vectors import vectors_parameters
 from treaty.errors import ConfigError
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
 from treaty.systems.logistic.disclosures import disclosures

@@ -21,8 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from treaty.crypto.vectors.cancelling_masks import CancellingMasks
-from treaty.crypto.vectors.encrypted_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
+from treaty.crypto.keystream import CancellingMasks
+from treaty.crypto.sums.hidden_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, view

@@ -36,8 +36,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from treaty.crypto import parameters
-from treaty.crypto.additive.key_generation import generate_key
-from treaty.crypto.additive.okamoto_uchiyama import PrivateKey, PublicKey
+from treaty.crypto.additive.ciphers import OUPrivateKey, OUPublicKey, generate_key
 from treaty.data.table import Table
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
@@ -87,7 +86,7 @@ class ChainKey(Message):
 
 
 class PredictionKey(Message):
-    """The Okamoto-Uchiyama public key, uint64 (numbers, words) and int64 (1,); see `PublicKey.from_payload`."""
+    """The Okamoto-Uchiyama public key, uint64 (numbers, words) and int64 (1,); see `OUPublicKey.from_payload`."""
 
     leakage: ClassVar = MessageLeakage("the cipher's public key", "control")
 
@@ -260,7 +259,7 @@ def _send_stations(
 
 
 def _add_up(
-    party: Party, key: PrivateKey, chain: _Chain, group: _OutputGroup, threads: int
+    party: Party, key: OUPrivateKey, chain: _Chain, group: _OutputGroup, threads: int
 ) -> Iterator[tuple[slice, NDArray[np.int64]]]:
     """Yield the rows of each batch and their sums of leaf values, int64 (n, n_outputs), in fixed point."""
     words = key.public.modulus.words
@@ -300,7 +299,7 @@ def _add_up(
 
 
 def _open(
-    key: PrivateKey, totals: EncryptedTotals, peer: str, n_rows: int, group: _OutputGroup, threads: int
+    key: OUPrivateKey, totals: EncryptedTotals, peer: str, n_rows: int, group: _OutputGroup, threads: int
 ) -> NDArray[np.int64]:
     """Decrypt the rows' sums of gains, int64 (n_rows, n_outputs)."""
     modulus = key.public.modulus
@@ -356,10 +355,10 @@ def hidden_passive(inputs: RoleInput[SecureBoost]) -> None:
                 return
 
 
-def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int | None) -> PublicKey:
+def _read_key(message: PredictionKey, active: str, insecure_test_key_bits: int | None) -> OUPublicKey:
     payload = unpack(message.payload, active, "PredictionKey")
     try:
-        key = PublicKey.from_payload(payload, insecure_test_key_bits)
+        key = OUPublicKey.from_payload(payload, insecure_test_key_bits)
         fields_of(key)
     except CryptoError as error:
         raise PeerProtocolError(active, f"{error} - at PredictionKey from {active}") from None

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.okamoto_uchiyama import PublicKey
-from treaty.crypto.additive.randomiser import KeyRandomness, Randomiser
+from treaty.crypto.additive.ciphers import OUPublicKey
+from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
 from treaty.machine.process import concurrently
@@ -227,7 +227,7 @@ class Adder:
     `words` are those of a ciphertext, `fields` how many outputs' sums a plaintext holds.
     """
 
-    def __init__(self, key: PublicKey, threads: int) -> None:
+    def __init__(self, key: OUPublicKey, threads: int) -> None:
         self._key, self.threads = key, threads
         self.words, self.fields = key.modulus.words, fields_of(key)
         self._randomiser, self._key_randomness = Randomiser(key, threads), KeyRandomness(key)
@@ -298,7 +298,7 @@ class Adder:
         return modulus.pack(modulus.montgomery([residue]))
 
 
-def fields_of(key: PublicKey) -> int:
+def fields_of(key: OUPublicKey) -> int:
     """Return how many outputs' sums a plaintext holds; raise CryptoError when not even one fits."""
     fields = (key.plaintext_bits - 2) // FIELD_BITS
     if fields < 1:

@@ -29,15 +29,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.fma_multiplier import HAS_FMA
-from treaty.crypto.additive.multiplier import HAS_IFMA
-from treaty.crypto.additive.packing import Packing
+from treaty.crypto.additive.multiplier import HAS_FMA, HAS_IFMA
 from treaty.crypto.lattice.parameters import LEAK_LIMIT, Parameters
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS
-from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.sums import Widths, rounds_of, steps_of
+from treaty.crypto.payload import Packing, SumsBounds
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, leak_of, sums_parameters, vector_bytes
+from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of
 from treaty.errors import CryptoError
 from treaty.messaging.party import Party
 from treaty.systems.pooled.options import BoostingOptions

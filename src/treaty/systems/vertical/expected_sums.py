@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from treaty.crypto.additive.packing import Packing
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.parameters import OU_DEFAULT_KEY_BITS, PAILLIER_DEFAULT_KEY_BITS
-from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.sums import Widths
+from treaty.crypto.payload import Packing, SumsBounds
 from treaty.crypto.sums.lattice_sums import sums_parameters, vector_bytes
+from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.system import Roles
 from treaty.systems.vertical import cipher_choice

@@ -18,7 +18,7 @@ from systems.fedxgb.playing import (
     uniform,
 )
 from tables import real_table, with_categories
-from treaty.crypto.sharing.secure_routing import share_integers
+from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, CryptoError, PeerLost
 from treaty.messaging.messages import Array, view

@@ -22,7 +22,7 @@ from systems.fedxgb.playing import (
     user_program,
 )
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
-from treaty.crypto.sharing.additive_comparison import FreshShares
+from treaty.crypto.keystream import FreshShares
 from treaty.crypto.sharing.additive_routing import open_integers
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerError, PeerLost, PeerProtocolError

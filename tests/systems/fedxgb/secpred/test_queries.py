@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, rules, shards, trained
-from treaty.crypto.sharing.secure_routing import share_integers
+from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
 from treaty.machine.database import kept_file, set_aside
 from treaty.messaging.messages import Array, decode_body, encode_body

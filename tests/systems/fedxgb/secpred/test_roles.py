@@ -11,7 +11,7 @@ import pytest
 
 from systems.fedxgb.playing import crowd_rows, options_of, play_crowd, uniform
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, predict, shards, trained
-from treaty.crypto.sharing.secure_routing import open_integers, share_integers
+from treaty.crypto.sharing.shamir_routing import open_integers, share_integers
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, DataError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, Message, view

@@ -29,8 +29,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from treaty.crypto.additive.montgomery import from_words, to_words
-from treaty.crypto.vectors.encrypted_vectors import Fields, Hider, hide_rows, opened, product_bits
+from treaty.crypto.payload import from_words, to_words
+from treaty.crypto.sums.hidden_vectors import Fields, Hider, hide_rows, opened, product_bits
 from treaty.errors import ConfigError, DataError
 from treaty.linear.batches import ROWS_PER_COLUMN
 from treaty.linear.losses import Target

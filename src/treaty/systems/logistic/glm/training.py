@@ -34,7 +34,7 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from treaty.crypto.vectors.cancelling_masks import CancellingMasks, from_fixed, to_fixed, total
+from treaty.crypto.keystream import CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import ConfigError, DataError
 from treaty.linear.losses import Target, fit_calibration, target_of
 from treaty.linear.preparation import COLUMN_FRACTION, uncorrelated

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.lattice.parameters import DEGREE
 from treaty.crypto.sums.additive_sums import AdditiveSumsClient
-from treaty.crypto.sums.disclosed_sums import vector_bytes
+from treaty.crypto.sums.encrypted_sums import message_bytes
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Floats
@@ -192,7 +192,7 @@ def keep_passive(inputs: RoleInput, keeping: AuditFolder, setup: Announced, blin
             public=f"it is to keep a record for an audit, and {active} keeps none (keep_for_audit)",
         )
     common: BoostingOptions = inputs.common
-    one = vector_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
+    one = message_bytes(setup.encryption, unpack(setup.payload, active, "Setup"))
     vectors = _most_vectors(common, n_rows) if blind else 1
     of_splits = node_type(1 << min(common.max_depth, 31)).itemsize
     of_splits *= not inputs.options.ciphers.reveals_columns(setup.encryption)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload
-from treaty.crypto.sums.disclosed_sums import Opened
+from treaty.crypto.sums.encrypted_sums import OpenedEntries
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.certificates import vouches
@@ -35,7 +35,7 @@ class Opener(Protocol):
     """What opens a cipher's messages: `DisclosedLattice` or `DisclosedKey`."""
 
     def begin_tree(self, grad: Integers, hess: Integers) -> None: ...
-    def open(self, query: Payload, secrets: NDArray[np.int8] | None) -> Opened: ...
+    def open(self, query: Payload, secrets: NDArray[np.int8] | None) -> OpenedEntries: ...
 
 
 @dataclass(frozen=True, slots=True)

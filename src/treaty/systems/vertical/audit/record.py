@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from treaty.crypto.aggregation.masks import length_prefixed
+from treaty.crypto.keystream import length_prefixed
 from treaty.errors import ConfigError
 from treaty.files import decoder_of
 from treaty.messaging.messages import Array, Message, encode_body

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from treaty.crypto.sums.disclosed_sums import DisclosedKey, DisclosedLattice, bounds_of, disclosed_key
+from treaty.crypto.sums.encrypted_sums import DisclosedKey, DisclosedLattice, bounds_of, disclosed_key
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.certificates import fingerprint

@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds
-from treaty.crypto.sealed.sides import Paths
-from treaty.crypto.sealed.sums import NUMBER, OWNER, Entry, Known, Widths, entry_of, fitted, winner_of
-from treaty.crypto.sealed.transfers import Bits, open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient
-from treaty.crypto.wide import Wide, add
+from treaty.crypto.transfer.arithmetic import Wide, add
+from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry, Widths, entry_of, fitted, winner_of
+from treaty.crypto.transfer.stock import Bits, Paths, open_transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, Message, pack, view
@@ -339,7 +338,7 @@ class SealedFinder(SumsFinder):
             so_far = take_steps(self.gradients.party, {names[after_k]: steps})[names[after_k]]
         return self._opened_owners(names[last], so_far[:, OWNER, 0]), numbers
 
-    def _own_entries(self, order: Order, shown: NDArray[np.intp], own: Splits) -> tuple[Entry, Entry]:
+    def _own_entries(self, order: Order, shown: NDArray[np.intp], own: Splits) -> tuple[KnownEntry, KnownEntry]:
         """Return what a split has to pass at each node, and own best splits, or the former where there are none."""
         rules, bounds, ours, owners = self._rules, [], [], []
         for wanted, totals in zip(order.wanted, order.totals, strict=True):
@@ -348,7 +347,7 @@ class SealedFinder(SumsFinder):
             has = node >= 0 and own.feature[node] >= 0
             ours.append(fraction(totals, own.left_totals[node], rules.ridge) if has else bounds[-1])
             owners.append(_OWN if has else _NOBODY)
-        return Entry(bounds, [_NOBODY] * len(bounds)), Entry(ours, owners)
+        return KnownEntry(bounds, [_NOBODY] * len(bounds)), KnownEntry(ours, owners)
 
     def _limits(self, order: Order) -> tuple[Integers, Integers]:
         """Return the least hess and rows of a left child, and one more than the most, int64 (2, nodes) each."""

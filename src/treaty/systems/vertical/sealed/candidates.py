@@ -13,10 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from treaty.crypto.aggregation.key_agreement import agree_with
-from treaty.crypto.aggregation.masks import length_prefixed
-from treaty.crypto.keystream import Keystream
-from treaty.crypto.wide import Wide, add, prefix_sums, subtract
+from treaty.crypto.keystream import Keystream, length_prefixed
+from treaty.crypto.sharing.key_agreement import agree_with
+from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums, subtract
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Flags, Int32s
 from treaty.messaging.party import Party

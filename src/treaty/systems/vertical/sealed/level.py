@@ -34,12 +34,11 @@ import msgspec
 import numpy as np
 
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.quads import Arrays as StepArrays
-from treaty.crypto.sealed.quads import Steps
-from treaty.crypto.sealed.sums import Known, Places, Widths, best_of_shared, integer_shares
-from treaty.crypto.sealed.transfers import Transfers
 from treaty.crypto.sums.lattice_sums import sealed_places
-from treaty.crypto.wide import Wide, subtract
+from treaty.crypto.transfer.arithmetic import Wide, subtract
+from treaty.crypto.transfer.sealed_sums import Known, Places, Widths, best_of_shared, integer_shares
+from treaty.crypto.transfer.stock import Arrays as StepArrays
+from treaty.crypto.transfer.stock import Steps, Transfers
 from treaty.machine.arrays import Int32s, pieces
 from treaty.messaging.leakage import Leakages, MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, pack, unpack
@@ -141,7 +140,7 @@ class WonCandidates(Message):
 
 
 class SideChoices(Message):
-    """Transfers of a bit of each of some rows, for every level that had none so far. Tells nothing (`sealed.sides`).
+    """Transfers of a bit of each of some rows, for every level that had none so far. Tells nothing (`transfer.stock`).
 
     The bit says whether the row is in the node asked about or in its sibling: `message`, uint64 (31, words), extends
     the transfers, and `flips`, uint64 (words,), are the bits under a mask.

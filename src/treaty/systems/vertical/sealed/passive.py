@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treaty.crypto.sealed.sides import Paths
-from treaty.crypto.sealed.sums import NUMBER, OWNER, Known, Widths, fitted, winner_of
-from treaty.crypto.sealed.transfers import open_transfers
 from treaty.crypto.sums.lattice_sums import LatticeSumsServer
-from treaty.crypto.wide import Wide
+from treaty.crypto.transfer.arithmetic import Wide
+from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, Widths, fitted, winner_of
+from treaty.crypto.transfer.stock import Paths, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s
 from treaty.messaging.messages import Array, view

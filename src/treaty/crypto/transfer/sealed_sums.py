@@ -25,11 +25,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import SumsBounds
-from treaty.crypto.sealed.arithmetic import both_of, products, selected, squares, times_known
-from treaty.crypto.sealed.comparison import comparison_steps, conjunctions, negatives
-from treaty.crypto.sealed.quads import Steps, together
-from treaty.crypto.sealed.transfers import Bits, Transfers
-from treaty.crypto.wide import Wide, add, cut, from_ints, negative, only, resized, shifted, subtract, wide
+from treaty.crypto.transfer.arithmetic import (
+    Wide,
+    add,
+    both_of,
+    cut,
+    from_ints,
+    negative,
+    only,
+    products,
+    resized,
+    selected,
+    shifted,
+    squares,
+    subtract,
+    times_known,
+    wide,
+)
+from treaty.crypto.transfer.comparison import comparison_steps, conjunctions, negatives
+from treaty.crypto.transfer.stock import Bits, Steps, Transfers, together
 
 WORDS = 2
 """Of a share of a sum: shares are modulo 2^128, which no product with a node's own sums passes."""
@@ -130,7 +144,7 @@ TOP, BELOW, NUMBER, OWNER = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KnownEntry:
     """An entry of every node that the knower knows: fractions, and the number of the owner that each stands for."""
 
     fractions: Sequence[tuple[int, int]]
@@ -152,18 +166,20 @@ class Known:
     hess: NDArray[np.int64]
     count: NDArray[np.int64]
     owner: int
-    before: list[Entry] = field(default_factory=list)
-    after: list[Entry] = field(default_factory=list)
+    before: list[KnownEntry] = field(default_factory=list)
+    after: list[KnownEntry] = field(default_factory=list)
 
     def only(self, part: slice) -> Known:
         """Return what concerns some of the nodes."""
-        kept = ([Entry(e.fractions[part], e.owners[part]) for e in entries] for entries in (self.before, self.after))
+        kept = (
+            [KnownEntry(e.fractions[part], e.owners[part]) for e in entries] for entries in (self.before, self.after)
+        )
         return Known(self.totals[part], self.ridge, self.hess[:, part], self.count[:, part], self.owner, *kept)
 
     @classmethod
     def nothing(cls, nodes: int, before: int, after: int) -> Known:
         """Return what the owner adds."""
-        none = Entry([(0, 0)] * nodes, [0] * nodes)
+        none = KnownEntry([(0, 0)] * nodes, [0] * nodes)
         zeros = np.zeros((2, nodes), np.int64)
         return cls(np.zeros((nodes, 3), np.int64), 0, zeros, zeros, 0, [none] * before, [none] * after)
 
@@ -197,7 +213,7 @@ def best_of_shared(transfers: Transfers, sums: Wide, known: Known, widths: Width
     return (yield from winner_of(transfers, np.concatenate([*before, values, *after], axis=1), widths, role, step))
 
 
-def entry_of(entry: Entry, widths: Widths) -> Wide:
+def entry_of(entry: KnownEntry, widths: Widths) -> Wide:
     """Return the knower's shares of an entry that it knows, (n, 1, 4, words); the owner's are zeros.
 
     A numerator beyond all candidates' is cut to the largest that fits: with a denominator of H + ridge, at most any

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from treaty.crypto.aggregation.masks import PairStreams, UsedNonces, length_prefixed
+from treaty.crypto.keystream import PairStreams, UsedNonces, length_prefixed
 from treaty.errors import CryptoError
 
 SEED_BYTES = 32

@@ -9,75 +9,28 @@ Each of e0, ..., e3, g0, g1, g2 is opened under a random bit, of which both part
 product of these bits that occurs when the sums are multiplied out (Beaver, "Efficient Multiparty Protocols Using
 Circuit Randomization", CRYPTO 1991, for more than two factors). A *quad* has own shares of the 7 bits and 22 products
 in one word: what is opened says which of them count, and the result is their parity.
+
+Which of shared numbers are negative: the carry of two parties' shares, by digits of four bits.
+
+The top bit of z0 + z1 is that of the shares and a carry from below, which is there where one party's low bits exceed
+the complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree, four at a time:
+the millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3), whose tree joins two. Bits are shared
+exclusively.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from functools import cache
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import Keystream
-from treaty.crypto.transfer.bits import packed, unpacked
-from treaty.crypto.transfer.extension import random_pairs
-from treaty.errors import CryptoError
+from treaty.crypto.transfer.arithmetic import Wide, bit, bits_of
+from treaty.crypto.transfer.extension import joined, message_bits, packed, random_pairs, unpacked
+from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, take, triples
 from treaty.machine.kernels import kernel
-
-if TYPE_CHECKING:
-    from treaty.crypto.sealed.transfers import Drawn, Transfers
-
-
-# -------- steps that two parties take together: at each, both send arrays at the same time, and go on with the other's
-#
-# What the parties compute is a generator, the same at both ends: it yields what its party sends and is given what the
-# other has sent. `together` takes the steps of several at once, in one message each way.
-
-Result = TypeVar("Result")
-Arrays = list[NDArray[Any]]
-Steps = Generator[Arrays, Arrays, Result]
-
-
-def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
-    """Run protocols that do not depend on each other, each step of all of them in one message; return their results."""
-    results: list[Any] = [None] * len(protocols)
-    waiting: dict[int, Arrays] = {}
-    given: dict[int, Arrays | None] = {k: None for k in range(len(protocols))}
-    while given:
-        for k, arrays in given.items():
-            try:
-                waiting[k] = next(protocols[k]) if arrays is None else protocols[k].send(arrays)
-            except StopIteration as stop:
-                results[k] = stop.value
-        if not waiting:
-            break
-        sizes = np.array([len(waiting.get(k, ())) for k in range(len(protocols))], np.int64)
-        came = yield [sizes, *(array for k in sorted(waiting) for array in waiting[k])]
-        given, at = {}, 1
-        fine = bool(came) and came[0].dtype == np.int64 and came[0].shape == (len(protocols),)
-        counts = came[0].tolist() if fine else []
-        if not fine or min(counts) < 0 or sum(counts) != len(came) - 1:
-            raise CryptoError("expected a step of as many protocols as this end's")
-        for k in sorted(waiting):
-            given[k] = came[at : at + counts[k]]
-            at += counts[k]
-        waiting = {}
-    return results
-
-
-def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> Arrays:
-    """Return what the other party sent; CryptoError unless element types and shapes are those expected."""
-    fine = len(came) == len(expected) and all(
-        array.dtype == kind and array.shape == shape for array, (kind, shape) in zip(came, expected, strict=True)
-    )
-    if not fine:
-        what = [(str(array.dtype), array.shape) for array in came]
-        raise CryptoError(f"expected arrays {[(kind.__name__, shape) for kind, shape in expected]}, got {what}")
-    return came
-
 
 # ---------------------------------------------------------------- quads
 
@@ -109,14 +62,13 @@ _PRODUCTS: list[frozenset[int]] = [
 ]
 """What the bits of a quad's word are shares of, the lowest first; the first, which is empty, is 1."""
 
-_FEW, _MANY = 1 << 12, 1 << 17  # quads that are made when there are none, twice as many each time
+_MOST_QUADS = 1 << 17  # made at a time
 
-Bits = NDArray[np.uint8]
-Words = NDArray[np.uint32]
+QuadWords = NDArray[np.uint32]
 
 
 @cache
-def _counting() -> Words:
+def _counting() -> QuadWords:
     """Return which products count in whether four digits are greater, and equal, by the opened bits, (2, 128)."""
     out = np.zeros((2, 128), np.uint32)
     for result, terms in enumerate((_GREATER, _EQUAL)):
@@ -127,23 +79,18 @@ def _counting() -> Words:
     return out
 
 
-class Quads:
-    """A stock of quads; both parties draw the same at once."""
-
-    def __init__(self) -> None:
-        self._stock, self._next, self._promised = np.empty(0, np.uint32), _FEW, 0
-
-    def draw(self, transfers: Transfers, count: int) -> Steps[Words]:
-        """Draw quads, uint32 (count,); where fewer are left, more are made of transfers first, in some steps."""
-        if len(self._stock) - self._promised < count:
-            self._promised += count  # what others draw meanwhile is theirs
-            more = max(count, self._next)
-            self._next = min(2 * self._next, _MANY)
-            made = yield from _made(transfers, more)
-            self._stock = np.concatenate([self._stock, made])
-            self._promised -= count
-        drawn, self._stock = self._stock[:count], self._stock[count:]
-        return drawn
+def draw_quads(transfers: Transfers, count: int) -> Steps[QuadWords]:
+    """Draw quads, uint32 (count,); where fewer are left, more are made of transfers first, in some steps."""
+    stock = transfers.quads
+    if len(stock.words) - stock.promised < count:
+        stock.promised += count  # what others draw meanwhile is theirs
+        more = max(count, stock.next)
+        stock.next = min(2 * stock.next, _MOST_QUADS)
+        made = yield from _made(transfers, more)
+        stock.words = np.concatenate([stock.words, made])
+        stock.promised -= count
+    drawn, stock.words = stock.words[:count], stock.words[count:]
+    return drawn
 
 
 def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[Bits]:
@@ -153,19 +100,19 @@ def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[B
         missing = -len(greater) % 4  # digits that are equal, below all others
         greater = np.concatenate([np.zeros((missing, n), np.uint8), greater]).reshape(-1, 4, n)
         equal = np.concatenate([np.full((missing, n), 1 - role, np.uint8), equal]).reshape(-1, 4, n)
-        quads = yield from transfers.quads.draw(transfers, greater.shape[0] * n)
+        quads = yield from draw_quads(transfers, greater.shape[0] * n)
         masked = np.empty((len(greater), n), np.uint8)
-        _mask(quads, greater, equal, masked)
+        _mask_digits(quads, greater, equal, masked)
         (came,) = take((yield [masked]), (np.uint8, masked.shape))
         found = np.empty((2, len(greater), n), np.uint8)
-        _open(quads, masked ^ came, greater, _counting(), 1 - role, found)
+        _open_digits(quads, masked ^ came, greater, _counting(), 1 - role, found)
         greater, equal = found
     carry: Bits = greater[0]
     return carry
 
 
 @kernel
-def _mask(quads: Words, greater: Bits, equal: Bits, masked: Bits) -> None:
+def _mask_digits(quads: QuadWords, greater: Bits, equal: Bits, masked: Bits) -> None:
     """Write the seven bits of each four digits under those of a quad."""
     for group in range(masked.shape[0]):
         for k in range(masked.shape[1]):
@@ -178,7 +125,7 @@ def _mask(quads: Words, greater: Bits, equal: Bits, masked: Bits) -> None:
 
 
 @kernel
-def _open(quads: Words, opened: Bits, greater: Bits, counting: Words, one: int, found: Bits) -> None:
+def _open_digits(quads: QuadWords, opened: Bits, greater: Bits, counting: QuadWords, one: int, found: Bits) -> None:
     """Write shares of whether four digits are greater, and equal; `one` is this party's share of 1."""
     for group in range(opened.shape[0]):
         for k in range(opened.shape[1]):
@@ -193,7 +140,7 @@ def _open(quads: Words, opened: Bits, greater: Bits, counting: Words, one: int, 
             found[0, group, k] ^= greater[group, 3, k]
 
 
-def _made(transfers: Transfers, count: int) -> Steps[Words]:
+def _made(transfers: Transfers, count: int) -> Steps[QuadWords]:
     """Make quads, uint32 (count,), of six transfers each: e1, e2 and e3 are random bits of the first three."""
     yield from transfers.reserve(3 * count)
     drawn = transfers.drawn(3 * count)
@@ -251,3 +198,93 @@ def _side_by_side(bits: list[Bits]) -> Bits:
 def _only(bits: Bits, values: Bits) -> Bits:
     """Return values where the bit is 1, else 0, without a branch."""
     return values & (np.uint8(0) - bits)
+
+
+_DIGIT = 4
+
+
+def negatives(transfers: Transfers, z: Wide, bits: int, role: int) -> Steps[Bits]:
+    """Return shares of the top bit of each z, (n,), from shares modulo 2^bits, (n, words)."""
+    low, top = bits_of(z, bits - 1), bit(z, bits - 1)
+    return top ^ (yield from carries(transfers, low, role))
+
+
+def comparison_steps(bits: int) -> int:
+    """Return the steps that `negatives` takes, besides those that fill the stocks."""
+    digits, steps = -(-(bits - 1) // _DIGIT), 2
+    while digits > 1:
+        digits, steps = -(-digits // 4), steps + 1
+    return steps
+
+
+def carries(transfers: Transfers, low: Bits, role: int) -> Steps[Bits]:
+    """Return shares of whether the numbers of both parties, given by bits (n, count), together reach 2^count."""
+    half = len(low) // 2  # each party compares its digits with the other's complements in one half
+    mine, theirs = (low[:half], low[half:]) if role == 0 else (low[half:], low[:half])
+    greater, equal = yield from _digits(transfers, _whole(1 - mine), _whole(theirs))
+    if role == 1:
+        greater, equal = (np.concatenate([x[len(mine) :], x[: len(mine)]]) for x in (greater, equal))
+    carry = yield from join(transfers, np.ascontiguousarray(greater.T), np.ascontiguousarray(equal.T), role)
+    return carry
+
+
+def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bits]:
+    """Return shares of x and y for each of at most two `ys`, (k, n): one step."""
+    count, n = ys.shape
+    yield from transfers.reserve(n)
+    a, b, c = triples(transfers, n)
+    opened = np.concatenate([(x ^ a)[None], ys ^ b[:count]])
+    sent = packed(opened.reshape(-1))
+    (came,) = take((yield [sent]), (np.uint64, sent.shape))
+    opened ^= unpacked(came, opened.size).reshape(opened.shape)
+    e, f = opened[0], opened[1:]
+    out: Bits = c[:count] ^ (e & b[:count]) ^ (f & a)
+    return np.bitwise_xor(out, e & f) if role == 0 else out
+
+
+def _whole(bits: Bits) -> Bits:
+    """Return bits (n, count) with zeros above, so that they make whole digits."""
+    out = np.zeros((len(bits), -(-bits.shape[1] // _DIGIT) * _DIGIT), np.uint8)
+    out[:, : bits.shape[1]] = bits
+    return out
+
+
+def _numbers(bits: Bits, longest: int) -> Bits:
+    """Return the digits of bits (n, 4 digits) in one row, with zeros for `longest` - n numbers more."""
+    raw = np.packbits(bits.reshape(-1), bitorder="little")  # two digits in a byte
+    out = np.zeros((max(len(raw), longest * bits.shape[1] // (2 * _DIGIT) + 1), 2), np.uint8)
+    out[: len(raw), 0], out[: len(raw), 1] = raw & np.uint8(15), raw >> np.uint8(4)
+    return out.reshape(-1)[: longest * bits.shape[1] // _DIGIT]
+
+
+def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
+    """Return shares of whether x > y and x = y, digit by digit, (n + m, digits).
+
+    `y`, bits (n, 4 digits), are compared with the other party's x, whose shares come first, and `x` (m, 4 digits) with
+    its y.
+    """
+    longest, digits = -(-(len(x) + len(y)) // 2), y.shape[1] // _DIGIT
+    choices = np.zeros((longest, y.shape[1]), np.uint8)
+    choices[: len(y)] = y
+    first, q, t = yield from transfers.choose(choices.reshape(-1))
+    shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
+    table = np.empty(longest * digits, np.uint32)
+    _write_tables(_numbers(x, longest), shares, table)
+    table ^= message_bits(transfers.sender, joined(q, _DIGIT), first, _DIGIT, 2)
+    (came,) = take((yield [table]), (np.uint32, table.shape))
+    mine = (came >> (2 * _numbers(y, longest)).astype(np.uint32)).astype(np.uint8)
+    mine = (mine ^ transfers.receiver.hash.rows(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
+    both: Bits = np.concatenate([mine.reshape(longest, digits)[: len(y)], shares.reshape(longest, digits)[: len(x)]])
+    return both & np.uint8(1), both >> np.uint8(1)
+
+
+@kernel
+def _write_tables(given: Bits, shares: Bits, tables: NDArray[np.uint32]) -> None:
+    """Write for each digit of four bits a table of two bits per number, xor the share's two bits.
+
+    They are 1 for numbers below the digit, 2 for the digit itself.
+    """
+    one, even = np.uint32(1), np.uint32(0x55555555)
+    for k in range(len(given)):
+        at = np.uint32(2 * given[k])
+        tables[k] = ((((one << at) - one) & even) | (one << at << one)) ^ (np.uint32(shares[k]) * even)

@@ -1,1 +1,0 @@
-"""Secure aggregation: sums of vectors whose terms nobody sees."""

@@ -1,0 +1,251 @@
+"""Factors of the negacyclic number-theoretic transform modulo primes below 2^31; `kernels` transforms with them.
+
+References: Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography,
+2016.
+
+Random numbers of the lattice map from streams of bytes: secret ones from `Keystream`, public ones from a seed.
+
+Which bytes are rejected depends only on the rejected bytes, so the time taken tells nothing of those kept.
+
+Residues side by side without the bits that are zero in all of them, as they are sent.
+
+Of each block of N entries come the residues modulo the first prime, each in the prime's width, from the lowest bit of
+the first word on; then those modulo the next prime, which begin with a word of their own. So pieces of whole blocks,
+one after the other, are the same words as all in one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.keystream import Keystream
+from treaty.crypto.lattice.parameters import ERROR_BITS, Digits, Parameters
+from treaty.errors import CryptoError
+from treaty.machine.arrays import pieces
+from treaty.machine.kernels import kernel, new_array
+from treaty.machine.shared_work import share
+
+Residues = NDArray[np.uint32]
+
+
+class Tables(NamedTuple):
+    """Factors of the transforms modulo one prime, for all strides, and their Shoup quotients: uint32 (2 N,) each.
+
+    N factors for strides from 16, then N / 2 for each of 8, 4, 2 and 1, one for every butterfly.
+    """
+
+    prime: np.uint32
+    forward: Residues
+    forward_shoup: Residues
+    inverse: Residues
+    inverse_shoup: Residues
+
+
+@cache
+def tables(prime: int, degree: int) -> Tables:
+    """Make the factors: powers of a 2 N-th root of unity."""
+    base = next(x for x in range(2, prime) if pow(x, (prime - 1) // 2, prime) == prime - 1)
+    root = pow(base, (prime - 1) // (2 * degree), prime)
+    reversed_bits = np.zeros(1, np.intp)
+    while len(reversed_bits) < degree:
+        reversed_bits = np.concatenate([2 * reversed_bits, 2 * reversed_bits + 1])
+
+    def powers(of: int) -> tuple[Residues, Residues]:
+        values = np.ones(1, np.uint64)
+        while len(values) < degree:  # products of numbers below 2^31 fit
+            values = np.concatenate([values, values * np.uint64(pow(of, len(values), prime)) % np.uint64(prime)])
+        block = values[reversed_bits]
+        index = np.arange(degree // 2)
+        near = [block[degree // (2 * stride) + index // stride] for stride in (8, 4, 2, 1)]
+        factors = np.concatenate([block, *near])
+        words = factors.astype(np.uint32)
+        return words, shoup_quotients(words, prime)
+
+    return Tables(np.uint32(prime), *powers(root), *powers(pow(root, -1, prime)))
+
+
+def shoup_quotients(values: Residues, prime: int) -> Residues:
+    """floor(values 2^32 / prime)."""
+    return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)
+
+
+Bytes = Callable[[int], bytes]  # ``draw(count)`` gives that many bytes of a stream
+
+_TRITS = np.array([[byte // 3**k % 3 - 1 for k in range(5)] for byte in range(243)], np.int8)
+
+
+def uniform(draw: Bytes, bound: int, count: int) -> NDArray[np.uint32]:
+    """Return uniform numbers below `bound` <= 2^31, uint32 (count,): the low bits of words, too large ones rejected."""
+    kept, mask = np.empty(0, np.uint32), np.uint32((1 << (bound - 1).bit_length()) - 1)
+    while len(kept) < count:
+        words = np.frombuffer(draw(4 * (count - len(kept))), np.dtype("<u4")) & mask
+        kept = np.concatenate([kept, words[words < bound]])
+    return kept
+
+
+def ternary(draw: Bytes, count: int) -> NDArray[np.int8]:
+    """Return uniform numbers of {-1, 0, 1}, int8 (count,): five to a byte, bytes from 243 rejected."""
+    kept = np.empty(0, np.uint8)
+    needed = -(-count // 5)
+    while len(kept) < needed:
+        drawn = np.frombuffer(draw((needed - len(kept)) * 256 // 243 + 32), np.uint8)
+        kept = np.concatenate([kept, drawn[drawn < 243]])
+    return _TRITS[kept[:needed]].reshape(-1)[:count].copy()
+
+
+def errors(draw: Bytes, count: int) -> NDArray[np.int8]:
+    """Return centred binomial numbers, int8 (count,): the difference of the sums of 21 bits each."""
+    words = np.frombuffer(draw(8 * count), np.dtype("<u4")) & np.uint32((1 << ERROR_BITS) - 1)
+    ones = np.bitwise_count(words).view(np.int8)
+    out: NDArray[np.int8] = ones[:count] - ones[count:]
+    return out
+
+
+def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> NDArray[np.int64]:
+    """Return residues int64 (count, primes) of integers uniform on [-2^(bits-1), 2^(bits-1))."""
+    words = -(-bits // 32)
+    drawn = np.frombuffer(draw(4 * words * count), np.dtype("<u4")).reshape(count, words).astype(np.int64)
+    if bits % 32:
+        drawn[:, -1] &= (1 << bits % 32) - 1
+    modulus = np.array(primes, np.int64)
+    rest = np.zeros((count, len(primes)), np.int64)
+    for word in range(words - 1, -1, -1):
+        rest = ((rest << 32) + drawn[:, word, np.newaxis]) % modulus
+    half = np.array([(1 << (bits - 1)) % prime for prime in primes], np.int64)
+    out: NDArray[np.int64] = (rest - half) % modulus
+    return out
+
+
+def uniform_digits(draw: Bytes, shape: tuple[int, int, int]) -> Digits:
+    """Return numbers uniform modulo q' = 2^(16 D), uint16 (vectors, rows, D)."""
+    return np.frombuffer(draw(2 * math.prod(shape)), np.dtype("<u2")).astype(np.uint16).reshape(shape)
+
+
+def public_ring_elements(seed: bytes, number: int, primes: tuple[int, ...], degree: int) -> NDArray[np.uint32]:
+    """Expand public element `number` of the ring from a seed, transformed: uint32 (primes, degree), uniform."""
+    out = np.empty((len(primes), degree), np.uint32)
+    for k, prime in enumerate(primes):
+        label = b"treaty lattice public element" + number.to_bytes(8, "little") + prime.to_bytes(8, "little")
+        out[k] = uniform(Keystream(hashlib.sha256(label + seed).digest()).raw, prime, degree)
+    return out
+
+
+def public_transforms(parameters: Parameters, seed: bytes, numbers: Sequence[int], threads: int) -> Residues:
+    """Return the transforms of some of a~_0, a~_1, ...: uint32 (primes, numbers, N)."""
+    out = np.empty((len(parameters.primes), len(numbers), parameters.degree), np.uint32)
+
+    def expand(first: int, stop: int) -> None:
+        for place in range(first, stop):
+            out[:, place] = public_ring_elements(seed, numbers[place], parameters.primes, parameters.degree)
+
+    share(expand, len(numbers), threads)
+    return out
+
+
+WORD = 32
+Packed = NDArray[np.uint32]
+
+_WORD, _LOW = np.uint64(WORD), np.uint64((1 << WORD) - 1)
+
+
+def packed_words(parameters: Parameters, count: int) -> int:
+    """Return how many words the residues of so many entries take."""
+    blocks, rest = divmod(count, parameters.degree)
+    return blocks * _words_of(parameters, parameters.degree) + _words_of(parameters, rest)
+
+
+def _words_of(parameters: Parameters, count: int) -> int:
+    return sum(-(-count * width // WORD) for width in parameters.widths)
+
+
+def _planes(parameters: Parameters, first: int, stop: int) -> Iterator[tuple[int, int, slice]]:
+    """Return number, width and words of each prime's plane, of the entries first to stop of a block."""
+    start = packed_words(parameters, first)
+    for p, width in enumerate(parameters.widths):
+        end = start + -(-(stop - first) * width // WORD)
+        yield p, width, slice(start, end)
+        start = end
+
+
+def pack(parameters: Parameters, residues: Residues, threads: int = 1) -> Packed:
+    """Pack residues, uint32 (vectors, primes, m), to uint32 (vectors, words)."""
+    vectors, _, count = residues.shape
+    blocks = pieces(count, parameters.degree)
+    out = np.empty((vectors, packed_words(parameters, count)), np.uint32)
+
+    def work(first: int, stop: int) -> None:
+        for v, block in ((v, blocks[j]) for v, j in (divmod(task, len(blocks)) for task in range(first, stop))):
+            for p, width, words in _planes(parameters, block.start, block.stop):
+                pack_plane(residues[v, p, block], width, out[v, words])
+
+    share(work, vectors * len(blocks), threads)
+    return out
+
+
+def unpack(parameters: Parameters, packed: Packed, most: int, threads: int = 1) -> Residues:
+    """Return the residues, uint32 (vectors, primes, m), of `most` entries or, of fewer, of whole blocks.
+
+    They may exceed their primes. CryptoError for a number of words that no such entries take.
+    """
+    packed = packed.view()
+    packed.flags.writeable = False  # as those of a message are, or the kernel would be compiled for either kind
+    vectors, given = packed.shape
+    whole = given // packed_words(parameters, parameters.degree) * parameters.degree
+    count = most if given == packed_words(parameters, most) else whole
+    if count > most or given != packed_words(parameters, count):
+        raise CryptoError(
+            f"expected words of {most} entries, or of fewer in whole blocks of {parameters.degree}, got {given} words "
+            "- in a query"
+        )
+    blocks = pieces(count, parameters.degree)
+    out = np.empty((vectors, len(parameters.primes), count), np.uint32)
+
+    def work(first: int, stop: int) -> None:
+        for v, block in ((v, blocks[j]) for v, j in (divmod(task, len(blocks)) for task in range(first, stop))):
+            for p, width, words in _planes(parameters, block.start, block.stop):
+                unpack_plane(packed[v, words], width, out[v, p, block])
+
+    share(work, vectors * len(blocks), threads)
+    return out
+
+
+@kernel
+def pack_plane(residues: Residues, width: int, out: Packed) -> None:
+    """Write the low `width` bits, 16 to 31, of each number one after the other.
+
+    32 numbers take `width` words, of which each holds bits of three numbers at most: of number at[k] all but gone[k].
+    """
+    at, gone, wide = new_array((3, width), np.uint32), new_array(width, np.uint64), np.uint64(width)
+    for k in range(width):
+        for part in range(3):
+            at[part, k] = min(k * WORD // width + part, WORD - 1)
+        gone[k] = k * WORD % width
+    for first in range(0, len(residues), WORD):
+        numbers, start = residues[first : first + WORD], first // WORD * width
+        if len(numbers) < WORD:
+            rest, numbers = numbers, new_array(WORD, np.uint32)
+            for i in range(WORD):  # a slice assigned to a slice would take seconds to compile
+                numbers[i] = rest[i] if i < len(rest) else np.uint32(0)
+        words = out[start : start + width]
+        for k in range(len(words)):
+            held = np.uint64(numbers[at[0, k]]) >> gone[k] | np.uint64(numbers[at[1, k]]) << wide - gone[k]
+            held |= np.uint64(numbers[at[2, k]]) << wide + wide - gone[k]
+            words[k] = np.uint32(held & _LOW)
+
+
+@kernel
+def unpack_plane(packed: Packed, width: int, out: Residues) -> None:
+    wide, last = np.uint64(width), np.uint64(len(packed) - 1)  # unsigned places need no look for negative ones
+    mask = (np.uint64(1) << wide) - np.uint64(1)
+    for i in range(np.uint64(len(out))):
+        bit = np.uint64(i) * wide
+        word, shift = bit >> np.uint64(5), bit & np.uint64(31)
+        pair = np.uint64(packed[word]) | np.uint64(packed[min(word + np.uint64(1), last)]) << _WORD
+        out[i] = np.uint32(pair >> shift & mask)

@@ -1,1 +1,0 @@
-"""The group, hashes and bindings behind private set intersection."""

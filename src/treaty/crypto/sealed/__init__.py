@@ -1,1 +1,0 @@
-"""Two parties compute on numbers that neither knows: products, comparisons and the largest fraction, from transfers."""

@@ -1,0 +1,479 @@
+"""One round of secure aggregation as its members and the aggregator agree on it beforehand; see `secure_aggregation`.
+
+The form for parties that never drop out is complete here: masks between pairs cancel in the sum over all members, and
+nothing has to be recovered. Without one member's vector the others' sum stays masked: the aggregator and any number of
+colluders learn the sum of the remaining members' inputs and no more, whatever the aggregator tells whom.
+
+A member's part in one round of secure aggregation; see `secure_aggregation` for the steps and what they protect.
+
+Sums of vectors that nobody sees: double masking with dropout, and its form for parties that never drop out.
+
+Bonawitz et al.'s protocol without transport: a protocol carries what these classes return. Vectors are int64 of public
+length; sums are exact modulo 2^64 (the caller checks beforehand that they fit).
+
+====  ======================================  ===============================================================
+step  call                                    content
+====  ======================================  ===============================================================
+0     `EphemeralKeys.advertise`, `agree`      u -> A -> all: two signed public keys
+1     `Participant.share`,                    u -> A -> v: sealed shares of u's self-mask seed b_u (and of its
+      `Aggregator.pass_shares`                mask key s_u); U1 = those who sent them
+2     `Participant.masked_input`,             u -> A: y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv)
+      `Aggregator.add_input`                  - sum_{v < u} PRG(s_uv), v in U1
+3     `Aggregator.survivors`,                 A -> u: U2, whose inputs came; u -> A -> all of U2: signatures
+      `Participant.sign_survivors`,           on U2
+      `Aggregator.pass_signatures`
+4     `Participant.unmask`                    u -> A: v in U2: share of b_v; v in U1 but not in U2: share of s_v,
+                                              or the key of PRG(s_uv)
+open  `Aggregator.open`                       sum_{u in U2} x_u
+====  ======================================  ===============================================================
+
+`dropout` says how the masks of a participant lost between steps 1 and 2 are recovered:
+
+* ``"share"``: from shares of its mask key, any t of them. All keys are made anew in every round: if a key served in
+  two rounds and were rebuilt when its owner drops from the second, the masks of the first would be known, too.
+* ``"reveal"``: every survivor tells the key of its one mask with the lost one. Keys may last a job and steps are
+  cheaper, but a survivor lost before step 4 voids the round. For few and steady participants.
+* ``"none"``: not at all. Only step 2 without PRG(b_u): `pairwise_input`, `open_pairwise`. Keys may last a job.
+
+**What is assumed, what is learned.** A is the aggregator, c how many of the n members pass it all they see (a member
+that is itself the aggregator counts). Channels to A are encrypted and authenticated; the roster's keys are right.
+
+* A follows the protocol and c < t, with t > n/2: A and its colluders learn U1, U2 and the sum over U2, hence the sum of
+  the other survivors' inputs, and no more. With ``"none"``, any c.
+* A tells different members different things and c < 2t - n (that is c < n/3 at the default t = ceil(2n/3)): the same.
+  Two lists cannot both get t signatures, and all that is signed or sealed is tied to what its sender was told of the
+  round and of the keys. A can leave members out or make the round fail, and it can falsify the sum.
+* Members learn who takes part. `min_cohort` counts colluders: of a sum of three, one colluder sees a sum of two.
+
+Not prevented here: inputs that lie, and differences. Of two sums of the same inputs over cohorts that differ by one
+member, be it in another round or in another attempt after a void one, the difference is that member's input: the
+calling protocol must limit who may drop out, and when to stop repeating.
+
+References: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, figure 4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from treaty.crypto.keystream import KEY_BYTES, add_masks, length_prefixed, mask_key, mask_nonce, pair_keys
+from treaty.crypto.sharing.key_agreement import (
+    Advertisement,
+    PairSeeds,
+    agree_with,
+    check_advertisements,
+    seal,
+    transcript,
+    unseal,
+    verifies,
+)
+from treaty.crypto.sharing.shamir import open_bytes, share_bytes, share_length
+from treaty.errors import CryptoError
+
+Dropout = Literal["share", "reveal", "none"]
+
+
+class RoundVoid(CryptoError):
+    """Too few participants are left; nothing was opened. Repeat with the next attempt, which has new masks."""
+
+
+class Unmasking(NamedTuple):
+    """A participant's answer at step 4, by member.
+
+    For those in U2 its share of their self-mask seed; for those lost from U1 its share of their mask key (``"share"``)
+    or the key of its one mask with them (``"reveal"``).
+    """
+
+    survivors: dict[str, bytes]
+    lost: dict[str, bytes]
+
+
+class Round:
+    """What all agree on before one vector is summed; an aggregator cannot tell two members different versions of it.
+
+    The roster gives the Ed25519 public keys (32 bytes) of the n members chosen for this round; an absent member still
+    counts for t. `vector_id` distinguishes vectors of one round. `threshold` is t, how many members must answer: more
+    than n/2, by default ceil(2n/3). `min_cohort` is the fewest members whose sum may be opened, 3 or more; with
+    `allow_two` also 2, each of whom sees the other's input in the sum: only where noise protects inputs. CryptoError if
+    these are out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        protocol: str,
+        round_id: int,
+        roster: Mapping[str, bytes],
+        length: int,
+        dropout: Dropout = "share",
+        vector_id: str = "",
+        threshold: int | None = None,
+        min_cohort: int = 3,
+        allow_two: bool = False,
+    ) -> None:
+        n = len(roster)
+        threshold = -(-2 * n // 3) if threshold is None else threshold
+        if min_cohort < (2 if allow_two else 3):
+            raise CryptoError(f"expected a min_cohort of 3 or more (2 only where noise is on), got {min_cohort}")
+        if n < min_cohort:
+            raise CryptoError(f"expected {min_cohort} members or more, got {n}: a sum over fewer shows single inputs")
+        if not n < 2 * threshold <= 2 * n:
+            raise CryptoError(f"expected a threshold above half of {n} members and at most {n}, got {threshold}")
+        self.job_id, self.roster, self.length, self.dropout = job_id, dict(roster), length, dropout
+        self.threshold, self.least = threshold, max(threshold, min_cohort)  # `least` members whose sum is opened
+        self.nonce = mask_nonce(job_id, protocol, round_id, 0, vector_id)  # names the vector's masks
+        names = sorted(roster)
+        self._protocol, self._round_id, self._vector_id, self._min_cohort = protocol, round_id, vector_id, min_cohort
+        self._points = {name: place for place, name in enumerate(names, 1)}
+        self._listed = length_prefixed(*(part for name in names for part in (name, roster[name])))
+        self._job = hashlib.sha256(length_prefixed("treaty job", job_id, protocol, self._listed)).digest()
+
+    def another(self, round_id: int, length: int, vector_id: str, attempt: int = 0) -> Round:
+        """Return a round of the same members under the same rules; cheaper than a new one, which digests the roster."""
+        other = copy(self)
+        other.length, other._round_id, other._vector_id = length, round_id, vector_id
+        other.nonce = mask_nonce(self.job_id, self._protocol, round_id, attempt, vector_id)
+        return other
+
+    def repeated(self, attempt: int) -> Round:
+        """Return this round's repetition number `attempt`, from 1, which has new masks; 0 is the round itself."""
+        return self.another(self._round_id, self.length, self._vector_id, attempt)
+
+    @property
+    def context(self) -> bytes:
+        """Digest of all that the members agree on, bytes of length 32."""
+        parts = (self.nonce, self.length, self.dropout, self.threshold, self._min_cohort, self._listed)
+        return hashlib.sha256(length_prefixed("treaty round", *parts)).digest()
+
+    @property
+    def key_scope(self) -> bytes:
+        """Scope of the members' `EphemeralKeys`: this round and attempt ("share"), or the job and roster."""
+        return self.context if self.dropout == "share" else self._job
+
+    def points(self, names: Sequence[str]) -> list[int]:
+        """Return the points of members' shares: their places in the sorted roster, from 1."""
+        return [self._points[name] for name in names]
+
+    def check(self, vector: NDArray[Any], dtype: type[np.generic], what: str) -> None:
+        """Raise CryptoError for a vector of another type or length than the round's."""
+        if vector.dtype != dtype or vector.shape != (self.length,):
+            wanted = f"{np.dtype(dtype)} ({self.length},)"
+            raise CryptoError(f"expected {wanted}, got {vector.dtype} {vector.shape} - at {what}")
+
+    def check_seeds(self, seeds: PairSeeds) -> None:
+        """Raise CryptoError for seeds from keys made for anything but this round's scope."""
+        if seeds.scope != self.key_scope or seeds.name not in self.roster:
+            raise CryptoError(f"expected seeds from keys made for this round, got others - at {seeds.name}")
+
+    def session(self, keys: bytes) -> bytes:
+        """Name the round together with the keys its members were told; nothing signed or sealed is valid in another."""
+        return hashlib.sha256(length_prefixed("treaty session", self.context, keys)).digest()
+
+    def signers(
+        self, signatures: Mapping[str, bytes], survivors: Sequence[str], session: bytes, most: int | None = None
+    ) -> list[str]:
+        """Return the survivors, the first `most`, whose signature on the list of survivors is present and valid."""
+        content = survival(session, survivors)
+        valid = (u for u in survivors if u in signatures and verifies(self.roster[u], signatures[u], content))
+        return list(islice(valid, most))
+
+
+def pairwise_input(this_round: Round, seeds: PairSeeds, values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Mask a vector, int64 (length,), where nobody may drop out (``dropout="none"``).
+
+    CryptoError if a seed with another member is missing, the vector has another type or length, or the round's mask was
+    made before.
+    """
+    this_round.check_seeds(seeds)
+    this_round.check(values, np.int64, "the input")
+    without = this_round.roster.keys() - seeds.mask.keys() - {seeds.name}
+    if without:
+        raise CryptoError(f"expected a seed with every member, got none with {len(without)} - at {seeds.name}")
+    seeds.used.use(this_round.nonce)
+    masked = values.astype(np.uint64)
+    seeds.streams.add(masked, this_round.nonce)
+    return masked
+
+
+def open_pairwise(this_round: Round, inputs: Mapping[str, NDArray[np.uint64]]) -> NDArray[np.int64]:
+    """Add up every member's `pairwise_input`: the masks cancel. RoundVoid if a member is missing."""
+    enough(len(inputs.keys() & this_round.roster.keys()), len(this_round.roster), "inputs")
+    total = np.zeros(this_round.length, np.uint64)
+    for name in this_round.roster:
+        this_round.check(inputs[name], np.uint64, f"the input of {name}")
+        total += inputs[name]
+    return total.view(np.int64)
+
+
+def survival(session: bytes, survivors: Sequence[str]) -> bytes:
+    """Return what a survivor signs."""
+    return length_prefixed("treaty survivors", session, *survivors)
+
+
+def enough(count: int, least: int, what: str) -> None:
+    """Raise RoundVoid if fewer than `least` are left."""
+    if count < least:
+        raise RoundVoid(f"the round is void: expected {what} of {least} members or more, got {count}")
+
+
+SECRET_BYTES = 32  # length of the self-mask seed b_u and of the mask key s_u
+
+_SHARE = share_length(SECRET_BYTES)
+
+
+class Participant:
+    """A member's part in one round: `share`, `masked_input`, `sign_survivors`, `unmask`, each once and in this order.
+
+    A step that refuses its arguments ends the round for this participant: all later calls are refused, too. `seeds`
+    come from keys made for ``this_round.key_scope``; the roster has the public key of `signing_key`. CryptoError with
+    `dropout` "none", for seeds of other keys, or if fewer than t members advertised keys.
+    """
+
+    def __init__(self, this_round: Round, seeds: PairSeeds, signing_key: Ed25519PrivateKey) -> None:
+        if this_round.dropout == "none":
+            raise CryptoError('expected a round with dropout "share" or "reveal", got "none"; use pairwise_input')
+        this_round.check_seeds(seeds)
+        if len(seeds.mask) + 1 < this_round.threshold:
+            raise CryptoError(f"expected keys of {this_round.threshold} members or more, got {len(seeds.mask) + 1}")
+        self._round, self._seeds, self._signing_key = this_round, seeds, signing_key
+        self._session = this_round.session(seeds.transcript)
+        self._next: str | None = "share"
+        self._self_seed = secrets.token_bytes(SECRET_BYTES)
+        self._shares: dict[str, bytes] = {}  # by member of U1, this one included
+        self._survivors: list[str] = []
+
+    def share(self) -> dict[str, bytes]:
+        """Return sealed shares of this participant's secrets, by receiver (step 1)."""
+        self._begin("share")
+        names = sorted([*self._seeds.mask, self._seeds.name])
+        points, threshold = self._round.points(names), self._round.threshold
+        shares = share_bytes(self._self_seed, points, threshold)
+        if self._round.dropout == "share":
+            of_key = share_bytes(self._seeds.mask_secret, points, threshold)
+            shares = [one + other for one, other in zip(shares, of_key, strict=True)]
+        own, by_name = self._seeds.name, dict(zip(names, shares, strict=True))
+        self._shares[own] = by_name.pop(own)
+        self._next = "masked_input"
+        return {to: seal(self._seeds.channel[to], by_name[to], self._bound(own, to)) for to in by_name}
+
+    def masked_input(self, values: NDArray[np.int64], sealed: Mapping[str, bytes]) -> NDArray[np.uint64]:
+        """Return the masked vector of values, int64 (length,), given the shares sealed for this member (step 2).
+
+        `sealed` has those of the other members of U1, by sender. CryptoError for another kind of vector, if U1 is too
+        small or not of members, a share was not sealed by its sender for this member and round, or a mask of this round
+        was made before.
+        """
+        self._begin("masked_input")
+        self._round.check(values, np.int64, "the input")
+        if len(sealed) + 1 < self._round.least:
+            raise CryptoError(f"expected shares of {self._round.least} members or more, got {len(sealed) + 1}")
+        added, subtracted = pair_keys(self._seeds.name, self._seeds.mask, sealed, self._round.nonce)
+        self._shares |= {peer: self._opened_share(peer, box) for peer, box in sealed.items()}
+        self._seeds.used.use(self._round.nonce)
+        masked = values.astype(np.uint64)
+        add_masks(masked, [mask_key(self._self_seed, self._round.nonce), *added], subtracted)
+        self._next = "sign_survivors"
+        return masked
+
+    def sign_survivors(self, survivors: Sequence[str]) -> bytes:
+        """Return the signature on the list of survivors (step 3); see `take_survivors`."""
+        return self._signing_key.sign(self.take_survivors(survivors))
+
+    def take_survivors(self, survivors: Sequence[str]) -> bytes:
+        """Return what a participant vouches for to the other survivors, who were told the same list (step 3).
+
+        CryptoError if the list is not sorted and free of repetitions, has anybody outside U1, lacks this participant,
+        or is shorter than max(t, min_cohort).
+        """
+        self._begin("sign_survivors")
+        if list(survivors) != sorted(set(survivors)):
+            raise CryptoError("expected a sorted list without repetitions, got another - at the survivors")
+        if not self._shares.keys() >= set(survivors) or self._seeds.name not in survivors:
+            raise CryptoError(
+                f"expected some of the {len(self._shares)} members who shared, and {self._seeds.name} among them, "
+                "got others - at the survivors"
+            )
+        if len(survivors) < self._round.least:
+            raise CryptoError(f"expected {self._round.least} survivors or more, got {len(survivors)}")
+        self._survivors = list(survivors)
+        self._next = "unmask"
+        return survival(self._session, self._survivors)
+
+    def unmask(self, signatures: Mapping[str, bytes]) -> Unmasking:
+        """Return what removes the masks of the list this participant signed (step 4), never both kinds for a member.
+
+        CryptoError if fewer than t survivors signed the very list that this participant signed.
+        """
+        return self.unmask_for(
+            self._round.signers(signatures, self._survivors, self._session, most=self._round.threshold)
+        )
+
+    def unmask_for(self, vouched: Collection[str]) -> Unmasking:
+        """Do the same for survivors who vouched for the list in another way; CryptoError if they are fewer than t."""
+        self._begin("unmask")
+        if len(set(vouched) & set(self._survivors)) < self._round.threshold:
+            raise CryptoError(
+                f"expected {self._round.threshold} signatures or more on the survivors that {self._seeds.name} was "
+                f"told, got {len(vouched)}; the aggregator may have told others something else"
+            )
+        lost = sorted(self._shares.keys() - set(self._survivors))
+        if self._round.dropout == "share":
+            of_lost = {name: self._shares[name][_SHARE:] for name in lost}
+        else:
+            of_lost = {name: mask_key(self._seeds.mask[name], self._round.nonce) for name in lost}
+        return Unmasking({name: self._shares[name][:_SHARE] for name in self._survivors}, of_lost)
+
+    def _begin(self, step: str) -> None:
+        if self._next != step:
+            raise CryptoError(
+                f"expected {self._next or 'nothing more'} in this round, got {step} (once each, in order)"
+            )
+        self._next = None  # until the step has succeeded
+
+    def _opened_share(self, sender: str, box: bytes) -> bytes:
+        content = unseal(self._seeds.channel[sender], box, self._bound(sender, self._seeds.name))
+        if content is None or len(content) != len(self._shares[self._seeds.name]):
+            raise CryptoError(
+                f"expected what {sender} sealed for {self._seeds.name} and this round, got something else"
+            )
+        return content
+
+    def _bound(self, sender: str, receiver: str) -> bytes:
+        return length_prefixed("treaty shares", self._session, sender, receiver)
+
+
+class Aggregator:
+    """The aggregator's part in one round: passes sealed messages on, adds masked vectors up, opens the sum.
+
+    `signed` False is for `round_keys`, which the members check among themselves. All methods raise RoundVoid if fewer
+    than t members (max(t, min_cohort) for inputs) are left. CryptoError with `dropout` "none", or if an advertisement
+    is not what its sender signed for this round.
+    """
+
+    def __init__(self, this_round: Round, advertisements: Mapping[str, Advertisement], *, signed: bool = True) -> None:
+        if this_round.dropout == "none":
+            raise CryptoError('expected a round with dropout "share" or "reveal", got "none"; use open_pairwise')
+        if signed:
+            check_advertisements(advertisements, this_round.roster, this_round.key_scope)
+        enough(len(advertisements), this_round.threshold, "keys")
+        self._round, self._advertised = this_round, dict(advertisements)
+        self._session = this_round.session(transcript(advertisements, this_round.key_scope))
+        self._sum = np.zeros(this_round.length, np.uint64)
+        self._shared: set[str] = set()
+        self._came: set[str] = set()
+        self._survivors: list[str] | None = None
+
+    def pass_shares(self, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
+        """Turn sealed shares, by sender and receiver, into those of each receiver, by sender; the senders are U1.
+
+        CryptoError if a sender has no advertised keys, or did not send to just the others who have.
+        """
+        for name, boxes in sent.items():
+            if name not in self._advertised or boxes.keys() != self._advertised.keys() - {name}:
+                raise CryptoError(f"expected shares for all others with keys, got others - in the shares of {name}")
+        enough(len(sent), self._round.least, "shares")
+        self._shared = set(sent)
+        return {to: {name: sent[name][to] for name in sent if name != to} for to in sent}
+
+    def add_input(self, name: str, masked: NDArray[np.uint64]) -> None:
+        """Add one member's masked vector, uint64 (length,), to the sum; it need not be kept.
+
+        CryptoError if the member is not in U1 or sent a vector before, the list of survivors is closed (drop a late
+        input unread), or the vector has another type or length.
+        """
+        if name not in self._shared or name in self._came or self._survivors is not None:
+            raise CryptoError(f"expected one input per member who shared, before survivors are listed - from {name}")
+        self._round.check(masked, np.uint64, f"the input of {name}")
+        self._came.add(name)
+        self._sum += masked
+
+    def take_back(self, name: str, masked: NDArray[np.uint64]) -> None:
+        """Subtract a member's vector from the sum before survivors are listed: it then counts as lost.
+
+        CryptoError if there is no such input.
+        """
+        if name not in self._came or self._survivors is not None:
+            raise CryptoError(f"expected an input that is in the sum, before survivors are listed - of {name}")
+        self._round.check(masked, np.uint64, f"the input of {name}")
+        self._came.remove(name)
+        self._sum -= masked
+
+    def survivors(self) -> list[str]:
+        """Close the list of those whose inputs came, and return it sorted: U2."""
+        enough(len(self._came), self._round.least, "inputs")
+        self._survivors = sorted(self._came)
+        return list(self._survivors)
+
+    def pass_signatures(self, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return the survivors' valid signatures on their list, for all who sent one."""
+        survivors = self._closed()
+        valid = self._round.signers(signatures, survivors, self._session)
+        enough(len(valid), self._round.threshold, "signatures")
+        return {name: signatures[name] for name in valid}
+
+    def open(self, answers: Mapping[str, Unmasking]) -> NDArray[np.int64]:
+        """Remove the masks and return the sum of the survivors' inputs modulo 2^64, int64 (length,).
+
+        `answers` are by survivor: t of them, and all where ``"reveal"`` has to recover a lost member, else RoundVoid.
+        CryptoError if an answer is of somebody else or for other lists, or shares of a mask key do not give the
+        advertised key. A wrong share of a self-mask seed goes unnoticed and makes the sum garbage.
+        """
+        survivors = self._closed()
+        lost = sorted(self._shared - self._came)
+        for name, answer in answers.items():
+            right = answer.survivors.keys() == self._came and answer.lost.keys() == set(lost)
+            if name not in self._came or not right:
+                raise CryptoError(f"expected an answer for the signed list of survivors - in the answer of {name}")
+        by_key = self._round.dropout == "share"
+        enough(len(answers), self._round.threshold if by_key or not lost else len(survivors), "answers")
+        of_seeds = self._opened({name: answer.survivors for name, answer in answers.items()}, survivors)
+        if by_key:
+            rebuilt = self._opened({name: answer.lost for name, answer in answers.items()}, lost)
+            keys = {v: self._keys_with(v, rebuilt[v], survivors) for v in lost}
+        else:
+            keys = {v: {u: _key(answers[u].lost[v], u) for u in survivors} for v in lost}
+        added = [keys[v][u] for v in lost for u in survivors if u > v]  # u > v subtracted what it shares with v
+        subtracted = [keys[v][u] for v in lost for u in survivors if u < v]
+        subtracted += [mask_key(of_seeds[u], self._round.nonce) for u in survivors]
+        total = self._sum.copy()
+        add_masks(total, added, subtracted)
+        return total.view(np.int64)
+
+    def _opened(self, shares: Mapping[str, Mapping[str, bytes]], owners: Sequence[str]) -> dict[str, bytes]:
+        """Rebuild the secrets of `owners` from the first t holders' shares; by holder, then owner."""
+        holders = sorted(shares)[: self._round.threshold]
+        held = [[shares[holder][owner] for owner in owners] for holder in holders]
+        return dict(zip(owners, open_bytes(self._round.points(holders), held, SECRET_BYTES), strict=True))
+
+    def _keys_with(self, lost: str, secret: bytes, survivors: Sequence[str]) -> dict[str, bytes]:
+        """Return keys of the masks between the survivors and a lost member whose secret key was rebuilt."""
+        own = X25519PrivateKey.from_private_bytes(secret)
+        if own.public_key().public_bytes_raw() != self._advertised[lost].mask:
+            raise CryptoError(
+                f"expected shares of the mask key of {lost}, got some that give another; repeat the round"
+            )
+        publics = {u: self._advertised[u].mask for u in survivors}
+        seeds = agree_with(own, publics, self._round.job_id, lost)
+        return {u: mask_key(seeds[u], self._round.nonce) for u in survivors}
+
+    def _closed(self) -> list[str]:
+        if self._survivors is None:
+            raise CryptoError("expected the list of survivors to be closed first")
+        return self._survivors
+
+
+def _key(key: bytes, sender: str) -> bytes:
+    if len(key) != KEY_BYTES:
+        raise CryptoError(f"expected keys of {KEY_BYTES} bytes, got {len(key)} - in the answer of {sender}")
+    return key

@@ -1,0 +1,285 @@
+"""A stock of random transfers between two parties, in both directions alike, and transfers made of it.
+
+Each party is the sender of as many as it is the receiver of. Everything drawn from the stock is drawn by both at once,
+so that rows and their numbers agree; nothing is used twice.
+
+Which side rows take in their nodes, by transfer: one party knows each row's node, the other the sides at all nodes.
+
+A node's path has a bit for each level above it. Of each row the first party, the receiver, gets one correlated transfer
+for each bit, q = t xor bit Delta. Rows of transfers are joined level by level, as x r + new in GF(2^128), so that the
+sender's joined row less the receiver's is the path, as an element of the field, times Delta. The sender has the pad
+H(q + p Delta) of every path p, the receiver that of its row's own path alone, H(t): at a row a side is read at one node
+at most, whatever the receiver chose, and the sender does not learn at which. Joined rows serve all levels of a tree,
+each level under tweaks that nothing else has.
+
+A table has a bit for each row and each node that the sender splits, however long the paths are: no more than whole
+columns of these splits would take, at any depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.crypto.transfer.extension import (
+    KAPPA,
+    KEY,
+    STEP,
+    Receiver,
+    Sender,
+    chosen,
+    joined,
+    packed,
+    random_pairs,
+    unpacked,
+)
+from treaty.errors import CryptoError
+from treaty.machine.arrays import pieces
+
+# -------- steps that two parties take together: at each, both send arrays at the same time, and go on with the other's
+#
+# What the parties compute is a generator, the same at both ends: it yields what its party sends and is given what the
+# other has sent. `together` takes the steps of several at once, in one message each way.
+
+Result = TypeVar("Result")
+Arrays = list[NDArray[Any]]
+Steps = Generator[Arrays, Arrays, Result]
+
+
+def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
+    """Run protocols that do not depend on each other, each step of all of them in one message; return their results."""
+    results: list[Any] = [None] * len(protocols)
+    waiting: dict[int, Arrays] = {}
+    given: dict[int, Arrays | None] = {k: None for k in range(len(protocols))}
+    while given:
+        for k, arrays in given.items():
+            try:
+                waiting[k] = next(protocols[k]) if arrays is None else protocols[k].send(arrays)
+            except StopIteration as stop:
+                results[k] = stop.value
+        if not waiting:
+            break
+        sizes = np.array([len(waiting.get(k, ())) for k in range(len(protocols))], np.int64)
+        came = yield [sizes, *(array for k in sorted(waiting) for array in waiting[k])]
+        given, at = {}, 1
+        fine = bool(came) and came[0].dtype == np.int64 and came[0].shape == (len(protocols),)
+        counts = came[0].tolist() if fine else []
+        if not fine or min(counts) < 0 or sum(counts) != len(came) - 1:
+            raise CryptoError("expected a step of as many protocols as this end's")
+        for k in sorted(waiting):
+            given[k] = came[at : at + counts[k]]
+            at += counts[k]
+        waiting = {}
+    return results
+
+
+def take(came: Arrays, *expected: tuple[type[np.generic], tuple[int, ...]]) -> Arrays:
+    """Return what the other party sent; CryptoError unless element types and shapes are those expected."""
+    fine = len(came) == len(expected) and all(
+        array.dtype == kind and array.shape == shape for array, (kind, shape) in zip(came, expected, strict=True)
+    )
+    if not fine:
+        what = [(str(array.dtype), array.shape) for array in came]
+        raise CryptoError(f"expected arrays {[(kind.__name__, shape) for kind, shape in expected]}, got {what}")
+    return came
+
+
+_FEW, _MANY = 1 << 15, 1 << 19  # transfers that are made when the stock is empty, twice as many each time
+_FOLD = 4  # 31 bits travel for each transfer, for as much time as 63 at 2; 8 takes five times as long
+
+Words = NDArray[np.uint64]
+Bits = NDArray[np.uint8]
+_Piece = tuple[Words, Words, Bits]
+
+_NOTHING: _Piece = np.empty((0, 2), np.uint64), np.empty((0, 2), np.uint64), np.empty(0, np.uint8)
+
+
+@dataclass(slots=True)
+class QuadStock:
+    """Quads that were made of transfers and not drawn yet (`comparison.draw_quads`)."""
+
+    words: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    next: int = 1 << 12  # how many are made when there are none, twice as many each time
+    promised: int = 0
+
+
+class Transfers:
+    """The stock; made by `open_transfers`."""
+
+    def __init__(self, sender: Sender, receiver: Receiver) -> None:
+        self.sender, self.receiver = sender, receiver
+        self._stock: list[_Piece] = []
+        self._left = self._used = self._promised = 0
+        self._next = _FEW
+        self.quads = QuadStock()
+
+    def reserve(self, count: int) -> Steps[None]:
+        """Make more where fewer than `count` are left: a step, or none. The caller draws them at once.
+
+        What others wait for, who take their steps together with this one, is theirs.
+        """
+        left = self._left - self._promised
+        if left >= count:
+            return
+        self._promised += count
+        more = -(-max(count - left, self._next) // STEP) * STEP
+        self._next = min(2 * self._next, _MANY)
+        message, bits, rows = self.receiver.extend(more)
+        (came,) = take((yield [message]), (np.uint64, message.shape))
+        self._stock.append((self.sender.extend(more, came), rows, unpacked(bits, more)))
+        self._left += more
+        self._promised -= count
+
+    def drawn(self, count: int, choices: Bits | None = None) -> Drawn:
+        """Draw transfers that were reserved, for own choice bits, (count,), or for random ones."""
+        assert self._left >= count
+        first, wanted, parts = self._used, count, [_NOTHING]
+        while wanted:
+            piece = self._stock[0]
+            taken = min(wanted, len(piece[0]))
+            parts.append(_part(piece, slice(0, taken)))
+            self._stock[:1] = [_part(piece, slice(taken, None))] if taken < len(piece[0]) else []
+            wanted -= taken
+        self._left, self._used = self._left - count, first + count
+        q, t, r = parts[1] if len(parts) == 2 else (np.concatenate(of) for of in zip(*parts, strict=True))
+        return Drawn(first, q, t, r, np.zeros_like(r) if choices is None else choices ^ r, self.sender, self.receiver)
+
+    def draw_for(self, choices: Bits) -> Steps[Drawn]:
+        """Draw a transfer for each of own choice bits, (n,), and of as many of the other party; a step, or none."""
+        yield from self.reserve(len(choices))
+        return self.drawn(len(choices), choices)
+
+    def choose(self, choices: Bits) -> Steps[tuple[int, Words, Words]]:
+        """Draw transfers whose sender knows them under the receiver's choice bits, (n,): two steps at most.
+
+        Return the first one's number, the sender's rows under the other party's choices and the receiver's rows.
+        """
+        drawn = yield from self.draw_for(choices)
+        flips = packed(drawn.flips)
+        (came,) = take((yield [flips]), (np.uint64, flips.shape))
+        return drawn.first, chosen(drawn.q, self.sender.delta, came), drawn.t
+
+    def choose_alone(self, choices: Bits) -> tuple[Words, Words, Words]:
+        """Make transfers in one direction, as the receiver of own choice bits, (n,), beside the stock.
+
+        Return the message and the choices under a mask, both for the sender's `accept_alone`, and own rows, (n, 2).
+        """
+        count = len(choices)
+        message, random, rows = self.receiver.extend(-(-count // STEP) * STEP)
+        return message, packed(choices ^ unpacked(random, count)), rows[:count]
+
+    def accept_alone(self, message: Words, flips: Words, count: int) -> Words:
+        """Return the sender's rows of what the receiver's `choose_alone` has made, under its choices, (count, 2)."""
+        rows = self.sender.extend(-(-count // STEP) * STEP, message)[:count]
+        return chosen(rows, self.sender.delta, flips)
+
+    def numbers(self, count: int) -> int:
+        """Return the first of `count` tweaks that no transfer of either end has, nor will have."""
+        first, self._used = self._used, self._used + count
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Transfers drawn for n choice bits of either party.
+
+    `first` is the number of the first; `q`, (n, 2), are the sender's rows, `t`, (n, 2), the receiver's, `random`, (n,),
+    its bits, and `flips`, (n,), where these differ from its choices. `sender` and `receiver` are this party's ends.
+    """
+
+    first: int
+    q: Words
+    t: Words
+    random: Bits
+    flips: Bits
+    sender: Sender
+    receiver: Receiver
+
+    def only(self, part: slice) -> Drawn:
+        """Return some of them; the part has a start."""
+        rows = self.q[part], self.t[part], self.random[part], self.flips[part]
+        return Drawn(self.first + part.start, *rows, self.sender, self.receiver)
+
+
+def _part(piece: _Piece, rows: slice) -> _Piece:
+    return piece[0][rows], piece[1][rows], piece[2][rows]
+
+
+def open_transfers() -> Steps[Transfers]:
+    """Exchange base transfers in both directions: three steps."""
+    receiver = Receiver(_FOLD)
+    (offer,) = take((yield [receiver.offer]), (np.uint8, receiver.offer.shape))
+    sender = Sender(offer, _FOLD)
+    (points,) = take((yield [sender.points]), (np.uint8, sender.points.shape))
+    (corrections,) = take((yield [receiver.prepare(points)]), (np.uint8, (KAPPA, 2, KEY)))
+    sender.prepare(corrections)
+    return Transfers(sender, receiver)
+
+
+def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:
+    """Return shares of random a (n,), b (2, n) and a and b, made of reserved transfers without a message."""
+    drawn = transfers.drawn(count)
+    zero, one = (pad[:, 0] for pad in random_pairs(drawn.sender, drawn.q, drawn.first))
+    own, a = drawn.receiver.hash.rows(drawn.t, drawn.first)[:, 0], drawn.random
+    b = zero ^ one
+    c = (b & (np.uint64(0) - a.astype(np.uint64))) ^ own ^ zero
+    return a, _two(b), _two(c)
+
+
+def _two(words: Words) -> Bits:
+    return np.stack([words & np.uint64(1), (words >> np.uint64(1)) & np.uint64(1)]).astype(np.uint8)
+
+
+_AT_ONCE = 32  # nodes whose pads are made in one pass over the rows
+
+
+class Paths:
+    """One end's transfers on the paths of `n_rows` rows in a tree, of which `levels` bits were transferred so far."""
+
+    def __init__(self, transfers: Transfers, n_rows: int) -> None:
+        self._transfers, self._rows, self.levels = transfers, np.zeros((n_rows, 2), np.uint64), 0
+
+    def choose(self, bits: Bits, of: slice) -> tuple[Words, Words]:
+        """Transfer the next bits of some rows as the receiver: return the message, and its choices under a mask."""
+        message, flips, rows = self._transfers.choose_alone(bits)
+        self._join(rows, of)
+        return message, flips
+
+    def accept(self, message: Words, flips: Words, of: slice) -> None:
+        """Take what the receiver's `choose` has returned; CryptoError for a message of another shape."""
+        self._join(self._transfers.accept_alone(message, flips, of.stop - of.start), of)
+
+    def next_level(self) -> int:
+        """Return the first tweak of a level's pads, one for each row: at both ends, once a level with a table."""
+        return self._transfers.numbers(len(self._rows))
+
+    def hide(self, sides: NDArray[np.uint8], paths: Bits, first: int, of: slice) -> NDArray[np.uint8]:
+        """Return some rows' sides, packed bits uint8 (nodes, bytes), under the pads of nodes' `paths`, (nodes, levels).
+
+        A path has its oldest bit first. All rows are in a node without one, the root, whose sides go as they are.
+        """
+        if not self.levels:
+            return sides
+        hidden, sender = np.empty_like(sides), self._transfers.sender
+        offsets = joined((paths[:, ::-1, None].astype(np.uint64) * sender.delta).reshape(-1, 2), self.levels)
+        for part in pieces(len(paths), _AT_ONCE):
+            pads = sender.hash.low_bits(self._rows[of], first + of.start, offsets[part], 1)
+            for number in range(part.start, part.stop):
+                hidden[number] = sides[number] ^ np.packbits(
+                    (pads >> np.uint32(number - part.start)).astype(np.uint8) & 1
+                )
+        return hidden
+
+    def own_pads(self, first: int) -> Bits:
+        """Return the pad of each row's own path at the receiver, uint8 (n_rows,)."""
+        if not self.levels:
+            return np.zeros(len(self._rows), np.uint8)
+        own = self._transfers.receiver.hash
+        return own.low_bits(self._rows, first, np.zeros((1, 2), np.uint64), 1).astype(np.uint8)
+
+    def _join(self, rows: Words, of: slice) -> None:
+        self._rows[of] = joined(np.stack([rows, self._rows[of]], axis=1).reshape(-1, 2), 2)

@@ -1,1 +1,0 @@
-"""Products of hidden vectors with another party's integer matrix."""
