@@ -1,18 +1,18 @@
 """What a run of the tests plays, kernels compiled before it, and fixtures that any test may use.
 
-`make test` plays a sample: of tests marked ``sampled(n)`` every n-th of a file, from one that a seed chooses, and all
-that have no such mark and are not ``slow``. `make test-rest` plays the others, `make test-all` both.
+`make test` plays a sample (`sampling`) that a seed chooses, `make test-rest` the others, `make test-all` both.
 """
 
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+import sampling
 
 # The same examples in every run, whatever the machine's load: a failure is of a change. `HYPOTHESIS_PROFILE=explore`
 # draws others.
@@ -23,6 +23,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 SHARES = 12  # into which the rest is divided: CI plays one
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 BEGAN = time.monotonic()
+AT = pytest.StashKey[float]()  # the processor time when a test began
 LEFT_OUT, LATE = pytest.StashKey[int](), pytest.StashKey[int]()  # tests not asked for; those that the time was over for
 
 
@@ -31,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sample", type=int, metavar="SEED", help="play a sample of the tests, the seed says which")
     group.addoption("--rest", type=int, metavar="SEED", help="play what a sample by this seed leaves out")
     group.addoption("--share", type=int, choices=range(1, SHARES + 1), help=f"of these every {SHARES}th, from this one")
+    group.addoption("--measure", action="store_true", help="write the processor time of the tests played to costs.txt")
     group.addoption("--seconds", type=float, metavar="N", help="begin no test after so many seconds")
 
 
@@ -80,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (not item.path.stem.endswith(("processes", "outages", "faults", "nodes")), item.path))
     wanted, seed, share, everything = items[:], seed_of(config), config.getoption("share"), len(items)
     if seed is not None:
-        sample = sampled(items, seed)
+        sample = sampling.sample(items, seed)
         rest = config.getoption("rest") is not None
         wanted = [item for item in items if (item in sample) != rest]
         everything = len(wanted) if rest else len(items)
@@ -94,29 +96,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = wanted
 
 
-def sampled(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Return the tests of a sample: one of n that are marked ``sampled(n)``, by turns, and none that is slow."""
-    seen: Counter[tuple[object, int]] = Counter()
-    chosen = set()
-    for item in items:
-        if item.get_closest_marker("slow"):
-            continue
-        mark = item.get_closest_marker("sampled")
-        every = mark.args[0] if mark else 1
-        if (seen[item.path, every] + seed) % every == 0:
-            chosen.add(item)
-        seen[item.path, every] += 1
-    return chosen
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Leave a test out, without a report, where the time that was given is over."""
     seconds = item.config.getoption("seconds")
     if not seconds or time.monotonic() - BEGAN < seconds:
+        item.stash[AT] = processor_seconds()
         return None
     item.config.stash[LATE] += 1
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "teardown":
+        report.user_properties.append(("cost", (sampling.name(item), processor_seconds() - item.stash[AT])))
+    return report
+
+
+def processor_seconds() -> float:
+    """Return what this process and those that it has started and seen end have taken."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Keep what tests took, where that was asked for."""
+    if config.getoption("measure"):
+        reports = terminalreporter.stats.get("", []) + terminalreporter.stats.get("passed", [])
+        sampling.write(cost for report in reports for key, cost in report.user_properties if key == "cost")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
