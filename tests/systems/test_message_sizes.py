@@ -27,12 +27,11 @@ from treaty.messaging.messages import (
 )
 from treaty.messaging.party import Party
 from treaty.systems.alignment.common_rows import JoinLayout, arranged
-from treaty.systems.federboost_vertical.buckets import Buckets
-from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns
+from treaty.systems.federboost_vertical.buckets import Buckets, NoisyColumns
 from treaty.systems.fedxgb.messages import Task
 from treaty.systems.fedxgb.secfind import Sum
 from treaty.systems.fedxgb.shares import Dealer, WantedLeaves, WantedLevel, WantedRows
-from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import ColumnCount
+from treaty.systems.fedxgboost_ldp.scoring import ColumnCount
 from treaty.systems.fedxgboost_smm.dealer import DealOrder
 from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, told_rows
 from treaty.systems.horizontal.rows import RowsDescription

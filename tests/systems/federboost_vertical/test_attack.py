@@ -30,8 +30,7 @@ from treaty.models.trees import load_part
 from treaty.runs import party as running
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.threads import RunRecord, play
-from treaty.systems.federboost_vertical.buckets import Buckets
-from treaty.systems.federboost_vertical.federboost_vertical import ChosenSplits
+from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.system import LabelledRows
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, predict_active, predict_passive

@@ -20,7 +20,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, 
 from treaty.privacy.label_rr import BucketLedger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
-from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns
+from treaty.systems.federboost_vertical.buckets import NoisyColumns
 from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import SplitOwner
 
@@ -99,14 +99,14 @@ def test_training_deeper_in_the_same_folder_costs_nothing_more(table, drawn, tmp
 
 def stop_active(monkeypatch, tree):
     """Stop the active party at the end of a tree, with its splits untold."""
-    tell, count = NoisyColumns.tell, iter(range(1_000))
+    tell, count = NoisyColumns.send_splits, iter(range(1_000))
 
     def stopping(self, *arguments, **now):
         if self._peer == "p1" and next(count) == tree:
             raise Interrupted
         tell(self, *arguments, **now)
 
-    monkeypatch.setattr(NoisyColumns, "tell", stopping)
+    monkeypatch.setattr(NoisyColumns, "send_splits", stopping)
 
 
 def stop_passive(monkeypatch, tree):
@@ -153,7 +153,7 @@ def test_an_interrupted_fit_goes_on_with_the_same_noise_to_the_same_model(
 def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
     tables, y = table
     model = treaty.GBDTClassifier(treaty.FederBoostVertical(epsilon=math.inf, mode="paper"), **OPTIONS)
-    record, tell, told, recorded = SplitOwner.record, NoisyColumns.tell, [], []
+    record, tell, told, recorded = SplitOwner.record, NoisyColumns.send_splits, [], []
 
     def recording(self, features, left_bins):
         record(self, features, left_bins)
@@ -168,7 +168,7 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
 
     with monkeypatch.context() as patch:
         patch.setattr(SplitOwner, "record", recording)
-        patch.setattr(NoisyColumns, "tell", stopping)
+        patch.setattr(NoisyColumns, "send_splits", stopping)
         with pytest.raises(Interrupted):
             model.fit(tables, y)
     assert len(model.parts_["p0"].forest.trees) == 2
@@ -180,7 +180,7 @@ def test_finished_trees_survive_a_party_that_fails_later(monkeypatch, table):
 def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, table, late):
     tables, y = table
     model = treaty.GBDTClassifier(treaty.FederBoostVertical(epsilon=math.inf, mode="paper"), **OPTIONS)
-    record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.tell, [], []
+    record, tell, chosen, recorded = SplitOwner.record, NoisyColumns.send_splits, [], []
 
     def recording(self, features, left_bins):
         record(self, features, left_bins)
@@ -204,7 +204,7 @@ def test_trees_whose_splits_an_owner_has_not_heard_of_are_left_out(monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(SplitOwner, "record", recording)
-        patch.setattr(NoisyColumns, "tell", telling)
+        patch.setattr(NoisyColumns, "send_splits", telling)
         patch.setattr(Party, "receive", receiving)
         with pytest.raises(Interrupted):
             model.fit(tables, y)

@@ -180,7 +180,7 @@ def test_of_each_partner_the_newest_are_kept_for_their_owner_alone(table, folder
     for name in OTHERS:
         file = kept_file(folder, "p0", name)
         assert file.stat().st_mode & 0o077 == file.parent.stat().st_mode & 0o077 == 0
-        assert len(read_file(file, buckets._Kept, FORMAT, "p0").tables) == MOST_KEPT
+        assert len(read_file(file, buckets._KeptBuckets, FORMAT, "p0").tables) == MOST_KEPT
     assert min(bucket_bytes(fit(tables, y, folder, max_bin=5))) > 0
     assert bucket_bytes(fit(tables, y, folder, max_bin=5 + MOST_KEPT)) == [0, 0]
 

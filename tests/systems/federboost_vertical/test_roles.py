@@ -31,8 +31,7 @@ from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_vertical import buckets as packing
 from treaty.systems.federboost_vertical import federboost_vertical
-from treaty.systems.federboost_vertical.buckets import Buckets, HeldBuckets, SameBuckets
-from treaty.systems.federboost_vertical.federboost_vertical import ChosenSplits, NoisyColumns
+from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, NoisyColumns, SameBuckets
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.federboost_vertical.system import SYSTEM, disclosures
 from treaty.systems.options import converted

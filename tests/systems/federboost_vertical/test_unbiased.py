@@ -24,11 +24,11 @@ from tables import assert_same_trees, cut, real_table, with_categories, with_gap
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.privacy.label_rr import chances, randomise_buckets, unbiased
-from treaty.systems.federboost_vertical.buckets import Buckets
-from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns, UsedColumns
+from treaty.systems.federboost_vertical.buckets import Buckets, NoisyColumns, UsedColumns
 from treaty.systems.federboost_vertical.system import SYSTEM
-from treaty.trees.columns import ColumnSource, SumsFinder
-from treaty.trees.growth import grow_tree
+from treaty.trees.boosting import TreeSample
+from treaty.trees.columns import ColumnSource, SplitSearch
+from treaty.trees.growth import Growth
 from treaty.trees.objectives import SquaredError
 from treaty.trees.splits import SplitRules, Splits, settle
 
@@ -185,10 +185,23 @@ def grown(
     source: NoisyColumns, grad: np.ndarray, hess: np.ndarray, rules: SplitRules, *others: ColumnSource
 ) -> tuple[Any, np.ndarray]:
     """Grow a tree; return it and what it adds to each row's margin."""
-    margins = np.zeros(len(grad))
-    finder = SumsFinder([source, *others], len(grad), rules)
     columns = np.arange(sum(len(s.categorical) for s in (source, *others)), dtype=np.int32)
-    return grow_tree(finder, grad, hess, margins, rules, rows=None, columns=columns), margins
+    sample = TreeSample(grad, hess, None, columns)
+    rows, growth, margins = sample.partition(), Growth(sample.totals, rules), np.zeros(len(grad))
+    search = SplitSearch([source, *others], sample, rules)
+    while growth.level is not None:
+        search.ask(growth.level, rows)
+        chosen = growth.take(search.choose(growth.level))
+        if chosen is not None:
+            nodes, children, splits = chosen
+            records, left = search.decide(nodes, splits, rows)
+            rows.divide(nodes, children, left)
+            growth.divided(records)
+    search.end()
+    tree = growth.tree()
+    leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
+    rows.add_to(margins, leaves, tree.value[leaves])
+    return tree, margins
 
 
 def best_prefix(sums: np.ndarray, totals: np.ndarray, order: np.ndarray) -> set[int]:
@@ -231,7 +244,7 @@ def test_splits_are_the_best_on_corrected_sums(categorical):
 
 def chosen_of(source: NoisyColumns) -> list[tuple[int, np.ndarray]]:
     """Return the splits a source tells its owner of."""
-    source.tell(0, now=True)
+    source.send_splits(0, now=True)
     return [
         (int(feature), np.unpackbits(np.frombuffer(left, np.uint8)).astype(bool))
         for message in source._party.sent

@@ -26,12 +26,13 @@ from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import EpsilonLimits, Ledger, per_person, read_ledger
 from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
 from treaty.runs.threads import RunRecord, play
-from treaty.systems.fedxgboost_ldp import fedxgboost_ldp
+from treaty.systems.fedxgboost_ldp import fedxgboost_ldp, scoring
 from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
 from treaty.systems.fedxgboost_ldp.noise import SENT_STEPS, NoisyGradients
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.scoring import CONVERSATION, LevelDivision, NoisyTree, ScoredSplitRequest
 from treaty.systems.fedxgboost_ldp.system import SYSTEM, disclosures
+from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import side_by_side
@@ -39,7 +40,7 @@ from treaty.systems.pooled.training import train
 from treaty.systems.system import LabelledRows, Roles
 from treaty.systems.vertical import active as leading
 from treaty.systems.vertical import decisions
-from treaty.trees.growth import NoMoreTrees
+from treaty.trees.boosting import TreeSample
 from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan
 
@@ -47,7 +48,7 @@ GROWTH = {"base_score": 0.5, "n_estimators": 3, "max_depth": 3, "min_child_sampl
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "NoiseSetup": fedxgboost_ldp.NoiseSetup,
+    "NoiseSetup": scoring.NoiseSetup,
     "NoisyTree": NoisyTree,
     "ScoredSplitRequest": ScoredSplitRequest,
     "LevelDivision": LevelDivision,
@@ -58,6 +59,11 @@ TO_PASSIVE = {
 BASE = 0.31370  # sums of gradients are no round numbers, which messages hold for other reasons
 PAPER = {"mode": "paper", "allow_insecure": True}
 FIRST = {"split_score": "first_order"}
+
+
+def tree_of(grad: np.ndarray, hess: np.ndarray) -> TreeSample:
+    """Return a tree of all rows, without columns."""
+    return TreeSample(grad, hess, None, np.empty(0, np.int32))
 
 
 def checked(**given: Any) -> FedXGBoostLDP:
@@ -425,7 +431,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
     given = {"weighted": False, "model_id": "m", "job": "j"}
 
     def tree(noise):
-        return noise.of(grad, np.full(50, 2**14), None).grad
+        return noise.of(tree_of(grad, np.full(50, 2**14)))[0].grad
 
     def noisy(total, first_tree=0):
         options = FedXGBoostLDP(epsilon_total=total)
@@ -433,8 +439,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
 
     first = noisy(6.0)
     sent = [tree(first) for _ in range(4)]
-    with pytest.raises(NoMoreTrees):
-        tree(noisy(5.0, first_tree=3))
+    assert noisy(5.0, first_tree=3).of(tree_of(grad, grad)) is None
     assert len(ledger.entries()) == 4
     resumed = noisy(6.0, first_tree=3)
     np.testing.assert_array_equal(tree(resumed), sent[3])
@@ -443,8 +448,7 @@ def test_a_round_that_was_paid_in_part_is_finished_at_the_cost_of_the_rest():
         again = noisy(1.0, first_tree=3)
         np.testing.assert_array_equal(tree(again), sent[3])
     assert len(ledger.entries()) == 6
-    with pytest.raises(NoMoreTrees):
-        tree(noisy(6.0, first_tree=6))
+    assert noisy(6.0, first_tree=6).of(tree_of(grad, grad)) is None
 
 
 def test_a_spent_budget_ends_training_with_a_usable_model(varied, tmp_path, caplog):
@@ -477,7 +481,7 @@ def test_a_training_that_goes_on_sends_the_same_noise_and_pays_once(varied, tmp_
             raise KeyboardInterrupt
 
     whole = kept(False)
-    whole["p0"]["progress"] = stop
+    whole["p0"]["observers"] = Observers([ProgressCalls(stop)])
     with pytest.raises(KeyboardInterrupt):
         play_training(tables, y, n_estimators=5, fields=whole)
     assert len(read_ledger(tmp_path / "p0.noise")) == 3
@@ -505,7 +509,7 @@ def test_other_gradients_get_other_noise_and_pay_again():
     def noise(grad, **changes):
         given = {"weighted": False, "model_id": "m", "job": "j"} | changes
         made = NoisyGradients(ledger, options, Logistic(), len(grad), **given)
-        return made.of(grad, np.full(len(grad), 2**14), None).grad
+        return made.of(tree_of(grad, np.full(len(grad), 2**14)))[0].grad
 
     grad = np.full(3_000, 2**14)
     first = noise(grad)
@@ -528,11 +532,10 @@ def test_a_first_tree_that_attempts_repeat_under_new_models_is_paid_within_the_p
     released = 0
     for attempt in range(5):
         noise = NoisyGradients(ledger, options, Logistic(), 50, weighted=False, model_id=f"{attempt:032x}", job="a job")
-        try:
-            noise.of(grad, hess, None)
-            released += 1
-        except NoMoreTrees:
+        if noise.of(tree_of(grad, hess)) is None:
             assert "in one job" in noise.stopped
+        else:
+            released += 1
     assert released == len(ledger.entries()) == 2
 
 
@@ -541,7 +544,7 @@ def test_noise_of_many_rows_is_the_same_on_any_number_of_threads_and_repeats_now
     ledger, options = Ledger(None), FedXGBoostLDP(mechanism="laplace", epsilon=1.0)
     given = {"weighted": True, "model_id": "m", "job": "j"}
     one, three = (
-        NoisyGradients(ledger, options, Logistic(), len(grad), threads=threads, **given).of(grad, hess, None)
+        NoisyGradients(ledger, options, Logistic(), len(grad), threads=threads, **given).of(tree_of(grad, hess))[0]
         for threads in (1, 3)
     )
     assert len(ledger.entries()) == 1
@@ -612,11 +615,11 @@ def test_as_published_gradients_have_the_whole_epsilon_unless_hessians_are_sent_
     objective, n_rows = Logistic(), 20_000
     noise = NoisyGradients(Ledger(None), options, objective, n_rows, weighted=False, model_id="", job="")
     grad, hess = np.zeros(n_rows, np.int64), np.full(n_rows, 1000, np.int64)
-    found = noise.of(grad, hess, None)
+    found, counted = noise.of(tree_of(grad, hess))
     assert found.grad.std() * noise.units[0] == pytest.approx(math.sqrt(8) / (2.0 * share), rel=0.05)
     assert (len(np.unique(found.hess)) == 1) == (order == "first_order")
-    assert len(np.unique(found.counted_hess)) == 1
-    np.testing.assert_array_equal(found.counted_grad, grad)
+    assert len(np.unique(counted.hess)) == 1
+    np.testing.assert_array_equal(counted.grad, grad)
 
 
 def test_noise_that_fits_no_integers_is_refused():

@@ -1,13 +1,23 @@
-"""Noisy buckets of a passive party's columns: drawn, packed into a message, and read again."""
+"""Noisy buckets of a passive party's columns: drawn and packed by their owner, read and trained on by the active party.
+
+Buckets are kept by the active party, so that a later training is not sent them again. A passive party's noise is a
+function of its key and of what is randomised (`privacy.label_rr`), so the buckets that it would send for the same rows,
+columns, edges and epsilons are those it has sent. The active party begins a training by sending each partner the
+SHA-256 of what it kept of it; a partner that finds its own among these sends `SameBuckets` alone. If anything differs,
+the rows' order for instance, so does the hash, and buckets are sent: those of columns that differ with new noise, which
+is paid for. A passive party keeps nothing for this but its key and ledger. If a file is missing or damaged, buckets are
+sent again, with the noise that they had.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 from urllib.parse import quote
 
 import msgspec
@@ -15,14 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import Bins
-from treaty.errors import PeerProtocolError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, decode_body, digests_in, encode_body, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces
+from treaty.messaging.row_pieces import put_together, row_pieces
 from treaty.models.checkpoints import checkpoint_file
-from treaty.privacy.label_rr import BucketCost, BucketLedger, Column
+from treaty.privacy.label_rr import BucketCost, BucketLedger, Column, chances, unbiased
+from treaty.systems.sizes import MOST_COLUMNS
+from treaty.systems.vertical.decisions import RecordCount
+from treaty.trees.columns import ColumnSource, MakeSums
+from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +130,7 @@ def stand_ins(bins: Bins) -> list[NDArray[np.float64]]:
 
 
 def _edges(bins: Bins, feature: int) -> bytes:
-    """Return bytes that tell one set of buckets from another."""
+    """Return bytes that differ for different sets of buckets."""
     cuts, of_category = bins.cuts[feature], bins.category_bins[feature]
     if of_category is not None:
         return msgspec.msgpack.encode([bins.schema.categories[feature], of_category.tolist()])
@@ -153,21 +167,10 @@ def unpack_buckets(packed: Array, sizes: NDArray[np.int32], n_rows: int, peer: s
     return codes
 
 
-# ----------------------------------------------------------------
-# Noisy buckets of earlier trainings, kept by the active party, so that a later training is not sent them again.
-#
-# A passive party's noise is a function of its key and of what is randomised (`privacy.bucket_rr`), so the buckets that
-# it would send for the same rows, columns, edges and epsilons are those it has sent. The active party keeps them, in
-# `NAME.buckets` beside the noise keys and ledgers, and begins a training by telling each partner the SHA-256 of what it
-# has of it. A partner that finds its own among these sends `SameBuckets` alone. If anything differs, the rows' order
-# for instance, so does the hash, and buckets are sent: those of columns that differ with new noise, which is paid for.
-# A passive party keeps nothing but its key and ledger for this.
-#
-# A file that is missing or damaged is no loss but of time: buckets are sent again, with the noise that they had.
+# ---------------------------------------------------------------- buckets of earlier trainings, at the active party
 
 MOST_KEPT = 4
-"""Tables of buckets that are kept of each partner: of as many numbers of buckets or epsilons, say. The oldest goes
-first."""
+"""Tables of buckets that are kept of each partner, of several epsilons for example; the oldest is dropped first."""
 
 FORMAT = Format("noisy-buckets", 2)
 
@@ -188,7 +191,7 @@ class SameBuckets(Message):
     digest: bytes
 
 
-class _Kept(msgspec.Struct):
+class _KeptBuckets(msgspec.Struct):
     """The file: encoded `Buckets` of each table, the oldest first."""
 
     tables: list[list[bytes]]
@@ -207,16 +210,16 @@ def kept_file(store: Path, party: str, peer: str) -> Path:
 
 
 def offer_held(party: Party, peer: str, store: Path | None) -> Held:
-    """Tell a partner which of its buckets are held already, and return these; none without a `store`."""
+    """Send a partner hashes of its buckets that are kept already, and return these; none without a `store`."""
     held = {} if store is None else _read(kept_file(store, party.name, peer), party.name)
     party.send(peer, HeldBuckets(b"".join(held)))
     return held
 
 
 def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) -> Iterator[Buckets]:
-    """Yield a partner's buckets piece by piece: those it sends, or those among `held` that it says are the same.
+    """Yield a partner's buckets piece by piece: those it sends, or those in `held` if it answers so.
 
-    Encoded ones that it sends are added to `sent`, unless this is None.
+    Encoded ones that it sends are added to `sent`, unless `sent` is None.
     """
     message = party.receive(peer, Buckets, SameBuckets)
     if isinstance(message, SameBuckets):
@@ -224,7 +227,7 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
             raise PeerProtocolError(
                 peer, f"expected buckets that were offered, got others - at SameBuckets from {peer}"
             )
-        logger.info("%s has sent its buckets in an earlier training, and sends none", peer)
+        logger.info("%s sent its buckets in an earlier training; they are taken from there", peer)
         yield from (decode_body(body, Buckets, peer=peer) for body in held[message.digest])
         raise PeerProtocolError(peer, f"expected buckets of as many rows - at SameBuckets from {peer}")
     while True:
@@ -239,11 +242,11 @@ def keep_buckets(party: Party, peer: str, store: Path, held: Held, sent: list[by
     """Keep what a partner has sent beside the buckets `held`."""
     if _digest(sent) not in held:
         newest = [*held.values(), sent][-MOST_KEPT:]
-        write_cached(kept_file(store, party.name, peer), _Kept(newest), FORMAT, party.name)
+        write_cached(kept_file(store, party.name, peer), _KeptBuckets(newest), FORMAT, party.name)
 
 
 def _read(file: Path, owner: str) -> dict[bytes, list[bytes]]:
-    kept = read_cached(file, _Kept, FORMAT, owner)
+    kept = read_cached(file, _KeptBuckets, FORMAT, owner)
     return {} if kept is None else {_digest(bodies): bodies for bodies in kept.tables[-MOST_KEPT:]}
 
 
@@ -251,9 +254,9 @@ def _read(file: Path, owner: str) -> dict[bytes, list[bytes]]:
 
 
 def send_buckets(party: Party, active: str, pieces: Pieces) -> None:
-    """Send own buckets, unless the active party holds them."""
-    told = party.receive(active, HeldBuckets).digests
-    held = digests_in(told, MOST_KEPT, peer=active, what="HeldBuckets")
+    """Send own buckets, or their hash alone if the active party kept them."""
+    offered = party.receive(active, HeldBuckets).digests
+    held = digests_in(offered, MOST_KEPT, peer=active, what="HeldBuckets")
     digest = _digest(map(encode_body, pieces())) if held else b""
     for message in [SameBuckets(digest)] if digest in held else pieces():
         party.send(active, message)
@@ -264,3 +267,147 @@ def _digest(bodies: Iterable[bytes]) -> bytes:
     for body in bodies:
         digest.update(body)
     return digest.digest()
+
+
+# ---------------------------------------------------------------- columns that the active party trains on
+
+SEND_EVERY = 0.25
+"""Seconds between messages about chosen splits if no party needs them sooner: small trees take a millisecond."""
+
+MOST_LONE = 1 << 28
+"""Rows times columns of one bucket: such buckets take no bytes in a message, and one each in memory."""
+
+
+class UsedColumns(Message):
+    """Which of the sender's k columns its splits of kept rounds are on: bool (k,).
+
+    Tells nothing new, as the active party chose these splits; its checkpoint has no list of them.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "nothing new: which of the sender's columns have splits, which the active party chose",
+        "nothing",
+    )
+
+    columns: Array
+
+
+class ChosenSplits(Message):
+    """Splits that trees use: int32 features (k,), uint8 packed bits (k, 32) of buckets left. Tells which and how often.
+
+    `rounds` were finished before the last of these trees.
+    """
+
+    leakage: ClassVar = MessageLeakage("which of its columns and buckets splits are on, and how often", "exact")
+
+    features: Array
+    left_bins: Array
+    rounds: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class NoisyColumns(ColumnSource):
+    """Columns of the passive party `peer` as noisy buckets: sums are computed here, splits recorded by their owner.
+
+    `pieces` are its messages, `histograms` as in `ColumnSource`. Raises PeerProtocolError if they are not of `n_rows`
+    rows, or do not fit the sizes that they name.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        peer: str,
+        pieces: Iterator[Buckets],
+        n_rows: int,
+        threads: int,
+        histograms: MakeSums | None = None,
+    ) -> None:
+        message = next(pieces)
+        present = view(message.present, np.int32, (None,), peer=peer, what="Buckets.present")
+        flags = [
+            view(array, np.bool_, (len(present),), peer=peer, what=f"Buckets.{name}")
+            for name, array in (("categorical", message.categorical), ("missing", message.missing))
+        ]
+        sizes = present + flags[1]
+        if np.any(present < 0) or np.any(present > 255) or np.any(sizes < 1):
+            raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
+        lone = int(np.count_nonzero(sizes == 1))  # whose buckets take no bytes
+        if len(sizes) > MOST_COLUMNS or lone * n_rows > MOST_LONE:
+            expected = f"expected at most {MOST_COLUMNS} columns, few of them of one bucket alone"
+            raise PeerProtocolError(peer, f"{expected} - at Buckets.present from {peer}")
+        epsilon = view(message.epsilon, np.float64, (len(present),), peer=peer, what="Buckets.epsilon")
+        if not np.all(epsilon > 0.0):
+            raise PeerProtocolError(peer, f"expected epsilons above 0 - at Buckets.epsilon from {peer}")
+        came = []
+        for of in row_pieces(n_rows, bits_of_row(sizes)):
+            packed = (next(pieces) if of.start else message).packed
+            came.append(unpack_buckets(packed, sizes, of.stop - of.start, peer))
+        codes = put_together(came)
+        self._party, self._peer = party, peer
+        self._sizes, self._epsilon = sizes, epsilon
+        self._corrected = np.zeros(len(sizes), np.bool_)
+        self._chosen: list[tuple[int, NDArray[np.bool_]]] = []
+        self._sent = 0.0
+        self._records = 0
+        offsets = np.concatenate([[0], np.cumsum(present + 1)]).astype(np.int32)
+        super().__init__(codes, offsets, flags[0], self._choose, threads, histograms)
+
+    def begin(self, records: int) -> None:
+        """Count records from `records`, the number that the owner has of kept rounds."""
+        self._records = records
+
+    def correct(self, objective: Objective, n_rows: int, *, resumed: bool) -> None:
+        """Correct sums for the noise from now on; in a resumed training, not those of `UsedColumns`.
+
+        Only columns without a split are corrected: below a split rows are selected by the column's noise.
+        """
+        self._corrected = (self._sizes > 1) & (self._epsilon < np.inf)
+        bound = n_rows * max(objective.grad_bound, objective.hess_bound)
+        for size, epsilon in zip(self._sizes[self._corrected], self._epsilon[self._corrected], strict=True):
+            # buckets to the left of a split sum up to less than 2 / (p - r) times the bound, the others to 3 / (p - r)
+            if bound >= 2**61 * chances(int(size), float(epsilon))[1]:
+                raise ConfigError(
+                    f"sums of {n_rows} gradients, corrected for the noise of {size} buckets at epsilon={epsilon:g}, do "
+                    "not fit 64 bits; lower fractional_bits, raise epsilon or leave out unbiased"
+                )
+        if resumed:
+            used = self._party.receive(self._peer, UsedColumns).columns
+            self._corrected &= ~view(used, np.bool_, self._corrected.shape, peer=self._peer, what="UsedColumns.columns")
+
+    def for_gains(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return unbiased estimates of the true buckets' sums of grad and hess, for corrected columns.
+
+        Counts are not corrected: `min_child_samples` is about the rows that actually go left.
+        """
+        columns = np.flatnonzero(self._corrected).tolist()
+        if not columns:
+            return sums
+        seen = sums.copy()
+        for column in columns:
+            size = int(self._sizes[column])
+            slots = slice(self.offsets[column], self.offsets[column] + size)
+            estimates = unbiased(sums[:, slots, :2], totals[:, :2], size, float(self._epsilon[column]))
+            np.maximum(estimates[..., 1], 0.0, out=estimates[..., 1])
+            seen[:, slots, :2] = np.rint(estimates)
+        return seen
+
+    def check(self, count: RecordCount) -> None:
+        """Raise PeerProtocolError if the owner has another number of records than splits were sent."""
+        if count.records != self._records:
+            raise PeerProtocolError(
+                self._peer, f"expected {self._records} records, got {count.records} - at RecordCount from {self._peer}"
+            )
+
+    def _choose(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+        self._chosen.append((feature, left_bins))
+        self._corrected[feature] = False
+        self._records += 1
+        return self._records - 1
+
+    def send_splits(self, rounds: int, *, now: bool) -> None:
+        """Send the owner its splits in the trees since the last message; unless `now`, `SEND_EVERY` seconds apart."""
+        if self._chosen and (now or time.monotonic() - self._sent >= SEND_EVERY):
+            features = np.array([feature for feature, _ in self._chosen], np.int32)
+            packed = np.packbits(np.stack([left for _, left in self._chosen]), axis=1)
+            self._party.send(self._peer, ChosenSplits(Array.of(features), Array.of(packed), rounds))
+            self._chosen = []
+            self._sent = time.monotonic()

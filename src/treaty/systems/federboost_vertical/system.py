@@ -6,8 +6,8 @@ import math
 
 from treaty.models.trees import ModelPart
 from treaty.systems.expected import Expected, Shape, Trees
-from treaty.systems.federboost_vertical.buckets import Buckets, HeldBuckets, SameBuckets
-from treaty.systems.federboost_vertical.federboost_vertical import ChosenSplits, UsedColumns, active, passive
+from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, SameBuckets, UsedColumns
+from treaty.systems.federboost_vertical.federboost_vertical import active, passive
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions

@@ -48,17 +48,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, ClassVar
 
-import msgspec
 import numpy as np
 
 from treaty.errors import BudgetSpent, PeerProtocolError
-from treaty.machine.arrays import Floats, Int32s
+from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Order
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message
+from treaty.messaging.messages import Array
+from treaty.messaging.row_pieces import row_pieces
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart, leaves
 from treaty.privacy.ledger import Ledger
@@ -66,72 +65,28 @@ from treaty.systems.fedxgboost_ldp.noise import NoisyGradients, scoring_rules
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP, check_consent
 from treaty.systems.fedxgboost_ldp.scoring import (
     CONVERSATION,
+    ColumnCount,
     LevelDivision,
+    NoiseSetup,
     NoisyTree,
     ScoredColumns,
+    ScoredSplitAnswer,
     ScoredSplitRequest,
     Scores,
-    ScoreSplits,
-    ScoringOwner,
+    TreeReader,
+    left_totals,
 )
 from treaty.systems.pooled.training import own_columns
-from treaty.systems.sizes import ColumnSize
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import Start, agree_on_terms, finish, grow, open_training, start_of
+from treaty.systems.vertical.active import agree_on_terms, boosting_of, finish, open_training, start_of
 from treaty.systems.vertical.decisions import ask_all
 from treaty.systems.vertical.passive import Follower, Handlers
 from treaty.trees.boosting import Forest
-from treaty.trees.splits import SplitRules
-
-# ------------------------------------------ new leaf values, by the true labels, for trees whose splits stay (`refit`)
-
-
-def refit_leaves(
-    forest: Forest, leaves: Int32s, y: Floats, weight: Floats | None, rules: SplitRules, threads: int = 1
-) -> None:
-    """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
-
-    `leaves`, int32 (n_rows, n_trees), is the leaf each row ends in; `rules` are in the objective's fixed point.
-    """
-    objective = forest.objective
-    margins = np.full((len(y), objective.n_outputs), objective.base_margins)
-    for first in range(0, len(forest.trees), objective.n_outputs):
-        grads, hesses, _ = objective.gradients(margins, y, weight, threads)
-        for output, (grad, hess) in enumerate(zip(grads, hesses, strict=True)):
-            tree, of_row = forest.trees[first + output], leaves[:, first + output]
-            totals = np.zeros((len(tree.left), 3), np.int64)
-            np.add.at(totals, of_row, np.stack([grad, hess, np.ones_like(grad)], axis=1))
-            value = np.where(tree.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0)
-            forest.trees[first + output] = replace(tree, value=value)
-            margins[:, output] += value[of_row]
-
-
-# ---------------------------------------------------------------- roles
-
+from treaty.trees.columns import ColumnSource, SplitSearch
+from treaty.trees.growth import Growth
+from treaty.trees.splits import Level, SplitRules, Splits, best_of
 
 logger = logging.getLogger(__name__)
-
-
-class ColumnCount(Message):
-    """How many columns the sender has."""
-
-    leakage: ClassVar = MessageLeakage("how many columns the sender has", "control")
-
-    count: ColumnSize
-
-
-class NoiseSetup(Start):
-    """The values of one fixed-point step of grad and hess. Tells bounds, so a largest weight above 1 to a power of two.
-
-    `noisy_hess` says whether hessians carry noise as well.
-    """
-
-    leakage: ClassVar = MessageLeakage("bounds of gradients, so about the largest weight above 1", "control")
-
-    grad_unit: Annotated[float, msgspec.Meta(gt=0)]
-    hess_unit: Annotated[float, msgspec.Meta(gt=0)]
-    noisy_hess: bool
-
 
 # ---------------------------------------------------------------- active party
 
@@ -153,39 +108,74 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     Raises
     ------
     ConfigError, PeerProtocolError
-        When parties disagree on parameters or rows, no round can be paid for, or a party sends what the protocol does
+        If parties disagree on parameters or rows, no round can be paid for, or a party sends what the protocol does
         not allow.
     """
     party, data, options, common, threads = inputs.party, inputs.rows, inputs.options, inputs.common, inputs.threads
     check_consent(options)
     training = open_training(inputs)
-    part, forest, n_rows = training.part, training.forest, data.table.n_rows
+    part, forest = training.part, training.forest
     noise = NoisyGradients(
         Ledger(None if inputs.store is None else noise_folder(inputs.store, party.name), inputs.epsilon_limits),
-        options,
-        forest.objective, n_rows,
+        options, forest.objective, data.table.n_rows,
         weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
         threads=threads,
     )  # fmt: skip
-    rules = common.rules_of(*noise.units)
     others = {}
     for peer in party.peers:
         party.send(peer, NoiseSetup(*start_of(training, peer), *noise.units, noise.noisy_hess))
-        others[peer] = ScoredColumns(party, peer, party.receive(peer, ColumnCount).count, training.records[peer])
+        n_columns = party.receive(peer, ColumnCount).count
+        others[peer] = ScoredColumns(party, peer, n_columns, training.records[peer], first_order=options.first_order)
     own = own_columns(data.table, common.most_bins, part.splits, threads)
     sources = [others.get(name, own) for name in inputs.roles.owners]
-    finder = ScoreSplits(
-        party,
-        sources,
-        n_rows,
-        scoring_rules(rules, first_order=options.first_order, noisy_hess=noise.noisy_hess),
-        threads,
-        noise.of,
-        first_order=options.first_order,
-        exact=options.mode == "paper",
-    )
-    grow(inputs, training, finder, sources, rules)
-    part.spent = noise.told(forest.rounds)
+    rules = common.rules_of(*noise.units)
+    scoring = scoring_rules(rules, first_order=options.first_order, noisy_hess=noise.noisy_hess)
+
+    boosting = boosting_of(inputs, training, sources, rules)
+    for a_round in boosting:
+        for sample in a_round.trees():
+            noisy = noise.of(sample)
+            if noisy is None:  # the budget is spent: the rounds so far are the model
+                boosting.stop()
+                break
+            sent, counted = noisy  # the same outside paper mode
+            for columns in others.values():
+                columns.totals, columns.divided = counted.totals, None
+            search = SplitSearch(sources, sent, scoring, threads)  # [Alg. 5, step 1] g*, h* to all, once a tree
+            party.round += 1
+            rows, growth = sample.partition(threads), Growth(counted.totals, rules)
+            while growth.level is not None:
+                level = growth.level
+                search.ask(level, rows)  # [Alg. 5, step 2] the rows of its nodes: how the last level was divided
+                best = best_of(
+                    [  # [Alg. 5, step 3] of each party the best score of each node, and nothing else
+                        source.best(k) if isinstance(source, ScoredColumns) else search.scan(k, level)
+                        for k, source in enumerate(sources)
+                    ],
+                    level.totals,
+                    scoring,
+                )
+                won = np.flatnonzero(best.feature >= 0)
+                nodes, splits = level.nodes[won], best.take(won)
+                # [Alg. 5, step 4] the best party records its split and sends which rows go left
+                records, left = search.decide(nodes, splits, rows)
+                # own splits have their left totals by the scan, unless that was over other gradients (paper mode)
+                foreign = [isinstance(sources[k], ScoredColumns) or counted is not sent for k in splits.source]
+                unknown = np.flatnonzero(foreign)
+                splits.left_totals[unknown] = left_totals(counted, rows, nodes, left, unknown)
+                best.left_totals[won] = splits.left_totals
+                _check_scores(sources, level.totals[won[unknown]], splits.take(unknown), scoring, options.mode)
+                divided = growth.take(best)
+                if divided is not None:
+                    nodes, children, splits = divided
+                    rows.divide(nodes, children, left)
+                    growth.divided(records)
+                    for columns in others.values():
+                        columns.divided = np.isin(np.arange(len(level.nodes)), won), left, splits.left_totals
+            search.end()
+            a_round.add(growth.tree(), rows)  # [Alg. 5, step 5] leaf weights, from what was sent
+
+    part.spent = noise.report(forest.rounds)
     if noise.stopped and forest.rounds == 0:
         raise BudgetSpent(f"no round can be paid for: {noise.stopped}")
     if noise.stopped:
@@ -196,14 +186,19 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     return part
 
 
-def _refit(inputs: RoleInput, part: ModelPart) -> None:
-    """Replace leaf values by those of true labels, in the own model alone."""
-    forest, data = part.forest, inputs.rows
-    assert forest is not None
-    after_eval_sets = len(inputs.eval_sets)  # the number of the training rows among sets to decide
-    found = ask_all(inputs.party, part, forest.trees, data.table.matrix(), after_eval_sets, inputs.threads)
-    rules = inputs.common.rules(forest.objective)
-    refit_leaves(forest, leaves(found, inputs.threads), data.y, data.weight, rules, inputs.threads)
+def _check_scores(
+    sources: list[ScoredColumns | ColumnSource], totals: Integers, splits: Splits, scoring: SplitRules, mode: str
+) -> None:
+    """Reject splits with too few rows on a side, or worse than their score, which kept others from splitting."""
+    left = splits.left_totals
+    wrong = np.minimum(left[:, 2], totals[:, 2] - left[:, 2]) < scoring.min_child_samples
+    if mode != "paper":  # there totals are not those that were scored
+        # both sides compute the same operations on the same integers; processors may differ in the last bits
+        wrong |= ~(np.abs(scoring.gain(totals, left) - splits.gain) <= 1e-6 * splits.gain + 1e-8)
+    for k in splits.source[wrong].tolist():
+        source = sources[k]
+        assert isinstance(source, ScoredColumns)
+        source.reject()
 
 
 # ---------------------------------------------------------------- passive party
@@ -223,7 +218,8 @@ def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     rules = scoring_rules(
         common.rules_of(setup.grad_unit, setup.hess_unit), first_order=options.first_order, noisy_hess=setup.noisy_hess
     )
-    owner = ScoringOwner(party, columns, table.n_rows, rules, inputs.threads, first_order=options.first_order)
+    reader = TreeReader(party, table.n_rows, len(columns.categorical), first_order=options.first_order)
+    owner = _Owner(columns, reader, rules, inputs.threads)
     party.send(active, ColumnCount(len(columns.categorical)))
     order = Order(CONVERSATION, "between trees")
 
@@ -237,3 +233,73 @@ def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
 
     handlers: Handlers = {NoisyTree: start_tree, ScoredSplitRequest: owner.split, LevelDivision: owner.divide}
     return follower.follow(order, handlers)
+
+
+class _Owner:
+    """A passive party within a tree: it grows the same tree as the active one, but scores its own columns alone."""
+
+    def __init__(self, columns: ColumnSource, reader: TreeReader, rules: SplitRules, threads: int) -> None:
+        self._columns, self._reader, self._rules, self._threads = columns, reader, rules, threads
+
+    def start(self, tree: NoisyTree) -> Scores | None:
+        """Take a tree's gradients (step 1); return the root's score, or None if it is a leaf."""
+        sample, totals = self._reader.tree(tree)
+        self._search = SplitSearch([self._columns], sample, self._rules, self._threads)
+        self._rows, self._growth = sample.partition(self._threads), Growth(totals, self._rules)
+        return None if self._growth.level is None else self._score(self._growth.level)
+
+    def divide(self, message: LevelDivision) -> Scores:
+        """Follow the division of a level (step 2); return the scores of the next."""
+        splits, left = self._reader.division(message, self._level, self._rows)
+        divided = self._growth.take(splits)
+        if divided is None or self._growth.level is None:
+            self._reader.reject("a division with a level below it")
+        self._rows.divide(*divided[:2], left)
+        return self._score(self._growth.level)
+
+    def _score(self, level: Level) -> Scores:
+        """Find the own best split of every node of the level (step 3); return their gains alone."""
+        self._level = level
+        self._search.ask(level, self._rows)
+        self._found = self._search.choose(level)
+        return Scores(Array.of(self._found.gain))
+
+    def split(self, request: ScoredSplitRequest) -> Iterator[ScoredSplitAnswer]:
+        """Record the splits of nodes that this party has won, and decide their rows (step 4)."""
+        won = self._reader.won(request, self._found)
+        records, left = self._search.decide(self._level.nodes[won], self._found.take(won), self._rows)
+        recorded = Array.of(records)
+        return (ScoredSplitAnswer(recorded, Array.of(np.packbits(left[of]))) for of in row_pieces(len(left), 1))
+
+
+# ---------------------------------------------------------------- new leaf values by true labels (`refit`)
+
+
+def _refit(inputs: RoleInput, part: ModelPart) -> None:
+    """Replace leaf values by those of true labels, in the own model alone."""
+    forest, data = part.forest, inputs.rows
+    assert forest is not None
+    after_eval_sets = len(inputs.eval_sets)  # the number of the training rows among sets to decide
+    found = ask_all(inputs.party, part, forest.trees, data.table.matrix(), after_eval_sets, inputs.threads)
+    rules = inputs.common.rules(forest.objective)
+    refit_leaves(forest, leaves(found, inputs.threads), data.y, data.weight, rules, inputs.threads)
+
+
+def refit_leaves(
+    forest: Forest, leaves: Int32s, y: Floats, weight: Floats | None, rules: SplitRules, threads: int = 1
+) -> None:
+    """Replace all leaf values by those that boosting gives on these labels, tree after tree, with the same splits.
+
+    `leaves`, int32 (n_rows, n_trees), is the leaf each row ends in; `rules` are in the objective's fixed point.
+    """
+    objective = forest.objective
+    margins = np.full((len(y), objective.n_outputs), objective.base_margins)
+    for first in range(0, len(forest.trees), objective.n_outputs):
+        grads, hesses, _ = objective.gradients(margins, y, weight, threads)
+        for output, (grad, hess) in enumerate(zip(grads, hesses, strict=True)):
+            tree, of_row = forest.trees[first + output], leaves[:, first + output]
+            totals = np.zeros((len(tree.left), 3), np.int64)
+            np.add.at(totals, of_row, np.stack([grad, hess, np.ones_like(grad)], axis=1))
+            value = np.where(tree.left < 0, rules.learning_rate * rules.leaf_weight(totals), 0.0)
+            forest.trees[first + output] = replace(tree, value=value)
+            margins[:, output] += value[of_row]

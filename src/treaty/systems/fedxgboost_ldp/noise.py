@@ -1,110 +1,28 @@
-"""Noise on a tree's gradients, at the active party of FedXGBoost-LDP: drawn once, paid for before it is used."""
+"""Noise on a tree's gradients, at the active party of FedXGBoost-LDP.
+
+Noise is drawn once for each tree and paid for in the ledger before it is used.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.machine.arrays import Flags, Int32s, Integers, pieces
-from treaty.machine.kernels import kernel
+from treaty.machine.arrays import pieces
 from treaty.machine.shared_work import share
 from treaty.privacy.ledger import Entry, Ledger, cost, model_job
 from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.vertical.encrypted_columns import Int32, Int64
-from treaty.trees.columns import SumsFinder
-from treaty.trees.growth import NoMoreTrees
+from treaty.trees.boosting import TreeSample
 from treaty.trees.objectives import Objective
 from treaty.trees.splits import SplitRules
-
-# ----------------------------------------------------------------
-# Splits chosen by scores: each owner of columns reports its best gain per node, and only the winner reveals its
-# split.
-#
-# `ScoresFinder` is a split finder whose three steps are apart: scores of a level, decisions at the chosen splits,
-# division of the rows. Each party runs it over its own columns, between messages; the one that grows the tree also has
-# the others' scores.
-
-
-@dataclass(frozen=True, slots=True)
-class TreeGradients:
-    """What a tree is grown on: `grad` and `hess` for scores, the counted ones for nodes' totals and so leaf weights.
-
-    All are int64 (n_rows,).
-    """
-
-    grad: Integers
-    hess: Integers
-    counted_grad: Integers
-    counted_hess: Integers
-
-    def totals(self, rows: Int32s | None) -> Integers:
-        """Return the root's totals (3,) over sampled rows (None: all)."""
-        counted = slice(None) if rows is None else rows
-        n_rows = len(self.grad) if rows is None else len(rows)
-        return np.array([self.counted_grad[counted].sum(), self.counted_hess[counted].sum(), n_rows])
-
-
-class ScoresFinder(SumsFinder):
-    """A split finder in steps; `rules` are those of scores (`noise.scoring_rules`).
-
-    The first-order score of Le et al. 2021, -G_L G_R / reg_lambda, is half the gain under a `hess_unit` of 0.
-    """
-
-    def start(self, gradients: TreeGradients, rows: Int32s | None, columns: Int32s) -> None:
-        """Begin a tree on sampled rows (None: all) and columns."""
-        self.begin_tree(gradients.grad, gradients.hess, rows, columns)
-        self._counted = gradients.counted_grad, gradients.counted_hess
-
-    def n_rows_of(self, nodes: Int32s) -> int:
-        """Return the number of the table's rows in these nodes together."""
-        return len(self._rows.rows(nodes, sampled=False)[0])
-
-    def count_left(self, nodes: Int32s, left: Flags) -> Integers:
-        """Return the number of sampled rows of each node that go left; `left` is as in `left_totals`."""
-        starts = self._rows.rows(nodes, sampled=False)[1][:-1]
-        stops = starts + np.diff(self._rows.rows(nodes, sampled=True)[1])
-        return np.array([np.count_nonzero(left[a:b]) for a, b in zip(starts, stops, strict=True)], np.int64)
-
-    def left_totals(self, nodes: Int32s, left: Flags, wanted: NDArray[np.intp]) -> Integers:
-        """Return totals int64 (n_wanted, 3) of left children of ``nodes[wanted]``; `left` is that of all `nodes`."""
-        rows, starts = self._rows.rows(nodes, sampled=False)
-        sampled = np.diff(self._rows.rows(nodes, sampled=True)[1])
-        totals = np.zeros((len(wanted), 3), np.int64)
-        _add_left(*self._counted, rows, starts, sampled, left, wanted, totals)
-        return totals
-
-    def apply(self, nodes: Int32s, children: Int32s, left: Flags) -> None:
-        """Divide the rows of nodes, as `RowPartition.divide` does."""
-        self._rows.divide(nodes, children, left)
-
-
-@kernel
-def _add_left(grad: Any, hess: Any, rows: Any, starts: Any, sampled: Any, left: Any, wanted: Any, totals: Any) -> None:
-    """Sum up the rows going left of the first ``sampled[k]`` of ``rows[starts[k]:starts[k + 1]]`` of wanted nodes k."""
-    for position in range(wanted.shape[0]):
-        node = wanted[position]
-        total_grad, total_hess, count = np.int64(0), np.int64(0), np.int64(0)
-        for i in range(np.uint64(starts[node]), np.uint64(starts[node] + sampled[node])):
-            row, goes = np.uint64(rows[i]), np.int64(left[i])  # no branch: half would be mispredicted
-            total_grad += grad[row] * goes
-            total_hess += hess[row] * goes
-            count += goes
-        totals[position, 0], totals[position, 1], totals[position, 2] = total_grad, total_hess, count
-
-
-# ---------------------------------------------------------------- noise
-
 
 MOST_SUM = 2**62
 SENT_STEPS = 1 << 12
@@ -116,19 +34,42 @@ SAMPLER = 2  # version of the noise that a key gives; raise it with every change
 class NoisyGradients:
     """Puts noise on the gradients of one tree after another, and pays for it in the ledger.
 
-    Noise is computed from the ledger's key: the same gradients of the same tree of a model get the same noise in a
-    resumed training as in the interrupted one, and are paid for once. With mechanism "label_rr" nothing is done, for
-    labels have their noise already; weights are refused then, for they would be sent as they are, as factors of
-    gradients and hessians, and where they balance classes they are the labels.
+    Noise is computed from the ledger's key. A resumed training therefore puts the same noise on the same gradients of
+    the same tree as the interrupted one did, and pays once.
 
-    Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label: they stay exact, and all of
-    epsilon goes to the gradients. That does not hold with weights, with losses whose hessians have labels in them, nor
-    with leaf values made of true gradients (paper mode, where scores of the first order send no hessians): there
-    gradients and hessians get half of epsilon each (`noisy_hess`).
+    With mechanism "label_rr" gradients stay as they are, because the labels carry the noise. Sample weights are refused
+    then: they would be sent as factors of gradients, and weights that balance classes are the labels.
 
-    `spent` are the releases of this model, one for each tree, those before a resumption included; `stopped` says why
-    there may be no further tree, and is empty as long as there may. Raises ConfigError when sums of so much noise do
-    not fit 62 bits, an epsilon is too small, or rows with noisy labels have weights.
+    Hessians p (1 - p) of margins that are made of noisy gradients alone depend on no label. They stay exact, and all of
+    epsilon goes to the gradients. This does not hold with weights, with losses whose hessians depend on labels, or with
+    leaf values made of true gradients (paper mode, where scores of the first order send no hessians). Gradients and
+    hessians then get half of epsilon each (`noisy_hess`).
+
+    Parameters
+    ----------
+    ledger : Ledger
+    options : FedXGBoostLDP
+    objective : Objective
+    n_rows : int
+    weighted : bool
+        Whether rows have weights.
+    model_id, job : str
+        Name the releases in the ledger.
+    first_tree : int, default 0
+        Trees that a resumed training begins with.
+    threads : int, default 1
+
+    Attributes
+    ----------
+    spent : list of Entry
+        The releases of this model, one for each tree, including those before a resumption.
+    stopped : str
+        Why no further tree may be released; empty as long as one may.
+
+    Raises
+    ------
+    ConfigError
+        If sums of so much noise do not fit 62 bits, epsilon is too small, or rows with noisy labels have weights.
     """
 
     def __init__(
@@ -156,8 +97,8 @@ class NoisyGradients:
                 "mechanism='label_rr' sends gradients whose labels alone carry noise, so sample weights as they are: "
                 "leave weights out, or take a mechanism that puts noise on gradients (piecewise, for example)"
             )
-        told = weighted or objective.hess_tells_labels
-        self.noisy_hess = self._on_gradients and (not options.first_order if self._paper else told)
+        from_labels = weighted or objective.hess_tells_labels
+        self.noisy_hess = self._on_gradients and (not options.first_order if self._paper else from_labels)
         largest_grad, largest_hess = objective.grad_bound, objective.hess_bound
         if self._on_gradients:
             most = largest(self.mechanism, self._each)
@@ -192,34 +133,38 @@ class NoisyGradients:
             grad = self.bounds[0] / self._sent
         return grad, self.bounds[1] / (2 * self._sent) if self.noisy_hess else hess
 
-    def of(self, grad: Int64, hess: Int64, rows: Int32 | None) -> TreeGradients:
-        """Return the gradients of the next tree; rows outside its sample get no noise, and 0.
+    def of(self, sample: TreeSample) -> tuple[TreeSample, TreeSample] | None:
+        """Return the next tree's gradients as they are sent, and those that nodes' totals and leaf values are made of.
 
-        `grad` and `hess` (n_rows,) are in the objective's fixed point, `rows` are the tree's sample (None: all). Raises
-        `NoMoreTrees`, before anything is drawn, when this tree, or all trees of its round together, would cost a person
-        more than `epsilon_total`.
+        Both are the same object outside paper mode. Rows outside the sample get no noise, and 0. Returns None, before
+        anything is drawn, if this tree, or all trees of its round together, would cost a person more than
+        `epsilon_total`; `stopped` then says why.
         """
-        n_outputs = self._objective.n_outputs
-        if self._on_gradients and n_outputs > 1 and self._tree % n_outputs == 0:
-            self._check_round(n_outputs)
-        exact_grad, exact_hess = grad, hess
+        n_outputs, rows = self._objective.n_outputs, sample.rows
+        sent = counted = sample
         if self._on_gradients:
-            exact, noisy = self._draw(grad, hess) if rows is None else self._draw(grad[rows], hess[rows], rows)
-            if self._paper:
-                exact_grad = _spread(exact[0], rows, grad)
-            grad = _spread(noisy[0], rows, grad)
+            of_sample = (sample.grad, sample.hess) if rows is None else (sample.grad[rows], sample.hess[rows])
+            try:
+                if n_outputs > 1 and self._tree % n_outputs == 0:
+                    self._check_round(n_outputs)
+                exact, noisy = self._draw(*of_sample, rows)
+            except BudgetSpent as spent:
+                self.stopped = str(spent)
+                return None
+            counted = sent = replace(sample, grad=_spread(noisy[0], rows, sample.grad))
             if self.noisy_hess:
-                exact_hess = _spread(exact[1], rows, hess)
-                hess = _spread(noisy[1], rows, hess)
+                counted = sent = replace(sent, hess=_spread(noisy[1], rows, sample.hess))
+            if self._paper:  # the published form: exact sums beside the noise
+                counted = replace(sample, grad=_spread(exact[0], rows, sample.grad))
+                if self.noisy_hess:
+                    counted = replace(counted, hess=_spread(exact[1], rows, sample.hess))
         self._tree += 1
-        if self._paper:
-            return TreeGradients(grad, hess, exact_grad, exact_hess)
-        return TreeGradients(grad, hess, grad, hess)
+        return sent, counted
 
-    def _draw(self, grad: Int64, hess: Int64, rows: Int32 | None = None) -> tuple[Int64, Int64]:
+    def _draw(self, grad: Int64, hess: Int64, rows: Int32 | None) -> tuple[Int64, Int64]:
         """Round gradients, and hessians that get noise, to the grid; pay; return them without and with noise.
 
-        Block by block, so that a block stays in the cache; each has its own stream under the noise's key.
+        Works block by block, so that a block stays in the cache. Each block has its own stream under the noise's key.
         """
         most_grad, most_hess = self.bounds
         kinds = [(grad, self._objective.grad_unit / most_grad, 0.0)]
@@ -243,6 +188,7 @@ class NoisyGradients:
                 for steps, out in zip(exact, noisy, strict=True):
                     to_sent(release_on_grid(steps[block], self._each, draw), self._sent, out[block])
 
+        # the noise's key depends on all rounded values, so it is known only once every block is rounded
         share(prepare, len(blocks), self._threads, least=2)
         of_rows = b"" if rows is None else hashlib.sha256(rows.astype("<i4").tobytes()).digest()
         key = self._pay(of_rows + b"".join(digests))
@@ -257,37 +203,26 @@ class NoisyGradients:
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
         entry = self._entry(draw, self._tree)
-        with self._limited():
-            self._ledger.spend([entry], most=self._options.epsilon_total, delta=self._options.delta)
+        self._ledger.spend([entry], most=self._options.epsilon_total, delta=self._options.delta)
         self.spent.append(entry)
         return hashlib.sha256(b"treaty noisy gradients, key" + self._ledger.key + content.digest()).digest()
 
     def _check_round(self, n_outputs: int) -> None:
-        """Refuse a round of which not all trees can be paid: it would be paid in part, and add nothing to the model.
+        """Raise BudgetSpent if not all trees of a round can be paid: part of a round adds nothing to the model.
 
         Trees that an interrupted training has paid for, known by their names in the ledger, cost nothing again.
         """
         trees = range(self._tree, self._tree + n_outputs)
         paid = {entry.what for entry in self._ledger.entries() if entry.job == self._job}
         unpaid = [entry for k in trees if (entry := self._entry(f"tree {k}", k)).what not in paid]
-        with self._limited():
-            self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
-
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        """End the training where the budget is spent: note why in `stopped`, and raise `NoMoreTrees`."""
-        try:
-            yield
-        except BudgetSpent as spent:
-            self.stopped = str(spent)
-            raise NoMoreTrees from None
+        self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
 
     def _entry(self, draw: str, tree: int) -> Entry:
         epsilon = math.inf if self._paper else self.epsilon  # exact sums go beside the noise
         return Entry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
 
-    def told(self, rounds: int) -> str:
-        """Say what was paid, in this training and with everything in the ledger, and whether that ended it."""
+    def report(self, rounds: int) -> str:
+        """Return a sentence on what was paid, in this training and in the whole ledger, and whether that ended it."""
         delta = self._options.delta
         everything = self._ledger.entries()
         here = (
@@ -301,7 +236,10 @@ class NoisyGradients:
 
 
 def scoring_rules(rules: SplitRules, *, first_order: bool, noisy_hess: bool) -> SplitRules:
-    """Return the split rules of scores: where hess is left out, or noisy, no divisor is below reg_lambda / 2."""
+    """Return the split rules of scores: without hessians, or with noisy ones, no divisor is below reg_lambda / 2.
+
+    The first-order score of Le et al. 2021, -G_L G_R / reg_lambda, is half the gain under a `hess_unit` of 0.
+    """
     if first_order:
         return replace(rules, hess_unit=0.0, hess_floor=rules.reg_lambda / 2.0, min_child_weight=0.0)
     return replace(rules, hess_floor=rules.reg_lambda / 2.0 if noisy_hess else 0.0)

@@ -7,10 +7,12 @@ import numpy as np
 from treaty.models.trees import ModelPart
 from treaty.privacy.mechanisms import MECHANISMS
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
-from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import ColumnCount, NoiseSetup, active, passive
+from treaty.systems.fedxgboost_ldp.fedxgboost_ldp import active, passive
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.scoring import (
+    ColumnCount,
     LevelDivision,
+    NoiseSetup,
     NoisyTree,
     ScoredSplitAnswer,
     ScoredSplitRequest,
