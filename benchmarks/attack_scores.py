@@ -23,7 +23,7 @@ from sklearn.model_selection import train_test_split
 from data import RESULTS, arguments, default_of_credit_card_clients, find, give_me_some_credit, report
 from treaty.attacks.comparing import Standing, compare, entrant
 from treaty.attacks.views import Finding
-from treaty.data.sources import with_categories
+from treaty.data.arrow_tables import with_categories
 
 OPEN = "allow_exact_sums=true"
 SYSTEMS = [

@@ -67,7 +67,7 @@ from namespaces import NotPermitted, train_in_namespaces
 from treaty import GBDTClassifier
 from treaty.data.quantile_search import QuantileSearch
 from treaty.data.table import to_table
-from treaty.messaging.memory import Link
+from treaty.messaging.channel import Link
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.runs import threads as simulation

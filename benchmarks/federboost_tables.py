@@ -57,7 +57,7 @@ from data import (
 )  # fmt: skip
 from federboost_horizontal import RATE, at_random, crossings, slowest_bytes
 from treaty import GBDTClassifier
-from treaty.messaging.memory import Link
+from treaty.messaging.channel import Link
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import per_person, read_ledger

@@ -28,7 +28,7 @@ import pyarrow.parquet as parquet
 
 from data import arguments, cpu_of_others, report, verdict
 from treaty import GBDTClassifier
-from treaty.data import opening
+from treaty.data import reading
 from treaty.messaging.grpc_channel import GrpcChannel
 from treaty.runs import party as jobs
 from treaty.runs import processes
@@ -66,7 +66,7 @@ class Peak:
 
 def play(folder: Path, name: str, limit: int) -> None:
     """Be one party, or (pooled) train alone, and print what memory that took beyond what there was before."""
-    opening.ON_DISK = limit
+    reading.ON_DISK = limit
     compile_kernels()
     if name == "pooled":
         y = parquet.read_table(folder / "active.parquet", columns=["label"])["label"].to_numpy()

@@ -31,7 +31,7 @@ from sklearn.datasets import load_breast_cancer
 import treaty
 from data import replace
 from treaty.errors import TreatyError
-from treaty.messaging.memory import MemoryChannel
+from treaty.messaging.channel import MemoryChannel
 from treaty.runs import threads
 
 PATIENCE = 120

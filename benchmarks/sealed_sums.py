@@ -134,7 +134,7 @@ def squirrel(quick: bool) -> list[dict]:
 
 
 def links(quick: bool) -> list[dict]:
-    from treaty.messaging.memory import Link
+    from treaty.messaging.channel import Link
     from treaty.runs import threads
 
     tables, y = tables_of_clients()

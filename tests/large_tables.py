@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from treaty.data import opening
+from treaty.data import reading
 
 WRITTEN = ("t.parquet", "t.arrow", "folder", "t.csv")
 
@@ -18,7 +18,7 @@ WRITTEN = ("t.parquet", "t.arrow", "folder", "t.csv")
 @pytest.fixture
 def all_large(monkeypatch):
     """Take every table for one that is too large for memory."""
-    monkeypatch.setattr(opening, "ON_DISK", 0)
+    monkeypatch.setattr(reading, "ON_DISK", 0)
 
 
 def random_table(rows: int = 700, seed: int = 0) -> pa.Table:

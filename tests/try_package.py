@@ -41,7 +41,7 @@ USES = {
     "treaty.GBDTClassifier(n_estimators=1).fit(x, x[:, 0] > 30).report('out.html')\n"
     "assert '<svg' in open('out.html').read()",
     "web": "from treaty.serving import app",
-    "dp": "import dp_accounting\nimport treaty.privacy.zcdp",
+    "dp": "import dp_accounting\nimport treaty.privacy.discrete_gaussian",
     "shap": "import treaty, numpy as np\n"
     "x = np.random.default_rng(0).normal(size=(60, 2))\n"
     "model = treaty.GBDTClassifier(n_estimators=2).fit(x, x[:, 0] > 0)\n"

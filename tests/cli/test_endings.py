@@ -18,7 +18,7 @@ from pace import within
 from runs.small_jobs import write_job
 from treaty.cli import jobs, main
 from treaty.cli.logs import logged
-from treaty.data import sources
+from treaty.data import reading
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout, TreatyError
 from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import checkpoint_file
@@ -187,15 +187,15 @@ def test_who_loses_a_peer_is_told_how_to_go_on(tmp_path, monkeypatch, error):
 def test_predictions_that_cannot_be_written_are_one_error(tmp_path, monkeypatch):
     (tmp_path / "p.csv").mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*p\.csv: Is a directory; make room, or name another file"):
-        sources.write_predictions(tmp_path / "p.csv", {"p": [0.5]})
+        reading.write_predictions(tmp_path / "p.csv", {"p": [0.5]})
 
     def full(path: Path, *_: object) -> None:
         path.write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sources, "_write", full)
+    monkeypatch.setattr(reading, "_write", full)
     with pytest.raises(TreatyError, match=r"cannot write .*q\.csv: No space left on device"):
-        sources.write_predictions(tmp_path / "q.csv", {"p": [0.5]})
+        reading.write_predictions(tmp_path / "q.csv", {"p": [0.5]})
     assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
 
 

@@ -7,11 +7,10 @@ import gzip
 import numpy as np
 import pytest
 
-from treaty.data import csv_files, opening
-from treaty.data.csv_files import csv_facts, lines_of, opened_text, parse_csv, write_csv_columns
-from treaty.data.file_tables import FileTable
-from treaty.data.opening import open_table
-from treaty.data.sources import read_table, table_facts
+from treaty.data import file_formats, reading
+from treaty.data.arrow_tables import FileTable
+from treaty.data.file_formats import csv_facts, lines_of, opened_text, parse_csv, write_csv_columns
+from treaty.data.reading import open_table, read_table, table_facts
 from treaty.data.table import to_table
 from treaty.errors import DataError
 
@@ -43,7 +42,7 @@ def test_pieces_of_a_file_have_the_types_and_values_of_the_whole(tmp_path, seed,
     content = (b"\xef\xbb\xbf" if seed % 3 == 0 else b"") + text.encode()
     path = tmp_path / ("t.csv.gz" if seed % 4 == 0 else "t.csv")
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    monkeypatch.setattr(csv_files, "PIECE", int(rng.integers(40, 400)))
+    monkeypatch.setattr(file_formats, "PIECE", int(rng.integers(40, 400)))
     whole = parse_csv(content, ["truth"])
     n_rows, schema = csv_facts(path, ["truth"])
     assert (n_rows, schema) == (whole.num_rows, whole.schema)
@@ -51,7 +50,7 @@ def test_pieces_of_a_file_have_the_types_and_values_of_the_whole(tmp_path, seed,
 
 
 def test_text_in_another_encoding_is_found_in_any_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_files, "PIECE", 16)
+    monkeypatch.setattr(file_formats, "PIECE", 16)
     path = tmp_path / "t.csv"
     path.write_bytes(b"a,b\n" + b"x,1\n" * 20 + b"\xff,2\n")
     assert [str(kind) for kind in csv_facts(path, [])[1].types] == ["binary", "int64"]
@@ -73,11 +72,11 @@ def test_text_in_another_encoding_is_found_in_any_piece(tmp_path, monkeypatch):
     ids=["short row", "long row", "separator", "Parquet", "empty", "no rows", "repeated", "nameless", "encoding"],
 )
 def test_files_that_cannot_be_read_are_refused_in_the_same_words(tmp_path, content, monkeypatch):
-    monkeypatch.setattr(csv_files, "PIECE", 16)
+    monkeypatch.setattr(file_formats, "PIECE", 16)
     (tmp_path / "t.csv").write_bytes(content)
     said = []
     for limit in (1 << 40, 0):
-        monkeypatch.setattr(opening, "ON_DISK", limit)
+        monkeypatch.setattr(reading, "ON_DISK", limit)
         with pytest.raises(DataError) as caught:
             open_table(tmp_path / "t.csv", party="bank")
         said.append(str(caught.value))
@@ -85,23 +84,23 @@ def test_files_that_cannot_be_read_are_refused_in_the_same_words(tmp_path, conte
 
 
 def test_a_packed_file_that_is_cut_off_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "ON_DISK", 0)
+    monkeypatch.setattr(reading, "ON_DISK", 0)
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 300)[:-9])
     with pytest.raises(DataError, match=r"bank: expected a readable file, got one that is damaged, cut off"):
         open_table(tmp_path / "t.csv.gz", party="bank")
 
 
 def test_a_quote_that_is_not_closed_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_files, "PIECE", 16)
-    monkeypatch.setattr(csv_files, "_LONGEST", 64)
+    monkeypatch.setattr(file_formats, "PIECE", 16)
+    monkeypatch.setattr(file_formats, "_LONGEST", 64)
     (tmp_path / "t.csv").write_text('a,b\n1,"2\n' + "1,2\n" * 50)
     with pytest.raises(DataError, match=r"expected lines, got none that ends within \d+ bytes; is a quote not closed"):
         table_facts(tmp_path / "t.csv")
 
 
 def test_a_large_file_is_the_table_that_a_small_one_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_files, "PIECE", 64)
-    monkeypatch.setattr(opening, "ON_DISK", 100)
+    monkeypatch.setattr(file_formats, "PIECE", 64)
+    monkeypatch.setattr(reading, "ON_DISK", 100)
     lines = [f"{k / 7},{'' if k % 3 else k},{'xyz'[k % 3]}" for k in range(50)]
     (tmp_path / "t.csv").write_text("\n".join(["number,gaps,town", *lines]))
     table = open_table(tmp_path / "t.csv", folder=tmp_path / "scratch", drop=["gaps"])

@@ -6,7 +6,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from treaty.data.labels import check_labels, check_targets, check_weights
+from treaty.data.columns import check_labels, check_targets, check_weights
 from treaty.errors import DataError
 
 NAN = float("nan")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from treaty.data.binning import fit_bins, tie_aware_cuts
-from treaty.data.quantile_kernels import floats_of, keys_of
-from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sorted_keys
+from treaty.data.quantile_search import Probes, QuantileSearch, count_below, floats_of, keys_of, sorted_keys
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, LocalProtocolError
 

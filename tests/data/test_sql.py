@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.data.sources import read_table
+from treaty.data.reading import read_table
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
 
@@ -168,7 +168,7 @@ def test_a_query_has_a_time_limit(uri: str, tmp_path: Path) -> None:
     ("query", "said"),
     [
         ("SELECT 1 AS a, 2 AS a", "data.x: expected unique column names, .* 'a'"),
-        ("SELECT 5::money AS owed", "data.x: column 'owed' is of type money, .*roles it in the query"),
+        ("SELECT 5::money AS owed", "data.x: column 'owed' is of type money, .*cast it in the query"),
         ("SELECT interval '1 day' AS age", "data.x: column 'age' is of type interval"),
         ("SELECT ARRAY[1] AS list", "data.x: column 'list' is of type _int4"),
         ("SELECT 'x'::bytea AS raw", "data.x: column 'raw' is of type bytea"),

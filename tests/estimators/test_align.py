@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treaty
-from treaty.data import csv_files, opening
-from treaty.data.sources import read_table as source_table
+from treaty.data import file_formats, reading
+from treaty.data.reading import read_table as source_table
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, DataError
 from treaty.estimators.align import align
@@ -199,8 +199,8 @@ WAYS = {
 )
 def test_ids_are_what_the_file_says_however_it_is_read(tmp_path, monkeypatch, way, on_disk, bank, shop) -> None:
     """Read as numbers 007 was 7, so that a table of `read_table` had other common rows than its path."""
-    monkeypatch.setattr(csv_files, "PIECE", 16)
-    monkeypatch.setattr(opening, "ON_DISK", 0 if on_disk else 1 << 30)
+    monkeypatch.setattr(file_formats, "PIECE", 16)
+    monkeypatch.setattr(reading, "ON_DISK", 0 if on_disk else 1 << 30)
     tables = {}
     for name, ids in {"bank": bank, "shop": shop}.items():
         (tmp_path / f"{name}.csv").write_text("\n".join(["key,x", *(f"{key},{k}.5" for k, key in enumerate(ids))]))
@@ -211,7 +211,7 @@ def test_ids_are_what_the_file_says_however_it_is_read(tmp_path, monkeypatch, wa
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_text_that_is_kept_for_ids_is_numbers_as_a_feature(tmp_path, monkeypatch, on_disk) -> None:
-    monkeypatch.setattr(opening, "ON_DISK", 0 if on_disk else 1 << 30)
+    monkeypatch.setattr(reading, "ON_DISK", 0 if on_disk else 1 << 30)
     (tmp_path / "t.csv").write_text("id,month,x\n" + "".join(f"{k},{1 + k % 12:02},{k}e1\n" for k in range(40)))
     read = treaty.read_table if not on_disk else treaty.open_table
     table = read(tmp_path / "t.csv", drop=["id"])

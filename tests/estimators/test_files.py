@@ -15,8 +15,8 @@ import pytest
 import treaty
 from large_tables import all_large, random_table, write  # noqa: F401
 from tables import assert_same_trees
-from treaty.data.file_tables import FileTable
-from treaty.data.opening import open_table
+from treaty.data.arrow_tables import FileTable
+from treaty.data.reading import open_table
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import folder_of
@@ -158,7 +158,7 @@ def test_what_is_not_of_the_table_is_left_out(tmp_path):
 @pytest.mark.parametrize("large", [False, True])
 def test_files_that_cannot_be_used_are_named(tmp_path, large, monkeypatch):
     if large:
-        monkeypatch.setattr("treaty.data.opening.ON_DISK", 0)
+        monkeypatch.setattr("treaty.data.reading.ON_DISK", 0)
     model = treaty.GBDTClassifier("pooled", **OPTIONS)
     strays = pa.array([*map(str, range(398)), "none", "two"])
     path = write(TABLE.append_column("stray", strays), tmp_path / "t.parquet")
@@ -174,7 +174,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path, large, monkeypatch):
 
 
 def test_a_linear_model_takes_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("treaty.data.opening.ON_DISK", 0)
+    monkeypatch.setattr("treaty.data.reading.ON_DISK", 0)
     path = write(TABLE.select(["plain", "whole", "town", "truth"]), tmp_path / "t.arrow")
     one, other = (
         treaty.LogisticRegression(n_jobs=1, tol=0.01, random_state=3).fit(X, Y) for X in (treaty.read_table(path), path)
@@ -198,7 +198,7 @@ def test_files_are_brought_into_common_order(tmp_path, kind, text, monkeypatch):
     on = {"bank": "id", "shop": "key"}
     found = []
     for limit in (0, 1 << 40):
-        monkeypatch.setattr("treaty.data.opening.ON_DISK", limit)
+        monkeypatch.setattr("treaty.data.reading.ON_DISK", limit)
         folder = tmp_path / str(limit)
         folder.mkdir()
         files = {"bank": named(folder, bank, "bank", kind), "shop": named(folder, shop, "shop", kind)}
@@ -221,7 +221,7 @@ def test_files_are_brought_into_common_order(tmp_path, kind, text, monkeypatch):
 
 
 def test_a_full_disk_is_told_before_a_column_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("treaty.data.opening.ON_DISK", 0)
+    monkeypatch.setattr("treaty.data.reading.ON_DISK", 0)
     path = write(TABLE, tmp_path / "t.parquet")
 
     def full(*_: Any) -> None:
@@ -250,7 +250,7 @@ def test_the_lines_of_the_page_run(tmp_path, monkeypatch):
     write(TABLE.select(SPLIT["a"]).append_column("label", pa.array(Y)), tmp_path / "bank.parquet")
     monkeypatch.chdir(tmp_path)
     for limit in (0, 1 << 40):
-        monkeypatch.setattr("treaty.data.opening.ON_DISK", limit)
+        monkeypatch.setattr("treaty.data.reading.ON_DISK", limit)
         found: dict[str, Any] = {}
         exec(
             code.replace("/large/disk", "scratch").replace("Boost())", "Boost(), n_estimators=1, max_bin=4)"),

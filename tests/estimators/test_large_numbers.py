@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import treaty
-from treaty.data import opening
+from treaty.data import reading
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.models.trees import predict_pooled
@@ -132,7 +132,7 @@ def test_tables_on_disk_make_the_same_model(tmp_path: Path, monkeypatch: pytest.
     pq.write_table(table, tmp_path / "t.parquet")
     made = []
     for limit in (1 << 30, 0):
-        monkeypatch.setattr(opening, "ON_DISK", limit)
+        monkeypatch.setattr(reading, "ON_DISK", limit)
         model = treaty.GBDTClassifier(n_estimators=3, n_jobs=1).fit(tmp_path / "t.parquet", LABELS)
         (part,) = model.parts_.values()
         made.append((part.schema, part.splits, part.forest.trees, model.predict_proba(tmp_path / "t.parquet")))

@@ -11,9 +11,9 @@ import pytest
 
 from pace import within
 from treaty.messaging.certificates import make_identity
+from treaty.messaging.channel import memory_channels
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.grpc_server import Server
-from treaty.messaging.memory import memory_channels
 
 QUICK = {"keepalive_time": 1.0, "keepalive_timeout": 1.0, "reconnect": 1.0}
 

@@ -7,7 +7,7 @@ import pytest
 
 from pace import within
 from treaty.errors import LocalProtocolError, PeerLost
-from treaty.messaging.memory import Arrival, Inbox
+from treaty.messaging.channel import Arrival, Inbox
 
 
 def test_frames_arrive_in_order_under_the_name_of_their_sender(ends):

@@ -7,8 +7,8 @@ import pytest
 
 from pace import within
 from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout
+from treaty.messaging.channel import memory_channels
 from treaty.messaging.conversation import Conversation
-from treaty.messaging.memory import memory_channels
 from treaty.messaging.messages import Abort, Message
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost, PeerTimeout
-from treaty.messaging import memory
-from treaty.messaging.memory import Link, memory_channels
+from treaty.messaging import channel
+from treaty.messaging.channel import Link, memory_channels
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.runs.threads import play
@@ -173,8 +173,8 @@ def test_play_passes_its_link_on():
 
 
 def test_a_sender_waits_until_what_it_sent_is_read(monkeypatch):
-    monkeypatch.setattr(memory, "_UNREAD", 100)
-    monkeypatch.setattr(memory, "_SMALL", 5)
+    monkeypatch.setattr(channel, "_UNREAD", 100)
+    monkeypatch.setattr(channel, "_SMALL", 5)
     ends = memory_channels("ab")
     ends["a"].send("b", bytes(500), 1.0)  # a single message of any size
     ends["a"].send("b", bytes(5), 0.0)  # a last word
@@ -189,8 +189,8 @@ def test_a_sender_waits_until_what_it_sent_is_read(monkeypatch):
 
 
 def test_a_receiver_hears_one_peer_while_another_waits_for_room(monkeypatch):
-    monkeypatch.setattr(memory, "_UNREAD", 100)
-    monkeypatch.setattr(memory, "_SMALL", 5)
+    monkeypatch.setattr(channel, "_UNREAD", 100)
+    monkeypatch.setattr(channel, "_SMALL", 5)
     ends = memory_channels("xyb")
     ends["x"].send("b", bytes(90), 1.0)
     assert ends["b"].receive(1.0).sender == "x"  # taken in, not read
@@ -210,8 +210,8 @@ def test_a_receiver_hears_one_peer_while_another_waits_for_room(monkeypatch):
 
 
 def test_who_waits_for_a_reader_goes_on_when_it_leaves(monkeypatch):
-    monkeypatch.setattr(memory, "_UNREAD", 100)
-    monkeypatch.setattr(memory, "_SMALL", 5)
+    monkeypatch.setattr(channel, "_UNREAD", 100)
+    monkeypatch.setattr(channel, "_SMALL", 5)
     ends = memory_channels("ab")
     ends["a"].send("b", bytes(500), 1.0)
     threading.Timer(0.1, ends["b"].close).start()

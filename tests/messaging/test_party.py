@@ -15,8 +15,8 @@ from treaty.errors import (
     PeerProtocolError,
     PeerTimeout,
 )
+from treaty.messaging.channel import memory_channels
 from treaty.messaging.conversation import Conversation
-from treaty.messaging.memory import memory_channels
 from treaty.messaging.messages import Abort, Array, Goodbye, Message, view
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Transcript

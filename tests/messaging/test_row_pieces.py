@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from treaty.errors import PeerProtocolError
 from treaty.machine import arrays
-from treaty.messaging.messages import Array
-from treaty.messaging.row_pieces import bits_of, put_together, row_pieces
+from treaty.messaging.messages import Array, bits_of, put_together, row_pieces
 
 
 @given(n_rows=st.integers(0, 10**6), bits=st.integers(0, 10**7), bound=st.integers(1, 10**4))

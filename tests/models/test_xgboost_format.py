@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from treaty.errors import ConfigError
-from treaty.models.xgboost_format import to_booster
+from treaty.models.interpretation import to_booster
 from trees.plain import random_codes, random_labels, train
 
 xgboost = pytest.importorskip("xgboost")

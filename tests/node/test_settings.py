@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.data.sources import read_table
+from treaty.data.reading import read_table
 from treaty.errors import ConfigError
 from treaty.node.settings import DataSet, NodeLimits, PeerSettings, Policy, Settings, Web, load_settings
 from treaty.runs.job import Member

@@ -15,7 +15,7 @@ from scipy import stats
 
 from noise_keys import keep_key
 from treaty.errors import ConfigError
-from treaty.privacy.label_rr import BucketCost, BucketLedger, Column, randomise_buckets
+from treaty.privacy.randomised_response import BucketCost, BucketLedger, Column, randomise_buckets
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 17, 256])
 

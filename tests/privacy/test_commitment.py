@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treaty.privacy.commitment import check_opening, commit
+from treaty.privacy.exact_sums import check_opening, commit
 from treaty.trees.objectives import make_objective
 
 OBJECTIVE = make_objective("logistic", np.array([0.0, 1.0]), None)

@@ -14,8 +14,8 @@ from scipy import stats
 
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
-from treaty.privacy import label_rr
-from treaty.privacy.label_rr import randomise_labels, stored_noisy_labels
+from treaty.privacy import randomised_response
+from treaty.privacy.randomised_response import randomise_labels, stored_noisy_labels
 from treaty.trees.objectives import make_objective
 
 
@@ -168,8 +168,8 @@ def test_stored_labels_of_something_else_are_refused_and_kept(tmp_path, y, chang
 
 
 def rewritten(path, **changes):
-    kept = read_file(path, label_rr._Kept, label_rr.FORMAT)
-    write_file(path, msgspec.structs.replace(kept, **changes), label_rr.FORMAT, "")
+    kept = read_file(path, randomised_response._Kept, randomised_response.FORMAT)
+    write_file(path, msgspec.structs.replace(kept, **changes), randomised_response.FORMAT, "")
 
 
 @pytest.mark.parametrize(
@@ -201,11 +201,11 @@ def test_jobs_that_start_together_share_one_draw(tmp_path, y, monkeypatch):
 
     def draw_late(*args):  # the other one is done before this one writes
         noisy = draw(*args)
-        monkeypatch.setattr(label_rr, "randomise_labels", draw)
+        monkeypatch.setattr(randomised_response, "randomise_labels", draw)
         stored_noisy_labels(path, y, 3, 1.0)
         return noisy
 
-    monkeypatch.setattr(label_rr, "randomise_labels", draw_late)
+    monkeypatch.setattr(randomised_response, "randomise_labels", draw_late)
     late = stored_noisy_labels(path, y, 3, 1.0)
     np.testing.assert_array_equal(late, stored_noisy_labels(path, y, 3, 1.0))
     with ThreadPoolExecutor(4) as pool:

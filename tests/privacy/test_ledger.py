@@ -20,9 +20,9 @@ from pace import within
 from tables import real_table
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent, ConfigError
-from treaty.privacy.label_rr import BucketLedger, Column
+from treaty.privacy.discrete_gaussian import epsilon_of
 from treaty.privacy.ledger import Entry, EpsilonLimits, Ledger, cost, model_job, per_person, read_ledger
-from treaty.privacy.zcdp import epsilon_of
+from treaty.privacy.randomised_response import BucketLedger, Column
 
 
 def entry(number, epsilon=1.0, **others):

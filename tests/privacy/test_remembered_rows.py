@@ -12,7 +12,7 @@ from treaty.data.binning import fit_bins
 from treaty.data.ids import canonical_ids
 from treaty.data.table import to_table
 from treaty.models.trees import record_split
-from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
+from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.systems.federboost_vertical.buckets import stand_ins
 from treaty.trees.ensemble import SplitTable
 

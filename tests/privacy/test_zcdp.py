@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from treaty.errors import ConfigError
-from treaty.privacy.zcdp import (
+from treaty.privacy.discrete_gaussian import (
     NoiseBudget,
     Releases,
     budget,

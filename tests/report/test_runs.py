@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import treaty
 from runs.small_jobs import SYSTEMS, played, write_job
 from treaty.cli.main import app
-from treaty.data.sources import write_predictions
+from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, DataError
 from treaty.files import read_json, write_json
 from treaty.report.of_run import contents_of_run, read_run, read_scores

@@ -16,7 +16,7 @@ import pytest
 
 from pace import within
 from treaty.errors import TreatyError
-from treaty.messaging.memory import memory_channels
+from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import load_checkpoint
 from treaty.runs import party as runs

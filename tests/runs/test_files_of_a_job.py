@@ -19,7 +19,7 @@ from treaty.machine.database import kept_file, set_aside
 from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part
-from treaty.privacy import label_rr
+from treaty.privacy import randomised_response
 from treaty.privacy.ledger import per_person, read_ledger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import FORMAT as REPORT
@@ -145,7 +145,7 @@ def encoded(content) -> bytes:
 
 
 def read_labels(path: Path) -> bytes:
-    kept = files.read_file(path, label_rr._Kept, label_rr.FORMAT)
+    kept = files.read_file(path, randomised_response._Kept, randomised_response.FORMAT)
     return encoded(kept)
 
 

@@ -13,8 +13,8 @@ import pytest
 from large_tables import random_table, write
 from pace import within
 from runs.small_jobs import model, played
-from treaty.data import opening
-from treaty.data.file_tables import FileTable
+from treaty.data import reading
+from treaty.data.arrow_tables import FileTable
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import write_identity
 from treaty.runs import rows
@@ -102,7 +102,7 @@ def test_a_job_of_tables_on_disk_makes_the_model_of_those_in_memory(tmp_path, sy
 
     monkeypatch.setattr(rows, "open_table", noting)
     for limit in (1 << 40, 0):
-        monkeypatch.setattr(opening, "ON_DISK", limit)
+        monkeypatch.setattr(reading, "ON_DISK", limit)
         folder = tmp_path / str(limit)
         folder.mkdir()
         job = write_job(folder, system, kind, align=align)
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_told_in_the_same_words(tmp_path, changed, member, labe
     path = str(write(table, tmp_path / "t.parquet"))
     said = []
     for limit in (1 << 40, 0):
-        monkeypatch.setattr(opening, "ON_DISK", limit)
+        monkeypatch.setattr(reading, "ON_DISK", limit)
         job = Job(name="t", active="a", parties={"a": Member(table=path, **member)}, **({"label": "y"} | labels))
         with pytest.raises(DataError, match=r"^a: ") as caught:
             read_alone(job, "a", path, training=True)
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_told_in_the_same_words(tmp_path, changed, member, labe
 
 
 def test_a_store_without_room_ends_the_job_before_it_meets_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "ON_DISK", 0)
+    monkeypatch.setattr(reading, "ON_DISK", 0)
     monkeypatch.setattr("treaty.machine.arrays.shutil.disk_usage", lambda folder: type("Usage", (), {"free": 0})())
     path = str(write(random_table(), tmp_path / "t.parquet"))
     job = Job(name="t", active="a", label="y", parties={"a": Member(table=path)}, store=str(tmp_path / "store"))
@@ -162,7 +162,7 @@ def test_a_store_without_room_ends_the_job_before_it_meets_others(tmp_path, monk
 def test_a_table_on_disk_is_expected_to_take_memory_by_rows_alone(tmp_path, monkeypatch):
     job = write_job(tmp_path, LATTICE, "parquet", align=False)
     table = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
-    monkeypatch.setattr(opening, "ON_DISK", 0)
+    monkeypatch.setattr(reading, "ON_DISK", 0)
     on_disk = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
     most, least = (expect(job, job.roles(), "b", of).memory for of in (table, on_disk))
     assert most - least == CELL * 400 * 5

@@ -11,9 +11,9 @@ from scipy.stats import rankdata  # type: ignore[import-untyped]
 
 from treaty.attacks.views import Finding, Truth, View, error_of_best, label_finding
 from treaty.machine.arrays import Flags, Floats, Integers
+from treaty.messaging.messages import row_pieces
 from treaty.messaging.messages import view as array_view
-from treaty.messaging.row_pieces import row_pieces
-from treaty.privacy.label_rr import chances
+from treaty.privacy.randomised_response import chances
 from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, unpack_buckets
 from treaty.systems.fedxgb.paper import InputAndShares
 from treaty.systems.fedxgboost_ldp.scoring import NoisyTree

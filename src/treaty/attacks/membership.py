@@ -24,7 +24,7 @@ from treaty.data.run_log import MAX_RUNS
 from treaty.errors import ConfigError
 from treaty.estimators.align import align
 from treaty.machine.arrays import Flags, Floats
-from treaty.privacy.clustering import attack_auc
+from treaty.privacy.label_leaks import attack_auc
 from treaty.systems.alignment.alignment import ResultTo
 
 _LEAST = 1e-12

@@ -16,8 +16,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from treaty.attacks.views import Finding, Truth, View, auc_error, error_of_best, label_finding, standardised
 from treaty.machine.arrays import Floats
-from treaty.privacy.clustering import attack_auc, cluster_scores
-from treaty.privacy.purity import held_out_purity
+from treaty.privacy.label_leaks import attack_auc, cluster_scores, held_out_purity
 from treaty.systems.vertical.encrypted_columns import SplitColumns, TreeStart
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 

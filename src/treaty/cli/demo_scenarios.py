@@ -16,8 +16,9 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
 from treaty.cli.logs import console
-from treaty.data.labels import check_labels
-from treaty.data.sources import read_table, refuse_strays, with_categories
+from treaty.data.arrow_tables import with_categories
+from treaty.data.columns import check_labels
+from treaty.data.reading import read_table, refuse_strays
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.estimators.align import align

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, console, log_of_all, logged, say
-from treaty.data.sources import write_predictions
+from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError
 from treaty.machine.process import keep_to
 from treaty.runs.job import Job, id_column, load_job

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from treaty.data.arrow_tables import FileTable, features_of
 from treaty.data.columns import (
     IN_POLARS,
     Category,
@@ -29,7 +30,6 @@ from treaty.data.columns import (
     number_columns,
     quoted,
 )
-from treaty.data.file_tables import FileTable, features_of
 from treaty.errors import DataError
 from treaty.machine.arrays import folder_of, forget, new
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from treaty.data.file_tables import FileTable
+from treaty.data.arrow_tables import FileTable
 from treaty.data.ids import NORMALISE, Ids, Normalisation, OnDuplicate, Psi, read_ids
 from treaty.data.run_log import MAX_RUNS, RunLog
 from treaty.data.table import of_frame

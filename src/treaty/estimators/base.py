@@ -14,7 +14,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from treaty.data.labels import check_labels
+from treaty.data.columns import check_labels
 from treaty.data.table import Schema, Table, match_rows, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened, shown

@@ -14,7 +14,7 @@ from sklearn.base import RegressorMixin, is_classifier
 from sklearn.utils.validation import validate_data
 
 from treaty.data.binning import joined_categories
-from treaty.data.labels import check_weights
+from treaty.data.columns import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.base import Tables, one_column, refuse_misplaced

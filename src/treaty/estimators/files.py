@@ -10,13 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from treaty.data.csv_files import lossy_as_ids
-from treaty.data.file_tables import FileTable, as_numbers_in_features
+from treaty.data.arrow_tables import FileTable, as_numbers_in_features, as_text, changed, with_categories
+from treaty.data.file_formats import lossy_as_ids
 from treaty.data.number_text import typed_ids
-from treaty.data.opening import is_dataset, open_dataset
-from treaty.data.opening import open_table as open_file
-from treaty.data.sources import as_text, changed, is_csv, refuse_absent, refuse_strays, with_categories
-from treaty.data.sources import read_table as read_file
+from treaty.data.reading import is_csv, is_dataset, open_dataset, refuse_absent, refuse_strays
+from treaty.data.reading import open_table as open_file
+from treaty.data.reading import read_table as read_file
 from treaty.errors import ConfigError
 from treaty.files import as_path
 

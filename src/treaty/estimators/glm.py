@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import Tags
 
-from treaty.data.labels import check_targets
+from treaty.data.columns import check_targets
 from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.inputs import check_beside
 from treaty.estimators.linear import LinearModel

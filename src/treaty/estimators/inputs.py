@@ -15,9 +15,9 @@ import numpy as np
 from narwhals.dependencies import is_pandas_like_dataframe, is_pandas_like_series
 from numpy.typing import NDArray
 
-from treaty.data.file_tables import FileTable
-from treaty.data.labels import check_labels, check_weights
-from treaty.data.opening import is_dataset
+from treaty.data.arrow_tables import FileTable
+from treaty.data.columns import check_labels, check_weights
+from treaty.data.reading import is_dataset
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened

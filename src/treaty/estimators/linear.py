@@ -17,7 +17,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from treaty.data.labels import check_weights
+from treaty.data.columns import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced

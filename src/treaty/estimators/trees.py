@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 
-from treaty.data.labels import check_weights
+from treaty.data.columns import check_weights
 from treaty.errors import ConfigError
 from treaty.estimators.base import Scored, Tables, one_column
 from treaty.estimators.boosted import BoostedTrees

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.certificates import Identity
+from treaty.messaging.channel import Arrival, Inbox
 from treaty.messaging.conversation import Credit
 from treaty.messaging.grpc_wire import (
     CALLS,
@@ -29,7 +30,6 @@ from treaty.messaging.grpc_wire import (
     limiting_options,
     ping_options,
 )
-from treaty.messaging.memory import Arrival, Inbox
 from treaty.messaging.messages import Frame, clean
 
 _TURN_TIMEOUT = 60.0  # seconds a delivery waits for an earlier, broken one of the same sender to be noticed

@@ -1,8 +1,11 @@
 """A party: a role's view of the others, with every incoming message checked before the role sees it.
 
 A role is a plain function that calls `Party.send` and `Party.receive` and reads like the paper's listing.
-`run_role` runs it and makes sure that the others learn how it ended.
+`run_role` runs it and makes sure that the others learn how it ended. Every protocol starts with `agree`: all parties
+compare their public parameters. Terms that parties exchange on connecting are compared by `differences`.
 """
+
+from __future__ import annotations
 
 import errno
 import logging
@@ -10,12 +13,23 @@ import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
-from treaty.errors import LocalProtocolError, PeerAborted, PeerLost, PeerProtocolError, PeerTimeout, TreatyError
+import msgspec
+
+from treaty.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PeerAborted,
+    PeerLost,
+    PeerProtocolError,
+    PeerTimeout,
+    TreatyError,
+)
 from treaty.machine.process import concurrently
+from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
-from treaty.messaging.memory import Arrival, Channel
+from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
 from treaty.messaging.transcript import Transcript
 
@@ -421,3 +435,101 @@ def _told(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"a file of its own, or its system, failed ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
     return f"internal error ({type(error).__name__})"
+
+
+Plain = str | int | float | bool | None
+Term = Plain | list[Plain]
+"""A public parameter's value."""
+
+OF_ONE_JOB = "give all parties the same job file"
+OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
+
+
+class Terms(Message):
+    """One party's public parameters; they hold nothing that another party must not know."""
+
+    leakage: ClassVar = MessageLeakage(
+        "the options of the job, but not the sampling seed; both ends must have the same", "control"
+    )
+
+    values: dict[str, Term]
+
+
+class Verdict(Message):
+    """One party's finding: the first difference between terms, empty for none."""
+
+    leakage: ClassVar = MessageLeakage("the first option in which two parties differ, if any does", "control")
+
+    difference: str
+
+
+def agree(
+    party: Party,
+    terms: Mapping[str, Term],
+    timeout: float | None = None,
+    *,
+    peers: Sequence[str] | None = None,
+    remedy: str = OF_ONE_JOB,
+) -> None:
+    """Compare public parameters with every peer; raise the same error everywhere when they differ.
+
+    Every party of the job calls it at the same place. All send, then all receive; then all exchange what they found,
+    so that in a star a passive party learns of a difference between two others. Values are equal when type and value
+    are (1 is not 1.0, and not True). `peers` are those to compare with (default: all), `timeout` the seconds to wait
+    for each.
+
+    Raises ConfigError for the first difference in alphabetical order, with both values, both parties and the `remedy`;
+    this party has then left the job in good order, so `run_role` sends no abort after it. Raises PeerError when a peer
+    is lost, silent, malformed or has stopped, and LocalProtocolError for a term of another type than `Term`.
+    """
+    own, peers = _checked(terms), party.peers if peers is None else peers
+    for peer in peers:
+        party.send(peer, Terms(own))
+    differences = [
+        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values, remedy) for peer in peers
+    ]
+    found = next(filter(None, differences), "")
+    for peer in peers:
+        party.send(peer, Verdict(found))
+    reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in peers]
+    if any([found, *reports]):
+        party.close()
+        raise ConfigError(found or next(filter(None, reports)))
+
+
+def differences(name: str, own: Mapping[str, str], peer: str, theirs: Mapping[str, str]) -> list[str]:
+    """Describe each difference between terms that two parties told each other on connecting, of those that both have.
+
+    Texts are cut where they are long, and are the same at both parties.
+    """
+    (first, a), (second, b) = sorted([(name, own), (peer, theirs)])
+    return [
+        f"{clean(term, 60)} = {clean(a[term], 150)} at {first}, {clean(b[term], 150)} at {second}"
+        for term in own
+        if term in theirs and own[term] != theirs[term]
+    ]
+
+
+def _checked(terms: Mapping[str, Term]) -> dict[str, Term]:
+    try:
+        return msgspec.convert(dict(terms), dict[str, Term])
+    except msgspec.ValidationError as error:
+        raise LocalProtocolError(f"{error} of the terms") from error
+
+
+def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term], remedy: str) -> str:
+    """Describe the first difference in words that are the same at both parties; empty when there is none."""
+    sides = sorted([(name, own), (peer, theirs)])
+    for key in sorted(own.keys() | theirs.keys()):
+        (first, a), (second, b) = [(party, _text(values, key)) for party, values in sides]
+        if a != b:
+            return (
+                f"expected the same {clean(key, 60)} everywhere, got {clean(a, 150)} at {first} and "
+                f"{clean(b, 150)} at {second}; {remedy}"
+            )
+    return ""
+
+
+def _text(values: Mapping[str, Term], key: str) -> str:
+    """Write a value so that equal texts mean equal types and values."""
+    return repr(values[key]) if key in values else "nothing"

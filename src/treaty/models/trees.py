@@ -22,7 +22,7 @@ from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.machine.database import Mark
-from treaty.privacy.remembered_rows import RandomisedRows
+from treaty.privacy.randomised_response import RandomisedRows
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_from_bits, margins_from_bits
 from treaty.trees.objectives import Objective

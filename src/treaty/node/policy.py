@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treaty.data.arrow_tables import as_text
 from treaty.data.binning import fit_bins
 from treaty.data.columns import quoted
-from treaty.data.opening import open_table
-from treaty.data.sources import as_text, table_facts
+from treaty.data.reading import open_table, table_facts
 from treaty.data.table import to_table
 from treaty.errors import TreatyError
 from treaty.machine.process import is_code

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treaty.cluster.ray_shards import Cluster
-from treaty.data.sources import ending_of
+from treaty.data.reading import ending_of
 from treaty.data.sql import check_query, check_source, database_uri, fetch
 from treaty.errors import ConfigError, DataError
 from treaty.files import placed, without_mark

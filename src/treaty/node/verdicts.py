@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from treaty.data.sources import check_there
+from treaty.data.reading import check_there
 from treaty.errors import TreatyError
 from treaty.node.cards import Card
 from treaty.node.identity import Own

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from treaty.crypto.sharing.secure_aggregation import RoundVoid
-from treaty.data.sources import write_predictions
+from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError, PeerError, TreatyError
 from treaty.files import read_json
 from treaty.machine.process import ended_by_signals

@@ -15,15 +15,23 @@ guessed: what is found is certain, for the true rows of a bin never fit worse th
 bound of what can be found: chosen splits, leaf values, bins that lack four rows or more, and what one column tells of
 another are not used.
 
+An active party that encrypts chosen numbers instead of gradients (powers of a base, say) reads from the sums which rows
+are in a bin. No cipher prevents it: the sums are what it is meant to learn. So it commits to the gradients of every
+tree when it sends them (`commit`); on dispute an auditor, who may see labels and the key, has them opened
+(`systems.vertical.audit`). Passive parties learn nothing from a commitment.
+
 References
 ----------
 Weng et al., "Practical Privacy Attacks on Vertical Federated Learning", 2020 (arXiv 2011.09290): an active party that
-sends numbers of its own choice in place of gradients reads every bin. Here it follows the protocol.
+sends numbers of its own choice in place of gradients reads every bin (the reverse sum attack). In `known_bins` it
+follows the protocol.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -238,16 +246,6 @@ def _pairs(values: Integers, first_of: Integers, low: int, high: int, total: int
     return found
 
 
-# ------------------------------------------- before training: what share of a partner's bins exact sums will give away
-#
-# Whether `exact_sums.known_bins` finds a row's bin depends on how many rows share it in a node, and on how often it is
-# asked. The attack was run on drawn tables of 100 to 30,000 rows whose columns have 2 to 255 bins of equally many rows
-# (`benchmarks/exact_sums_grid.py`, which wrote `exact_sums_grid.csv`). A column of unequal bins counts as one of
-# exp(entropy) equal ones, and one of a single bin as none; between the simulated sizes the share is interpolated.
-# Beyond them a deeper tree counts as one on fewer rows, further trees find as much as the first ones, and a longer
-# table counts as the longest. All tables count as `LONGER` times shorter than they are, so that the estimate errs
-# upwards: `benchmarks/secureboost_exact_sums.py` compares it with real tables.
-
 GRID = Path(__file__).with_name("exact_sums_grid.csv")
 """Columns: rows, depth, trees, and the share of bins known of a column with so many bins."""
 
@@ -300,3 +298,32 @@ def _grid() -> tuple[Floats, Floats, Floats, Floats, Floats]:
     shares = np.ones((len(rows), len(depths), len(trees), len(bins)))  # all rows of a column of one bin are known
     shares[..., 1:] = places[np.lexsort(places[:, 2::-1].T), 3:].reshape(*shares.shape[:3], -1)
     return rows, depths, trees, bins, np.maximum.accumulate(shares, axis=2)
+
+
+NONCE_BYTES = 32
+COMMITMENT_BYTES = 32
+_LABEL = b"treaty gradients of a tree 1"  # separates this hash from all others
+
+
+def commit(grad: Integers, hess: Integers, tree: int) -> tuple[bytes, bytes]:
+    """Commit to a tree's grad and hess (n_sampled,) in the order of encryption; return commitment and nonce.
+
+    The commitment is SHA-256 of nonce, the tree's number within its model, gradients and hessians. It goes to the
+    passive parties, hides the gradients as long as the nonce is kept, and fits no others. The nonce, from the
+    operating system's generator, is the opening, for the auditor alone.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return _hash(nonce, grad, hess, tree), nonce
+
+
+def check_opening(commitment: bytes, nonce: bytes, grad: Integers, hess: Integers, tree: int) -> bool:
+    """Tell whether `nonce` opens `commitment` to these gradients; arguments as in `commit`."""
+    return len(nonce) == NONCE_BYTES and grad.shape == hess.shape and _hash(nonce, grad, hess, tree) == commitment
+
+
+def _hash(nonce: bytes, grad: Integers, hess: Integers, tree: int) -> bytes:
+    assert grad.dtype == hess.dtype == np.int64
+    message = hashlib.sha256(_LABEL + nonce + tree.to_bytes(8, "little"))
+    message.update(grad.astype("<i8", copy=False).tobytes())
+    message.update(hess.astype("<i8", copy=False).tobytes())
+    return message.digest()

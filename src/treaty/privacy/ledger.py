@@ -37,7 +37,7 @@ import msgspec
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.files import Format, read_file, write_file
 from treaty.machine.database import Database, owner_of
-from treaty.privacy.zcdp import epsilon_of, renyi_epsilon
+from treaty.privacy.discrete_gaussian import epsilon_of, renyi_epsilon
 
 KEY_BYTES = 32
 FILE = "ledger"

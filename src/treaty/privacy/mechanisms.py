@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats, Int32s, Integers, pieces
 from treaty.machine.kernels import kernel
-from treaty.privacy.label_rr import Randomness, uniform64
+from treaty.privacy.randomised_response import Randomness, uniform64
 
 GRID_BITS = 20
 STEPS = 1 << GRID_BITS

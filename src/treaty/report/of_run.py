@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from treaty.data.sources import read_table
+from treaty.data.reading import read_table
 from treaty.errors import ConfigError, DataError
 from treaty.files import kind_of, read_json
 from treaty.messaging.transcript import joined

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.data.sources import write_columns
+from treaty.data.reading import write_columns
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import check_names

@@ -17,7 +17,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from treaty.cluster.ray_shards import Cluster
 from treaty.data.binning import fit_bins
-from treaty.data.sources import check_there
+from treaty.data.reading import check_there
 from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_certificate, fingerprint, load_certificate, load_identity

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from treaty.cluster.ray_shards import opened
 from treaty.cluster.shards import Shards
-from treaty.data.sources import write_predictions
+from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.machine.process import cores
 from treaty.messaging.party import Party

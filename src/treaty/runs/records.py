@@ -18,7 +18,7 @@ from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
-from treaty.messaging.memory import memory_channels
+from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Entry, Transcript
 from treaty.privacy.exact_sums import OpenedNode

@@ -17,23 +17,12 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from treaty.data.columns import quoted
+from treaty.data.arrow_tables import as_text, changed, has_values, numbers
+from treaty.data.columns import check_labels, check_weights, quoted
 from treaty.data.ids import by_id, canonical_ids, read_ids
-from treaty.data.labels import check_labels, check_weights
 from treaty.data.number_text import typed_ids, widths
-from treaty.data.opening import open_table
+from treaty.data.reading import checked_columns, file_without, is_csv, open_table, refuse_absent, refuse_strays
 from treaty.data.run_log import RunLog
-from treaty.data.sources import (
-    as_text,
-    changed,
-    checked_columns,
-    file_without,
-    has_values,
-    is_csv,
-    numbers,
-    refuse_absent,
-    refuse_strays,
-)
 from treaty.data.table import Schema, Table, check_names, to_table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file

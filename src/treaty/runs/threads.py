@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError
 from treaty.machine.process import cores
-from treaty.messaging.memory import Link, memory_channels
+from treaty.messaging.channel import Link, memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper

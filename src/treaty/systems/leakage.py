@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
+from treaty.messaging.party import Terms, Verdict
 
 Stage = Literal["train", "predict", "explain", "online"]
 STAGES: dict[Stage, str] = {

@@ -67,7 +67,7 @@ def make_objective(
     """Return the loss of this name for these labels, with its public bounds; raise ConfigError as `check` does.
 
     A `base_score` of None is estimated from the labels, unless a `start` is given. `epsilon` is that of the randomised
-    response which `y` went through (`treaty.privacy.label_rr`), if it did. Of `own`, further fields by name, a loss
+    response which `y` went through (`privacy.randomised_response`), if it did. Of `own`, further fields by name, a loss
     takes those that it has. The name may be ``package.module:CLASS``, see `treaty.trees.losses.custom`.
     """
     kind = LOSSES[name] if name in LOSSES else loss_class(name)

@@ -22,8 +22,8 @@ from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
 from treaty.files import read_file
 from treaty.models.checkpoints import noise_folder
+from treaty.privacy.discrete_gaussian import rho_for
 from treaty.privacy.ledger import DEFAULT_DELTA, read_ledger
-from treaty.privacy.zcdp import rho_for
 from treaty.runs.threads import play
 from treaty.systems.federboost_horizontal import federboost_horizontal as roles
 from treaty.systems.federboost_horizontal import setup as search

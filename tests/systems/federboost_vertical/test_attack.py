@@ -24,7 +24,7 @@ from systems.vertical.playing import star_of
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.errors import DataError
-from treaty.messaging.memory import memory_channels
+from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models.trees import load_part
 from treaty.runs import party as running

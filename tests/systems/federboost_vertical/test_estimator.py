@@ -17,7 +17,7 @@ from systems.role_inputs import split_options
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, noise_folder
-from treaty.privacy.label_rr import BucketLedger
+from treaty.privacy.randomised_response import BucketLedger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.report import load_reports
 from treaty.systems.federboost_vertical.buckets import NoisyColumns

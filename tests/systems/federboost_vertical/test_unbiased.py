@@ -23,7 +23,7 @@ from systems.vertical.lossless import train_both
 from tables import assert_same_trees, cut, real_table, with_categories, with_gaps
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.privacy.label_rr import chances, randomise_buckets, unbiased
+from treaty.privacy.randomised_response import chances, randomise_buckets, unbiased
 from treaty.systems.federboost_vertical.buckets import Buckets, NoisyColumns, UsedColumns
 from treaty.systems.federboost_vertical.system import SYSTEM
 from treaty.trees.boosting import TreeSample

@@ -27,7 +27,7 @@ from systems.fedxgb.playing import (
 )
 from systems.fedxgb.test_roles import BOTH, SHOWN, assert_exact, assert_follow
 from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout, TreatyError
-from treaty.messaging.memory import MemoryChannel
+from treaty.messaging.channel import MemoryChannel
 from treaty.messaging.messages import Array
 from treaty.messaging.party import FAREWELL_TIMEOUT, Party
 from treaty.runs.threads import play

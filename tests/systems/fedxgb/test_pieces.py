@@ -15,9 +15,8 @@ import pytest
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd, user_program
 from systems.fedxgb.secpred.hidden_models import assert_plain, layout, play_prediction, rules, shards, trained
 from treaty.errors import PeerError, PeerLost
-from treaty.messaging.messages import Array, Message
+from treaty.messaging.messages import Array, Message, take_rows
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import take_rows
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import predict_pooled
 from treaty.runs.threads import play
@@ -226,7 +225,7 @@ FORM = PieceForm(SHAPE, lambda shares, what: None, lambda name, n_rows: True)
 @pytest.fixture
 def narrow(in_pieces, monkeypatch) -> None:
     """No more than a piece waits to be read."""
-    monkeypatch.setattr("treaty.messaging.memory._UNREAD", 1)
+    monkeypatch.setattr("treaty.messaging.channel._UNREAD", 1)
 
 
 def between(edge: Callable[[Party], object], users: dict[str, Callable[[Party], object]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from treaty.cli.main import app
 from treaty.errors import ConfigError, TreatyError
 from treaty.files import read_json, write_json
 from treaty.messaging.certificates import write_identity
-from treaty.messaging.memory import memory_channels
+from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models.trees import ModelPart
 from treaty.runs import serving

@@ -18,13 +18,13 @@ from systems.vertical.playing import role_input, star_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
-from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Array
+from treaty.messaging.party import Terms, Verdict
 from treaty.models.checkpoints import Keeper, load_checkpoint
-from treaty.privacy.label_rr import randomise_labels
 from treaty.privacy.ledger import EpsilonLimits, Ledger, per_person, read_ledger
 from treaty.privacy.mechanisms import MECHANISMS, ON_GRID, STEPS, keystream
+from treaty.privacy.randomised_response import randomise_labels
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_ldp import fedxgboost_ldp, scoring
 from treaty.systems.fedxgboost_ldp import noise as noisy_gradients

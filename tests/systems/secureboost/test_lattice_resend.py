@@ -18,9 +18,9 @@ from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.data.table import to_table
 from treaty.errors import PeerLost, PeerTimeout
 from treaty.messaging import grpc_link, grpc_wire
+from treaty.messaging.channel import MemoryChannel
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import Announcement, decode
-from treaty.messaging.memory import MemoryChannel
 from treaty.messaging.messages import decode_body, decode_envelope
 from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import Keeper, checkpoint_file

@@ -16,7 +16,6 @@ from systems.role_inputs import inputs, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError
-from treaty.messaging import agreement
 from treaty.messaging.messages import Array, pack
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
@@ -94,7 +93,7 @@ def train(
         if party.name in liars:
             honest_terms = {**role_input(party, honest).public_terms, "trees of a round": honest.get("n_classes", 1)}
             terms = {name: honest_terms.get(name, value) for name, value in terms.items()}
-        agreement.agree(party, terms, **others)
+        party.agree(party, terms, **others)
 
     for module in (leading, smm, dealing):
         monkeypatch.setattr(module, "agree", say)

@@ -57,11 +57,11 @@ from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.process import stay_on_one_core
-from treaty.messaging.agreement import Term, agree
 from treaty.messaging.conversation import Order
 from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, encode_body
+from treaty.messaging.party import Term, agree
 from treaty.models.checkpoints import Checkpoint
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import model_job

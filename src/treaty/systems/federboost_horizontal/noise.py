@@ -20,9 +20,16 @@ from treaty.data.table import Schema
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats, Integers
 from treaty.models.checkpoints import noise_folder
-from treaty.privacy.discrete_gaussian import MOST_SIGMA, noise_share
+from treaty.privacy.discrete_gaussian import (
+    MOST_SIGMA,
+    NoiseBudget,
+    budget,
+    level_coordinates,
+    noise_for,
+    noise_share,
+    rho_for,
+)
 from treaty.privacy.ledger import DEFAULT_DELTA, Entry, EpsilonLimits, Ledger, cost
-from treaty.privacy.zcdp import NoiseBudget, budget, level_coordinates, noise_for, rho_for
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal.quantiles import most_probes
 from treaty.systems.pooled.options import BoostingOptions
@@ -38,8 +45,8 @@ OF_OPENING, OF_SEARCH = 0.01, 0.09  # of the budget; the rest is for trees
 class SumNoise:
     """A training's noise; none without a `budget`.
 
-    `opening`, `search` and `trees` are standard deviations by phase, in units (`treaty.privacy.zcdp`); `honest` is how
-    many members' shares noise is made of.
+    `opening`, `search` and `trees` are standard deviations by phase, in units (`discrete_gaussian`); `honest` is
+    how many members' shares noise is made of.
     """
 
     opening: float = 0.0

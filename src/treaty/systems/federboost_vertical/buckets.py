@@ -28,11 +28,19 @@ from treaty.data.binning import Bins
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, decode_body, digests_in, encode_body, view
+from treaty.messaging.messages import (
+    Array,
+    Message,
+    decode_body,
+    digests_in,
+    encode_body,
+    put_together,
+    row_pieces,
+    view,
+)
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import put_together, row_pieces
 from treaty.models.checkpoints import checkpoint_file
-from treaty.privacy.label_rr import BucketCost, BucketLedger, Column, chances, unbiased
+from treaty.privacy.randomised_response import BucketCost, BucketLedger, Column, chances, unbiased
 from treaty.systems.sizes import MOST_COLUMNS
 from treaty.systems.vertical.decisions import RecordCount
 from treaty.trees.columns import ColumnSource, MakeSums

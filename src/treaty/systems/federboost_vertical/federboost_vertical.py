@@ -55,8 +55,7 @@ from treaty.messaging.conversation import Order, Table
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
-from treaty.privacy.label_rr import BucketCost, BucketLedger
-from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
+from treaty.privacy.randomised_response import BucketCost, BucketLedger, KnownRows, RandomisedRows
 from treaty.systems.federboost_vertical.buckets import (
     ChosenSplits,
     NoisyColumns,

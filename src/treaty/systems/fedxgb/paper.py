@@ -49,9 +49,8 @@ from treaty.crypto.sharing.shamir_routing import ServerSetting, prepare, route_s
 from treaty.data.table import Schema
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, M, Message, view
+from treaty.messaging.messages import Array, M, Message, take_rows, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import take_rows
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.fedxgb.domain import DomainSums, SumSetup
 from treaty.systems.fedxgb.options import FedXGB, check_consent

@@ -21,9 +21,8 @@ from treaty.crypto.sharing.shamir import Words
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.process import concurrently
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, row_pieces, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.sizes import RowSize
 

@@ -39,9 +39,8 @@ from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import Bins
 from treaty.errors import DataError, PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, take_rows, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import take_rows
 from treaty.systems.fedxgb.kept import row_key
 from treaty.systems.fedxgb.pieces import PieceForm, RowShares, pieces_of, send_shares
 from treaty.systems.fedxgb.shares import AdditiveRouting, Comparison, Routing, ShamirRouting, shares_of

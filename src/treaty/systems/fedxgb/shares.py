@@ -53,9 +53,8 @@ from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
 from treaty.errors import PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, row_pieces, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces
 
 Comparison = Literal["shamir", "additive"]
 Bits = NDArray[Any]

@@ -56,8 +56,7 @@ import numpy as np
 from treaty.errors import BudgetSpent, PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.conversation import Order
-from treaty.messaging.messages import Array
-from treaty.messaging.row_pieces import row_pieces
+from treaty.messaging.messages import Array, row_pieces
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart, leaves
 from treaty.privacy.ledger import Ledger

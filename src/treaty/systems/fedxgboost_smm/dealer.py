@@ -33,10 +33,9 @@ from treaty.crypto.sums.triple_sums import (
     Words,
 )
 from treaty.errors import PeerProtocolError
-from treaty.messaging.agreement import agree
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.party import Party
+from treaty.messaging.party import Party, agree
 from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
 from treaty.systems.system import RoleInput
 

@@ -55,7 +55,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload, SumsBounds
 from treaty.crypto.sums.encrypted_sums import SumsClient, SumsServer
-from treaty.messaging.agreement import agree
+from treaty.messaging.party import agree
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import dealer as dealing
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM

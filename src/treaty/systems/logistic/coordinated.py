@@ -39,9 +39,8 @@ from treaty.crypto.sums.hidden_vectors import Fields, Hider, PublicKey, opened, 
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
+from treaty.messaging.messages import Array, Arrays, Message, pack, row_pieces, send_rows, unpack, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import row_pieces, send_rows
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting
 
 Words = NDArray[np.uint64]

@@ -22,9 +22,8 @@ import numpy as np
 from treaty.errors import ConfigError, DataError, PeerProtocolError
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, send_rows, take_rows, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import send_rows, take_rows
 from treaty.systems.logistic.setup import LARGEST_WEIGHT, GlmInput, OwnData, Setting, check_guards
 
 logger = logging.getLogger(__name__)

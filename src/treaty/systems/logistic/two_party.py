@@ -25,9 +25,8 @@ from treaty.crypto.keystream import CancellingMasks
 from treaty.crypto.sums.hidden_vectors import Fields, HiddenMatrix, Hider, hide_rows, opened, product_bits
 from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, view
+from treaty.messaging.messages import Array, Arrays, Message, pack, put_together, row_pieces, take_rows, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import put_together, row_pieces, take_rows
 from treaty.systems.logistic.coordinated import Words, ciphertexts, exact_products, loss_fields, make_key, read_key
 from treaty.systems.logistic.setup import WEIGHT_BITS, OwnData, Setting, diverged
 

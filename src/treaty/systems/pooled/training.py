@@ -16,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import fit_bins
-from treaty.data.columns import Category
-from treaty.data.labels import check_labels, check_targets
+from treaty.data.columns import Category, check_labels, check_targets
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import copied
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used
-from treaty.privacy.label_rr import stored_noisy_labels
 from treaty.privacy.ledger import Entry, Ledger
+from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, RoleInput

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
-from treaty.privacy.purity import mixed_nodes
+from treaty.privacy.label_leaks import mixed_nodes
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import encrypted

@@ -19,10 +19,9 @@ import msgspec
 
 from treaty.errors import ConfigError
 from treaty.machine.arrays import Floats, Int32s, Integers
-from treaty.messaging.agreement import Term, agree
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, ModelId
-from treaty.messaging.party import Party
+from treaty.messaging.party import Party, Term, agree
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin

@@ -12,11 +12,10 @@ from treaty.crypto.payload import Payload
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
 from treaty.messaging.conversation import Table
-from treaty.messaging.messages import Array, Message, pack, view
+from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import column_pieces, row_pieces
 from treaty.models.trees import record_split
-from treaty.privacy.commitment import COMMITMENT_BYTES
+from treaty.privacy.exact_sums import COMMITMENT_BYTES
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.encrypted_columns import (

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.row_pieces import send_rows, take_rows
+from treaty.messaging.messages import Array, Message, send_rows, take_rows, view
 from treaty.models.interpretation import order_of_first_use
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import collect, predict_passive

@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import DataError, PeerProtocolError
-from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
+from treaty.messaging.messages import Array, Message, column_pieces, row_pieces, take_columns, view
+from treaty.messaging.party import OF_ONE_MODEL, Party, agree
 from treaty.models.trees import ModelPart, RowDecisions, margins, renumber, used_records
-from treaty.privacy.remembered_rows import KnownRows, RandomisedRows
+from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits

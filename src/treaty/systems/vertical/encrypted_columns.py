@@ -20,10 +20,9 @@ from treaty.crypto.sums.encrypted_sums import SumsClient
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import pieces
 from treaty.messaging.leakage import Leakages, MessageLeakage
-from treaty.messaging.messages import Array, Arrays, Message, pack, unpack, view
+from treaty.messaging.messages import Array, Arrays, Message, bits_of, pack, take_columns, take_rows, unpack, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import bits_of, take_columns, take_rows
-from treaty.privacy.commitment import commit
+from treaty.privacy.exact_sums import commit
 from treaty.systems.observers import Recording
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS, RowSize

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.messages import Array, Message, send_rows, take_rows, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import send_rows, take_rows
 
 Positions = NDArray[np.intp]
 

@@ -22,7 +22,7 @@ from treaty.messaging.conversation import Order
 from treaty.messaging.messages import Message, view
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
-from treaty.privacy.remembered_rows import RandomisedRows
+from treaty.privacy.randomised_response import RandomisedRows
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import Start

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.errors import PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Array, M, Message, view
+from treaty.messaging.messages import Array, M, Message, put_together, send_rows, take_rows, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import put_together, send_rows, take_rows
 from treaty.systems.fedxgboost_smm.matrix_product import (
     Matrix,
     Sizes,

@@ -15,7 +15,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.certificates import vouches
 from treaty.messaging.messages import Array, Message, unpack, view
-from treaty.privacy.commitment import check_opening
+from treaty.privacy.exact_sums import check_opening
 from treaty.systems.vertical.audit.record import KeptTree, PassiveHeader, Sent
 from treaty.systems.vertical.audit.tree import SampledNodes, Shape
 from treaty.systems.vertical.encrypted_columns import (

@@ -27,9 +27,8 @@ from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, KnownEntry,
 from treaty.crypto.transfer.stock import Bits, Paths, open_transfers
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
-from treaty.messaging.messages import Array, Message, pack, view
+from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, take_columns, view
 from treaty.messaging.party import Party
-from treaty.messaging.row_pieces import column_pieces, row_pieces, take_columns
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, TreeEnd, bits_at
 from treaty.systems.vertical.links import Link
 from treaty.systems.vertical.sealed.candidates import Candidates

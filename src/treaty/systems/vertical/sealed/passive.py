@@ -12,8 +12,7 @@ from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, Widths, fit
 from treaty.crypto.transfer.stock import Paths, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s
-from treaty.messaging.messages import Array, view
-from treaty.messaging.row_pieces import column_pieces, row_pieces, take_rows
+from treaty.messaging.messages import Array, column_pieces, row_pieces, take_rows, view
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import SplitOwner
 from treaty.systems.vertical.encrypted_columns import SplitRequest, TreeEnd

@@ -1,13 +1,30 @@
-"""Randomised response on labels: every label is randomised once, and whatever is computed from them costs no more.
+"""Randomised response: labels and buckets are randomised once, and whatever is computed from them costs no more.
 
-A label of K classes is kept with probability p = e^epsilon / (e^epsilon + K - 1) and becomes each other class with r =
-1 / (e^epsilon + K - 1). All trees of all jobs together cost `epsilon`, as long as the labels are never drawn again:
-`stored_noisy_labels` ensures that. The objective debiases them (`FixedPointLoss.debiasing`).
+A value of K classes (a label, or the bucket of a column) is kept with probability p = e^epsilon / (e^epsilon + K - 1)
+and becomes each other class with r = 1 / (e^epsilon + K - 1): epsilon-local differential privacy of the value.
+
+**Labels** are drawn once and kept in a file (`stored_noisy_labels`), so all trees of all jobs together cost `epsilon`.
+The objective debiases them (`FixedPointLoss.debiasing`).
+
+**Buckets** are private given their edges, which are not randomised themselves. A person has a value in every column:
+the columns' epsilons add up, most of all where columns are copies of each other. Noise that is drawn again for the same
+values would average out. So it is not stored but computed, from a secret key and a name of the draw (`BucketLedger`),
+which is a digest of all that is randomised: the column, its edges and epsilon, the rows' ids where they have some, and
+every row's bucket in its place. A column is either sent again as it was, which tells nothing more and costs nothing, or
+drawn anew for all rows and entered in the ledger. There is nothing between. If the noise of unchanged rows were kept
+while others change, everybody would see whose value has changed; if it were drawn by the row's place alone, the same
+table in another order would be new noise for free. Draws also tell whether all of a column is as it was.
+
+**Rows** that were trained on are recognised later (`KnownRows`), in eval tables and rows to predict, and decided by
+their noisy buckets (`RandomisedRows`): their true sides at the thresholds of many splits would give their true buckets.
+They are recognised by their ids, where both tables have some. Without ids, a row can only be seen to have the same
+values as a training row; it may be another person's. Ids and values are kept as digests under a key of the model.
 
 References
 ----------
 Warner, "Randomized Response", JASA 1965; Kairouz, Oh, Viswanath, "Extremal Mechanisms for Local Differential Privacy",
-NeurIPS 2014, on the K-ary form; Ghazi et al., "Deep Learning with Label Differential Privacy", NeurIPS 2021.
+NeurIPS 2014, on the K-ary form; Ghazi et al., "Deep Learning with Label Differential Privacy", NeurIPS 2021; Tian et
+al., FederBoost, arXiv 2011.02796, section 4, on buckets.
 """
 
 from __future__ import annotations
@@ -16,10 +33,12 @@ import hashlib
 import hmac
 import math
 import os
+import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -134,27 +153,6 @@ def uniform_below(draw: Randomness, bound: int, count: int) -> Integers:
         values[again] = uniform64(draw, len(again))
     return (values % np.uint64(bound)).astype(np.int64)
 
-
-# ----------------------------------------------------------------
-# Randomised response on buckets: every bucket is randomised once, and whatever is computed from it costs no more.
-#
-# A value in one of k buckets stays with probability p = e^epsilon / (e^epsilon + k - 1) and goes to each other bucket
-# with r = (1 - p) / (k - 1): epsilon-local differential privacy of the value, given the buckets' edges, which are not
-# themselves randomised. A person has a value in every column: the columns' epsilons add up, most of all where
-# columns are copies of each other.
-#
-# Noise drawn again for the same values would average out. So it is not stored but computed, from a secret key and a
-# name of the draw, which is a digest of all that is randomised: the column, its edges and epsilon, the rows' ids where
-# they have some, and every row's bucket in its place. A column is either sent again as it was, which tells nothing more
-# and costs nothing, or drawn anew for all rows and entered in the ledger. There is nothing between. Were the noise of
-# unchanged rows kept where others have changed, whose value has changed would show with certainty; were it drawn by the
-# row's place alone, the same table in another order would be new noise for free. What draws tell besides is whether all
-# of a column is as it was.
-#
-# References
-# ----------
-# Kairouz, Oh, Viswanath, "Extremal Mechanisms for Local Differential Privacy", NeurIPS 2014; Tian et al., FederBoost,
-# arXiv 2011.02796, section 4.
 
 MECHANISM = "bucket_rr"
 
@@ -286,3 +284,84 @@ class BucketLedger(Ledger):
         blocks = np.stack([places, np.zeros_like(places)], axis=1)
         encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of distinct blocks
         return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2).astype(np.uint64)
+
+
+KEY_BYTES = 32
+_DIGEST_BYTES = 8  # two of 2^20 rows have the same once in 2^24 tables; nobody can seek such rows without the key
+
+
+class KnownRows(msgspec.Struct):
+    """Which rows were trained on: digests uint64 (n_rows,) of values and, where there are some, of ids."""
+
+    key: bytes
+    values: NDArray[np.uint64]
+    ids: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, matrix: NDArray[Any], ids: Sequence[str] | None) -> KnownRows:
+        """Take note of rows (n_rows, n_features), NaN where missing, and their canonical ids."""
+        key = secrets.token_bytes(KEY_BYTES)
+        none = np.zeros(0, np.uint64)
+        return cls(key, _of_values(key, matrix), none if ids is None else _of_ids(key, ids))
+
+    @property
+    def have_ids(self) -> bool:
+        """Whether rows can be recognised by their ids."""
+        return len(self.ids) > 0
+
+    def places(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return each id's first place among the training rows, int64 (n,); -1 where it has none."""
+        known, first = np.unique(self.ids, return_index=True)
+        asked = _of_ids(self.key, ids)
+        at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+        return np.where(known[at] == asked, first[at], -1).astype(np.int64)
+
+    def with_equal_values(self, matrix: NDArray[Any]) -> int:
+        """Return how many rows have the values of a training row in all columns."""
+        if matrix.shape[1] == 0:
+            return 0
+        return int(np.isin(_of_values(self.key, matrix), self.values).sum())
+
+
+class RandomisedRows(msgspec.Struct):
+    """Training rows with their noisy `buckets`, uint8 (n_rows * n_features,), row by row.
+
+    ``stand_ins[f]`` has for each bucket of column f a value that every split of the model sends where it
+    sends the bucket; the last is that of missing values.
+    """
+
+    known: KnownRows
+    buckets: NDArray[np.uint8]
+    stand_ins: list[NDArray[np.float64]]
+
+    def in_place_of_values(self, matrix: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
+        """Return rows (n, n_features), those trained on with stand-ins for their noisy buckets; `ids` are the rows'."""
+        places = self.known.places(ids)
+        here = np.flatnonzero(places >= 0)
+        if not len(here) or not self.stand_ins:
+            return matrix
+        shown, noisy = matrix.copy(), self.buckets.reshape(-1, len(self.stand_ins))[places[here]]
+        for feature, values in enumerate(self.stand_ins):
+            shown[here, feature] = values[noisy[:, feature]]
+        return shown
+
+
+def _of_values(key: bytes, matrix: NDArray[Any]) -> NDArray[np.uint64]:
+    """Digest rows; all missing values are the same, and so are zero and minus zero."""
+    rows = np.ascontiguousarray(np.where(np.isnan(matrix), matrix.dtype.type(np.nan), matrix + np.float32(0.0)))
+    return _digests(key, b"values", map(bytes, rows))
+
+
+def _of_ids(key: bytes, ids: Sequence[str]) -> NDArray[np.uint64]:
+    return _digests(key, b"ids", (text.encode() for text in ids))
+
+
+def _digests(key: bytes, kind: bytes, contents: Iterable[bytes]) -> NDArray[np.uint64]:
+    keyed = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=key, person=kind)
+
+    def digest(content: bytes) -> bytes:
+        hashed = keyed.copy()
+        hashed.update(content)
+        return hashed.digest()
+
+    return np.frombuffer(b"".join(map(digest, contents)), "<u8").astype(np.uint64)

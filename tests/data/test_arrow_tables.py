@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from large_tables import WRITTEN, all_large, random_table, write  # noqa: F401
+from treaty.data.arrow_tables import FileTable, as_text, has_values
 from treaty.data.binning import fit_bins
-from treaty.data.file_tables import FileTable
-from treaty.data.opening import open_table
-from treaty.data.sources import as_text, has_values, read_table
+from treaty.data.reading import open_table, read_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import contiguous, folder_of

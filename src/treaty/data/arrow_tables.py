@@ -1,4 +1,4 @@
-"""Tables that are too large for memory, read from their files column by column when a column is asked for."""
+"""Arrow tables in memory, or on disk (`FileTable`), read column by column when a column is asked for; both alike."""
 
 from __future__ import annotations
 
@@ -163,3 +163,55 @@ class FileTable:
         made = copy(self)
         made.schema, made._changes = schema, dict(self._changes)
         return made
+
+
+def as_text(table: Any, names: Sequence[str]) -> Any:
+    """Return a table whose columns `names`, as far as it has them, hold text where they held numbers or booleans."""
+    for name in set(names) & set(table.column_names):
+        kind = table.schema.field(name).type
+        if any(
+            of(kind) for of in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+        ):
+            table = changed(table, name, pa.string(), lambda column: column.cast(pa.string()))
+    return table
+
+
+def changed(table: Any, name: str, kind: pa.DataType, change: Callable[[Any], Any]) -> Any:
+    """Return a table one of whose columns is what `change` makes of it, of arrow's type `kind`."""
+    if isinstance(table, FileTable):
+        return table.changed(name, kind, change)
+    return table.set_column(table.schema.get_field_index(name), name, change(table[name]))
+
+
+def has_values(table: Any, name: str) -> bool:
+    """Whether a column is not missing in all rows."""
+    if isinstance(table, FileTable):
+        return table.has_values(name)
+    return bool(table[name].null_count < table.num_rows)
+
+
+def with_categories(table: Any, *, but: Sequence[str | None] = ()) -> Any:
+    """Return a table whose columns of text, all `but` some, are arrow dictionaries of their sorted values."""
+    for field in table.schema:
+        if field.name in but:
+            continue
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            table = changed(table, field.name, pa.dictionary(pa.int32(), pa.string()), _sorted_categories)
+    return table
+
+
+def _sorted_categories(column: Any) -> Any:
+    values = pa.array(sorted(column.unique().drop_null().to_pylist()), pa.string())
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(pc.index_in(column.combine_chunks(), values), values)])
+
+
+def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Return a column as an array, without arrow's own `to_numpy` for plain numbers.
+
+    That function imports pandas if there is one, which takes half a second.
+    """
+    kind = column.type
+    plain = (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and column.null_count == 0
+    if not plain or column.num_chunks == 0:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])

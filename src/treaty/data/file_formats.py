@@ -1,6 +1,11 @@
-"""CSV files: comma-separated values in UTF-8 with a header, and what is wrong with files that are none.
+"""CSV and Parquet files as arrow tables; what is wrong with files that are not.
 
-A file is parsed as one block, so that all values of a column settle its type, not the first ones.
+A CSV file (comma-separated values in UTF-8 with a header) is parsed as one block, so that all values of a column settle
+its type, not the first ones. A file that is too large for memory is read piece by piece, with the types that the whole
+file would have: arrow tries one type after the other until all cells of a column fit, and where pieces differ, the
+search continues in arrow's order over all of them. A second reading writes columns of these types to a file.
+
+A folder of Parquet files is one table: its files in the order of their names, all of one schema.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import mmap
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -20,8 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.ipc
+import pyarrow.parquet
 from numpy.typing import NDArray
 
+from treaty.data.columns import quoted
 from treaty.data.number_text import stays_text
 from treaty.machine.arrays import unusable
 from treaty.machine.kernels import kernel
@@ -139,11 +147,6 @@ def what_is_wrong(lines: Iterable[str]) -> str:
             return f"expected {len(header)} values per row, as in the header, got {len(row)} in line {rows.line_num}"
     return "expected comma-separated values in UTF-8, got something else"
 
-
-# --------- CSV files that are too large for memory: read piece by piece, with the types that the whole file would have
-#
-# Arrow tries one type after the other until all cells of a column fit. Types are found in each piece so; where pieces
-# differ, arrow's order is gone on with over all of them. A second reading writes columns of these types to a file.
 
 PIECE = 1 << 25
 """Bytes of a file that are parsed at a time."""
@@ -286,3 +289,97 @@ def _end_of_lines(content: NDArray[np.uint8]) -> int:
                 end = i + 1
             begins = at == 44 or at == 10 or at == 13
     return end
+
+
+class FolderProblem(ValueError):
+    """Why a folder is no table; without its name and the party, which the caller adds."""
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a Parquet table: itself, or those of a folder in the order of their names.
+
+    Raises FolderProblem where a folder has anything but Parquet files, even a hidden one: a file that was copied by
+    half, or a second table, would else be part of the table, or missing in it, and nobody would know.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.iterdir(), key=lambda file: file.name)
+    strays = [file.name for file in files if file.name.startswith(".") or not _is_parquet(file)]
+    if strays:
+        raise FolderProblem(
+            f"expected a folder of Parquet files alone, got one with {quoted(strays)}; move what is not of the table "
+            "elsewhere"
+        )
+    if not files:
+        raise FolderProblem("expected a folder of Parquet files, got an empty one")
+    return files
+
+
+def read_parquet(path: Path) -> Any:
+    """Read a Parquet file, or a folder of them as one table.
+
+    Raises FolderProblem, and of a single file that is none what arrow raises.
+    """
+    files = files_of(path)
+    if files == [path]:
+        return pyarrow.parquet.read_table(path, partitioning=None)
+    first = _schema_of(path, files)
+    schema = pa.schema([pa.field(field.name, field.type) for field in first], first.metadata)
+    tables = []
+    for file in files:
+        with _named(file):
+            tables.append(pyarrow.parquet.read_table(file, partitioning=None).cast(schema))
+    return pa.concat_tables(tables).unify_dictionaries()
+
+
+def parquet_facts(path: Path) -> tuple[int, Any]:
+    """Return the number of rows and the schema of a Parquet file or folder, without its rows; errors as of reading."""
+    files = files_of(path)
+    schema = _schema_of(path, files)
+    return sum(pyarrow.parquet.read_metadata(file).num_rows for file in files), schema
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.is_file() and file.name.lower().endswith(".parquet")
+
+
+def _schema_of(path: Path, files: list[Path]) -> Any:
+    """Return the schema of all files of a table; refuse a folder's where they differ, or one is no such file."""
+    if files == [path]:
+        return pyarrow.parquet.read_schema(path)
+    schemas = []
+    for file in files:
+        with _named(file):
+            schemas.append(pyarrow.parquet.read_schema(file))
+    _refuse_others(files, schemas)
+    return schemas[0]
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Name the file of a folder that cannot be read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError):
+        raise FolderProblem(
+            f"expected a folder of Parquet files, got one whose file {file.name} is damaged, cut off or of another kind"
+        ) from None
+
+
+def _refuse_others(files: list[Path], schemas: list[Any]) -> None:
+    """Refuse files whose columns, their order or types differ from those of the first."""
+    first = schemas[0]
+    for file, schema in zip(files, schemas, strict=True):
+        if schema.names == first.names and schema.types == first.types:
+            continue
+        more = [name for name in schema.names if name not in first.names]
+        fewer = [name for name in first.names if name not in schema.names]
+        told = [f"{what} {quoted(names)}" for what, names in (("has also", more), ("lacks", fewer)) if names]
+        told += [
+            f"has {name!r} as {schema.field(name).type}, not {first.field(name).type}"
+            for name in first.names
+            if schema.names.count(name) == first.names.count(name) == 1
+            and schema.field(name).type != first.field(name).type
+        ]
+        how = "; ".join(told) or "has the columns in another order"
+        raise FolderProblem(f"expected files with the columns of {files[0].name}, got {file.name}, which {how}")

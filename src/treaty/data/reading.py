@@ -1,11 +1,13 @@
-"""Files: CSV, Parquet and arrow in, predictions out.
+"""Tables from files (CSV, Parquet, arrow), predictions to files.
 
-Reading gives an arrow table; `to_table(..., text_as_categories=True)` turns it into features.
+`read_table` gives an arrow table, `open_table` one on disk where the file is too large for memory.
+`to_table(..., text_as_categories=True)` turns either into features.
 """
 
 import gzip
 import re
 import secrets
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +26,25 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import ArrayLike, NDArray
 
+from treaty.data.arrow_tables import FileTable, numbers
 from treaty.data.columns import quoted
-from treaty.data.csv_files import CsvProblem, csv_facts, lines_of, opened_text, parse_csv
-from treaty.data.file_tables import FileTable
+from treaty.data.file_formats import (
+    CsvProblem,
+    FolderProblem,
+    csv_facts,
+    files_of,
+    lines_of,
+    opened_text,
+    parquet_facts,
+    parse_csv,
+    read_parquet,
+    write_csv_columns,
+)
 from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
-from treaty.data.parquet_files import FolderProblem, files_of, parquet_facts, read_parquet
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
 from treaty.files import json_decoder_of
-from treaty.machine.arrays import forget, new
+from treaty.machine.arrays import check_room, forget, new, usual_folder
 
 Read = TypeVar("Read")
 
@@ -216,58 +228,6 @@ def checked_columns(arrow: Any) -> Table | None:
     return Table(schema, [numbers(arrow[name]) for name in columns], arrow.num_rows)
 
 
-def as_text(table: Any, names: Sequence[str]) -> Any:
-    """Return a table whose columns `names`, as far as it has them, hold text where they held numbers or booleans."""
-    for name in set(names) & set(table.column_names):
-        kind = table.schema.field(name).type
-        if any(
-            of(kind) for of in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
-        ):
-            table = changed(table, name, pa.string(), lambda column: column.cast(pa.string()))
-    return table
-
-
-def changed(table: Any, name: str, kind: pa.DataType, change: Callable[[Any], Any]) -> Any:
-    """Return a table one of whose columns is what `change` makes of it, of arrow's type `kind`."""
-    if isinstance(table, FileTable):
-        return table.changed(name, kind, change)
-    return table.set_column(table.schema.get_field_index(name), name, change(table[name]))
-
-
-def has_values(table: Any, name: str) -> bool:
-    """Whether a column is not missing in all rows."""
-    if isinstance(table, FileTable):
-        return table.has_values(name)
-    return bool(table[name].null_count < table.num_rows)
-
-
-def with_categories(table: Any, *, but: Sequence[str | None] = ()) -> Any:
-    """Return a table whose columns of text, all `but` some, are arrow dictionaries of their sorted values."""
-    for field in table.schema:
-        if field.name in but:
-            continue
-        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            table = changed(table, field.name, pa.dictionary(pa.int32(), pa.string()), _sorted_categories)
-    return table
-
-
-def _sorted_categories(column: Any) -> Any:
-    values = pa.array(sorted(column.unique().drop_null().to_pylist()), pa.string())
-    return pa.chunked_array([pa.DictionaryArray.from_arrays(pc.index_in(column.combine_chunks(), values), values)])
-
-
-def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Return a column as an array, without arrow's own `to_numpy` for plain numbers.
-
-    That function imports pandas if there is one, which takes half a second.
-    """
-    kind = column.type
-    plain = (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and column.null_count == 0
-    if not plain or column.num_chunks == 0:
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])
-
-
 def ending_of(path: Path, party: str) -> str:
     """Return which of the known endings a file has; raise DataError where it has another."""
     for ending in _ENDINGS:
@@ -424,3 +384,103 @@ def refuse_bytes(table: Any, path: Path, party: str) -> None:
             f"{party}: expected text in UTF-8, got another encoding in {quoted(undecoded)}; save the file as UTF-8, or "
             f"drop the column - at {path}"
         )
+
+
+ON_DISK = 1 << 30
+"""Bytes of a table's columns, as float32, from which on they lie in files."""
+
+_BYTES_ON_DISK = 8  # of a value: float32, and its bin by column and by row, or float32 by row, to predict
+_BYTES_OF_CSV = 8  # of a value, while a file is read
+_UNPACKED = 4  # times the size of a packed file
+
+
+def open_table(
+    path: str | Path,
+    *,
+    folder: Path | None = None,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    drop_all: bool = False,
+    text: Sequence[str] = (),
+    party: str = "the table",
+) -> Any:
+    """Read a table as `read_table` does if it is small; else return it as a `FileTable`, of which nothing is read yet.
+
+    A table is large from `ON_DISK` bytes on, one in CSV by the size of its file. What is made of it goes to files in
+    `folder` (None: the system's folder of temporary files), which must have the room. Errors are those of `read_table`,
+    and ConfigError for the folder.
+    """
+    path = Path(path)
+    ending = checked_ending(path, party)
+    of_csv = ending in (".csv", ".csv.gz")
+    size = path.stat().st_size * (_UNPACKED if ending == ".csv.gz" else 1)
+    facts = None if of_csv and size < ON_DISK else facts_of(path, ending, party, text)
+    if facts is None or facts[0] == 0 or not (of_csv or is_large(*facts)):
+        return read_table(path, columns=columns, drop=drop, drop_all=drop_all, text=text, party=party)
+    rows, schema = facts
+    names = kept_names(schema, path, columns, drop, drop_all, party)
+    called = "a Parquet file" if ending == ".parquet" else "an arrow file"
+
+    def damaged(error: Exception) -> DataError:
+        return DataError(f"{party}: expected {called}, got {not_that(path, error)} - at {path}")
+
+    import pyarrow.dataset  # takes as long to load as a small job
+
+    if of_csv:
+        folder = _usable(folder, rows * (len(names) * _BYTES_ON_DISK + len(schema) * _BYTES_OF_CSV))
+        dataset = pyarrow.dataset.dataset(write_csv_columns(path, schema, folder))
+        table = FileTable(dataset, schema, folder, damaged).select(names)
+        refuse_bytes(table, path, party)
+        return table
+    kind = "parquet" if ending == ".parquet" else "ipc"
+    dataset = pyarrow.dataset.dataset([str(file) for file in files_of(path)], format=kind, schema=schema)
+    return FileTable(dataset, schema, _usable(folder, rows * len(names) * _BYTES_ON_DISK), damaged).select(names)
+
+
+def open_dataset(
+    dataset: Any,
+    *,
+    folder: Path | None = None,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    drop_all: bool = False,
+    party: str = "the table",
+) -> Any:
+    """Return columns of a `pyarrow.dataset.Dataset` as `open_table` does."""
+    place = Path("a pyarrow data set")
+    names = kept_names(dataset.schema, place, columns, drop, drop_all, party)
+
+    def damaged(error: Exception) -> DataError:
+        return DataError(f"{party}: cannot read the data set: {type(error).__name__} - at {place}")
+
+    rows = dataset.count_rows()
+    if rows == 0:
+        raise DataError(f"{party}: expected at least one row, got only column names - at {place}")
+    if is_large(rows, dataset.schema):
+        folder = _usable(folder, rows * len(names) * _BYTES_ON_DISK)
+        return FileTable(dataset, dataset.schema, folder, damaged).select(names)
+    try:
+        return dataset.to_table(columns={name: pc.field(name) for name in names})
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(error) from None
+
+
+def is_large(rows: int, schema: Any) -> bool:
+    """Whether a table's columns, as float32, are too much for memory."""
+    return rows * len(schema) * np.dtype(np.float32).itemsize >= ON_DISK
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether something is a `pyarrow.dataset.Dataset`; its module is not loaded to find out."""
+    module = sys.modules.get("pyarrow.dataset")
+    return module is not None and isinstance(data, module.Dataset)
+
+
+def _usable(folder: Path | None, size: int) -> Path:
+    """Return the folder for a large table; raise ConfigError where it has not the room."""
+    if folder is None:
+        folder = usual_folder()
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+    check_room(folder, size)
+    return folder

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from treaty.data.sources import check_there, read_table, refuse_strays, table_facts, write_predictions
+from treaty.data.reading import check_there, read_table, refuse_strays, table_facts, write_predictions
 from treaty.data.table import to_table
 from treaty.errors import DataError
 
