@@ -17,9 +17,9 @@ from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
 from treaty.runs import expectations, local_checks
+from treaty.runs.connecting import listening
 from treaty.runs.job import Job, load_job
 from treaty.runs.local_checks import check_cheaply, check_own, probe
-from treaty.runs.meeting.connecting import listening
 from treaty.runs.party import train_party
 from treaty.runs.rows import read_alone
 

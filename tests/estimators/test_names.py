@@ -336,7 +336,7 @@ def test_a_folder_may_be_named_by_a_tilde(tmp_path, monkeypatch):
 
 def test_advice_is_in_the_words_of_the_library_that_the_table_is_of():
     frame = pl.DataFrame({"x": ["a", "b"] * 20})
-    with pytest.raises(treaty.DataError, match=r"convert with \.roles\(pl\.Categorical\)"):
+    with pytest.raises(treaty.DataError, match=r"convert with \.cast\(pl\.Categorical\)"):
         treaty.GBDTClassifier().fit(frame, [0, 1] * 20)
     with pytest.raises(treaty.DataError, match=r'convert with \.astype\("category"\)'):
         treaty.GBDTClassifier().fit(frame.to_pandas(), [0, 1] * 20)

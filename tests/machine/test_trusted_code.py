@@ -13,7 +13,7 @@ import pytest
 import treaty
 from runs.job_files import TREATY, one_line
 from tables import real_table
-from treaty.estimators.saving import FORMAT, read_saved
+from treaty.estimators.reporting import FORMAT, read_saved
 from treaty.files import write_json
 from treaty.machine import process
 from treaty.machine.process import imported, is_code, trust

@@ -84,7 +84,7 @@ def test_a_lost_ledger_is_not_begun_anew_in_silence(spent, monkeypatch, lost, ou
     for name in lost:
         (kept_file(noise) if name == "kept" else noise / name).unlink()
     before = sorted(path for path in spent.rglob("*") if "store" in path.parts)
-    monkeypatch.setattr("treaty.runs.meeting.connecting.CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr("treaty.runs.connecting.CONNECT_TIMEOUT", 1.0)
     said = run(job_of(spent, output=output), monkeypatch)["bank"]
     assert re.search(text, said)
     assert "bring back the newest copy" in said

@@ -7,9 +7,9 @@ import pytest
 
 from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
+from treaty.runs import connecting as compared
+from treaty.runs.connecting import wait_of
 from treaty.runs.job import Align, load_job
-from treaty.runs.meeting import connecting as compared
-from treaty.runs.meeting.connecting import wait_of
 from treaty.runs.party import train_party
 
 
@@ -64,7 +64,7 @@ def test_another_release_is_a_plain_sentence(tmp_path, monkeypatch):
     def of_another(job, name, roles, verb):
         return terms(job, name, roles, verb) | ({"version of Treaty": "9.9"} if name == "b" else {})
 
-    monkeypatch.setattr("treaty.runs.meeting.connecting.shared_terms", of_another)
+    monkeypatch.setattr("treaty.runs.connecting.shared_terms", of_another)
     said = played(jobs)
     assert "version of Treaty = 0.1.0 at a, 9.9 at b" in said["a"]
     assert "install the same Treaty" in said["a"]

@@ -44,9 +44,9 @@ def check(
     Exit code: 0 if all is well, 2 if something of this party is wrong, 1 if only other parties do not answer properly.
     """
     from treaty.cli.node import check_as_node
+    from treaty.runs.connecting import listening
     from treaty.runs.job import load_job, seconds_of
     from treaty.runs.local_checks import Finding, check_own, peers_of, probe
-    from treaty.runs.meeting.connecting import listening
     from treaty.runs.report import learned_by
 
     if party is None and node == NODE_FILE and not node.exists():

@@ -26,7 +26,7 @@ from treaty.estimators.inputs import (
     training_tables,
     warn_unseen,
 )
-from treaty.estimators.saving import SavedEstimator, write_model
+from treaty.estimators.reporting import SavedEstimator, write_model
 from treaty.files import as_path
 from treaty.machine.process import trust
 from treaty.runs.fit import TrainedModel

@@ -18,18 +18,19 @@ from treaty.data.columns import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.base import Tables, one_column, refuse_misplaced
-from treaty.estimators.class_weights import refuse_told_labels, weights_of_classes
 from treaty.estimators.files import opened_by_participant, shown
 from treaty.estimators.inputs import (
+    Watch,
     are_labelled,
     check_one_kind,
     pairs_of,
     participants,
     refuse_labels,
+    refuse_told_labels,
     rows_with_weight,
+    weights_of_classes,
 )
 from treaty.estimators.trained_trees import TrainedTrees
-from treaty.estimators.watching import Watch
 from treaty.files import as_path
 from treaty.models.trees import ModelPart, forest_of
 from treaty.runs.fit import no_rows, train

@@ -1,4 +1,4 @@
-"""Tables and labels as users hand them to an estimator: mappings of party to data, checked and put in order."""
+"""What estimators do with the arguments of `fit` and `predict`: tables, weights of classes, `verbose` and callbacks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import narwhals as nw
 import numpy as np
 from narwhals.dependencies import is_pandas_like_dataframe, is_pandas_like_series
 from numpy.typing import NDArray
+from sklearn.utils.class_weight import compute_sample_weight
 
 from treaty.data.arrow_tables import FileTable
 from treaty.data.columns import check_labels, check_weights
@@ -21,7 +23,12 @@ from treaty.data.reading import is_dataset
 from treaty.data.table import Schema, Table, to_table
 from treaty.errors import ConfigError, DataError, warn_user
 from treaty.estimators.files import opened
+from treaty.machine.kernels import KernelCache
+from treaty.models.trees import ModelPart
+from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
+from treaty.systems.system import System
+from treaty.trees.growth import NoMoreTrees
 
 
 def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
@@ -295,3 +302,118 @@ def pairs_of(eval_set: Any) -> list[tuple[Any, Any]]:
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise ConfigError("expected eval_set=(X, y), or a list of such pairs, whose rows all weigh the same")
     return [(X, y) for X, y in pairs]
+
+
+def refuse_told_labels(system: System, own: SystemOptions, class_weight: Any) -> None:
+    """Raise ConfigError where weights of classes would say of labels what a system of boosted trees hides."""
+    if own.label_epsilon is not None:
+        raise ConfigError(
+            "weights of classes would tell labels that noise is to hide: leave scale_pos_weight and class_weight out, "
+            "or the noise"
+        )
+    if isinstance(class_weight, str) and class_weight == "balanced" and (system.split == "rows" or own.adds_noise):
+        raise ConfigError(
+            f"class_weight='balanced' counts the labels of all, which protocol {system.name!r} does not tell: name "
+            "the weight of each class, class_weight={label: weight}"
+        )
+
+
+def weights_of_classes(
+    target: NDArray[np.float64],
+    classes: NDArray[Any],
+    scale_pos_weight: float | None,
+    class_weight: Any,
+    weight: NDArray[np.float64] | None,
+) -> NDArray[np.float64]:
+    """Return each row's weight: its own times that of its class, `target` being numbers of `classes`.
+
+    `scale_pos_weight` is the weight of the second class of two, as in XGBoost; `class_weight` names weights by label,
+    or is "balanced", as in scikit-learn.
+    """
+    if scale_pos_weight is not None and class_weight is not None:
+        raise ConfigError("expected scale_pos_weight or class_weight, got both")
+    if scale_pos_weight is not None:
+        if len(classes) != 2:
+            raise ConfigError(f"scale_pos_weight is of two classes, got {len(classes)}: take class_weight")
+        number = isinstance(scale_pos_weight, Real) and not isinstance(scale_pos_weight, bool)
+        if not number or not np.isfinite(scale_pos_weight) or not scale_pos_weight > 0:
+            raise ConfigError(f"expected a number scale_pos_weight above 0, got {scale_pos_weight!r}")
+        of_rows = np.where(target == 1.0, float(scale_pos_weight), 1.0)
+    else:
+        if not isinstance(class_weight, str | Mapping):
+            raise ConfigError(f"expected class_weight to be {{label: weight}} or 'balanced', got {class_weight!r}")
+        try:
+            of_rows = compute_sample_weight(class_weight, classes[target.astype(np.intp)])
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"class_weight={class_weight!r}: {error}") from None
+        if not np.all(np.isfinite(of_rows) & (of_rows > 0.0)):
+            raise ConfigError(
+                f"expected weights above 0 for all classes, got class_weight={class_weight!r}: rows of weight 0 are "
+                "left out at all parties, which would tell them labels; leave the class out of the tables instead"
+            )
+    return of_rows if weight is None else of_rows * weight
+
+
+class Watch:
+    """Call it after every round, or epoch, with how many are done and the active party's part, or losses by set.
+
+    Routes are XGBoost's, ``[0]  eval_0-logloss:0.61``, of every round, or of every `verbose`-th. Callbacks have
+    ``after_iteration(model, epoch, evals_log) -> bool``, as `xgboost.callback.TrainingCallback`.
+    """
+
+    def __init__(self, model: Any, verbose: bool | int) -> None:
+        given = getattr(model, "callbacks", None) or []
+        if not isinstance(given, list | tuple):
+            raise ConfigError(f"expected callbacks in a list, got {type(given).__name__}")
+        self._model, self._callbacks = model, list(given)
+        if not isinstance(verbose, int | np.integer) or verbose < 0:
+            raise ConfigError(
+                f"expected verbose to be a bool, or after how many rounds a line is shown, got {verbose!r}"
+            )
+        if any(not callable(getattr(callback, "after_iteration", None)) for callback in self._callbacks):
+            raise ConfigError("expected callbacks with a method after_iteration(model, epoch, evals_log)")
+        if self._callbacks and model.transport == "grpc":
+            raise ConfigError("callbacks are called in this process: they need transport='memory'")
+        self._every, self._shown, self._begun = int(verbose), 0, False
+        KernelCache.printed = self._every > 0
+        self._tell("before_training")
+
+    def __call__(self, done: int, part: Any) -> None:
+        """Show the rounds since the last call; raise `NoMoreTrees` where a callback returns True.
+
+        The first call is before the first round, or the first after those of a checkpoint.
+        """
+        history: Mapping[str, Mapping[str, list[float]]]
+        if isinstance(part, ModelPart):
+            assert part.forest is not None
+            done, history = part.forest.rounds, part.forest.history
+        else:
+            history = {name: {"loss": of} for name, of in (part or {}).items()}
+        for at in range(self._shown, done):
+            if self._every and at % self._every == 0:
+                print(_line(at, history), flush=True)
+        begun, self._begun, self._shown = self._begun, True, max(self._shown, done)
+        if not begun:
+            return
+        asked_to_stop = [callback.after_iteration(self._model, done - 1, history) for callback in self._callbacks]
+        if any(asked_to_stop):
+            raise NoMoreTrees
+
+    def end(self) -> None:
+        """Tell callbacks that training is over."""
+        self._tell("after_training")
+
+    def _tell(self, method: str) -> None:
+        for callback in self._callbacks:
+            if hasattr(callback, method):
+                getattr(callback, method)(self._model)
+
+
+def _line(at: int, history: Mapping[str, Mapping[str, list[float]]]) -> str:
+    values = [
+        f"{name}-{metric}:{of[at]:.5f}"
+        for name, metrics in history.items()
+        for metric, of in metrics.items()
+        if at < len(of)
+    ]
+    return "\t".join([f"[{at}]", *values])

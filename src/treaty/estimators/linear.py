@@ -21,9 +21,7 @@ from treaty.data.columns import check_weights
 from treaty.data.table import Table, match_rows
 from treaty.errors import ConfigError, warn_user
 from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
-from treaty.estimators.class_weights import weights_of_classes
-from treaty.estimators.inputs import pairs_of, refuse_labels, rows_with_weight
-from treaty.estimators.watching import Watch
+from treaty.estimators.inputs import Watch, pairs_of, refuse_labels, rows_with_weight, weights_of_classes
 from treaty.files import as_path
 from treaty.linear.losses import Calibration, warn_beyond_taylor
 from treaty.models.linear import LinearPart, label_holder

@@ -1,25 +1,32 @@
-"""What a fitted estimator's report shows: of the model, and of rows with labels that are given beside it."""
+"""What is kept of a fitted estimator: a folder that `load` reads, with a file per party, and the report as HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted
 
-from treaty.data.table import Table
+from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError
-from treaty.machine.process import cores
+from treaty.files import Format, read_json, write_json
+from treaty.machine.process import cores, is_code, trust
 from treaty.models.interpretation import Contributions, willing
-from treaty.models.trees import forest_of, staged_margins
+from treaty.models.linear import LinearPart
+from treaty.models.trees import ModelPart, forest_of, staged_margins
 from treaty.report.contents import Contents, Curve, ModelScores, Section, Spread, scores_of_classes, scores_of_numbers
 from treaty.runs.report import importances_of, versions
 from treaty.runs.threads import active_of
-from treaty.systems.options import given
+from treaty.systems import find_system
+from treaty.systems.options import converted, given
 from treaty.systems.pooled.system import ALONE
 from treaty.trees.metrics import evaluate
 
@@ -146,9 +153,6 @@ def _absent(model: Any, alone: bool, X: Any, y: Any) -> dict[Section, str]:
     return found
 
 
-# ---------------------------------------------------------------- curves and scores
-
-
 def _curves(model: Any, pooled: Any, X: Any, labels: NDArray[Any] | None) -> Iterator[Curve]:
     """Yield metrics by round: of eval sets in training, and of the rows given to the report where trees tell stages."""
     for each, is_pooled in ((model, False), (pooled, True)):
@@ -186,9 +190,6 @@ def _scores(model: Any, pooled: Any, X: Any, labels: NDArray[np.float64]) -> Mod
     means = getattr(model, "objective", None) != "quantile"
     predicted = {name: np.asarray(each.predict(X), np.float64) for name, each in models.items()}
     return scores_of_numbers(of, labels, predicted, beside, means=means)
-
-
-# ---------------------------------------------------------------- columns
 
 
 def _importances(model: Any, viewer: str, known: set[str]) -> dict[str, Any]:
@@ -260,3 +261,67 @@ def _spread(name: str, contributions: NDArray[np.float64], column: NDArray[Any] 
             low, high = (np.quantile(half, QUANTILES).tolist() for half in halves)
             return Spread(name, mean, low=low, high=high)
     return Spread(name, mean, every=np.quantile(contributions, QUANTILES).tolist())
+
+
+AnyPart = TypeVar("AnyPart", ModelPart, LinearPart)
+FORMAT = Format("estimator", 1)
+
+
+class SavedEstimator(msgspec.Struct, kw_only=True):
+    """What is written beside the parts."""
+
+    kind: str  # class of the estimator
+    params: dict[str, Any]  # its parameters; `protocol` is the system's name
+    system: dict[str, Any]  # the system's own options
+    parties: list[str]  # owners of the parts, in the order of columns
+    schemas: dict[str, Schema]  # of each table that `predict` expects
+    feature_names: list[str] | None = None  # as scikit-learn remembers them, where the training table had any
+    learned: dict[str, list[str]] = {}  # by each party, or role, in the training, in words
+    positions: dict[str, list[int]] | None = None  # of each party's columns in one table, where `parties` says whose
+
+
+def write_model(folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
+    """Write a model to a folder, made when missing; ConfigError if it cannot be written."""
+    try:
+        finite = {name: "inf" if value == math.inf else value for name, value in saved.system.items()}  # JSON has none
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, part in parts.items():
+            part.save(_part_file(folder, name))
+        write_json(folder / "model.json", msgspec.structs.replace(saved, system=finite), FORMAT, "")
+    except TypeError as error:
+        raise ConfigError(f"a parameter cannot be saved: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write the model to {folder}: {error.strerror}") from None
+
+
+def read_saved(folder: Path) -> SavedEstimator:
+    """Read what `write_model` wrote beside the parts; ConfigError if there is no such file, or it is another one."""
+    return read_json(folder / "model.json", SavedEstimator, FORMAT)
+
+
+def params_of(saved: SavedEstimator, trusted: Iterable[str]) -> dict[str, Any]:
+    """Return an estimator's parameters, with the system's options as it had them.
+
+    ConfigError for a system or a loss of code that is not among the `trusted` names; nothing is imported then.
+    """
+    name, given = saved.params["protocol"], list(trusted)
+    for code in (name, saved.params.get("objective")):
+        if is_code(code) and code not in given:
+            raise ConfigError(
+                f"the model names code, {code!r}, which is not imported: if you trust it, load(..., trusted=[{code!r}])"
+            )
+    trust(given)
+    system = find_system(name, "trees" if saved.kind.startswith("GBDT") else "logistic")
+    own = converted(saved.system, system.options, system.options.__name__)
+    weights = saved.params.get("class_weight")
+    pairs = {"class_weight": dict(weights)} if isinstance(weights, list) else {}
+    return {**saved.params, **pairs, "protocol": own if own != system.options() else name}
+
+
+def read_parts(folder: Path, saved: SavedEstimator, load: Callable[[Path, str], AnyPart]) -> dict[str, AnyPart]:
+    """Read every party's part; ConfigError if a file is missing or is not one of a Treaty model."""
+    return {name: load(_part_file(folder, name), name) for name in saved.parties}
+
+
+def _part_file(folder: Path, party: str) -> Path:
+    return folder / f"{quote(party, safe=' ')}.part"  # a party's name may hold what a file's may not

@@ -17,7 +17,7 @@ from treaty.estimators.boosted import BoostedTrees
 from treaty.estimators.glm import LinearRegression, PoissonRegressor
 from treaty.estimators.inputs import check_beside, pairs_of
 from treaty.estimators.linear import LogisticRegression
-from treaty.estimators.saving import params_of, read_parts, read_saved
+from treaty.estimators.reporting import params_of, read_parts, read_saved
 from treaty.files import as_path
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import forest_of, load_part, of_classes

@@ -23,7 +23,7 @@ from treaty.models.interpretation import Contributions, explain_pooled, rows_fir
 from treaty.models.linear import pooled_margins
 from treaty.models.trees import ModelPart, RowDecisions, cut_to_records, predict_pooled, row_decisions
 from treaty.privacy.ledger import Ledger
-from treaty.runs.grpc_fit import predict_in_processes, train_in_processes
+from treaty.runs.processes import predict_in_processes, train_in_processes
 from treaty.runs.progress import TrainingBar, steps_bar
 from treaty.runs.threads import (
     Run,

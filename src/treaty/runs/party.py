@@ -24,9 +24,9 @@ from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, 
 from treaty.models.interpretation import explain_pooled
 from treaty.models.linear import LinearPart, load_linear_part
 from treaty.models.trees import load_part, predict_pooled
+from treaty.runs.connecting import connected
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.local_checks import check_cheaply, check_file, check_training, cluster_of
-from treaty.runs.meeting.connecting import connected
 from treaty.runs.progress import put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.reading import (
     TrainingTables,

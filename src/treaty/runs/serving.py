@@ -16,9 +16,9 @@ from treaty.errors import ConfigError
 from treaty.machine.process import cores
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
+from treaty.runs.connecting import connected
 from treaty.runs.job import Job, store_of
 from treaty.runs.local_checks import check_file
-from treaty.runs.meeting.connecting import connected
 from treaty.runs.party import apart, find_part, patience_of, places_to_predict, predicting, to_predict
 from treaty.runs.progress import check_writable
 from treaty.runs.reading import among_owners

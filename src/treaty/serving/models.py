@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError
-from treaty.estimators.saving import read_saved
+from treaty.estimators.reporting import read_saved
 from treaty.files import kind_of
 from treaty.models.checkpoints import FORMAT as CHECKPOINT
 from treaty.models.linear import FORMAT as LINEAR
