@@ -1,6 +1,6 @@
 """One folder per published system: its options, its roles as programs, and what each role learns.
 
-`SYSTEMS` below names every system's record and `OPTIONS` its public class; each is imported when it is first used.
+Each is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -17,34 +17,30 @@ if TYPE_CHECKING:
 
 Model = Literal["trees", "logistic"]
 
-SYSTEMS: dict[Model, dict[str, str]] = {
-    "trees": {
-        "pooled": "treaty.systems.pooled.system:TREES",
-        "secureboost": "treaty.systems.secureboost.system:SYSTEM",
-        "fedxgboost-smm": "treaty.systems.fedxgboost_smm.system:SYSTEM",
-        "fedxgboost-ldp": "treaty.systems.fedxgboost_ldp.system:SYSTEM",
-        "federboost-vertical": "treaty.systems.federboost_vertical.system:SYSTEM",
-        "federboost-horizontal": "treaty.systems.federboost_horizontal.system:SYSTEM",
-        "fedxgb": "treaty.systems.fedxgb.system:SYSTEM",
-    },
-    "logistic": {
-        "pooled": "treaty.systems.logistic.system:POOLED",
-        "quasi-newton": "treaty.systems.logistic.system:QUASI_NEWTON",
-        "sgd": "treaty.systems.logistic.system:SGD",
-    },
-}
+# One line for each system: model, name in job files, folder, its record in the folder's `system.py`, and its public
+# class in the folder's `options.py`. The only other place that names a system is `treaty/__init__.py`.
+_TABLE: tuple[tuple[Model, str, str, str, str], ...] = (
+    ("trees", "pooled", "pooled", "TREES", "Pooled"),
+    ("trees", "secureboost", "secureboost", "SYSTEM", "SecureBoost"),
+    ("trees", "fedxgboost-smm", "fedxgboost_smm", "SYSTEM", "FedXGBoostSMM"),
+    ("trees", "fedxgboost-ldp", "fedxgboost_ldp", "SYSTEM", "FedXGBoostLDP"),
+    ("trees", "federboost-vertical", "federboost_vertical", "SYSTEM", "FederBoostVertical"),
+    ("trees", "federboost-horizontal", "federboost_horizontal", "SYSTEM", "FederBoostHorizontal"),
+    ("trees", "fedxgb", "fedxgb", "SYSTEM", "FedXGB"),
+    ("logistic", "pooled", "logistic", "POOLED", "Pooled"),
+    ("logistic", "quasi-newton", "logistic", "QUASI_NEWTON", "QuasiNewton"),
+    ("logistic", "sgd", "logistic", "SGD", "SGD"),
+)
 
-OPTIONS = {  # public classes, and where they are defined
-    "Pooled": "treaty.systems.pooled.options",
-    "SecureBoost": "treaty.systems.secureboost.options",
-    "FedXGBoostSMM": "treaty.systems.fedxgboost_smm.options",
-    "FedXGBoostLDP": "treaty.systems.fedxgboost_ldp.options",
-    "FederBoostVertical": "treaty.systems.federboost_vertical.options",
-    "FederBoostHorizontal": "treaty.systems.federboost_horizontal.options",
-    "FedXGB": "treaty.systems.fedxgb.options",
-    "QuasiNewton": "treaty.systems.logistic.options",
-    "SGD": "treaty.systems.logistic.options",
-}
+SYSTEMS: dict[Model, dict[str, str]] = {"trees": {}, "logistic": {}}
+"""By model and name, where the system's record is: ``module:NAME``."""
+
+OPTIONS: dict[str, str] = {}
+"""By the name of a public class of options, the module that defines it."""
+
+for _model, _name, _folder, _record, _options in _TABLE:
+    SYSTEMS[_model][_name] = f"treaty.systems.{_folder}.system:{_record}"
+    OPTIONS.setdefault(_options, f"treaty.systems.{_folder}.options")  # Pooled, of both models, is in the first folder
 
 ESTIMATORS: dict[Model, str] = {
     "trees": "GBDTClassifier and GBDTRegressor",
