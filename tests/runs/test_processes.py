@@ -101,6 +101,7 @@ def pooled() -> tuple[treaty.GBDTClassifier, dict[str, pd.DataFrame]]:
     return treaty.GBDTClassifier(n_estimators=3, min_child_samples=5, max_bin=64).fit(tables, y), tables
 
 
+@pytest.mark.always
 def test_three_processes_train_and_say_what_they_sent_and_learned(trained):
     job, done = trained
     assert done.stderr == ""

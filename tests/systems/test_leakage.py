@@ -132,6 +132,7 @@ def all_tables() -> dict[str, Routes]:
     return found
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("name", JOBS)
 def test_every_message_has_a_line_and_every_line_a_message(name, tmp_path):
     """What the jobs above send is told of under their options; no line tells of what nobody sends, but for `SELDOM`."""
