@@ -20,7 +20,7 @@ from treaty.trees import ensemble
 )
 def test_the_protocols_of_alignment_are_compiled_that_may_be_used(psi, compiled, monkeypatch):
     called = set()
-    monkeypatch.setattr(warm_up.ristretto, "validate", lambda points: called.add("points"))
+    monkeypatch.setattr(warm_up.sodium, "validate", lambda points: called.add("points"))
     monkeypatch.setattr(warm_up, "_compile_oblivious", lambda: called.add("transfers"))
     monkeypatch.setattr(warm_up, "_train", lambda system, options: None)
     warm_up.compile_kernels(find_system("secureboost"), aligns=psi)

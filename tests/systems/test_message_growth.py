@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from systems.test_told import JOBS
 
 from systems import routes
+from systems.test_leakage import JOBS
 from treaty.crypto.sums import additive_sums, lattice_sums
 from treaty.machine import arrays
 from treaty.runs.threads import RunRecord

@@ -79,7 +79,7 @@ def test_each_node_takes_the_cheaper_way(monkeypatch):
 def test_shares_of_threads_cover_all_cells(threads):
     starts = np.array([0, 1, 2, 50, 51, 60], np.int64)
     items = Items(MODULUS.pack(MODULUS.montgomery([2] * 60)), np.arange(60, dtype=np.int32), None, None, None)
-    cells = module.Cells(np.arange(60, dtype=np.int32), starts, np.arange(5, dtype=np.int32), np.array([0, 5]))
+    cells = module.SortedCells(np.arange(60, dtype=np.int32), starts, np.arange(5, dtype=np.int32), np.array([0, 5]))
     products = module._products(MODULUS, items, cells, threads)
     plain = from_words(MODULUS.pack(MODULUS.multiply(MODULUS.unpack(products), MODULUS.working([1]))))
     assert plain == [pow(2, int(k), MODULUS.value) for k in np.diff(starts)]
