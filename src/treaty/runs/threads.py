@@ -1,10 +1,15 @@
-"""Play every role of a run on this machine, in threads over the in-memory channel."""
+"""Play every role of a run on this machine, in threads over the in-memory channel.
+
+`in_turns` has the threads take turns, for a debugger: one role runs at a time, until it waits for a message.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import copy_context
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.table import Table
-from treaty.errors import PeerAborted, PeerError
+from treaty.errors import PeerAborted, PeerError, PeerTimeout
 from treaty.machine.process import cores
-from treaty.messaging.channel import Link, memory_channels
+from treaty.messaging.channel import Arrival, Link, MemoryChannel, memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
@@ -58,14 +63,19 @@ def play(
     timeout: float = 3600.0,
     record_content: bool = False,
     link: Link | None = None,
+    one_at_a_time: bool | None = None,
 ) -> RunRecord:
     """Run every role, which takes its `Party`, in a thread of its own.
 
     `links` say who talks to whom; `job` and `protocol` are put on every message; a party waits `timeout` seconds for
     one. `record_content` keeps the content of messages in the transcripts, for audits and tests. `link` says how slow
-    each party's line is. Raises what the first role to fail raised; the others end with it.
+    each party's line is. With `one_at_a_time` the roles take turns in their order, each until it waits for a message
+    (None: within `in_turns`). Raises what the first role to fail raised; the others end with it.
     """
-    channels = memory_channels(roles, link)
+    channels: Mapping[str, MemoryChannel | _ChannelInTurns] = memory_channels(roles, link)
+    turns = _Turns(roles) if (_in_turns.get() if one_at_a_time is None else one_at_a_time) else None
+    if turns is not None:
+        channels = {name: _ChannelInTurns(channel, turns) for name, channel in memory_channels(roles, link).items()}
     parties = {
         name: Party(
             name, job, protocol, channels[name], links[name],
@@ -78,11 +88,15 @@ def play(
 
     def run(name: str) -> None:
         try:
+            if turns is not None:
+                turns.wait(name)
             results[name] = run_role(parties[name], lambda: roles[name](parties[name]))
         except BaseException as error:
             failures.append(error)
         finally:
             channels[name].close()
+            if turns is not None:
+                turns.end(name)
 
     threads = [
         threading.Thread(target=copy_context().run, args=(run, name), name=f"treaty-{name}", daemon=True)
@@ -101,6 +115,91 @@ def play(
     if failures:
         raise root_cause(failures)
     return RunRecord(results, {name: party.transcript for name, party in parties.items()})
+
+
+_in_turns: ContextVar[bool] = ContextVar("roles take turns", default=False)
+
+
+@contextmanager
+def in_turns() -> Iterator[None]:
+    """Have the roles that this process plays within the block take turns, so that a debugger stops all of them.
+
+    Examples
+    --------
+    >>> from treaty.runs.threads import in_turns
+    >>> with in_turns():
+    ...     pass  # model.fit(tables, labels), with a breakpoint() in a role
+    """
+    token = _in_turns.set(True)
+    try:
+        yield
+    finally:
+        _in_turns.reset(token)
+
+
+class _Turns:
+    """Whose turn it is: one role runs, in the order of `names`, until it waits for a message or ends."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._waiting = list(names)  # the first one runs
+        self._changed = threading.Condition()
+        self._idle = 0  # turns in a row that brought nobody a message
+
+    def wait(self, name: str) -> None:
+        """Return when it is this role's turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting[0] == name)
+
+    def pass_on(self, name: str) -> None:
+        """Let all others have a turn."""
+        with self._changed:
+            self._idle += 1
+            if self._idle > len(self._waiting):  # all wait: for a slow line, or for each other until a time is up
+                self._changed.wait(0.001)
+            self._waiting.append(self._waiting.pop(0))
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._waiting[0] == name)
+
+    def progressed(self) -> None:
+        """Note that a message came."""
+        self._idle = 0
+
+    def end(self, name: str) -> None:
+        """Take a role out, whose turn it is."""
+        with self._changed:
+            self._idle = 0
+            self._waiting.remove(name)
+            self._changed.notify_all()
+
+
+class _ChannelInTurns:
+    """A channel whose party gives its turn away where it would wait."""
+
+    def __init__(self, channel: MemoryChannel, turns: _Turns) -> None:
+        self._channel, self._turns = channel, turns
+        self.name, self.waits, self.frame_bytes = channel.name, channel.waits, channel.frame_bytes
+        self.refusal, self.is_up, self.mark_read = channel.refusal, channel.is_up, channel.mark_read
+        self.close = channel.close
+
+    def send(self, to: str, frame: bytes, timeout: float) -> None:
+        """Deliver a frame; see `Channel.send`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self._channel.send(to, frame, 0.0)
+            except PeerTimeout:  # the peer has much to read yet
+                if time.monotonic() >= deadline:
+                    raise
+                self._turns.pass_on(self.name)
+
+    def receive(self, timeout: float) -> Arrival | None:
+        """Take the next frame or notice; see `Channel.receive`."""
+        deadline = time.monotonic() + timeout
+        while (arrival := self._channel.receive(0.0)) is None and time.monotonic() < deadline:
+            self._turns.pass_on(self.name)
+        if arrival is not None:
+            self._turns.progressed()
+        return arrival
 
 
 def root_cause(failures: Sequence[BaseException]) -> BaseException:
