@@ -83,7 +83,7 @@ def modules_that_tell() -> dict[str, str]:
     files = {str(path.relative_to(systems)): path.read_text() for path in sorted(systems.rglob("*disclosures.py"))}
     for path in sorted(systems.glob("*/system.py")):
         for section in re.split("^# -{8,} ", path.read_text(), flags=re.MULTILINE):
-            if re.search(r"^def disclosures\(", section, re.MULTILINE):
+            if re.search(r"^def conclusions\(", section, re.MULTILINE):
                 files[str(path.relative_to(systems))] = f"# {section}"
     assert len(files) >= 8
     return {**files, "alignment": inspect.getsource(alignment.disclosures)}

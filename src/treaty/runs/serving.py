@@ -69,7 +69,7 @@ def serve_party(job: Job, name: str, roles: Roles, phase: Phase | None = None) -
             threads=cores(job.n_jobs), store=store, patience=patience_of(job), apart=apart(job), read=read,
         )  # fmt: skip
         found: RowPredictions | None = play_role(service.programs[roles.of[name]], inputs)
-        learned = service.disclosures(roles, own)
+        learned = service.disclosures(roles, own, common)
         write_service_report(job, party, roles.of[name], learned, time.perf_counter() - began, has_part=has_part)
         return found
 

@@ -1,19 +1,22 @@
-"""What each message tells whom, as data: one line for each class of message on each way between two roles.
+"""What each party of a job learns, as data: which class of message goes from which role to which, and what follows.
 
-Every system has its lines in its `system.py`, or in a `leakage.py` beside it, and its record (`System.told`) puts them
-together with those that it shares. Sentences for people, by party, are in each system's `disclosures`; these lines say
-where what they tell comes from. A test plays small jobs and fails where a message goes a way that no line tells of.
+What one message tells is stated at its class (`MessageLeakage`). A system lists its routes (`System.routes`), and what
+a role can work out from messages taken together (`System.conclusions`). Tables, sentences by party and the expectations
+of audits are made from these. A test plays small jobs and fails where a message goes a way that no route states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from treaty.messaging.leakage import MessageLeakage
+from treaty.messaging.leakage import Form, MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Terms, Verdict
+
+if TYPE_CHECKING:
+    from treaty.systems.system import Roles
 
 Stage = Literal["train", "predict", "explain", "online"]
 STAGES: dict[Stage, str] = {
@@ -125,6 +128,64 @@ def routes(*parts: Route | Iterable[Route], reference: str = "", when: When | No
 def sent(table: Iterable[Route], options: Any, common: Any) -> Routes:
     """Return the lines of a table that hold under these options."""
     return tuple(one for one in table if one.when is None or one.when.holds(options, common))
+
+
+_TELLING: tuple[Form, ...] = ("exact", "aggregated", "noisy")  # the most telling first
+
+
+def learned(
+    by_stage: Mapping[Stage, Routes],
+    roles: Roles,
+    options: Any,
+    common: Any,
+    conclusions: Mapping[str, Sequence[str]],
+    *,
+    by_role: bool = False,
+) -> dict[str, list[str]]:
+    """Return in sentences what each party learns beyond its own data.
+
+    A party's `conclusions` come first, then what single messages tell, the most telling form first, with names and
+    senders of the messages; what it cannot read and what is settled about the job are one sentence each.
+
+    Parameters
+    ----------
+    conclusions : mapping of str to sequence of str
+        What follows from messages taken together, by party (by role with `by_role`).
+    by_role : bool, default False
+        Whether the result is by role: for systems with many parties of the same role.
+    """
+    found = {}
+    for name, role in roles.of.items():
+        who = role if by_role else name
+        if who in found:
+            continue
+        told: dict[tuple[Form, str], tuple[dict[str, None], dict[str, None]]] = {}
+        for stage, table in by_stage.items():
+            for route in sent(table, options, common):
+                senders = [other for other in roles.having(*route.sender) if other != name]
+                if senders and (role in route.receiver or not route.receiver):
+                    leakage = route.leakage
+                    when = "" if stage == "train" else f"in {STAGES[stage]}, "
+                    if when and (leakage.form, leakage.tells) in told:  # as in training
+                        continue
+                    messages, given_by = told.setdefault((leakage.form, when + leakage.tells), ({}, {}))
+                    messages[route.message.__name__] = None
+                    given_by.update(dict.fromkeys(roles.of[other] if by_role else other for other in senders))
+        statements = [
+            f"{'under noise, ' if form == 'noisy' else ''}{tells} ({', '.join(messages)} from {' and '.join(given_by)})"
+            for form in _TELLING
+            for (of, tells), (messages, given_by) in told.items()
+            if of == form
+        ]
+        hidden = [tells for form, tells in told if form in ("masked", "encrypted")]
+        settled = [tells for form, tells in told if form == "control" and not tells.startswith("in ")]
+        found[who] = [
+            *conclusions.get(who, ()),
+            *statements,
+            *(["under masks or keys that it does not have: " + "; ".join(hidden)] if hidden else []),
+            *(["about the job: " + "; ".join(settled)] if settled else []),
+        ]
+    return found | {who: list(texts) for who, texts in conclusions.items() if who not in found}
 
 
 AGREEMENT = routes(

@@ -9,7 +9,7 @@ party of a job. `treaty.systems.SYSTEMS` lists those that ship with Treaty; a re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -24,7 +24,7 @@ from treaty.messaging.certificates import Identity, vouch, vouches
 from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems.expected import Expected, Shape, not_expected
-from treaty.systems.leakage import Routes, Stage
+from treaty.systems.leakage import Routes, Stage, learned
 from treaty.systems.observers import Observers, Recording
 from treaty.systems.options import CommonOptions, SystemOptions, Term, given, public_terms
 
@@ -330,8 +330,9 @@ class Service:
         ``roles(places, active, options) -> Roles``: who takes part; `PartySpec.has_rows` says who has rows to predict.
     links : callable
         ``links(roles, options) -> {name: peers}``. Owners of rows need not come, and may be lost.
-    disclosures : callable
-        ``disclosures(roles, options) -> {role: [sentence, ...]}``: what each role learns.
+    conclusions : callable
+        ``conclusions(roles, options) -> {role: [sentence, ...]}``: what each role can work out besides what single
+        messages tell it.
     routes : tuple of Route
         What each message tells whom.
     refused : callable
@@ -341,9 +342,14 @@ class Service:
     programs: Mapping[str, Program]
     assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
     links: Callable[[Roles, Any], dict[str, list[str]]]
-    disclosures: Callable[[Roles, Any], dict[str, list[str]]]
+    conclusions: Callable[[Roles, Any], dict[str, list[str]]]
     routes: Routes = ()
     refused: Callable[[Any], str] = lambda options: ""
+
+    def disclosures(self, roles: Roles, options: Any, common: Any) -> dict[str, list[str]]:
+        """Return in sentences what each role learns."""
+        concluded = self.conclusions(roles, options)
+        return learned({"train": self.routes}, roles, options, common, concluded, by_role=True)
 
     def may_be_absent(self, roles: Roles, options: Any) -> list[str]:
         """Return the parties that need not even connect: all who have rows."""
@@ -374,9 +380,12 @@ class System:
         the owners. One with the role "server" becomes the active party.
     links : callable
         ``links(roles, options) -> {name: peers}``: who talks to whom.
-    disclosures : callable
-        ``disclosures(roles, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, learns
-        beyond its own data; `part` is the part of the model at hand, None before training and at parties without one.
+    conclusions : callable
+        ``conclusions(roles, options, common, part) -> {name: [sentence, ...]}``: what each party, or role, can work out
+        besides what single messages tell it: from many, or with others' help. `part` is the part of the model at hand,
+        None before training and at parties without one.
+    by_role : bool
+        Whether what is learned is stated by role, not by party.
     routes : mapping of str to tuple of Route
         What each message tells whom, of what is played: "train", "predict", "explain" and "online".
     predict, explain : mapping of str to Program
@@ -438,9 +447,10 @@ class System:
     split: Literal["none", "columns", "rows"]
     train: Mapping[str, Program]
     assign: Callable[[Mapping[str, PartySpec], str, Any], Roles]
-    disclosures: Callable[[Roles, Any, Any, Any], dict[str, list[str]]]
+    conclusions: Callable[[Roles, Any, Any, Any], dict[str, list[str]]]
     has_model: frozenset[str]
     routes: Mapping[Stage, Routes] = field(default_factory=dict)
+    by_role: bool = False
     until_kept: frozenset[str] = frozenset()
     lossless: bool = False
     on_clusters: Callable[[Any], frozenset[str]] = no_clusters
@@ -465,6 +475,19 @@ class System:
     warm_up: Callable[[Any], list[Any]] = lambda options: []
     expected: Callable[[Roles, Any, Any, Shape], Expected] = unknown
     alone: Callable[[Mapping[str, Table], RoleInput[Any, Any]], dict[str, Any]] | None = None
+
+    def disclosures(self, roles: Roles, options: Any, common: Any, part: Any = None) -> dict[str, list[str]]:
+        """Return in sentences what each party, or role, learns beyond its own data.
+
+        `part` is the part of the model at hand, None before training and at parties without one.
+        """
+        cipher = getattr(part, "encryption", None)
+        if cipher and getattr(options, "encryption", cipher) != cipher:  # "auto": the one that was used
+            options = replace(options, encryption=cipher)
+        concluded = self.conclusions(roles, options, common, part)
+        if not self.routes:  # all data are in one place
+            return concluded
+        return learned(self.routes, roles, options, common, concluded, by_role=self.by_role)
 
 
 def roles_of(system: System, owners: list[str], active: str | None, options: SystemOptions) -> Roles:

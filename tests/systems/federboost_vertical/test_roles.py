@@ -33,7 +33,7 @@ from treaty.systems.federboost_vertical import buckets as packing
 from treaty.systems.federboost_vertical import federboost_vertical
 from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits, HeldBuckets, NoisyColumns, SameBuckets
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.systems.federboost_vertical.system import SYSTEM, disclosures
+from treaty.systems.federboost_vertical.system import SYSTEM
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
@@ -686,7 +686,7 @@ def test_no_noise_may_be_asked_for_in_words():
 
 def learned(options: FederBoostVertical) -> dict[str, list[str]]:
     roles = Roles("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
-    return disclosures(roles, options, BoostingOptions(), None)
+    return SYSTEM.disclosures(roles, options, BoostingOptions(), None)
 
 
 @pytest.mark.parametrize(

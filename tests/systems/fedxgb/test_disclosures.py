@@ -26,15 +26,20 @@ def learned(edges: int = 3, **options: Any) -> dict[str, list[str]]:
         ({"comparison": "additive"}, "edge", "while no two of the first three edge servers", "at most 1 of 3"),
         ({"comparison": "additive"}, "user", "the slot in the complete tree at each level", "splits and leaf values"),
         ({"expose": "model"}, "user", "splits and leaf values of all trees", "the slot in the complete tree"),
-        ({"expose": "model"}, "edge", "splits and leaf values of all trees", "shares"),
+        ({"expose": "model"}, "edge", "splits and leaf values of all trees", "their shares"),
         ({}, "server", "the sum of these alone, who are 3 or more", "min_child_samples"),
         ({}, "server", "with two users of a group of three, the sums of the one left", "users of a group of 5"),
         ({"group_size": 5}, "server", "with 4 users of a group of 5, the sums of the one left", "group of three"),
         ({"group_size": 5}, "server", "who are 5 or more", "who are 3 or more"),
         ({"expose": "paper", "allow_insecure": True}, "edge", "of every row of all users the slot", "all splits, all"),
-        ({"expose": "paper", "allow_insecure": True}, "user", "the column of every split", "about where the splits"),
+        ({"expose": "paper", "allow_insecure": True}, "user", "columns of a level's splits", "about where the splits"),
         ({"mode": "paper", "allow_insecure": True}, "edge", "the masks do not hide them", "no sum"),
-        ({"mode": "paper", "allow_insecure": True}, "server", "each domain's users apart", "min_child_samples was"),
+        (
+            {"mode": "paper", "allow_insecure": True},
+            "server",
+            "the sums over the users of one domain",
+            "min_child_samples was",
+        ),
         ({"min_child_samples": 2}, "server", "leaves of as few as 2 training rows", "noise"),
         ({"min_child_samples": 2}, "user", "leaves of as few as 2 training rows", "noise"),
     ],
@@ -47,7 +52,7 @@ def test_what_each_role_learned_depends_on_the_options(options, role, told, not_
 
 def test_as_many_edge_servers_may_collude_as_the_text_says():
     for edges, bound in ((4, 1), (5, 2), (10, 4)):
-        (fact,) = (fact for fact in learned(edges)["edge"] if "together" in fact)
+        (fact,) = (fact for fact in learned(edges)["edge"] if "look at their shares together" in fact)
         assert f"at most {bound} of {edges}" in fact
         assert f"; {bound + 1} of them have" in fact
 

@@ -31,7 +31,7 @@ from treaty.systems.fedxgboost_ldp import noise as noisy_gradients
 from treaty.systems.fedxgboost_ldp.noise import SENT_STEPS, NoisyGradients
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.fedxgboost_ldp.scoring import CONVERSATION, LevelDivision, NoisyTree, ScoredSplitRequest
-from treaty.systems.fedxgboost_ldp.system import SYSTEM, disclosures
+from treaty.systems.fedxgboost_ldp.system import SYSTEM
 from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions
@@ -756,7 +756,7 @@ def test_other_options_at_a_party_are_refused(varied):
 @pytest.mark.parametrize("options", [{}, PAPER, {"mechanism": "label_rr", "epsilon": 2.0}, {"refit": True}])
 def test_what_was_learned_says_what_it_costs_a_value_and_a_person(options):
     roles = Roles("bank", {"bank": "active", "shop": "passive"}, ["bank", "shop"])
-    told = disclosures(roles, checked(**options), BoostingOptions(), None)
+    told = SYSTEM.disclosures(roles, checked(**options), BoostingOptions(), None)
     assert set(told) == {"bank", "shop"}
     shop = " ".join(told["shop"])
     assert "person" in shop

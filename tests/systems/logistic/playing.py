@@ -16,11 +16,10 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import RunRecord, play
-from treaty.systems.logistic.disclosures import disclosures
 from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import Solver, fixed_columns, solver_of
-from treaty.systems.logistic.system import assign
+from treaty.systems.logistic.system import QUASI_NEWTON, assign
 from treaty.systems.options import names_of
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, Roles, mesh
 
@@ -67,7 +66,7 @@ def roles_of(owners: list[str], options: FederatedRegression) -> Roles:
 def said(owners: list[str], part: LinearPart | None = None, **changes: Any) -> dict[str, list[str]]:
     """Return what parties learned, in words."""
     options, common = options_of(**changes)
-    return disclosures(roles_of(owners, options), options, common, part)
+    return QUASI_NEWTON.disclosures(roles_of(owners, options), options, common, part)
 
 
 def role_input(

@@ -170,7 +170,7 @@ def test_calibration_is_that_of_the_pooled_margins(form):
     found, expected = played.results["p0"].calibration, fit_calibration(X @ fitted.weights, y)
     np.testing.assert_allclose([found.slope, found.offset], [expected.slope, expected.offset], rtol=1e-6)
     assert [played.results[name].calibration for name in ("p1", "p2")] == [None, None]
-    assert "once at the end of training, for calibration" in " ".join(said(list(tables), **FORMS[form])["p0"])
+    assert "of training rows (calibrate)" in " ".join(said(list(tables), **FORMS[form])["p0"])
 
 
 def test_without_calibration_the_active_party_gets_no_margins():

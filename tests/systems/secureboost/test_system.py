@@ -62,20 +62,20 @@ def test_roles_that_it_does_not_have_are_refused(places, match):
 
 def test_nodes_are_disclosed_where_the_cipher_that_was_chosen_shows_them():
     shown, blind = learned("ou"), learned("lattice")
-    assert "which of them is fullest" in shown["bank"]
-    assert "which training rows are together in each node bank asked it about" in shown["shop"]
+    assert "which bin of a column is fullest" in shown["bank"]
+    assert "which rows are in each node" in shown["shop"]
     assert "nothing of which rows are in a node, nor of labels" in blind["shop"]
     assert "those outside the node too" in blind["bank"]
     by_node = learned("lattice", reveal="node")
-    assert "each node that one of its own columns splits" in by_node["telco"]
+    assert "which rows are in the nodes of its splits" in by_node["telco"]
     assert "those outside the node too" not in by_node["bank"]
 
 
 @pytest.mark.parametrize(
     ("options", "common", "who", "expected"),
     [
-        ({"he_inference": True}, {}, "bank", "at prediction one sum of leaf weights per row"),
-        ({"mechanism": "label_rr", "epsilon": 2.0}, {}, "shop", "labels, as randomised with epsilon 2 "),
+        ({"he_inference": True}, {}, "bank", "at prediction, from a row's sum of leaf weights"),
+        ({"mechanism": "label_rr", "epsilon": 2.0}, {}, "shop", "of a label no more than epsilon 2 lets through"),
         ({"rl_trees": 3}, {}, "shop", "nothing of the trees of the first 3 rounds"),
         ({"purity_guard": 0.25}, {}, "shop", "by more than 0.25, but that there is such a child; at a split"),
         ({}, {"goss": True}, "shop", "large gradients: they are predicted worst (goss)"),

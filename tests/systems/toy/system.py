@@ -154,9 +154,9 @@ def roles(places: Mapping[str, PartySpec], active: str, options: Toy) -> Roles:
     return Roles(active, {name: "active" if name == active else "passive" for name in places}, list(places))
 
 
-def disclosures(roles: Roles, options: Toy, common: BoostingOptions, part: Any) -> dict[str, list[str]]:
-    """Return what each party learns."""
-    return {name: ["every bin" if name == roles.active else "its own splits"] for name in roles.owners}
+def conclusions(roles: Roles, options: Toy, common: BoostingOptions, part: Any) -> dict[str, list[str]]:
+    """Return what each party can work out besides what messages tell it."""
+    return {roles.active: ["the order of all rows in every column"]}
 
 
 BINS_AND_SPLITS = routes(
@@ -171,7 +171,7 @@ SYSTEM = System(
     split="columns",
     train={"active": active, "passive": passive},
     assign=roles,
-    disclosures=disclosures,
+    conclusions=conclusions,
     routes={
         "train": routes(AGREEMENT, BINS_AND_SPLITS, reference="docs/jobs.md, A system of your own"),
         "predict": PREDICT,

@@ -115,7 +115,10 @@ def test_an_estimator_trains_and_predicts_with_it(split, protocol, transport):
     pooled = treaty.GBDTClassifier(**OPTIONS).fit(tables, y)
     assert_same_trees(model, pooled)
     np.testing.assert_array_equal(model.predict_proba(tables), pooled.predict_proba(tables))
-    assert model.disclosures_["p0"] == ["every bin"]
+    assert model.disclosures_["p0"][:2] == [
+        "the order of all rows in every column",
+        "every row's bin of every column (ToyBins from p1 and p2)",
+    ]
     assert model.communication_["p1 -> p0"]["by_type"]["ToyBins"] > len(y)
 
 

@@ -22,28 +22,34 @@ from treaty.systems.system import PartySpec, Roles, System
 # ------------------------------------------ what each party of a FederBoost training by row learns beyond its own rows
 
 
-def disclosures(
+def conclusions(
     roles: Roles, options: FederBoostHorizontal, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Say in words what each party learned; the leader's `part` says what the search parted, or what noise cost."""
+    """Return what each party can work out; the leader's `part` says what the search parted, or what noise cost."""
     everybody = _of_everybody(options, common)
-    estimated = starts_from_sums(options, common)
-    learned = {roles.active: _of_leader(roles, options, "" if part is None else part.spent, everybody)}
-    if estimated:
-        learned[roles.active].insert(1, SUMS_OF_LABELS)
-        everybody = [START, *everybody]
-    return learned | {name: _of_member(options, everybody) for name in roles.owners if name != roles.active}
+    of_leader = _of_leader(roles, options, "" if part is None else part.spent)
+    of_member = ["no sum, and nothing of any other participant alone"]
+    if starts_from_sums(options, common):
+        of_leader.append(SUMS_OF_LABELS)
+        of_member.append(START)
+    learned = {roles.active: [*of_leader, *everybody]}
+    return learned | {name: [*of_member, *everybody] for name in roles.owners if name != roles.active}
 
 
 def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> list[str]:
-    """Return what the leader and members learned alike, about single rows."""
+    """Return what the leader and members can work out alike, about single rows."""
     learned = []
     if common.fewest_rows < 20:
         learned.append(
             f"leaves of as few as {common.fewest_rows} training rows (min_child_samples is below 20), so that splits "
             "and leaf values may describe single rows"
         )
-    if options.epsilon_total is not None:
+    if options.epsilon_total is None:
+        learned.append(
+            "from the model's first round, for most leaves, how many rows of each class they have (of later rounds and "
+            "inner nodes the model has no counts)"
+        )
+    else:
         learned.append(
             f"of any single row no more, from sums and model together, than ({options.epsilon_total:g}, "
             f"{options.delta or DEFAULT_DELTA:g}) differential privacy lets through (told as they are: names "
@@ -52,34 +58,23 @@ def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> lis
     return learned
 
 
-def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str, everybody: list[str]) -> list[str]:
+def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[str]:
+    """Return what the leader can work out; `spent` is what noise cost, or what the search for quantiles parted."""
     noisy, has_rows = options.epsilon_total is not None, roles.active in roles.owners
-    whose = "over all participants' rows" + (", and so, less its own, over the others'" if has_rows else "")
-    search = "how many rows lie below each point that was tried in search of quantiles"
-    if noisy:
-        search += f", noisy as well ({spent})" if spent else ", noisy as well"
-    elif spent:
-        search += f"; {spent}, whose values are known to lie between two such points"
-    learned = [
-        f"sums {whose}{', under noise' if noisy else ''}: at every node of every tree, of each bin of each column "
-        "the sum of gradients, sum of hessians and number of rows; how many rows there are, in how many a column "
-        "is present and in how many it has each category",
-        search,
-        "of each participant: the names of its columns, their categories, which classes its rows have, and whether it "
-        "has kept bins of earlier trainings of the same participants and options with the rows it has now",
-        _model(options),
-        "with the help of all other participants but one, everything above of that one's rows alone",
-        *everybody,
-    ]
-    if not noisy:
-        learned.insert(
-            2, "how many participants have largest labels, gradients and weights of which order of magnitude"
-        )
+    learned = ["with the help of all other participants but one, that one's sums alone"]
+    if has_rows and len(roles.owners) > 2:
+        learned.append("the others' sums: those over all participants' rows less its own")
     if len(roles.owners) == 2:
         learned.append(
             f"the other participant's sums{', but for its noise' if noisy else ' exactly'}: a sum of two less its own"
             if has_rows
             else "sums of two participants alone: with the help of one, those of the other"
+        )
+    if spent:
+        learned.append(
+            f"how many rows lie below each point that was tried in search of quantiles, under noise ({spent})"
+            if noisy
+            else f"in search of quantiles, {spent}, whose values are known to lie between two points that were tried"
         )
     if options.dropout == "accept":
         learned.append(
@@ -87,30 +82,6 @@ def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str, everybod
             'and after (dropout="accept")'
         )
     return learned
-
-
-def _of_member(options: FederBoostHorizontal, everybody: list[str]) -> list[str]:
-    bounds = (
-        "" if options.epsilon_total is not None else ", and the order of magnitude of the largest target and weight"
-    )
-    return [
-        _model(options),
-        "the points that were tried in search of quantiles and the bins of all columns, and so about where "
-        "quantiles of all participants' rows lie and which categories are frequent",
-        f"the names and categories of the first participant's columns, all participants' classes{bounds}",
-        "which of two sibling nodes has fewer rows of all; no sum, and nothing of any other participant alone",
-        "whether all have kept the bins of an earlier training with the rows they have now, which are then used again",
-        *everybody,
-    ]
-
-
-def _model(options: FederBoostHorizontal) -> str:
-    counts = (
-        ", which in the first round give away, for most leaves, how many rows of each class they have (of later rounds "
-        "and inner nodes the model has no counts)"
-    )
-    whole = "the model, whole: all splits, their gains to three digits and all leaf values"
-    return whole if options.epsilon_total is not None else whole + counts
 
 
 # ---------------------------- what a training on participants' sums is expected to take; messages are those of `roles`
@@ -200,7 +171,7 @@ SYSTEM = System(
     split="rows",
     train={"leader": leader, "member": member},
     assign=roles,
-    disclosures=disclosures,
+    conclusions=conclusions,
     routes=ROUTES,
     expected=expected,
     on_clusters=lambda options: frozenset({"leader", "member"}),

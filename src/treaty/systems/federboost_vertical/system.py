@@ -21,7 +21,7 @@ from treaty.systems.vertical.online import online_active, online_passive
 # -------------------- what each party of a FederBoost training by column learns beyond its own data and its own splits
 
 
-def disclosures(
+def conclusions(
     roles: Roles, options: FederBoostVertical, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
     cost = (
@@ -30,11 +30,11 @@ def disclosures(
         else f"epsilon {options.value_epsilon:g} per value, and per person as many times that as the party has columns "
         "(its report has the sum)"
     )
-    told = (
+    shown = (
         "the order of all values of every column of the others, to within buckets, in the clear (epsilon=inf)"
         if options.epsilon == math.inf
-        else f"of every column of the others and every row a bucket of values, right or randomised: {cost}, whatever "
-        "is done with them later. This is data about each aligned person, under local differential privacy"
+        else f"of every value of the others' columns its bucket, right or randomised: {cost}, whatever is done with "
+        "them later. This is data about each aligned person, under local differential privacy"
     )
     sides = (
         "the true one"
@@ -44,23 +44,14 @@ def disclosures(
     )
     learned = {
         roles.active: [
-            told,
+            shown,
             "where it has a folder for later trainings, a copy of these buckets, which it keeps there (NAME.buckets)",
-            "how many buckets each column of the others has (by number, not name), whether it holds categories and "
-            "whether values are missing",
-            "of each column of the others, whether its rows, their order and all their buckets are those of an earlier "
-            "training: it is then sent as it was, and else with new noise in all rows, which is paid for",
             f"for eval sets and at prediction, each row's side at every split in use: {sides}",
             "the shape of all trees and all leaf weights",
         ]
     }
-    for name in roles.having("passive"):
-        learned[name] = [
-            "which of its own columns and buckets were chosen, at how many nodes of which tree",
-            "of how many of its earlier buckets the active party has kept a copy, and whether these are among them",
-            "nothing of labels, gradients or which rows are in a node, beyond that",
-        ]
-    return learned
+    of_labels = "nothing of labels, gradients or which rows are in a node, but by which of its buckets were chosen"
+    return learned | {name: [of_labels] for name in roles.having("passive")}
 
 
 # --------------------------------- what a training on noisy buckets is expected to take; messages are those of `roles`
@@ -120,7 +111,7 @@ SYSTEM = System(
     split="columns",
     train={"active": active, "passive": passive},
     assign=roles_by_column,
-    disclosures=disclosures,
+    conclusions=conclusions,
     routes=ROUTES,
     expected=expected,
     on_clusters=lambda options: frozenset({"active"}),

@@ -54,8 +54,8 @@ def refused(options: FedXGB) -> str:
     return f'expose="{options.exposes}" tells users of the model, which is hidden where rows are predicted on shares'
 
 
-def disclosures_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
-    """Say what the roles "server", "edge" and "user" learn of a prediction, and of all together."""
+def conclusions_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[str]]:
+    """Return what the roles "server", "edge" and "user" can work out from a prediction, and from all together."""
     edges = len(roles.having("edge"))
     bound = (edges - 1) // 2
     together = (
@@ -67,16 +67,11 @@ def disclosures_of_prediction(roles: Roles, options: FedXGB) -> dict[str, list[s
     return {
         "server": ["that rows are predicted, and how long it takes; no row, no prediction, and not whose they are"],
         "edge": [
-            "which users have rows predicted, how many, and how many over all runs, which edge "
-            "servers count and tell each other (one that deals random numbers: how many in all); how many trees the "
-            "model has, and how deep the deepest is",
-            "the names, categories and bins of all columns, the loss with where training started, and the classes, as "
-            "in training (one that deals random numbers: how many bins columns have, and which have categories)",
+            "which users have rows predicted, how many, and how many over all runs (one that deals random numbers: how "
+            "many in all)",
             f"nothing of rows, predictions, splits or leaf values while {together}",
         ],
         "user": [
-            "the predictions of its own rows, without any tree's part in them; the classes, the loss with where "
-            "training started, and the bins of all columns",
             f"with up to {options.queries} rows over all runs of a model, also rows made up for that, an imitation of "
             "the model that gets better with every row; several users together have as many rows each",
         ],
@@ -120,7 +115,7 @@ SERVICE = Service(
     programs={"server": _server, "edge": _edge, "user": _user},
     assign=roles_of_prediction,
     links=links_of_prediction,
-    disclosures=disclosures_of_prediction,
+    conclusions=conclusions_of_prediction,
     routes=PREDICTION,
     refused=refused,
 )

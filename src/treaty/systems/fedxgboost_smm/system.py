@@ -32,7 +32,7 @@ from treaty.systems.vertical.cipher_options import unaudited as unaudited_cipher
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.encrypted_columns import Hint
-from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, small_leaves
+from treaty.systems.vertical.encrypted_disclosures import conclusions_from_sums, small_leaves
 from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.leakage import (
     CHECKPOINTS,
@@ -53,13 +53,13 @@ from treaty.systems.vertical.online import online_active, online_passive
 # -------------------------- what each party of a FedXGBoost-SMM training learns beyond its own data and its own splits
 
 
-def disclosures(
+def conclusions(
     roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Say in words what each party learns, the dealer included; `part` has the estimate of what exact sums showed."""
+    """Return what each party can work out, the dealer included; `part` has the estimate of what exact sums showed."""
     if options.mode == "paper":
         return _of_matrix_products(roles, options.version)
-    learned = learned_from_sums(roles, options.ciphers, options.cipher, part)
+    learned = conclusions_from_sums(roles, options.ciphers, options.cipher, part)
     learned[roles.active] += small_leaves(options.mode, common)
     for name in learned:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)
@@ -70,52 +70,26 @@ def disclosures(
     learned[roles.active].append(helped + "every bin of every row of the others")
     for name in roles.having("passive"):
         learned[name].append(helped + "all gradients, and so labels, and the rows of every node")
-    learned[dealer] = [
-        "how many rows there are, how many bins each passive party has, and how many nodes were asked about; it "
-        "has no data (it is trusted to collude with nobody)"
-    ]
+    learned[dealer] = ["nothing of anybody's data: it is trusted to collude with nobody"]
     return learned
 
 
 def _of_matrix_products(roles: Roles, version: int | None) -> dict[str, list[str]]:
-    """Say what the published protocol shows, as measured by the attacks in `paper.attacks`."""
-    active = roles.active
-    split = (
-        "of every split another party won: which of the node's training rows go left; for eval sets and at prediction, "
-        "each row's side at every such split"
-    )
-    sides = ["which training rows are in each node asked about", "which of its own columns and bins were chosen"]
-    sums, vectors = "the sums of gradients and hessians of each of its candidates, and of", "null vectors of"
+    """Return what the published protocol gives away, as measured by the attacks in `paper.attacks`."""
     if version == 2:
-        learned = {
-            active: [
-                f"{vectors} the others' candidates, and so which rows single bins hold in small nodes",
-                "the gain of each party's best split of every node",
-                split,
-                "the shape of all trees and all leaf weights",
-            ]
-        }
-        told = [
-            f"{sums} every node; and from its null vectors, of two or three levels together, every row's gradient and "
-            "hessian exactly, so every label, and in the first tree from one level, most of the time"
-        ]
+        of_active = "of the others' null vectors, which rows single bins hold in small nodes"
+        of_passive = (
+            "from its null vectors, of two or three levels together, every row's gradient and hessian exactly, so "
+            "every label, and in the first tree from one level, most of the time"
+        )
     else:
-        learned = {
-            active: [
-                "of every column of the others (by number, not name) at every node the sum of gradients, sum of "
-                "hessians and number of rows in each bin",
-                "the bin of every row in every column of the others, exactly: by rounding what the first tree brings, "
-                "or from the roots of several trees together",
-                split,
-                "the shape of all trees and all leaf weights",
-            ]
-        }
-        told = [
-            f"{vectors} every node's gradients; where they are nearly as many as the node has rows, every row's label"
-        ]
-    for name in roles.having("passive"):
-        learned[name] = [*told, *sides]
-    return {name: [*facts, PAPER_LEAKS] for name, facts in learned.items()}
+        of_active = (
+            "the bin of every row in every column of the others, exactly: by rounding what the first tree brings, or "
+            "from the roots of several trees together"
+        )
+        of_passive = "where null vectors are nearly as many as a node has rows, every row's label"
+    learned = {roles.active: [of_active, "the shape of all trees and all leaf weights", PAPER_LEAKS]}
+    return learned | {name: [of_passive, PAPER_LEAKS] for name in roles.having("passive")}
 
 
 # ------------------- what a training by secure matrix products is expected to take: hidden sums, and a dealer's shares
@@ -273,7 +247,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive, "dealer": dealer},
     assign=cast_roles,
     vouched=fellow_owners,
-    disclosures=disclosures,
+    conclusions=conclusions,
     routes=ROUTES,
     expected=expected,
     named_roles=frozenset({"dealer"}),

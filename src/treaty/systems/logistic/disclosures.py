@@ -1,4 +1,4 @@
-"""What each party of a logistic regression learned, in words, for reports and before consent is given."""
+"""What parties of a logistic regression can work out from their messages together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FEW_COLUMNS = (
 _OPEN_BATCHES = f" (the whole table where it has at most {SMALL_TABLE} rows, else {BATCH} rows)"
 
 
-def disclosures(
+def conclusions(
     roles: Roles, options: FederatedRegression, common: RegressionOptions, part: LinearPart | None
 ) -> dict[str, list[str]]:
-    """Say in words what each party learned beyond its own data and its own weights.
+    """Return what each party can work out.
 
     `part` is any part of the model, which knows the cipher and how many rows stand alone; None before training.
     """
@@ -31,11 +31,10 @@ def disclosures(
     if part is not None:
         common = msgspec.structs.replace(common, batch_size=part.batch_size or common.batch_size)
     passives = [name for name in roles.owners if name != active]
-    everybody = "how many rows and prepared columns every party has, and how many epochs there were"
     if options.mode == "paper":
-        learned = _of_paper(active, passives, str(coordinator), everybody, common)
+        learned = _of_paper(active, passives, str(coordinator), common)
     else:
-        learned = _of_safe_mode(roles, passives, everybody, options, common, part)
+        learned = _of_safe_mode(roles, passives, options, common, part)
     for name in learned.keys() - {coordinator}:
         learned[name] += learned_from_test_key(options.insecure_test_key_bits)
     return learned
@@ -44,7 +43,6 @@ def disclosures(
 def _of_safe_mode(
     roles: Roles,
     passives: list[str],
-    everybody: str,
     options: FederatedRegression,
     common: RegressionOptions,
     part: LinearPart | None,
@@ -57,14 +55,13 @@ def _of_safe_mode(
     pairs = poisson and common.standard_errors  # sums of rates times two columns are shown to their owner
     labels = "labels" if common.classifies else "targets"
     gradients, about, where = _of_gradients(labels, common, known=part is not None)
-    sizes = f"{everybody}; of every party with data, how many rows stand alone{where}"
     others = "the other's" if single else "all others'"
     coefficients = (
         "the coefficients of every step in the last steps, curvatures and the gradient, from which nearly all inner "
         f"products of the joined vectors follow, and so {others} part of them; {_FEW_COLUMNS}"
     )
     products = (
-        f"of every step {theirs} of the inner products of steps, curvatures and gradients: their lengths and angles; "
+        f"from {theirs} of the inner products of steps, curvatures and gradients, their lengths and angles; "
         f"{_FEW_COLUMNS}"
     )
     margins = (
@@ -75,44 +72,31 @@ def _of_safe_mode(
     lone = "the rates and targets" if pairs else f"the {labels}"
     learned = {
         active: [
-            sizes,
             f"{gradients}: so {margins}",
             _of_lone_rows(f"{theirs} of the margins", active, alone, where, pairs=pairs),
-            "the mean loss of every epoch",
-            _of_margins(theirs, common),
             products if coordinator is None else coefficients,
         ]
     }
     if options.show_eval_margins:
         owners = f"{passives[0]} has" if single else "the passive parties together have"
         learned[active].append(
-            f"where there are eval sets, {theirs} of the margin of each of their rows after every epoch; from as many "
-            f"epochs as {owners} columns, these columns' values in the rows up to a linear map"
+            f"from {theirs} of margins of eval rows after as many epochs as {owners} columns, these columns' values in "
+            "the rows up to a linear map"
         )
     for name in passives:
         learned[name] = [
-            sizes,
             f"{gradients}: {about}",
             _of_lone_rows(lone, name, alone, where, pairs=pairs),
             coefficients,
         ]
-        if options.show_weights:
-            learned[name].append("the weights of all rows, where rows have some, and what of labels follows from them")
-        if cipher != "lattice" and coordinator is None and not poisson:
-            learned[name].append("of the others' columns, ciphertexts under keys of their owners")
     beyond = [
         _of_rates(active, passives[0]) if poisson else {},
-        {}
-        if coordinator is None
-        else _of_coordinator(coordinator, active, passives, everybody, labels, cipher, common),
+        {} if coordinator is None else _of_coordinator(coordinator, active, passives, labels, cipher, common),
         _of_whole_table(active, passives, coordinator, common),
     ]
     for found in beyond:
         for name, more in found.items():
             learned.setdefault(name, []).extend(more)
-    if options.show_eval_margins:
-        for name in learned.keys() - {active}:
-            learned[name].append("after which epoch the loss of eval rows was lowest, where that ends training")
     if common.family == "multiclass":
         for name in learned:
             learned[name].append("all this for each class against the rest")
@@ -144,7 +128,6 @@ def _of_rates(active: str, passive: str) -> dict[str, list[str]]:
     """Say what two parties see of each other's factors of a Poisson regression's rates."""
     return {
         name: [
-            f"of {other}'s factors of rates, ciphertexts under {other}'s key",
             f"if it deviates from the protocol, unnoticed: {other}'s factors of the rates of as many rows as it has "
             f"columns, of other rows each epoch{'' if name == active else ', and once the targets of as many'}",
         ]
@@ -153,17 +136,14 @@ def _of_rates(active: str, passive: str) -> dict[str, list[str]]:
 
 
 def _of_coordinator(
-    coordinator: str, active: str, passives: Sequence[str], everybody: str, labels: str, cipher: str,
-    common: RegressionOptions,
+    coordinator: str, active: str, passives: Sequence[str], labels: str, cipher: str, common: RegressionOptions
 ) -> dict[str, list[str]]:  # fmt: skip
     """Say what a coordinator learns, and what others do with its help where it has a key."""
     keyed = cipher != "lattice" and common.family != "poisson"
     learned = {
         coordinator: [
-            everybody + ("; the key" if keyed else ""),
-            "of every step the summed inner products of all parties' steps, curvatures and gradients: their lengths "
-            "and angles, hence all weights up to a rotation, but no party's own part; the rest are uniform numbers",
-            "whether the loss rose by a tenth in an epoch",
+            "from inner products of all parties' steps, curvatures and gradients, their lengths and angles, hence all "
+            "weights up to a rotation, but no party's own part; the rest are uniform numbers",
         ]
     }
     if not keyed:
@@ -218,13 +198,6 @@ def _of_whole_table(
     return learned
 
 
-def _of_margins(theirs: str, common: RegressionOptions) -> str:
-    rows = "of every row to predict"
-    if common.calibrate and common.classifies:
-        rows += " and, once at the end of training, for calibration, of every training row"
-    return f"{theirs} of the margin {rows}"
-
-
 def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: str, *, pairs: bool = False) -> str:
     rows = None if alone is None else alone.get(name)
     among = "among its columns and products of two of them" if pairs else "among its columns"
@@ -236,27 +209,16 @@ def _of_lone_rows(what: str, name: str, alone: Mapping[str, int] | None, where: 
 
 
 def _of_paper(
-    active: str, passives: Sequence[str], coordinator: str, everybody: str, common: RegressionOptions
+    active: str, passives: Sequence[str], coordinator: str, common: RegressionOptions
 ) -> dict[str, list[str]]:
-    theirs = f"{passives[0]}'s part" if len(passives) == 1 else "the sum of the passive parties' parts"
     learned = {
         active: [
-            everybody,
-            "the steps of its own weights, and the mean loss of every epoch",
-            _of_margins(theirs, common),
-            f"passive parties' margins as ciphertexts under {coordinator}'s key: with its help it would have them, and "
-            "their columns",
+            f"with {coordinator}'s help, who has the key, passive parties' margins, and so their columns",
         ],
         coordinator: [
-            everybody,
-            "every gradient, curvature, step and loss of all parties, hence all weights; with the columns' marginals, "
-            "the means of columns in either class",
+            "from every gradient, curvature and step of all parties, all weights; with the columns' marginals, the "
+            "means of columns in either class",
         ],
     }
-    for name in passives:
-        learned[name] = [
-            everybody,
-            "the steps of its own weights: with batches of no more rows than it has columns, the residuals of rows and "
-            "their labels",
-        ]
-    return learned
+    labels = "with batches of no more rows than it has columns, the residuals of rows and their labels"
+    return learned | {name: [labels] for name in passives}

@@ -41,6 +41,10 @@ _KEYED = When("a cipher with keys", lambda options, common: _cipher(options, com
 _LED = When("coordinator=True", lambda options, common: options.has_coordinator)
 _ALONE = When("coordinator=False", lambda options, common: not options.has_coordinator)
 _WHOLE = When("all rows at every step", lambda options, common: common.whole_table)
+_MARGINS_SHOWN = When(
+    "calibrate=True or show_eval_margins=True",
+    lambda options, common: common.calibrate or getattr(options, "show_eval_margins", False),
+)
 _ERRORS = When("standard_errors=True", lambda options, common: common.standard_errors)
 
 
@@ -157,7 +161,9 @@ _WHOLE_TABLE = routes(
 
 _EPOCHS = routes(
     Route(EpochEnd, ACTIVE, ("passive", "coordinator")),
-    Route(MarginPart, PASSIVE, ACTIVE, "training", reference="docs/logistic.md, Calibration", when=_SAFE),
+    Route(
+        MarginPart, PASSIVE, ACTIVE, "training", reference="docs/logistic.md, Calibration", when=_SAFE & _MARGINS_SHOWN
+    ),
     reference="docs/logistic.md, Epochs and learning rates",
 )
 

@@ -16,7 +16,7 @@ from treaty.crypto.sums.hidden_vectors import Fields, product_bits, vectors_para
 from treaty.crypto.sums.lattice_sums import vector_bytes
 from treaty.errors import ConfigError
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
-from treaty.systems.logistic.disclosures import disclosures
+from treaty.systems.logistic.disclosures import conclusions
 from treaty.systems.logistic.lattice import WEIGHT_BOUND
 from treaty.systems.logistic.leakage import ROUTES
 from treaty.systems.logistic.online import online_active, online_passive
@@ -27,7 +27,7 @@ from treaty.systems.logistic.prediction import predict_active, predict_passive
 from treaty.systems.logistic.roles import active, coordinator, passive
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.pooled.options import Pooled
-from treaty.systems.pooled.system import DISCLOSED, in_one_place
+from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place
 from treaty.systems.system import PartySpec, Roles, System, mesh, no_clusters
 from treaty.systems.vertical.cipher_choice import MODULAR
 
@@ -252,7 +252,7 @@ def _federated(kind: type[FederatedRegression]) -> System:
         split="columns",
         train={"active": active, "passive": passive, COORDINATOR: coordinator},
         assign=assign,
-        disclosures=disclosures,
+        conclusions=conclusions,
         routes=ROUTES,
         expected=expected,
         named_roles=frozenset({COORDINATOR}),
@@ -277,8 +277,8 @@ POOLED = System(
     split="none",
     train={},
     assign=in_one_place,
-    disclosures=lambda roles, options, common, part: DISCLOSED,
-    has_model=frozenset({"alone"}),
+    conclusions=lambda roles, options, common, part: DISCLOSED,
+    has_model=frozenset({ALONE}),
     cannot=CANNOT | {"resume": "a logistic regression on one table keeps no checkpoint"},
     alone=train_pooled,
 )

@@ -47,7 +47,7 @@ def side_by_side(tables: Mapping[str, Table]) -> Table:
 
 
 def in_one_place(places: Mapping[str, PartySpec], active: str, options: Pooled) -> Roles:
-    return Roles(active, dict.fromkeys(places, "alone"), list(places))
+    return Roles(active, dict.fromkeys(places, ALONE), list(places))
 
 
 TREES = System(
@@ -57,8 +57,8 @@ TREES = System(
     split="none",
     train={},
     assign=in_one_place,
-    disclosures=lambda roles, options, common, part: DISCLOSED,
-    has_model=frozenset({"alone"}),
+    conclusions=lambda roles, options, common, part: DISCLOSED,
+    has_model=frozenset({ALONE}),
     alone=train_alone,
 )
 

@@ -27,7 +27,7 @@ from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.encrypted_columns import Sums
-from treaty.systems.vertical.encrypted_disclosures import learned_from_sums, small_leaves
+from treaty.systems.vertical.encrypted_disclosures import conclusions_from_sums, small_leaves
 from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.leakage import EXPLAIN, FINISH, ONLINE, PREDICT, encrypted
 from treaty.systems.vertical.online import online_active, online_passive
@@ -35,23 +35,20 @@ from treaty.systems.vertical.online import online_active, online_passive
 # ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
 
 
-def disclosures(
+def conclusions(
     roles: Roles, options: SecureBoost, common: BoostingOptions, part: ModelPart | None
 ) -> dict[str, list[str]]:
-    """Say in words what each party learns.
+    """Return what each party can work out.
 
     `part` tells which cipher was used; without it, the options' cipher is meant, for "auto" one with keys.
     """
     ciphers = options.ciphers
     cipher = part.encryption if part is not None and part.encryption else ciphers.cipher
-    learned = learned_from_sums(roles, ciphers, cipher, part, options.epsilon)
-    columns = ciphers.reveals_columns(cipher)
-    whose = "all" if columns else "the node's"
+    learned = conclusions_from_sums(roles, ciphers, cipher, part, options.epsilon)
     if options.hides_decisions:
-        learned[roles.active][1] = (
-            f"of every split another party won: which of {whose} training rows go left, and of eval sets each row's "
-            "side; at prediction one sum of leaf weights per row, which gives away the decisions on the row's paths "
-            "unless the model is large (docs/prediction.md)"
+        learned[roles.active].append(
+            "at prediction, from a row's sum of leaf weights, the decisions on its paths, unless the model is large "
+            "(docs/prediction.md)"
         )
     if not ciphers.rerandomise:
         learned[roles.active].append("which rows are in a bin, if it looks: answers were not re-randomised")
@@ -140,7 +137,7 @@ SYSTEM = System(
     train={"active": active, "passive": passive},
     assign=roles_by_column,
     vouched=fellow_owners,
-    disclosures=disclosures,
+    conclusions=conclusions,
     routes=ROUTES,
     lossless=True,
     on_clusters=lambda options: frozenset({"active", "passive"}),

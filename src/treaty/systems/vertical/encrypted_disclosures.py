@@ -1,4 +1,4 @@
-"""What parties learn wherever the active one gets encrypted sums, in words; systems add what is theirs."""
+"""What parties can work out wherever the active one gets encrypted sums; systems add what is theirs."""
 
 from __future__ import annotations
 
@@ -10,64 +10,32 @@ from treaty.systems.system import Roles
 from treaty.systems.vertical.cipher_options import CipherOptions
 
 
-def learned_from_sums(
+def conclusions_from_sums(
     roles: Roles, options: CipherOptions, cipher: str, part: ModelPart | None, label_epsilon: float | None = None
 ) -> dict[str, list[str]]:
-    """Return sentences by party; the active party's are about sums, splits, the model and single rows, in this order.
+    """Return sentences by party.
 
     `cipher` is the one used; `part` has the estimate of what exact sums showed; `label_epsilon` is of labels randomised
     once, None where labels are as they are.
     """
-    blind, columns = options.hides_nodes(cipher), options.reveals_columns(cipher)
-    named = options.names_rows(cipher)
-    whose = "all" if columns else "the node's"
-    of_columns = "of every column of the others (by number, not name): how many bins it has"
+    of_active = [
+        "the shape of all trees and all leaf weights",
+        "the bins of single rows of the others, for certain, as far as sides of splits give them away, cuts of a "
+        "column being nested: " + _shown_by_sides(part.sides if part is not None else {}),
+    ]
     if options.sealed:
-        of_columns += (
-            ", and whether it has missing values; at every node whose split is best, but no sum, number of rows or "
-            "gain of a bin, nor which column or cut it is, nor anything of splits that are not chosen"
+        of_active.append(
+            "of the others' columns no sum, number of rows or gain of a bin, nor which column or cut a split is, nor "
+            "anything of splits that are not chosen"
         )
     else:
-        fullest = ", which of them is fullest" if cipher in ("ou", "paillier") else ""
-        of_columns += (
-            f"{fullest}, and at every node the sum of gradients, sum of hessians and number of rows in each bin"
-        )
-    learned = {
-        roles.active: [
-            of_columns,
-            f"of every split another party won: which of {whose} training rows go left"
-            f"{', those outside the node too' if columns else ''}; for eval sets and at prediction, each row's side at "
-            "every such split; several splits of one column order the rows by it",
-            "the shape of all trees and all leaf weights",
-            "the bins of single rows of the others, for certain, as far as sides of splits give them away, cuts of a "
-            "column being nested: " + _told(part.sides if part is not None else {}),
-        ]
-    }
-    if not options.sealed:
-        learned[roles.active].append(
+        of_active.append(
             "the bins of single rows of the others, for certain, as far as exact sums give them away: "
             + _estimates({} if part is None else part.exact_sums)
         )
-    together = (
-        f"each node {roles.active} asked it about" if not blind else "each node that one of its own columns splits"
-    )
-    rows = f"which training rows are together in {together}, and so in part which have similar "
-    kept_from = (
-        f"labels, as randomised with epsilon {label_epsilon:g} (gradients stay encrypted; all trees together tell no "
-        "more of a label than that; true labels of eval sets, and weights that depend on labels, are not covered)"
-        if label_epsilon is not None
-        else "labels (gradients and labels themselves stay encrypted)"
-    )
+    learned = {roles.active: of_active}
     for name in roles.having("passive"):
-        learned[name] = [
-            rows + kept_from
-            if named
-            else "nothing of which rows are in a node, nor of labels, but by how its columns and bins were chosen",
-            "which of its own columns and bins were chosen, at how many nodes",
-            f"the number of trees and levels{', how many nodes were asked about' if blind else ''}"
-            f"{', which two of them have the same parent' if options.sealed else ''}, and each tree's "
-            f"sample of {'' if blind else 'rows and of '}its own columns",
-        ]
+        learned[name] = [_of_labels(options.names_rows(cipher), label_epsilon)]
         if options.sealed and len(roles.having("passive")) > 1:
             learned[name].append(
                 f"together with {roles.active}, who must not help it: how good the best split of the parties before it "
@@ -79,7 +47,19 @@ def learned_from_sums(
     return learned
 
 
-def _told(shares: Mapping[str, float]) -> str:
+def _of_labels(named: bool, label_epsilon: float | None) -> str:
+    """Return what a passive party learns of labels; `named` says whether nodes' rows are named to it."""
+    if not named:
+        return "nothing of which rows are in a node, nor of labels, but by how its columns and bins were chosen"
+    if label_epsilon is None:
+        return "of labels, what follows from rows that are in a node together; gradients and labels stay encrypted"
+    return (
+        f"of a label no more than epsilon {label_epsilon:g} lets through, from all trees together: labels were "
+        "randomised (true labels of eval sets, and weights that depend on labels, are not covered)"
+    )
+
+
+def _shown_by_sides(shares: Mapping[str, float]) -> str:
     """Say how much of each passive party's bins sides told, where they were counted."""
     if not shares:
         return "more with each split of theirs (docs/sealed.md, What splits tell); they count it"
