@@ -27,20 +27,21 @@ from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
-from treaty.systems.fedxgboost_smm.matrix_product import Sizes, chosen, disguised, null_vectors, response
-from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.fedxgboost_smm.paper import roles as paper
-from treaty.systems.fedxgboost_smm.paper.attacks import (
+from treaty.systems.fedxgboost_smm import published as paper
+from treaty.systems.fedxgboost_smm.attacks import (
     NodeExchange,
+    SmmNode,
     from_totals,
     left_over,
+    products_from_transcript,
     rounded,
     shown_as_they_are,
     solved,
     two_valued,
     vectors_used,
 )
-from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
+from treaty.systems.fedxgboost_smm.matrix_product import Sizes, chosen, disguised, null_vectors, response
+from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, star
 from treaty.systems.vertical.active import roles_by_column

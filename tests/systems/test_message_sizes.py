@@ -32,7 +32,7 @@ from treaty.systems.fedxgb.secfind import Sum
 from treaty.systems.fedxgb.shares import Dealer, WantedLeaves, WantedLevel, WantedRows
 from treaty.systems.fedxgboost_ldp.scoring import ColumnCount
 from treaty.systems.fedxgboost_smm.dealer import DealOrder
-from treaty.systems.fedxgboost_smm.paper.levels import NodeRows, told_rows
+from treaty.systems.fedxgboost_smm.node_products import NodeRows, named_rows
 from treaty.systems.horizontal.rows import RowsDescription
 from treaty.systems.logistic.setup import TableSize, TrainingSizes
 from treaty.systems.logistic.steps import EpochEnd
@@ -183,7 +183,7 @@ def test_no_room_is_made_for_buckets_before_they_have_come(parties: dict[str, Pa
 
 def test_more_nodes_than_rows_are_refused_before_they_are_made(parties: dict[str, Party], measured: None) -> None:
     with pytest.raises(PeerProtocolError, match="expected at most 10 nodes with rows"):
-        told_rows(parties["shop"], "bank", NodeRows(1 << 40), 10)
+        named_rows(parties["shop"], "bank", NodeRows(1 << 40), 10)
 
 
 def test_joined_rows_are_bounded(parties: dict[str, Party], measured: None) -> None:

@@ -17,9 +17,15 @@ from treaty.privacy.randomised_response import chances
 from treaty.systems.federboost_vertical.buckets import Buckets, bits_of_row, unpack_buckets
 from treaty.systems.fedxgb.paper import InputAndShares
 from treaty.systems.fedxgboost_ldp.scoring import NoisyTree
+from treaty.systems.fedxgboost_smm.attacks import (
+    SmmNode,
+    left_over,
+    products_from_transcript,
+    rounded,
+    solved,
+    two_valued,
+)
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.fedxgboost_smm.paper.attacks import left_over, rounded, solved, two_valued
-from treaty.systems.fedxgboost_smm.paper.transcripts import SmmNode, products_from_transcript
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.vertical.encrypted_columns import BinLayout
 from treaty.systems.vertical.exact_sums import content_of
@@ -149,7 +155,7 @@ def matrix_products(view: View, truth: Truth) -> Iterator[Finding]:
     References
     ----------
     Le et al., "FedXGBoost", 2021 (arXiv 2106.10662). The attacks are ours, with sources in
-    `systems.fedxgboost_smm.paper.attacks`; docs/fedxgboost.md has more of them.
+    `systems.fedxgboost_smm.attacks`; docs/fedxgboost.md has more of them.
     """
     if not isinstance(view.inputs.options, FedXGBoostSMM) or view.party not in {
         view.inputs.roles.active,

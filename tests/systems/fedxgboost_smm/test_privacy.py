@@ -1,7 +1,7 @@
 """What each side of safe mode sees: uniform words and counts, of which the attacks on the published form make nothing.
 
-A test of uniformity has one number for its false alarms, `NEVER`. The attacks are those of `paper.attacks`, each
-of which succeeds against paper mode (paper/test_attacks.py) and here does no better than by guessing.
+A test of uniformity has one number for its false alarms, `NEVER`. The attacks are those of `attacks`, each
+of which succeeds against paper mode (test_attacks.py) and here does no better than by guessing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.data.binning import fit_bins
 from treaty.messaging.messages import Message
 from treaty.runs.threads import RunRecord
-from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
-from treaty.systems.fedxgboost_smm.paper.attacks import (
+from treaty.systems.fedxgboost_smm.attacks import (
     NodeExchange,
     left_over,
     rounded,
@@ -30,6 +29,7 @@ from treaty.systems.fedxgboost_smm.paper.attacks import (
     two_valued,
     vectors_used,
 )
+from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
 from treaty.systems.vertical.encrypted_columns import Hint, SplitRequest, Sums, SumsRequest, TreeStart
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 from treaty.systems.vertical.named_rows import NamedRows

@@ -3,7 +3,7 @@
 Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost for Federated Learning", 2021 (arXiv
 2106.10662), gets all left sums of a node as a product M'V: M in {0,1}^(n x l) has a column per candidate of a passive
 party, V = [g h] is the active party's. It computes the product by null vectors (Karr, Lin, Reiter, Sanil,
-2009), which shows each party the other's matrix (`paper`, the published form, which ``mode="paper"`` plays). Here
+2009), which shows each party the other's matrix (`published`, which ``mode="paper"`` plays). Here
 product, roles and receiver of the result, the active party (version 1), are the same; but one of three exchangeable
 backends computes it, all of them exact in integers:
 
@@ -58,8 +58,8 @@ from treaty.crypto.sums.encrypted_sums import SumsClient, SumsServer
 from treaty.messaging.party import agree
 from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import dealer as dealing
+from treaty.systems.fedxgboost_smm import published
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import encrypted
 
@@ -86,7 +86,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
         When sums do not fit the backend, or a passive party's answer or the dealer's shares do not add up.
     """
     if inputs.options.mode == "paper":
-        return paper.active(inputs)
+        return published.active(inputs)
     party, dealer = inputs.party, _meet_dealer(inputs)
     if dealer is None:
         return encrypted.train_active(inputs, inputs.options.ciphers)
@@ -103,7 +103,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
 def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     """Train as a passive party, in the options' mode: answer the active one until it is done."""
     if inputs.options.mode == "paper":
-        return paper.passive(inputs)
+        return published.passive(inputs)
     dealer = _meet_dealer(inputs)
     if dealer is None:
         return encrypted.train_passive(inputs, inputs.options.ciphers)

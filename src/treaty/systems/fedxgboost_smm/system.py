@@ -19,10 +19,18 @@ from treaty.systems.fedxgboost_smm.dealer import (
     dealer,
 )
 from treaty.systems.fedxgboost_smm.fedxgboost_smm import active, passive
+from treaty.systems.fedxgboost_smm.node_products import (
+    BestGains,
+    CandidateVectors,
+    MaskedCandidates,
+    MaskedGradients,
+    NodeRows,
+    NullVectors,
+    PaperSetup,
+    PaperTree,
+    WonNodes,
+)
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
-from treaty.systems.fedxgboost_smm.paper.candidates import BestGains, CandidateVectors, MaskedGradients, WonNodes
-from treaty.systems.fedxgboost_smm.paper.levels import MaskedCandidates, NodeRows, NullVectors, PaperTree
-from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
@@ -75,7 +83,7 @@ def conclusions(
 
 
 def _of_matrix_products(roles: Roles, version: int | None) -> dict[str, list[str]]:
-    """Return what the published protocol gives away, as measured by the attacks in `paper.attacks`."""
+    """Return what the published protocol gives away, as measured by the attacks in `attacks`."""
     if version == 2:
         of_active = "of the others' null vectors, which rows single bins hold in small nodes"
         of_passive = (

@@ -12,7 +12,7 @@ import pytest
 import treaty
 from marks import slow
 from pace import within
-from systems.fedxgboost_smm.paper.playing import (
+from systems.fedxgboost_smm.playing_published import (
     CONSENT,
     paper_seat,
     play_training,
@@ -23,23 +23,21 @@ from tables import assert_same_trees, cut, real_table, with_categories, with_gap
 from treaty.errors import ConfigError, PeerAborted, PeerError, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file
-from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
-from treaty.systems.fedxgboost_smm.paper import roles as smm
-from treaty.systems.fedxgboost_smm.paper.candidates import (
+from treaty.systems.fedxgboost_smm import node_products
+from treaty.systems.fedxgboost_smm import published as smm
+from treaty.systems.fedxgboost_smm.node_products import (
     BestGains,
     CandidateVectors,
-    MaskedGradients,
-    WonNodes,
-)
-from treaty.systems.fedxgboost_smm.paper.levels import (
     MaskedCandidates,
+    MaskedGradients,
     NodeRows,
     NullVectors,
-    PaperFinder,
+    PaperSetup,
     PaperTree,
+    WonNodes,
     widths_of_nodes,
 )
-from treaty.systems.fedxgboost_smm.paper.roles import PaperSetup
+from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM
 from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
@@ -143,9 +141,6 @@ def test_unusual_tables_give_the_pooled_trees(version, case):
 
 
 def test_sums_are_within_1e_9_of_the_truth_before_they_are_rounded(monkeypatch):
-    from treaty.systems.fedxgboost_smm.paper import candidates as smm_paper_candidates
-    from treaty.systems.fedxgboost_smm.paper import levels as smm_paper_levels
-
     seen = []
 
     def watching(sums):
@@ -153,7 +148,7 @@ def test_sums_are_within_1e_9_of_the_truth_before_they_are_rounded(monkeypatch):
         return np.rint(sums).astype(np.int64)
 
     tables, y = tables_and_labels()
-    for version, module in ((1, smm_paper_levels), (2, smm_paper_candidates)):
+    for version, module in ((1, node_products), (2, smm)):
         monkeypatch.setattr(module, "whole_numbers", watching)
         play_training(tables, y, version=version)
     assert len(seen) > 10
@@ -179,7 +174,7 @@ def test_version_1_leaves_alone_only_nodes_of_two_rows(caplog):
     X, y = pd.DataFrame(rng.normal(size=(40, 3)), columns=list("abc")), rng.integers(0, 2, 40)
     options = {"max_depth": 8, "min_child_weight": 0.0, "reg_lambda": 0.0}
     tables = {"bank": X.iloc[:, :0], "shop": X}
-    with caplog.at_level(logging.INFO, "treaty.systems.fedxgboost_smm.paper.levels"):
+    with caplog.at_level(logging.INFO, "treaty.systems.fedxgboost_smm.published"):
         federated, pooled = fit_both("binary", tables, y, 1, **options)
     assert "have too few rows for null vectors" in caplog.text
     forest = federated.parts_["bank"].forest
@@ -194,7 +189,7 @@ def test_version_1_leaves_alone_only_nodes_of_two_rows(caplog):
 def test_version_2_shrinks_and_then_makes_a_leaf(caplog):
     X, y = real_table("binary", rows=200)
     tables = to_tables({"p0": X.iloc[:, :0], "p1": X.iloc[:, :8]})
-    with caplog.at_level(logging.INFO, "treaty.systems.fedxgboost_smm.paper.candidates"):
+    with caplog.at_level(logging.INFO, "treaty.systems.fedxgboost_smm.published"):
         played = play_training(tables, y.astype(float), version=2, max_depth=4, max_bin=8)
     assert "have fewer rows than candidates, and get no split here" in caplog.text
     entries = [entry for entry in played.transcripts["p1"].entries if entry.step == "CandidateVectors"]
@@ -251,17 +246,17 @@ def test_an_interrupted_fit_goes_on_to_the_same_model(monkeypatch, tmp_path, ver
     class Interrupted(Exception):
         pass
 
-    whole, start, started = fit(), PaperFinder.start_tree, []
+    whole, values, started = fit(), smm.counted_values, []
 
-    def stopping(*arguments):
+    def stopping(sample):
         started.append(1)
         if len(started) == tree + 1:
             raise Interrupted
-        return start(*arguments)
+        return values(sample)
 
     monkeypatch.setattr(Keeper, "due", True)
     with monkeypatch.context() as patch:
-        patch.setattr(PaperFinder, "start_tree", stopping)
+        patch.setattr(smm, "counted_values", stopping)
         with pytest.raises(Interrupted):
             fit(tmp_path)
     assert checkpoint_file(tmp_path, "p1").exists() == (tree > 0)

@@ -2,7 +2,8 @@
 
 A party that sent null vectors U (n, r) of a matrix of its own gets W = D - Z (Z^T D) for the other's matrix D (n, c),
 where Z is some of U's columns. In version 1, D is a passive party's candidates (0 and 1); the active party attacks W,
-the passive party U. In version 2, D is the gradients, and the passive party attacks W.
+the passive party U. In version 2, D is the gradients, and the passive party attacks W. `products_from_transcript` reads
+both from what either end recorded.
 
 References
 ----------
@@ -18,6 +19,26 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from treaty.messaging.messages import Array, view
+from treaty.messaging.transcript import Transcript
+from treaty.systems.fedxgboost_smm.node_products import (
+    CandidateVectors,
+    MaskedCandidates,
+    MaskedGradients,
+    NodeRows,
+    NullVectors,
+    PaperTree,
+    Rows,
+    cut_matrices,
+    rows_of_nodes,
+    size_of_matrices,
+    widths_of_nodes,
+)
+from treaty.systems.vertical.encrypted_columns import BinLayout
+from treaty.systems.vertical.exact_sums import array_of, content_of
+from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
+from treaty.trees.splits import candidate_slots
 
 Matrix = NDArray[np.float64]
 
@@ -140,3 +161,86 @@ def _turned(basis: Matrix, directions: Matrix, power: int, steps: int) -> Matrix
         directions = moved if power == 2 else moved - 3.0 * directions
     turned: Matrix = directions / np.linalg.norm(directions, axis=0)
     return turned
+
+
+# ---------------------------------------------------------------- from transcripts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SmmNode:
+    """What both ends have of a node's product.
+
+    Attributes
+    ----------
+    answered : NodeExchange
+        Rows, null vectors and what came back for them.
+    slots : int (columns,)
+        Version 1: which slot each column that came back is about.
+    totals : float64 (2,)
+        Version 2: sums of grad and of hess, which came along.
+    """
+
+    answered: NodeExchange
+    slots: NDArray[np.int32]
+    totals: NDArray[np.float64]
+
+
+def products_from_transcript(transcript: Transcript, peer: str, n_rows: int) -> list[list[list[SmmNode]]]:
+    """Return the products between the transcript's party and a peer, by tree, level and node.
+
+    Nodes without a product are left out. `transcript` is of either end. Raises ConfigError if it was recorded without
+    contents.
+    """
+    trees: list[list[list[SmmNode]]] = []
+    offsets = features = np.empty(0, np.int32)
+    rows, vectors, pending = list[Rows](), list[Matrix](), np.empty(0)
+    named, count = NamedNodes(n_rows, 0), 0
+
+    def whole(step: str, more: Array, widths: Sequence[int]) -> list[Matrix] | None:
+        """Add some numbers of a level's matrices; return these once the last has arrived."""
+        nonlocal pending
+        pending = np.append(pending, view(more, np.float64, (None,), peer=peer, what=step))
+        if len(pending) != size_of_matrices(rows, widths):
+            return None
+        found, pending = cut_matrices(pending, rows, widths, peer, step), pending[:0]
+        return found
+
+    def add(masked: list[Matrix] | None, slots: list[NDArray[np.int32]], totals: NDArray[np.int64]) -> None:
+        if masked is not None:
+            nodes = [k for k in range(len(rows)) if vectors[k].shape[1]]
+            trees[-1].append([
+                SmmNode(NodeExchange(rows[k], vectors[k], masked[k]), slots[k], totals[k].astype(np.float64))
+                for k in nodes
+            ])  # fmt: skip
+
+    for entry in transcript.entries:
+        if entry.peer != peer:
+            continue
+        match entry.step:
+            case "BinLayout":
+                offsets = array_of(entry, content_of(entry, BinLayout).offsets, "offsets", None)
+            case "PaperTree":
+                features = array_of(entry, content_of(entry, PaperTree).columns, "columns", None)
+                trees.append([])
+            case "NodeRows":
+                count = content_of(entry, NodeRows).nodes
+                named, rows = NamedNodes(n_rows, count), []
+            case "NamedRows" if not rows:
+                named.add(content_of(entry, NamedRows), peer)
+            case "NullVectors" | "CandidateVectors":
+                sent = content_of(entry, NullVectors if entry.step == "NullVectors" else CandidateVectors)
+                rows = rows or rows_of_nodes(named.rows, named.nodes, count)
+                widths = widths_of_nodes(sent.widths, rows, n_rows, peer, entry.step).tolist()
+                vectors = whole(entry.step, sent.vectors, widths) or vectors
+            case "MaskedCandidates":
+                answer, shape = content_of(entry, MaskedCandidates), (len(rows), int(offsets[-1]))
+                counts = view(answer.counts, np.int32, shape, peer=peer, what="MaskedCandidates.counts")
+                slots = [candidate_slots(of_node, features, offsets) for of_node in counts]
+                masked = whole(entry.step, answer.masked, [len(of_node) for of_node in slots])
+                add(masked, slots, np.zeros((len(rows), 2), np.int64))
+            case "MaskedGradients":
+                gradients = content_of(entry, MaskedGradients)
+                totals = view(gradients.totals, np.int64, (len(rows), 2), peer=peer, what="MaskedGradients.totals")
+                masked = whole(entry.step, gradients.masked, [2 * (of_node.shape[1] > 0) for of_node in vectors])
+                add(masked, [np.empty(0, np.int32)] * len(rows), totals)
+    return trees

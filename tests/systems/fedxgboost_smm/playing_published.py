@@ -14,8 +14,8 @@ from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play
+from treaty.systems.fedxgboost_smm import published as paper
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.fedxgboost_smm.paper import roles as paper
 from treaty.systems.system import RoleInput
 
 CONSENT = {"mode": "paper", "allow_insecure": True}

@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from systems.fedxgboost_smm.paper.playing import OPTIONS, play_training, to_tables
+from systems.fedxgboost_smm.playing_published import OPTIONS, play_training, to_tables
 from tables import cut, real_table
 from treaty.crypto.keystream import Keystream
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError
 from treaty.messaging.transcript import Transcript
+from treaty.systems.fedxgboost_smm import attacks, matrix_product, published
+from treaty.systems.fedxgboost_smm.attacks import products_from_transcript
 from treaty.systems.fedxgboost_smm.matrix_product import null_vectors
-from treaty.systems.fedxgboost_smm.paper import attacks as attacks
-from treaty.systems.fedxgboost_smm.paper import candidates as smm_paper_candidates
-from treaty.systems.fedxgboost_smm.paper import levels as smm_paper_levels
-from treaty.systems.fedxgboost_smm.paper.levels import PaperFinder
-from treaty.systems.fedxgboost_smm.paper.transcripts import products_from_transcript
 from treaty.trees.splits import candidate_columns
 
 pytestmark = pytest.mark.slow
@@ -36,27 +33,26 @@ def table():
 @pytest.fixture
 def gradients(monkeypatch):
     """Return a list of each tree's true gradients, float64 (rows, 2)."""
-    seen, start = [], PaperFinder.start_tree
+    seen, values = [], published.counted_values
 
-    def watching(finder, grad, hess, rows, columns):
-        seen.append(np.stack([grad, hess], axis=1).astype(float))
-        return start(finder, grad, hess, rows, columns)
+    def watching(sample):
+        seen.append(np.stack([sample.grad, sample.hess], axis=1).astype(float))
+        return values(sample)
 
-    monkeypatch.setattr(PaperFinder, "start_tree", watching)
+    monkeypatch.setattr(published, "counted_values", watching)
     return seen
 
 
 @pytest.fixture
 def picked(monkeypatch):
     """Return a list of the null vectors that answers were made with."""
-    seen = []
-    for module in (smm_paper_levels, smm_paper_candidates):
+    seen, chosen = [], matrix_product.chosen
 
-        def watching(vectors, random, chosen=module.chosen):
-            seen.append(chosen(vectors, random))
-            return seen[-1]
+    def watching(vectors, random):
+        seen.append(chosen(vectors, random))
+        return seen[-1]
 
-        monkeypatch.setattr(module, "chosen", watching)
+    monkeypatch.setattr(matrix_product, "chosen", watching)
     return seen
 
 

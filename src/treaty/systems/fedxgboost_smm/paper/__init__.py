@@ -1,1 +1,0 @@
-"""FedXGBoost-SMM as published, which is insecure, and the attacks that show it."""

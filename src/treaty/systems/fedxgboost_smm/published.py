@@ -1,0 +1,338 @@
+"""FedXGBoost-SMM as published (``mode="paper"``): split sums by matrix products with null vectors. Insecure.
+
+Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost for Federated Learning", 2021
+(arXiv 2106.10662), on the product of Karr, Lin, Reiter, Sanil, Journal of Official Statistics 25(1), 2009
+(`matrix_product`).
+
+Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned. Of a
+node with n rows, V = [g h] (n, 2) is the active party's and M (n, l), a column of 0 and 1 for each split candidate, a
+passive party's; the left sums of all its candidates are M^T V. In version 1 the active party sends null vectors of V
+and gets the sums. In version 2 each passive party sends null vectors of M, mixed with random columns, gets the sums of
+its candidates, and sends its best gain. Output: the active party gets the trees and all leaf weights, every party its
+own splits. The trees are those of the plain grower, bit for bit, but where nodes have too few rows for the product.
+
+The functions below stand in the order of the paper's steps, with both parties' side by side. How many columns U, M' and
+Y have are options (`null_vectors`, `bit_columns`, `normal_columns`). They shrink where a node has few rows; where even
+the least do not fit, the party offers no split there.
+
+It is secure against no adversary. The receiver of W tells Z from U (u is in Z when u^T W = 0) and rounds W to 0 and 1,
+or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's g and h, the same at
+all levels, follow exactly by linear algebra. `attacks` does so with recorded messages, see docs/fedxgboost.md. So
+paper mode needs ``allow_insecure=True`` of every party.
+
+Deviations from the paper: all nodes of a level travel in one round, and none is obtained by subtraction. In version 1
+the active party gets the number of rows of each bin, for missing values, categories and `min_child_samples`. Candidates
+are those of tie-aware bins, not of quantiles. Sums are rounded to whole numbers, so that splits equal the plain
+grower's. H^L is not overwritten where H^R is meant (an error in both listings). Version 2 checks the winner's rows
+against the gain it named.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from treaty.crypto.keystream import Keystream
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.machine.arrays import Flags, Int32s, Integers
+from treaty.messaging.conversation import Order
+from treaty.messaging.messages import Array, view
+from treaty.messaging.party import Party
+from treaty.models.trees import ModelPart
+from treaty.systems.fedxgboost_smm import matrix_product as karr
+from treaty.systems.fedxgboost_smm.matrix_product import Matrix, Sizes
+from treaty.systems.fedxgboost_smm.node_products import (
+    BestGains,
+    CandidateGains,
+    Candidates,
+    CandidateSums,
+    CandidateVectors,
+    MaskedCandidates,
+    MaskedGradients,
+    NodeRows,
+    NullVectors,
+    OwnColumns,
+    PaperSetup,
+    PaperTree,
+    Rows,
+    WonNodes,
+    check_gains,
+    counted_values,
+    every_node,
+    left_totals,
+    named_rows,
+    own_splits,
+    send_matrices,
+    take_matrices,
+    take_vectors,
+)
+from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM, check_consent
+from treaty.systems.pooled.training import own_columns
+from treaty.systems.system import RoleInput
+from treaty.systems.vertical.active import boosting_of, finish, open_training, start_of
+from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
+from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, TreeEnd
+from treaty.systems.vertical.named_rows import send_nodes, take_nodes
+from treaty.systems.vertical.passive import Follower, TreeLimits
+from treaty.trees.columns import SplitSearch, SumsSource
+from treaty.trees.growth import Growth
+from treaty.trees.partition import RowPartition
+from treaty.trees.splits import Level, Splits, best_of, bin_sums, scan, undivided, whole_numbers
+
+logger = logging.getLogger(__name__)
+
+MOST_SUM_BITS = 46
+"""Of sums in float64, which has 53, so that rounding errors stay far below 1."""
+
+# ---------------------------------------------------------------- version 1: the active party gets the sums
+
+
+def _hide_gradients(party: Party, gradients: Matrix, rows: Sequence[Rows], sizes: Sizes) -> tuple[list[Matrix], Flags]:
+    """Send all passive parties null vectors of each node's gradients; return V of each node, and which have vectors."""
+    of_nodes, random = [gradients[members] for members in rows], Keystream()
+    counts = np.array([sizes.of_plain(*matrix.shape) for matrix in of_nodes], np.int32)
+    if not counts.all():
+        logger.info("%d nodes have too few rows for null vectors; others offer no split there", sum(counts == 0))
+    # [SMM 1, step 1] U: r orthonormal vectors with V^T U = 0, the same to all
+    vectors = [karr.null_vectors(of, int(count), random) for of, count in zip(of_nodes, counts, strict=True) if count]
+    widths = Array.of(counts)
+    send_matrices(party, party.peers, vectors, lambda values: NullVectors(widths, values))
+    return of_nodes, counts > 0
+
+
+def _mask_candidates(
+    party: Party, rows: Sequence[Rows], columns: OwnColumns, features: Int32s, most_vectors: int
+) -> None:
+    """Receive null vectors of each node; send the active party the masked candidates."""
+    (active,) = party.peers
+    vectors = take_vectors(party, active, party.receive(active, NullVectors), rows, most_vectors)
+    counts, masked, random = np.zeros((len(rows), int(columns.offsets[-1])), np.int32), [], Keystream()
+    for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
+        if of_node.shape[1]:
+            candidates = columns.candidates(members, features)
+            counts[node] = candidates.counts
+            # [SMM 1, step 2] Z: some of U's vectors, at random; W = M - Z (Z^T M)
+            masked.append(karr.response(candidates.matrix, karr.chosen(of_node, random)))
+    of_slots = Array.of(counts)
+    send_matrices(party, [active], masked, lambda values: MaskedCandidates(of_slots, values))  # [SMM 1, step 3] W
+
+
+# ---------------------------------------------------------------- version 2: passive parties get the sums
+
+
+def _name_rows(party: Party, partition: RowPartition, nodes: Int32s, n_rows: int) -> list[Rows]:
+    """Send all peers, in either version, which rows are in each node of a level; return them, ascending."""
+    rows, starts = partition.rows(nodes, sampled=True)
+    for peer in party.peers:  # [SMM 2, step 1] the rows of each node
+        party.send(peer, NodeRows(len(nodes)))
+        send_nodes(party, peer, rows, starts, n_rows)
+    return [np.sort(rows[first:last]).astype(np.intp) for first, last in pairwise(starts)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node whose sums a passive party gets: its candidates, the matrix they are mixed into, their places in it."""
+
+    candidates: Candidates
+    mixed: Matrix
+    places: NDArray[np.intp]
+    vectors: Matrix
+
+
+def _hide_candidates(
+    party: Party, rows: Sequence[Rows], columns: OwnColumns, features: Int32s, sizes: Sizes
+) -> list[_Node | None]:
+    """Send null vectors of each node's candidates, mixed with random columns; None for nodes with too few rows."""
+    random, nodes, short = Keystream(), list[_Node | None](), 0
+    for members in rows:
+        candidates = columns.candidates(members, features)
+        fitting = sizes.of_disguised(*candidates.matrix.shape)
+        if fitting is None or not len(candidates.slots):
+            short += fitting is None
+            nodes.append(None)
+            continue
+        bits, normal, count = fitting
+        # [SMM 2, step 2] M* = [M M' Y], columns shuffled; U: r null vectors of M*
+        mixed, places = karr.disguised(candidates.matrix, bits, normal, random)
+        nodes.append(_Node(candidates, mixed, places, karr.null_vectors(mixed, count, random)))
+    if short:
+        logger.info("%d nodes have fewer rows than candidates, and get no split here", short)
+    vectors = [node.vectors for node in nodes if node is not None]
+    widths = Array.of(np.array([0 if node is None else node.vectors.shape[1] for node in nodes], np.int32))
+    send_matrices(party, party.peers, vectors, lambda values: CandidateVectors(widths, values))  # [SMM 2, step 3] U
+    return nodes
+
+
+def _mask_gradients(party: Party, peer: str, rows: Sequence[Rows], gradients: Integers, most_vectors: int) -> None:
+    """Receive a passive party's null vectors of each node; send it the masked gradients."""
+    random, what = Keystream(), f"CandidateVectors.vectors from {peer}"
+    vectors = take_vectors(party, peer, party.receive(peer, CandidateVectors), rows, most_vectors)
+    totals, masked, shown = np.zeros((len(rows), 2), np.int64), [], 0
+    for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
+        if of_node.shape[1]:
+            # [SMM 2, step 4] refuse a row of U U^T with a single non-zero; W = V - Z (Z^T V)
+            if karr.single_entries(of_node).any():
+                raise PeerProtocolError(peer, f"expected no row of U U^T with a single non-zero - at {what}")
+            shown += int(karr.empty_rows(of_node).sum())
+            totals[node] = gradients[members].sum(axis=0)
+            masked.append(karr.response(gradients[members].astype(np.float64), karr.chosen(of_node, random)))
+    if shown:
+        logger.info("gradients of %d rows reach %s as they are: candidates single them out", shown, peer)
+    of_nodes = Array.of(totals)
+    # [SMM 2, step 5] W, and G and H of the node
+    send_matrices(party, [peer], masked, lambda values: MaskedGradients(of_nodes, values))
+
+
+def _own_sums(
+    party: Party, nodes: Sequence[_Node | None], rows: Sequence[Rows], columns: OwnColumns, features: Int32s
+) -> tuple[Integers, Integers]:
+    """Receive masked gradients; return bin sums int64 (nodes, slots, 3), rounded to whole numbers, and totals."""
+    (active,) = party.peers
+    answer, sums = party.receive(active, MaskedGradients), list[Integers]()
+    totals = np.zeros((len(rows), 3), np.int64)
+    totals[:, :2] = view(answer.totals, np.int64, (len(rows), 2), peer=active, what="MaskedGradients.totals")
+    totals[:, 2] = [len(members) for members in rows]
+    masked = take_matrices(party, active, answer, "masked", rows, [0 if node is None else 2 for node in nodes])
+    for node, of_node, total in zip(nodes, masked, totals, strict=True):
+        if node is None:
+            sums.append(undivided(total, features, columns.offsets))
+            continue
+        try:
+            # [SMM 2, step 6] M*^T W = M*^T V, of which M's columns are kept; then gains, and the best
+            found = whole_numbers(karr.product(node.mixed, of_node)[node.places])
+        except ValueError as error:
+            raise PeerProtocolError(active, f"{error} - at MaskedGradients.masked from {active}") from None
+        slots, counts = node.candidates.slots, node.candidates.counts
+        sums.append(bin_sums(found.T, slots, counts, total, features, columns.offsets, columns.categorical))
+    return np.stack(sums), totals
+
+
+# ---------------------------------------------------------------- both versions
+
+
+def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
+    """Train as the active party, in the options' version."""
+    check_consent(inputs.options)
+    logger.warning("insecure, with consent: %s", PAPER_LEAKS)
+    party, common, threads, sizes = inputs.party, inputs.common, inputs.threads, inputs.options.sizes
+    training, n_rows, second = open_training(inputs), inputs.rows.table.n_rows, inputs.options.version == 2
+    part, objective = training.part, training.forest.objective
+    objective.check_sums(n_rows)
+    factor = 1.0 if common.one_side is None else max(1.0, common.one_side.factor)
+    bits = (int(n_rows * factor * max(objective.grad_bound, objective.hess_bound)) - 1).bit_length()
+    if bits > MOST_SUM_BITS:
+        raise ConfigError(
+            f"sums of {n_rows} gradients at fractional_bits={common.fractional_bits} have {bits} bits, and matrix "
+            f"products in float64 are exact up to {MOST_SUM_BITS}; lower fractional_bits"
+        )
+    own = own_columns(inputs.rows.table, common.most_bins, part.splits, threads)
+    others = {peer: (CandidateGains if second else CandidateSums)(party, peer, n_rows) for peer in party.peers}
+    for peer in party.peers:
+        party.send(peer, PaperSetup(*start_of(training, peer), objective.grad_unit, objective.hess_unit))
+    sources = [others.get(name, own) for name in inputs.roles.owners]
+    rules = common.rules(objective)
+    # all parties of one process multiply side by side; one of them sets the process's limit, while all others follow
+    with nullcontext() if inputs.alone else threadpool_limits(1, user_api="blas"):
+        for a_round in boosting_of(inputs, training, sources):
+            for sample in a_round.trees():
+                rows, growth, values = sample.partition(threads), Growth(sample.totals, rules), counted_values(sample)
+                search = SplitSearch(sources, sample, rules, threads)
+                party.round += 1
+                while growth.level is not None:
+                    level = every_node(growth.level)
+                    members = _name_rows(party, rows, level.nodes, n_rows)
+                    if second:
+                        search.ask(level, rows)  # own columns; the others answer with gains
+                        for peer in others:
+                            _mask_gradients(party, peer, members, values[:, :2], sizes.null_vectors)
+                        best = _best_gains(search, sources, level)
+                    else:
+                        matrices = _hide_gradients(party, values[:, :2].astype(np.float64), members, sizes)
+                        for columns in others.values():
+                            columns.expect(members, *matrices)
+                        search.ask(level, rows)
+                        best = search.choose(level)  # [SMM 1, step 4] V^T W = V^T M; gains, and the best of all
+                    won = np.flatnonzero(best.feature >= 0)
+                    nodes, splits = level.nodes[won], best.take(won)
+                    # [SMM 1, step 5] [SMM 2, step 7] its owner records the best split and sends which rows go left
+                    records, left = search.decide(nodes, splits, rows)
+                    if second:
+                        totals = left_totals(values, rows, nodes, left)
+                        check_gains(sources, level.totals[won], totals, splits, rules)
+                        best.left_totals[won] = totals
+                    divided = growth.take(best)
+                    if divided is not None:
+                        rows.divide(*divided[:2], left)
+                        growth.divided(records)
+                search.end()
+                a_round.add(growth.tree(), rows)
+    finish(party)
+    return part
+
+
+def _best_gains(search: SplitSearch, sources: Sequence[SumsSource], level: Level) -> Splits:
+    """Compare the gains that passive parties send with those of own columns."""
+    return best_of([
+        source.best(len(level.nodes), k) if isinstance(source, CandidateGains) else search.scan(k, level)
+        for k, source in enumerate(sources)
+    ])  # fmt: skip
+
+
+def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
+    """Train as a passive party, in the options' version."""
+    check_consent(inputs.options)
+    logger.warning("insecure, with consent: %s", PAPER_LEAKS)
+    party, common, sizes, second = inputs.party, inputs.common, inputs.options.sizes, inputs.options.version == 2
+    (active,) = party.peers
+    bins, codes = bin_own_columns(inputs)
+    show_layout(inputs, bins)
+    columns = OwnColumns(codes, bins.offsets, inputs.rows.table.schema.categorical)
+    setup = party.receive(active, PaperSetup)
+    follower = Follower(inputs, setup)
+    owner = SplitOwner(active, codes, bins, follower.part.splits)
+    rules = common.rules_of(setup.grad_unit, setup.hess_unit)
+    limits = TreeLimits(active, common.max_depth, common.fewest_rows)
+    features, best = np.empty(0, np.int32), Splits.none(0)
+
+    def start_tree(tree: PaperTree) -> None:
+        nonlocal features
+        follower.limits.tree()
+        follower.next_tree()
+        features = ascending(tree.columns, codes.shape[1], active, "PaperTree.columns")
+        limits.start(features)
+
+    def answer(asked: NodeRows) -> BestGains | None:
+        nonlocal best
+        limits.sums(asked.nodes, last=True)
+        rows = named_rows(party, active, asked, len(codes))
+        if not second:
+            _mask_candidates(party, rows, columns, features, sizes.null_vectors)
+            return None
+        nodes = _hide_candidates(party, rows, columns, features, sizes)
+        sums, totals = _own_sums(party, nodes, rows, columns, features)
+        best = scan(sums, totals, features, bins.offsets, columns.categorical, rules, threads=inputs.threads)
+        return BestGains(Array.of(best.gain))
+
+    def divide(request: SplitRequest) -> Iterator[SplitAnswer]:
+        limits.split(request)
+        named = take_nodes(party, active, request.features.shape[0], len(codes))
+        return owner.divide_nodes(request, named, limits.node_sizes)
+
+    order = tree_table(PaperTree, NodeRows, WonNodes if second else SplitRequest)
+    return follower.follow(
+        Order(order, "between trees"),
+        {
+            PaperTree: start_tree,
+            TreeEnd: lambda _: None,
+            NodeRows: answer,
+            SplitRequest: divide,
+            WonNodes: lambda won: divide(own_splits(won, best, active)),
+        },
+    )
