@@ -21,7 +21,7 @@ import numpy as np
 from treaty.crypto.sharing import shamir as field
 from treaty.crypto.sharing.additive_routing import deal, sign_bit
 from treaty.crypto.sharing.shamir import make_shares, open_shares
-from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, less_than, prepare
+from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, is_negative, prepare
 from treaty.machine.arrays import pieces
 
 RESULTS = Path(__file__).parent / "results" / "comparison_speed.csv"
@@ -65,7 +65,7 @@ def shamir(servers: int, bits: int, rows: int) -> dict[str, object]:
         prepared, *spent = play([prepare(setting, i, len(x[part])) for i in each])
         offline += [0, *spent[1:]]
         offline[0] = spent[0]
-        shares, *spent = play([less_than(setting, i, xs[i], ys[i], prepared[i]) for i in each])
+        shares, *spent = play([is_negative(setting, i, field.subtract(xs[i], ys[i]), prepared[i]) for i in each])
         online += [0, *spent[1:]]
         online[0] = spent[0]
         few = setting.degree + 1

@@ -64,6 +64,12 @@ def paillier_key() -> Rows:
     return [key.public.n, key.public.h]
 
 
+def random_powers() -> Rows:
+    """Return exponents by which others than the owner of a key hide messages, and by which answers are hidden."""
+    sources = key_proofs.KeyRandomness(OU.public), key_proofs.Randomiser(OU.public, 1)
+    return [row for source in sources for row in source.exponents(20)]
+
+
 OU, PAILLIER = generate_key(insecure_test_key_bits=TEST_KEY), generate_paillier_key(insecure_test_key_bits=TEST_KEY)
 P, Q, U, _, A = OU.secret_numbers
 FIVES = np.full((20, 1), 5, np.uint64)
@@ -278,12 +284,7 @@ LINES: dict[str, Line] = {
     "additive/key_proofs.prove_okamoto_uchiyama: randbelow randbelow": Line(proofs, even=False),
     "additive/ciphers.OUPrivateKey.encrypt: Keystream": Line(lambda: OU.encrypt(FIVES, 1), even=False),
     "additive/ciphers.PaillierPrivateKey.encrypt: Keystream": Line(lambda: PAILLIER.encrypt(FIVES, 1), even=False),
-    "additive/key_proofs.KeyRandomness.exponents: Keystream": Line(
-        lambda: key_proofs.KeyRandomness(OU.public).exponents(20), even=False
-    ),
-    "additive/key_proofs.Randomiser.exponents: Keystream": Line(
-        lambda: key_proofs.Randomiser(OU.public, 1).exponents(20), even=False
-    ),
+    "additive/key_proofs.RandomPowers.exponents: Keystream": Line(random_powers, even=False),
     "additive/key_proofs._units: Keystream": Line(lambda: key_proofs._units(OU.public.n, 20), even=False),
     "sharing/key_agreement.EphemeralKeys.__init__: generate generate": Line(key_agreement, even=False),
     "sharing/key_agreement.seal: token_bytes": Line(boxes),

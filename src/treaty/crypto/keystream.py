@@ -1,49 +1,29 @@
-"""Secret random numbers in bulk: an AES-256-CTR keystream under a key from the operating system.
+"""Keystreams of AES-256-CTR: secret random numbers in bulk, and masks that cancel.
 
-A stream is made for one batch and thrown away, so neither a fork nor a restored snapshot of the process makes two
-batches alike. Distinguishing it from uniform bytes breaks AES (at the few gigabytes drawn from one key the birthday
-bound of the 128-bit block leaves an advantage below 2^-70).
+*Random numbers* (`Keystream`). A stream is made for one batch and thrown away, so neither a fork nor a restored
+snapshot of the process makes two batches alike. Distinguishing it from uniform bytes breaks AES (at the few gigabytes
+drawn from one key the birthday bound of the 128-bit block leaves an advantage below 2^-70).
 
-Pseudorandom masks over the integers modulo 2^64, one keystream per pair of participants and message.
-
-The mask of a message under a seed is AES-256-CTR from counter 0, read as little-endian uint64, with::
+*Masks of vectors* modulo 2^64, one keystream per pair of participants and message, read as little-endian uint64::
 
     key   = HKDF-Expand-SHA256(seed, info = nonce)
     nonce = SHA-256(job_id, protocol, round_id, attempt, vector_id)        each part length-prefixed
 
 A nonce serves once: anybody sees the difference of two vectors under one mask. Where nobody else has the seed a masked
 vector is indistinguishable from a uniform one (HKDF and AES as pseudorandom functions). The key of one message reveals
-nothing of the seed or of other messages' masks.
+nothing of the seed or of other messages' masks. Masks are added 128 KB at a time, at several GB/s, so that for vectors
+of a few thousand numbers most of the cost is the derivation of a key and the set-up of its cipher. `PairStreams` saves
+that where the key of a single mask is never revealed: one cipher per pair for all messages, set to each by its nonce.
 
-Masks are added 128 KB at a time, whatever the vector's length. AES-NI makes them at several GB/s, so that for vectors
-of a few thousand numbers most of a mask's cost is the derivation of its key and the set-up of its cipher. Where the key
-of a single mask is never told to anybody, `PairStreams` saves that: one cipher per pair for all messages, set to each
-by its nonce.
+*Masks of single numbers* (`CancellingMasks`) for sums over givers, of whom every pair has a seed. Whoever adds up all
+masked numbers gets their sum; without a giver's own numbers, or one of all its seeds, each masked number is uniform.
+From the sum of two givers each would learn the other's part, so its receiver must be neither of them.
 
-Numbers modulo a power of two under pairwise masks that cancel in the sum over all givers.
-
-Every pair (a, b) of givers with a before b has a seed; in each sum a adds its keystream and b subtracts it. Whoever
-adds up everybody's masked numbers gets their sum; without a giver's own numbers, or one of all its seeds, each masked
-number is uniform. From the sum of two givers each would learn the other's part, so its receiver must be neither of
-them.
-
-Real numbers are in fixed point, x 2^64 rounded, modulo 2^128: from -2^63 to 2^63, with 64 bits behind the point.
-
-Sign bits of numbers that two servers share modulo 2^l, as XOR shares, with the help of a dealer.
-
-A binary adder on AND triples, many comparisons at a time. A server's program is a generator with the message seam of
-`secure_comparison`.
-
-**Assumed:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude. The
-dealer learns the number of comparisons. Each server receives operands under one-time pads, which are uniform bits, and
-each of the two output bits is uniform by itself. Both servers send their output bit to whoever is to learn the answer
-and to nobody else, re-randomised (`fresh_shares`) if that receiver may have the dealer's numbers.
-
-**Cost:** the dealer's message, 1 + ceil(log2(l - 1)) rounds, and less than 4 l bits per comparison from each server to
-the other; from the dealer a key for each server and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61
-bytes in all) and 181 (23 bytes). For l = 6, enough for 32 bins: 4 rounds, 14 bits and 10.
-
-References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (AND triples).
+*Re-randomised shares* (`FreshShares`) of two servers, before they are opened: their sum stays, and nothing else can be
+inferred from them. Shares as two servers compute them consist of a dealer's random numbers and of what the servers
+keep; a receiver with the dealer's help could subtract the former and would be left with equations about the rest. So
+the servers have a seed that the dealer never sees, and one adds the keystream under it that the other subtracts. To
+everybody without the seed, shares are then uniform among all shares of the same numbers.
 """
 
 from __future__ import annotations
@@ -63,6 +43,15 @@ from treaty.crypto.payload import check_payload, from_words, to_words
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
 
+Words = NDArray[np.uint64]
+
+KEY_BYTES = 32
+RING_BITS, FRACTION_BITS = 128, 64  # of fixed-point numbers: from -2^63 to 2^63, with 64 bits behind the point
+_RING_WORDS = RING_BITS // 64
+_CHUNK = 1 << 14  # numbers at a time: keystream and sum stay in the cache
+_OPEN = 64  # ciphers at a time
+_STREAM = b"treaty stream of a pair"
+
 
 class Keystream:
     """A generator of secret random numbers, by default under a fresh key of the operating system's generator.
@@ -73,14 +62,14 @@ class Keystream:
 
     def __init__(self, key: bytes | None = None, number: int = 0) -> None:
         key = secrets.token_bytes(32) if key is None else key
-        counter = number.to_bytes(8, "big") + bytes(8)
+        counter = number.to_bytes(8, "big") + bytes(8)  # the number in the upper half: streams never meet
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
     def raw(self, count: int) -> bytes:
         """Return uniform bytes."""
         return self._cipher.update(bytes(count))
 
-    def bits(self, bits: int, rows: int) -> NDArray[np.uint64]:
+    def bits(self, bits: int, rows: int) -> Words:
         """Return uniform numbers below 2^bits, uint64 (rows, ceil(bits / 64)), little-endian words."""
         words = -(-bits // 64)
         raw = self._cipher.update(bytes(8 * rows * words))
@@ -89,7 +78,7 @@ class Keystream:
             out[:, -1] &= np.uint64((1 << (bits % 64)) - 1)
         return out
 
-    def below(self, bound: int, rows: int) -> NDArray[np.uint64]:
+    def below(self, bound: int, rows: int) -> Words:
         """Return exactly uniform numbers below `bound`, uint64 (rows, words), by rejection."""
         limit = to_words([bound], -(-bound.bit_length() // 64))[0]
         out = self.bits(bound.bit_length(), rows)
@@ -100,7 +89,7 @@ class Keystream:
         return out
 
 
-def _less(rows: NDArray[np.uint64], limit: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def _less(rows: Words, limit: Words) -> NDArray[np.bool_]:
     less = np.zeros(len(rows), np.bool_)
     for word in range(len(limit)):  # upwards: a higher word overrules the lower ones
         equal = rows[:, word] == limit[word]
@@ -108,12 +97,7 @@ def _less(rows: NDArray[np.uint64], limit: NDArray[np.uint64]) -> NDArray[np.boo
     return less
 
 
-Words = NDArray[np.uint64]
-
-KEY_BYTES = 32
-_CHUNK = 1 << 14  # numbers at a time: keystream and sum stay in the cache
-_OPEN = 64  # ciphers at a time
-_STREAM = b"treaty stream of a pair"
+# -------------------------------------------------- masks of vectors
 
 
 def length_prefixed(*parts: str | int | bytes) -> bytes:
@@ -175,14 +159,14 @@ class PairStreams:
             for peer, seed in sorted(seeds.items())
         ]
 
-    def add(self, values: NDArray[np.uint64], nonce: bytes) -> None:
+    def add(self, values: Words, nonce: bytes) -> None:
         """Add and subtract all peers' masks to values (n,), in place, modulo 2^64; a new `mask_nonce` per vector."""
         for cipher, _ in self._streams:
             cipher.reset_nonce(nonce[:16])
         _add_streams(values, self._streams)
 
 
-def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
+def add_masks(values: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
     """Add and subtract the masks of some keys, as from `mask_key`, to values (n,), in place, modulo 2^64."""
     signed = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
     from_zero = modes.CTR(bytes(16))
@@ -190,8 +174,9 @@ def add_masks(values: NDArray[np.uint64], added: Sequence[bytes], subtracted: Se
         _add_streams(values, [(Cipher(algorithms.AES(key), from_zero).encryptor(), put) for key, put in signed[some]])
 
 
-def _add_streams(values: NDArray[np.uint64], streams: Sequence[tuple[CipherContext, np.ufunc]]) -> None:
+def _add_streams(values: Words, streams: Sequence[tuple[CipherContext, np.ufunc]]) -> None:
     """Add or subtract the ciphers' next keystream, in place."""
+    # encrypting zeros writes the keystream itself, into one buffer that all masks share
     most = min(len(values), _CHUNK)
     zeros = memoryview(bytes(8 * most))
     buffer = np.empty(most + 2, np.dtype("<u8"))  # the cipher needs room for another block
@@ -204,9 +189,7 @@ def _add_streams(values: NDArray[np.uint64], streams: Sequence[tuple[CipherConte
             put(chunk, mask, chunk)
 
 
-RING_BITS = 128
-FRACTION_BITS = 64
-_RING_WORDS = RING_BITS // 64
+# -------------------------------------------------- masks of single numbers
 
 
 class CancellingMasks:
@@ -233,13 +216,13 @@ class CancellingMasks:
                     masks[k] += sign * drawn
         return masks
 
-    def cover(self, numbers: Sequence[int], place: int, purpose: str) -> NDArray[np.uint64]:
+    def cover(self, numbers: Sequence[int], place: int, purpose: str) -> Words:
         """Mask the numbers of a sum modulo 2^128, uint64 (n, 2); see `draw`."""
         masks = self.draw(len(numbers), RING_BITS, place, purpose)
         return to_words([(x + m) % (1 << RING_BITS) for x, m in zip(numbers, masks, strict=True)], _RING_WORDS)
 
 
-def total(parts: Sequence[NDArray[np.uint64]]) -> list[int]:
+def total(parts: Sequence[Words]) -> list[int]:
     """Add up numbers modulo 2^128, of uint64 (n, 2) each; return signed ones. CryptoError if shapes differ."""
     for part in parts:
         check_payload([part], "masked numbers", (np.uint64, (len(parts[0]), _RING_WORDS)))
@@ -254,7 +237,7 @@ def to_fixed(values: NDArray[np.float64]) -> list[int]:
         raise CryptoError("expected numbers below 2^62 in size - before they are masked: training has diverged")
     fixed = []
     for value in values.tolist():
-        mantissa, exponent = math.frexp(value)
+        mantissa, exponent = math.frexp(value)  # exact: float64 has 53 bits
         shift = exponent - 53 + FRACTION_BITS
         whole = int(mantissa * 2.0**53)
         fixed.append(whole << shift if shift >= 0 else (whole + (1 << (-shift - 1))) >> -shift)
@@ -266,26 +249,11 @@ def from_fixed(numbers: Sequence[int]) -> NDArray[np.float64]:
     return np.array([number / (1 << FRACTION_BITS) for number in numbers], np.float64)
 
 
-# ----------------------------------------------------------------
-# Re-randomisation of shares before they are opened: their sum stays, and nothing else can be inferred from them.
-#
-# Shares that two servers compute, as in `additive_routing`, consist of a dealer's random numbers and of what the
-# servers keep. A receiver of both shares who has the dealer's help could subtract these numbers and would be left with
-# equations about the rest: leaf values of other rows, thresholds, columns. So the two servers have a seed that the
-# dealer never sees, and change what they send by a keystream under it: one adds what the other subtracts, or both XOR
-# it::
-#
-#     keystream of message i = AES-256-CTR under HKDF-Expand-SHA256(seed, info = "treaty fresh shares" || i)
-#
-# To everybody without the seed, the shares of a message are then uniform among all shares of the same numbers, whatever
-# else they know (HKDF and AES as pseudorandom functions). A server that has the seed knew its own share before, and the
-# other follows from what is opened.
-
-_PURPOSE = b"treaty fresh shares"
-
-
 class FreshShares:
-    """The end of server `own`, 0 or 1; only the other server has the seed, too, and it is used for nothing else."""
+    """Re-randomises the shares of server `own`, 0 or 1; only the other server has the seed, too, for this use alone.
+
+    The keystream of message i is that of ``mask_key(seed, "treaty fresh shares" || i)``.
+    """
 
     def __init__(self, own: int, seed: bytes) -> None:
         if len(seed) != KEY_BYTES:
@@ -314,4 +282,4 @@ class FreshShares:
                 " shares for users"
             )
         self._last = message
-        return Keystream(mask_key(self._seed, _PURPOSE + message.to_bytes(8, "big")))
+        return Keystream(mask_key(self._seed, b"treaty fresh shares" + message.to_bytes(8, "big")))

@@ -1,8 +1,9 @@
-"""What the two ends of a cipher exchange: payloads, lists of arrays that are checked before use, and bounds of sums.
+"""What the ends of a cipher share: payloads, bounds of sums, packing, and ends whose queries are over all rows.
 
-Packing of several small sums into one plaintext: rows before encryption, bin sums after decryption.
+A *payload* is a list of arrays that only the two ends of one cipher interpret.
 
-With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max (fixed point already):
+*Packing* puts several small sums into one plaintext. With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max
+(fixed point already):
 
     b_g = bitlen(2 n g_max) + 1,  b_h = bitlen(n h_max) + 1,  b_c = bitlen(n) + 1,  b = b_g + b_h + b_c
     gh_i = ((g_i + g_max) 2^{b_h} + h_i) 2^{b_c} + 1            one product of ciphertexts adds all three
@@ -13,8 +14,6 @@ All fields are non-negative and bounded by the public n, so no carry passes from
 public bounds alone and reveal nothing of the data.
 
 References: Chen et al., SecureBoost+, arXiv 2110.10927, sections on GH packing and cipher compressing.
-
-What `lattice_sums` and `triple_sums` share: ends of a cipher whose queries are vectors over all rows.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from treaty.errors import CryptoError
 
 Payload = list[NDArray[Any]]
 Index = NDArray[np.int64]
+Words = NDArray[np.uint64]
 
 
 def check_payload(payload: Payload, what: str, *expected: tuple[DTypeLike, tuple[int | None, ...]]) -> None:
@@ -58,8 +58,8 @@ def from_words(rows: Words) -> list[int]:
     return [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in rows]
 
 
+# Fewest rows of a piece that is not the last one, where a row's ciphertexts leave room: each piece costs something.
 LEAST_ROWS = 4096
-"""Fewest rows of a piece that is not the last one, where a row's ciphertexts leave room: each piece costs something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,47 +91,24 @@ class SumsBounds:
         return bool(fits.all())
 
 
-Words = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
 class Packing:
-    """Places of the three fields, and how many sums share a plaintext; CryptoError if not even one sum fits."""
+    """Widths of the three fields, and how many sums share a plaintext; CryptoError if not even one sum fits.
 
-    bounds: SumsBounds
-    plaintext_bits: int  # P: Okamoto-Uchiyama |n| // 3, Paillier |n|
+    A plaintext has P = `plaintext_bits`: |n| // 3 under Okamoto-Uchiyama, |n| under Paillier.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, bounds: SumsBounds, plaintext_bits: int) -> None:
+        self.bounds = bounds
+        self.count_bits = bounds.n_rows.bit_length() + 1
+        self.hess_bits = (bounds.n_rows * bounds.hess_bound).bit_length() + 1
+        self.grad_bits = (2 * bounds.n_rows * bounds.grad_bound).bit_length() + 1
+        self.sum_bits = self.grad_bits + self.hess_bits + self.count_bits
+        self.per_plaintext = (plaintext_bits - 2) // self.sum_bits
         if self.per_plaintext < 1:
             raise CryptoError(
-                f"a packed sum of {self.sum_bits} bits exceeds the plaintext of {self.plaintext_bits - 2} - lower"
+                f"a packed sum of {self.sum_bits} bits exceeds the plaintext of {plaintext_bits - 2} - lower"
                 " fractional_bits, or take a longer key"
             )
-
-    @property
-    def count_bits(self) -> int:
-        """Width of the count, b_c."""
-        return self.bounds.n_rows.bit_length() + 1
-
-    @property
-    def hess_bits(self) -> int:
-        """Width of the sum of hessians, b_h."""
-        return (self.bounds.n_rows * self.bounds.hess_bound).bit_length() + 1
-
-    @property
-    def grad_bits(self) -> int:
-        """Width of the shifted sum of gradients, b_g."""
-        return (2 * self.bounds.n_rows * self.bounds.grad_bound).bit_length() + 1
-
-    @property
-    def sum_bits(self) -> int:
-        """Width of all three, b: the distance between neighbouring sums of a plaintext."""
-        return self.grad_bits + self.hess_bits + self.count_bits
-
-    @property
-    def per_plaintext(self) -> int:
-        """Sums per plaintext, k."""
-        return (self.plaintext_bits - 2) // self.sum_bits
 
     def pack_rows(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Words:
         """Pack the fixed-point derivatives (rows,) of one row each as gh_i: little-endian words (rows, ceil(b / 64)).
@@ -144,8 +121,12 @@ class Packing:
         bounds.check(grad, hess, "packing")
         out = np.zeros((len(grad), -(-self.sum_bits // 64)), np.uint64)
         out[:, 0] = 1
-        _put(out, self.count_bits, hess.astype(np.uint64))
-        _put(out, self.count_bits + self.hess_bits, (grad + bounds.grad_bound).astype(np.uint64))
+        shifted = (grad + bounds.grad_bound).astype(np.uint64)
+        for bit, values in ((self.count_bits, hess.astype(np.uint64)), (self.count_bits + self.hess_bits, shifted)):
+            word, shift = divmod(bit, 64)
+            out[:, word] |= values << np.uint64(shift)
+            if shift and word + 1 < out.shape[1]:
+                out[:, word + 1] |= values >> np.uint64(64 - shift)
         return out
 
     def group_starts(self, sums: int) -> NDArray[np.int64]:
@@ -173,14 +154,6 @@ class Packing:
         out[:, 2], out[:, 1] = count, hess
         out[:, 0] = grad.astype(np.int64) - bounds.grad_bound * out[:, 2]
         return out
-
-
-def _put(out: Words, bit: int, values: Words) -> None:
-    """Add values (below 2^63) to the number in each row, at a bit position where it is still zero."""
-    word, shift = divmod(bit, 64)
-    out[:, word] |= values << np.uint64(shift)
-    if shift and word + 1 < out.shape[1]:
-        out[:, word + 1] |= values >> np.uint64(64 - shift)
 
 
 def _take(rows: Words, row: NDArray[np.int64], bit: NDArray[np.int64], width: int) -> Words:
@@ -214,7 +187,7 @@ def _sampled(features: NDArray[np.int32] | None, count: int) -> Index:
 
 
 class WholeTableClient:
-    """The active party's end: servers are told neither rows of nodes nor those of the tree's sample."""
+    """The active party's end of `lattice_sums` and `triple_sums`: servers learn no rows of nodes or of samples."""
 
     blind = True
 
@@ -223,7 +196,6 @@ class WholeTableClient:
         self._offsets: dict[str, NDArray[np.int32]] = {}
 
     def setup(self) -> Payload:
-        """Return the bounds; see `SumsClient.setup`."""
         return [np.array([self._bounds.n_rows, self._bounds.grad_bound, self._bounds.hess_bound], np.int64)]
 
     def _check_start(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> None:
@@ -246,7 +218,7 @@ class WholeTableClient:
 
 
 class WholeTableServer:
-    """A passive party's end: codes (rows, features) of all rows, and the slots of its columns; see `make_server`."""
+    """A passive party's end of `lattice_sums` and `triple_sums`: codes (rows, features) of all rows."""
 
     def __init__(self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> None:
         if len(codes) != bounds.n_rows:
@@ -262,14 +234,12 @@ class WholeTableServer:
         features: NDArray[np.int32] | None = None,
         n_rows: int | None = None,
     ) -> None:
-        """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
         check_payload(payload, "the start of a tree")
         if rows is not None:
             raise CryptoError(f"expected all {self._bounds.n_rows} rows, got {len(rows)} - at the start of a tree")
         self._features = _sampled(features, len(self._bins))
 
     def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
-        """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
         raise CryptoError("expected nothing more - at the start of a tree")
 
     def end_tree(self) -> None:

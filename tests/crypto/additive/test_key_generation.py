@@ -10,7 +10,7 @@ from treaty.errors import CryptoError
 
 def factors(key):
     """p, q, u, v of a private key."""
-    return key._p, key._mod_q.modulus.value, key._u, key._v
+    return key.secret_numbers[0], key.secret_numbers[1], key.secret_numbers[2], key.secret_numbers[3]
 
 
 @pytest.mark.parametrize("bits", [96, 97, 128, 255, 512, 1024])
@@ -63,7 +63,7 @@ def test_tiny_test_key_is_refused():
 @pytest.mark.parametrize("bits", [96, 97, 128, 255, 512, 1024])
 def test_paillier_key_has_the_asked_size_and_h_generates_the_squares(bits):
     key = generate_paillier_key(insecure_test_key_bits=bits)
-    p, q, n, h = key._p, key._q, key.public.n, key.public.h
+    p, q, n, h = key.secret_numbers[0], key.secret_numbers[1], key.public.n, key.public.h
     assert n == p * q
     assert n.bit_length() == bits
     assert gmpy2.is_prime(p)
@@ -84,7 +84,7 @@ def test_paillier_key_has_the_asked_size_and_h_generates_the_squares(bits):
 @pytest.mark.slow
 def test_paillier_primes_have_no_small_subgroups():
     key = generate_paillier_key(2048)
-    for prime in (key._p, key._q):
+    for prime in (key.secret_numbers[0], key.secret_numbers[1]):
         assert math.gcd((prime - 1) // 2, int(gmpy2.primorial(1 << 16))) == 1
         assert prime.bit_length() == 1024
 

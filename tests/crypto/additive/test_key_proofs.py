@@ -74,7 +74,7 @@ def test_proofs_of_one_key_differ_in_every_number():
     """They are drawn among all answers that there are: a root alone would tell two roots of one number, so factors."""
     key = generate_key(insecure_test_key_bits=256)
     n, g, h, _ = ou_numbers(key)
-    p, q = key._p, key._mod_q.modulus.value
+    p, q = key.secret_numbers[0], key.secret_numbers[1]
     a = ((pow(g, p - 1, p * p) - 1) // p) * pow(p - 1, -1, p) % p
     proofs = np.array([prove_okamoto_uchiyama(n, g, h, p, q, a) for _ in range(20)])
     assert all(len(set(column)) > 1 for column in proofs.T)

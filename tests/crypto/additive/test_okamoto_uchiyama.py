@@ -18,7 +18,12 @@ class PlainKey:
     def __init__(self, key):
         self.public = key.public
         self.n, self.g, self.h = key.public.n, key.public.g, key.public.h
-        self.p, self.q, self.u, self.v = key._p, key._mod_q.modulus.value, key._u, key._v
+        self.p, self.q, self.u, self.v = (
+            key.secret_numbers[0],
+            key.secret_numbers[1],
+            key.secret_numbers[2],
+            key.secret_numbers[3],
+        )
 
     def encrypt(self, m):
         return pow(self.g, m % self.n, self.n) * pow(self.h, secrets.randbits(2 * self.n.bit_length()), self.n) % self.n

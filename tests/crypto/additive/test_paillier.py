@@ -24,7 +24,7 @@ class PlainKey:
 
     def __init__(self, key):
         self.modulus = key.public.modulus
-        self.p, self.q, self.n = key._p, key._q, key.public.n
+        self.p, self.q, self.n = key.secret_numbers[0], key.secret_numbers[1], key.public.n
         self.order = (self.p - 1) * (self.q - 1)
 
     def encrypt(self, m):
@@ -100,7 +100,7 @@ def test_phe_reads_our_ciphertexts_and_we_read_its(bits):
     key = generate_paillier_key(bits, insecure_test_key_bits=None if bits == 2048 else bits)
     plain = PlainKey(key)
     theirs = phe.PaillierPublicKey(key.public.n)
-    secret = phe.PaillierPrivateKey(theirs, key._p, key._q)
+    secret = phe.PaillierPrivateKey(theirs, key.secret_numbers[0], key.secret_numbers[1])
     messages = [0, 1, *(secrets.randbits(bits - 3) for _ in range(4))]
     words = -(-bits // 64)
     ours = plain.from_packed(key.encrypt(to_words(messages, words), 1))

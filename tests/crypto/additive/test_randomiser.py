@@ -43,7 +43,7 @@ def test_factors_are_uniform_among_all_nth_powers(n, squared):
     randomiser = Randomiser(SimpleNamespace(n=n, modulus=Modulus(size)), 1)
     powers = sorted({pow(x, n, size) for x in range(n) if math.gcd(x, n) == 1})
     assert len(powers) == (10 * 16 if squared else 18 * 30)
-    modulus = randomiser._modulus
+    modulus = randomiser._powers._modulus
     factors = modulus.multiply(randomiser.factors(randomiser.exponents(40_000)), modulus.working([1]))
     found, counts = np.unique(modulus.pack(factors), return_counts=True)
     assert found.tolist() == powers

@@ -220,7 +220,7 @@ def test_sealed_share_from_elsewhere_is_refused(fault, dropout):
         boxes = RunRecord.boxes["p0"] | {"p1": again.boxes["p0"]["p1"]}
     else:
         boxes = BOXES[fault](RunRecord)
-    with pytest.raises(CryptoError, match="expected what p1 sealed for p0 and this round"):
+    with pytest.raises(CryptoError, match="cannot decrypt p1's share for p0"):
         members["p0"].masked_input(np.zeros(4, np.int64), boxes)
 
 

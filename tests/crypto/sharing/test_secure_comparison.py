@@ -19,7 +19,6 @@ from treaty.crypto.sharing.shamir_routing import (
     RandomNumbers,
     ServerSetting,
     is_negative,
-    less_than,
     multiply,
     prepare,
     reduce_degree,
@@ -43,7 +42,7 @@ def test_every_pair_of_bin_codes_is_compared_rightly():
     x, y = (codes.reshape(-1) for codes in np.meshgrid(np.arange(256), np.arange(256)))
     prepared = prepared_for(THREE, len(x))
     xs, ys = share(THREE, x), share(THREE, y)
-    play = Play([less_than(THREE, i, xs[i], ys[i], prepared[i]) for i in range(3)])
+    play = Play([is_negative(THREE, i, field.subtract(xs[i], ys[i]), prepared[i]) for i in range(3)])
     assert np.array_equal(opened(THREE, play.results), x < y)
 
 

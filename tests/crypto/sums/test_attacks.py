@@ -73,7 +73,7 @@ class KnownRandomness:
 
 def paillier_randomness(attack, ciphertext):
     """(c g^{-m})^{1/n} mod n by the key's owner: m disappears modulo n, where g = 1 + n is 1."""
-    p, q, n = attack.key._p, attack.key._q, attack.key.public.n
+    p, q, n = attack.key.secret_numbers[0], attack.key.secret_numbers[1], attack.key.public.n
     return pow(ciphertext % n, pow(n, -1, (p - 1) * (q - 1)), n)
 
 
@@ -100,7 +100,10 @@ def test_randomness_of_an_answer_names_no_rows_with_rerandomisation(cipher):
     attack = KnownRandomness(cipher)
     known = [RANDOMNESS[cipher](attack, c) for c in attack.own()]
     target = RANDOMNESS[cipher](attack, attack.answered())
-    factors = {"ou": lambda k: (k._p, k._mod_q.modulus.value), "paillier": lambda k: (k._p, k._q)}[cipher](attack.key)
+    factors = {
+        "ou": lambda k: (k.secret_numbers[0], k.secret_numbers[1]),
+        "paillier": lambda k: (k.secret_numbers[0], k.secret_numbers[1]),
+    }[cipher](attack.key)
     for modulus in (attack.key.public.n, *factors):  # nor by the parts that the key's owner can look at
         assert attack.matching(target, known, modulus) == []
 

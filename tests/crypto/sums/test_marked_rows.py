@@ -193,7 +193,7 @@ def test_an_order_longer_than_the_key_says_shows_no_rows(bits):
 def paillier_signs():
     """Of one marked row in the bin and of one that is not: the answers' Jacobi symbols modulo p, asked 40 times."""
     key = generate_paillier_key(insecure_test_key_bits=256)
-    p, q = key._p, key._q
+    p, q = key.secret_numbers[0], key.secret_numbers[1]
     no_square = joined(p * p - 1, p * p, 1, q * q)  # (p - 1) / 2 is odd
     attack, signs = Attack("paillier", key, 256), []
     for inside in (True, False):
@@ -216,7 +216,7 @@ SMOOTH = 131101
 
 def paillier_classes():
     """Under an h that generates only a part: the answers' parts of order SMOOTH, and the one that marks make."""
-    q = generate_paillier_key(insecure_test_key_bits=256)._q
+    q = generate_paillier_key(insecure_test_key_bits=256).secret_numbers[1]
     p = next(p for i in itertools.count(1 << 100) if gmpy2.is_prime(p := 2 * SMOOTH * (2 * i + 1) + 1) and p % 8 == 3)
     n, h = p * q, pow(7, 2 * SMOOTH, p * q)
     public = ciphers.PaillierPublicKey(n, h, prove_paillier(n, h, p, q), insecure_test_key_bits=200)
@@ -267,7 +267,7 @@ def test_a_key_with_room_for_a_second_message_is_refused(monkeypatch):
     monkeypatch.setattr(ciphers, "check_okamoto_uchiyama", lambda *_: None)
     attack = Attack("ou", key, 400)
     attack.mark(dict.fromkeys(range(0, ROWS, 2), t))
-    to_class = (q - 1) // key._p
+    to_class = (q - 1) // key.secret_numbers[0]
     assert pow(attack.answer(), to_class, q) == pow(t, to_class * int(attack.member[::2].sum()), q) != 1
 
 
@@ -276,7 +276,7 @@ def test_ciphertexts_that_are_no_units_are_refused(cipher, make):
     """A multiple of q makes every product a multiple of q, and n-th powers leave it one."""
     key = make(insecure_test_key_bits=256)
     attack = Attack(cipher, key, 256)
-    for factor in (key._p, key.public.n // key._p, 0):
+    for factor in (key.secret_numbers[0], key.public.n // key.secret_numbers[0], 0):
         with pytest.raises(CryptoError, match="prime to n - at the start of a tree"):
             attack.mark({33: factor})
     attack.mark({33: 1})
@@ -291,7 +291,7 @@ def test_blind_sums_refuse_ciphertexts_that_are_no_units():
     query = asked(client, rows, np.array([0, 4], np.int32))
     modulus = client._key.public.modulus
     query[0] = query[0].copy()
-    query[0][0, 2] = to_words([client._key._p], modulus.words).view(np.uint8)[0]
+    query[0][0, 2] = to_words([client._key.secret_numbers[0]], modulus.words).view(np.uint8)[0]
     with pytest.raises(CryptoError, match="prime to n - in a query"):
         answered(server, query)
 

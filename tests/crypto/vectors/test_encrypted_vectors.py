@@ -94,7 +94,7 @@ def test_products_with_a_hidden_matrix_are_exact(key, rows, columns, masked, see
 def test_paillier_vectors_are_those_of_phe():
     key = KEYS["paillier"]
     public = phe.PaillierPublicKey(key.public.n)
-    private = phe.PaillierPrivateKey(public, key._p, key._q)
+    private = phe.PaillierPrivateKey(public, key.secret_numbers[0], key.secret_numbers[1])
     hider = Hider(key.public, 200, 1)
     vector, weights = np.array([5, -7, 1 << 40]), np.array([[3, -1], [-4, 9], [2, 0]])
     hidden = hider.hide(vector, VECTOR)
@@ -156,7 +156,7 @@ def test_fields_leave_eighty_bits_free(bits, plaintext_bits, masks, most):
 def test_a_message_above_p_is_not_opened():
     """It comes back modulo p, and the greatest common divisor of the difference and n is p."""
     key = KEYS["ou"]
-    n, p, bits = key.public.n, key._p, key.public.plaintext_bits
+    n, p, bits = key.public.n, key.secret_numbers[0], key.public.plaintext_bits
     fields = Fields.of((bits - 2) // 4, bits)  # without spare bits four would fit, and any number below p / 2
     for above in (1 << bits - 82, 1 << bits - 3, p - 1):
         value = pow(key.public.g, p + above, n) * pow(key.public.h, 12345, n) % n
@@ -192,7 +192,7 @@ def test_ciphertexts_that_are_no_units_are_refused(key):
     hider = Hider(key.public, 40, 1)
     hidden = hider.hide(np.arange(5), VECTOR)
     assert hider.check(hidden, (5,), "a test") is hidden
-    hidden[3] = to_words([key._p], hider.modulus.words)[0]
+    hidden[3] = to_words([key.secret_numbers[0]], hider.modulus.words)[0]
     with pytest.raises(CryptoError, match="prime to n - in a test"):
         hider.check(hidden, (5,), "a test")
 
@@ -202,7 +202,7 @@ def test_products_for_the_owner_of_the_key_are_not_hidden_by_powers_of_its_base(
     """Those are squares, so that a mark which is none would outlast them."""
     hider = Hider(key.public, 40, 1)
     fields = Fields.of(41, key.public.plaintext_bits)
-    p, signs = key._p, []
+    p, signs = key.secret_numbers[0], []
     for randomiser in (hider._key_randomness, hider._randomiser):
         monkeypatch.setattr(hider, "_randomiser", randomiser)
         covered = (hider.cover(hider.hide(np.array([5]), 41), [0], fields) for _ in range(40))

@@ -336,7 +336,7 @@ def test_edge_server_that_lies_about_who_is_left_never_gets_both_of_a_users_secr
     assert of_seed == (6 - count if 6 - count >= 4 else 0)
     assert of_key == (count if count >= 4 else 0)
     refused = [error for error in played.failures.values() if isinstance(error, CryptoError)]
-    assert any("expected 4 signatures or more on the survivors" in str(error) for error in refused)
+    assert any("expected 4 signatures or more on the list of survivors" in str(error) for error in refused)
 
 
 def breaking(step, change):

@@ -229,7 +229,7 @@ def test_sums_come_back_unrecognisable_to_the_owner_of_the_key(monkeypatch, blin
         monkeypatch.setattr(hidden_sums.Randomiser, "exponents", lambda self, rows: exponents(self, rows) * 0)
     played = play_hidden(parts, some)
     expected, back, n = products_of_kept(played, parts, some)
-    p = keys[0]._p
+    p = keys[0].secret_numbers[0]
     q = n // p**2
     np.testing.assert_array_equal(played.results["p0"], pooled(parts, some)[1])
     for modulus in (p, q):  # it works modulo its factors apart
@@ -242,7 +242,7 @@ def test_gains_that_are_no_units_are_not_valid():
     adder = hidden_sums.Adder(key.public, 1)
     gains = key.encrypt(np.arange(6, dtype=np.uint64)[:, None], 1).reshape(2, 3, -1)
     assert adder.valid(gains)
-    for factor in (key._p, key.public.n // key._p):
+    for factor in (key.secret_numbers[0], key.public.n // key.secret_numbers[0]):
         gains[1, 1] = to_words([factor], adder.words)[0]
         assert not adder.valid(gains)
 

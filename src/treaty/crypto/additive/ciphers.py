@@ -1,66 +1,35 @@
-"""The Okamoto-Uchiyama cipher with small subgroups, on many numbers at once.
+"""The additive ciphers, Okamoto-Uchiyama and Paillier: keys, encryption and decryption of many numbers at once.
+
+*Okamoto-Uchiyama* with small subgroups::
 
     n = p^2 q,   c = g^m h^r mod n,   c^{p-1} mod p^2 = 1 + a m (p - 1) p      (m < 2^{|n|/3 - 2})
 
-The product of ciphertexts encrypts the sum of the messages. u and v are 256-bit primes with u | p - 1 and v | q - 1; h
-has order u v; g mod p^2 = (1 + p)^a w, where w has order u, and g mod q lies in <h mod q>. g = 1 + p would do for
-decryption, but then gcd(g - 1, n) = p: the factor w hides p in the public key.
+p = 2 u k + 1 and q = 2 v l + 1 for random 256-bit primes u, v; h has order u modulo p^2 and v modulo q. g mod p^2 =
+(1 + p)^a w, where w has order u, and g mod q lies in <h mod q>. (g = 1 + p would do for decryption, but gcd(g - 1, n)
+would be p: the factor w hides it.) Secure if factoring n is hard, and discrete logarithms and membership in the
+subgroup of order u v, knowing g and h.
 
-* *Assumptions.* Factoring n = p^2 q is hard, and so are discrete logarithms and membership in the subgroup of
-  order u v (Coron, Naccache, Paillier), knowing g, h. Chosen plaintexts only: whoever decrypts chosen
-  ciphertexts for an adversary gives the key away, so decrypted values are used and never sent back.
-* *Who learns what.* From the public key and ciphertexts: nothing about messages. The key's owner learns the
-  message *and* works modulo p and q apart, so a returned ciphertext shows it which of its own ciphertexts
-  were multiplied, unless it is multiplied by a random n-th power (`randomiser`): h^r hides nothing from an owner who
-  chose h, or marked its ciphertexts outside of what h generates.
-* *Key-owner encryption* computes c mod p^2 = (1 + a m p) h^{r_u} and c mod q = h^{r_v} from tables, with
-  r_u, r_v exactly uniform modulo u and v: then c is distributed as g^m h^r with r uniform modulo u v.
+*Paillier* with a fixed base for randomness::
 
-Ciphertexts are *packed Montgomery forms* modulo n (see `montgomery`), so that the receiver multiplies them as received.
-Time does not depend on messages, but table look-ups with secret indices show in the cache.
+    n = p q,   c = (1 + n m) w^r mod n^2,   w = h^n mod n^2,   h = x^2 mod n   (m < 2^{|n| - 2})
+
+p = 2 u k + 1 and q = 2 v l + 1 for four distinct primes, k and l of 64 bits. So squares form a cyclic group of order
+u k v l, and the owner can test whether h generates it; others have only its word for that. With r uniform modulo that
+order w^r is a uniform n-th power among the squares: decisional composite residuosity is the only assumption.
+
+For both: the product of ciphertexts encrypts the sum of the messages. p = 3 and q = 7 modulo 8, as `key_proofs` need.
+Security is against chosen plaintexts only: an owner that decrypts chosen ciphertexts for others gives its key away.
+Public key and ciphertexts reveal nothing of messages. The owner decrypts, and sees of a returned ciphertext which of
+its own were multiplied, unless it is multiplied by a random n-th power (`key_proofs.Randomiser`).
+
+The owner encrypts modulo the factors of n, from tables, with exponents exactly uniform modulo the orders there: the
+ciphertexts are distributed as the formula's. They are *packed Montgomery forms* (`montgomery`), so that the receiver
+multiplies them as received. Time does not depend on messages; table look-ups with secret indices show in the cache.
 
 References: Okamoto and Uchiyama, A New Public-Key Cryptosystem as Secure as Factoring, EUROCRYPT 1998. Coron, Naccache,
-Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999.
-
-The Paillier cipher with a fixed base for randomness, on many numbers at once.
-
-    n = p q,   c = (1 + n m) w^r mod n^2,   w = h^n mod n^2,   h = x^2 mod n for a random x
-
-The product of ciphertexts encrypts the sum of the messages, m < 2^{|n| - 2}. As in Damgard, Jurik and Nielsen, h is
-fixed, so that w^r comes from a table; unlike there, h is a square, not the negative of one, and r is not cut to half
-the length of n. p - 1 = 2 u k and q - 1 = 2 v l with four distinct primes, so that the owner can make sure that h
-generates all squares, a cyclic group of order (p - 1)(q - 1) / 4. Others have only its word for that.
-
-* *Assumption.* Decisional composite residuosity: with r uniform modulo the order of h, w^r is a uniform n-th
-  power among the squares, and no assumption on short exponents or subgroups is needed. Chosen plaintexts only.
-* *Who learns what.* From the public key and ciphertexts: nothing about messages. The key's owner learns the message
-  *and* the randomness, (c (1 + n m)^{-1})^{1/n} mod n, so a returned ciphertext shows it which of its own ciphertexts
-  were multiplied, unless it is multiplied by a random n-th power (`randomiser`): w^r hides nothing that an owner put
-  outside of what its h generates.
-* *Key-owner encryption* works modulo p^2 and q^2 from tables, with r_p, r_q exactly uniform modulo the coprime
-  (p - 1) / 2 and (q - 1) / 2: then w^r is distributed as with r uniform modulo their product.
-
-Ciphertexts are *packed Montgomery forms* modulo n^2 (see `montgomery`), so that the receiver multiplies them as
-received. Time does not depend on messages, but table look-ups with secret indices show in the cache.
-
-References: Paillier, Public-Key Cryptosystems Based on Composite Degree Residuosity Classes, EUROCRYPT 1999. Damgard,
-Jurik, Nielsen, A Generalization of Paillier's Public-Key System with Applications to Electronic Voting, International
-Journal of Information Security 9, 2010, section 4.2 (fixed base).
-
-Key generation from the operating system's randomness.
-
-*Okamoto-Uchiyama*, with small subgroups: p = 2 u k + 1 and q = 2 v l + 1 for random primes u, v and random k, l. h is a
-random element of order u modulo p^2 and of order v modulo q. g must not be 1 + p, although decryption would be simplest
-then: gcd(g - 1, n) would be p. So g mod p^2 = (1 + p)^a w with random a and random w of order u, g mod q random in <h
-mod q>. One of p and q is 3, the other 7 modulo 8, as the proofs need that go with a key (`key_proofs`).
-
-*Paillier*, without: p = 2 u k + 1 and q = 2 v l + 1 for four distinct random primes, k and l of 64 bits. Then the
-squares modulo n form a cyclic group of order u k v l, and it is easy to test whether a random square h generates it.
-(Safe primes would do, too, but take many times longer to find.)
-
-References: Coron, Naccache, Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35,
-1999. Damgard, Jurik, Nielsen, A Generalization of Paillier's Public-Key System with Applications to Electronic Voting,
-International Journal of Information Security 9, 2010, section 4.
+Paillier, Accelerating Okamoto-Uchiyama Public-Key Cryptosystem, Electronics Letters 35, 1999. Paillier, Public-Key
+Cryptosystems Based on Composite Degree Residuosity Classes, EUROCRYPT 1999. Damgard, Jurik, Nielsen, A Generalization
+of Paillier's Public-Key System with Applications to Electronic Voting, Int. J. Information Security 9, 2010, section 4.
 """
 
 from __future__ import annotations
@@ -96,15 +65,16 @@ from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
 
-# Bits per table look-up. Larger tables fall out of the second-level cache, which costs more than the products that they
-# save where products are as fast as with IFMA.
+# Bits per table look-up of the owner. Larger tables fall out of the second-level cache, which costs more than the
+# products that they save where products are as fast as with IFMA.
 _OU_WINDOW = 9 if HAS_IFMA else 11
-_OU_CHUNK = 256  # rows a thread encrypts at a time: working arrays stay in the cache
+_PAILLIER_WINDOW = 8
+_OU_ROWS, _PAILLIER_ROWS = 256, 128  # rows a thread encrypts at a time: working arrays stay in the cache
 _DECRYPTED_AT_A_TIME = 32
 
 
 class OUPublicKey:
-    """A public key, checked as far as possible without the factors; CryptoError if too short or not well formed.
+    """An Okamoto-Uchiyama public key, checked as far as possible without the factors; CryptoError if not well formed.
 
     `subgroup_bits` is 2 * 256 when the owner states that h has order u v below 2^512, else 0 (order unknown). Messages
     are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r with which h^r hides a message
@@ -129,15 +99,11 @@ class OUPublicKey:
         check_base("h", h, n)
         check_order("h", h, n)
         self.n, self.g, self.h, self.subgroup_bits, self._proof = n, g, h, subgroup_bits, list(proof)
+        self.randomiser_base = h
         self.plaintext_bits = n.bit_length() // 3
         order_bits = subgroup_bits or -(-2 * n.bit_length() // 3)
         self.randomness_bits = order_bits + parameters.STATISTICAL_BITS
         self.modulus = Modulus(n)
-
-    @property
-    def randomiser_base(self) -> int:
-        """The base h of the randomness h^r."""
-        return self.h
 
     @classmethod
     def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> OUPublicKey:
@@ -161,8 +127,7 @@ class OUPrivateKey:
     """The owner's key: primes p, q with n = p^2 q; orders u, v of h modulo p^2 and q; a of g mod p^2 = (1 + p)^a w."""
 
     def __init__(self, p: int, q: int, u: int, v: int, a: int, public: OUPublicKey) -> None:
-        self.public = public
-        self._p, self._q, self._u, self._v = p, q, u, v
+        self.public, self.secret_numbers = public, (p, q, u, v, a)  # the latter are shown to an auditor
         self._square = PrimeSquare(
             public.modulus,
             p,
@@ -174,22 +139,21 @@ class OUPrivateKey:
         )
         self._mod_q = Residues(public.modulus, q)
         self._powers_q = FixedBase(self._mod_q.modulus, public.h % q, v.bit_length(), _OU_WINDOW)
-        self.secret_numbers = (p, q, u, v, a)  # what an auditor is shown
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
         check_messages(messages, self.public.plaintext_bits)
-        keystream, n = keystream or Keystream(), self.public.modulus
-        exponents_p = keystream.below(self._u, len(messages))
-        exponents_q = keystream.below(self._v, len(messages))
+        keystream, n, (_, _, u, v, _) = keystream or Keystream(), self.public.modulus, self.secret_numbers
+        exponents_p, exponents_q = keystream.below(u, len(messages)), keystream.below(v, len(messages))
         out = np.empty((len(messages), n.words), np.uint64)
 
         def chunk(rows: slice) -> None:
             part_p = self._square.encrypt(messages[rows], exponents_p[rows])
+            # q holds no message: c mod q = h^{r_v}
             part_q = self._mod_q.lift(self._powers_q.power(exponents_q[rows]))
             out[rows] = n.pack(n.add(part_p, part_q))
 
-        concurrently(chunk, pieces(len(messages), _OU_CHUNK), threads)
+        concurrently(chunk, pieces(len(messages), _OU_ROWS), threads)
         return out
 
     def decrypt(self, ciphertexts: Words, threads: int) -> Words:
@@ -199,19 +163,14 @@ class OUPrivateKey:
         """
         parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
         results = concurrently(lambda rows: self._square.decrypt(ciphertexts[rows]), parts, threads)
-        return to_words([m for part in results for m in part], -(-self._p.bit_length() // 64))
-
-
-_PAILLIER_WINDOW = 8  # bits per table look-up
-_PAILLIER_CHUNK = 128  # rows a thread encrypts at a time: working arrays stay in the cache
+        return to_words([m for part in results for m in part], -(-self.secret_numbers[0].bit_length() // 64))
 
 
 class PaillierPublicKey:
-    """A public key, checked as far as possible without the factors; CryptoError if too short or not well formed.
+    """A Paillier public key, checked as far as possible without the factors; CryptoError if not well formed.
 
     Messages are below 2^{plaintext_bits - 2}; `randomness_bits` is the length of an exponent r with which w^r hides a
-    message from others than the owner; `randomiser_base` is w = h^n mod n^2, computed here so that it is an n-th power
-    for certain. `proof` is the owner's of `key_proofs`, which `from_payload` checks.
+    message from others than the owner. `proof` is the owner's of `key_proofs`, which `from_payload` checks.
     """
 
     def __init__(self, n: int, h: int, proof: Sequence[int] = (), *, insecure_test_key_bits: int | None = None) -> None:
@@ -224,14 +183,12 @@ class PaillierPublicKey:
         self.plaintext_bits = n.bit_length()
         self.randomness_bits = n.bit_length() + parameters.STATISTICAL_BITS
         self.modulus = Modulus(n * n)
+        # w, computed here and not received, so that it is an n-th power for certain
         self.randomiser_base = int(gmpy2.powmod(h, n, n * n))
 
     @classmethod
     def from_payload(cls, payload: Payload, insecure_test_key_bits: int | None = None) -> PaillierPublicKey:
-        """Read a key from uint64 (numbers, words) n, h and its proof, and int64 (0,).
-
-        CryptoError as the constructor, or if the proof does not hold.
-        """
+        """Read a key from uint64 (numbers, words) n, h and its proof, and int64 (0,); errors as of `OUPublicKey`."""
         check_payload(payload, "the public key", (np.uint64, (2 + PAILLIER_NUMBERS, None)), (np.int64, (0,)))
         n, h, *proof = from_words(payload[0])
         key = cls(n, h, proof, insecure_test_key_bits=insecure_test_key_bits)
@@ -246,9 +203,7 @@ class PaillierPrivateKey:
     """The owner's key: primes p, q with n = p q; (p - 1) / 2, (q - 1) / 2 odd, coprime, h of order their product."""
 
     def __init__(self, p: int, q: int, public: PaillierPublicKey) -> None:
-        self.public = public
-        self._p, self._q = p, q
-        self.secret_numbers = (p, q)  # what an auditor is shown
+        self.public, self.secret_numbers = public, (p, q)  # the latter are shown to an auditor
         self._square_p, self._square_q = (
             PrimeSquare(
                 public.modulus,
@@ -261,14 +216,13 @@ class PaillierPrivateKey:
             )
             for prime, other in ((p, q), (q, p))
         )
-        self._q_inverse = pow(q, -1, p)
 
     def encrypt(self, messages: Words, threads: int, keystream: Keystream | None = None) -> Words:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
         check_messages(messages, self.public.plaintext_bits)
-        keystream, n2 = keystream or Keystream(), self.public.modulus
-        exponents_p = keystream.below((self._p - 1) // 2, len(messages))
-        exponents_q = keystream.below((self._q - 1) // 2, len(messages))
+        keystream, n2, (p, q) = keystream or Keystream(), self.public.modulus, self.secret_numbers
+        exponents_p = keystream.below((p - 1) // 2, len(messages))
+        exponents_q = keystream.below((q - 1) // 2, len(messages))
         out = np.empty((len(messages), n2.words), np.uint64)
 
         def chunk(rows: slice) -> None:
@@ -276,7 +230,7 @@ class PaillierPrivateKey:
             part_q = self._square_q.encrypt(messages[rows], exponents_q[rows])
             out[rows] = n2.pack(n2.add(part_p, part_q))
 
-        concurrently(chunk, pieces(len(messages), _PAILLIER_CHUNK), threads)
+        concurrently(chunk, pieces(len(messages), _PAILLIER_ROWS), threads)
         return out
 
     def decrypt(self, ciphertexts: Words, threads: int) -> Words:
@@ -284,14 +238,23 @@ class PaillierPrivateKey:
 
         CryptoError if something is not a ciphertext of this key.
         """
-        parts = pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME)
-        results = concurrently(lambda rows: self._decrypt(ciphertexts[rows]), parts, threads)
+        p, q = self.secret_numbers
+        q_inverse = pow(q, -1, p)
+
+        def chunk(rows: slice) -> list[int]:
+            of_p, of_q = self._square_p.decrypt(ciphertexts[rows]), self._square_q.decrypt(ciphertexts[rows])
+            # Garner: join the messages modulo p and q
+            return [m_q + q * ((m_p - m_q) * q_inverse % p) for m_p, m_q in zip(of_p, of_q, strict=True)]
+
+        results = concurrently(chunk, pieces(len(ciphertexts), _DECRYPTED_AT_A_TIME), threads)
         return to_words([m for part in results for m in part], -(-self.public.n.bit_length() // 64))
 
-    def _decrypt(self, ciphertexts: Words) -> list[int]:
-        """Join the messages modulo p and q (Garner)."""
-        halves = zip(self._square_p.decrypt(ciphertexts), self._square_q.decrypt(ciphertexts), strict=True)
-        return [m_q + self._q * ((m_p - m_q) * self._q_inverse % self._p) for m_p, m_q in halves]
+
+PublicKey = OUPublicKey | PaillierPublicKey
+PrivateKey = OUPrivateKey | PaillierPrivateKey
+
+
+# -------------------------------------------------- keys from the operating system's randomness
 
 
 def generate_key(
@@ -313,8 +276,8 @@ def generate_key(
         g_q = pow(h_q, 1 + secrets.randbelow(v - 1), q)
         inverse = pow(p2, -1, q)
         g, h = (x + p2 * ((y - x) * inverse % q) for x, y in ((g_p, g_q), (h_p, h_q)))
-        subgroup = u.bit_length() + v.bit_length()
         proof = prove_okamoto_uchiyama(n, g, h, p, q, a)
+        subgroup = u.bit_length() + v.bit_length()
         public = OUPublicKey(n, g, h, subgroup, proof, insecure_test_key_bits=insecure_test_key_bits)
         return OUPrivateKey(p, q, u, v, a, public)
 
@@ -332,15 +295,18 @@ def generate_paillier_key(
         if len({u, k, v, l}) < 4 or n.bit_length() != bits:
             continue
         h = pow(2 + secrets.randbelow(n - 2), 2, n)
-        orders = ((p, u), (p, k), (q, v), (q, l))
-        if all(pow(h, order, prime) not in (0, 1) for prime, order in orders):
+        # h generates all squares unless its order misses one of the four primes
+        if all(pow(h, order, prime) not in (0, 1) for prime, order in ((p, u), (p, k), (q, v), (q, l))):
             proof = prove_paillier(n, h, p, q)
             public = PaillierPublicKey(n, h, proof, insecure_test_key_bits=insecure_test_key_bits)
             return PaillierPrivateKey(p, q, public)
 
 
 def _prime_without_small_subgroups(bits: int, residue: int) -> tuple[int, int, int]:
-    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits), 3 or 7 modulo 8, and the primes u, k."""
+    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits), 3 or 7 modulo 8, and the primes u, k.
+
+    Safe primes would do, too, but take many times longer to find.
+    """
     small = min(parameters.PAILLIER_SMALL_PRIME_BITS, bits // parameters.PAILLIER_INSECURE_SMALL_PRIME_SHARE)
     u = _random_prime(bits - small)
     while True:

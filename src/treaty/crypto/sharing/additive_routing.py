@@ -1,29 +1,13 @@
-"""Sign bits of numbers that two servers share modulo 2^l, as XOR shares, with the help of a dealer.
+"""Routing of rows down a hidden tree on additive shares: no server learns a row, a split or a path.
 
-A binary adder on AND triples, many comparisons at a time. A server's program is a generator with the message seam of
-`secure_comparison`.
-
-**Assumed:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude. The
-dealer learns the number of comparisons. Each server receives operands under one-time pads, which are uniform bits, and
-each of the two output bits is uniform by itself. Both servers send their output bit to whoever is to learn the answer
-and to nobody else, re-randomised (`fresh_shares`) if that receiver may have the dealer's numbers.
-
-**Cost:** the dealer's message, 1 + ceil(log2(l - 1)) rounds, and less than 4 l bits per comparison from each server to
-the other; from the dealer a key for each server and less than 3 l bits for server 1. For l = 64: 7 rounds, 243 bits (61
-bytes in all) and 181 (23 bytes). For l = 6, enough for 32 bins: 4 rounds, 14 bits and 10.
-
-References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (AND triples).
-
-Routing of rows down a hidden tree on additive shares: no server learns a row, a split or a path.
-
-The cheaper form of `secure_routing`: two servers compute modulo 2^64 with the help of a dealer, who makes random
+The cheaper form of `shamir_routing`: two servers compute modulo 2^64 with the help of a dealer, who makes random
 numbers and products of them and sees none of the servers' data. Users share rows and the model's owner shares splits,
 both encoded as in `hidden_splits`. In each level the servers compute one number per row, that of the row's node, and
-compare it with zero (`additive_comparison`).
+compare it with zero: `sign_bit`, a binary adder on AND triples, many comparisons at a time.
 
-Programs are generators of one server for all rows, nodes and trees at a time; see `secure_comparison` on the message
-seam. Messages are checked for their form only: every number is a valid share, so wrong shares, and numbers outside the
-ranges of `hidden_splits`, give wrong answers for their rows unnoticed.
+Programs are generators of one server for all rows, nodes and trees at a time; see `shamir_routing` on the message seam.
+Messages are checked for their form only: every number is a valid share, so wrong shares, and numbers outside the ranges
+of `hidden_splits`, give wrong answers for their rows unnoticed.
 
 **Assumed:** honest but curious servers and dealer; neither the two servers nor a server and the dealer collude; secure
 channels. What each party learns:
@@ -36,31 +20,35 @@ owner     nothing
 ========  =============================================================================================================
 
 A user who colludes with one server or with the dealer still learns only that if its shares are re-randomised
-(`fresh_shares`). Shares must never be sent to it as programs return them: all random numbers in these are the dealer's,
-who together with the user could take off all leaf values, and narrow splits down to a few candidates.
+(`keystream.FreshShares`). Shares must never be sent to it as programs return them: all random numbers in these are the
+dealer's, who together with the user could take off all leaf values, and narrow splits down to a few candidates.
 
-**Cost**, in words of 8 bytes per row and tree, besides the comparison; K = 2^level. A tree of L leaves:
+**Cost**, in words of 8 bytes per row and tree; K = 2^level, l = `Layout.bits`. A tree of L leaves:
 
 =================  ==============================  ========================  =========================
 part               rounds                          one server to the other   dealer to server 1
 =================  ==============================  ========================  =========================
 `mask_rows`        1                               D once, 4 for all rows    0
-`route_level`      2 + comparison (the root's)     1/64                      3
-                   3 + comparison (a later's)      2 (K - 1) + 1/64          2 K + 1
+comparison         1 + ceil(log2(l - 1))           less than l / 16          less than 3 l / 64
+`route_level`      2 + comparison (the root's)     1/64 + comparison         3 + comparison
+                   3 + comparison (a later's)      2 (K - 1) + the same      2 K + 1 + the same
 `leaf_values`      1                               L                         1
 sent by a user     -                               D once (to each server)
 sent by owner      -                               K (D + 1) per level (to each server)
 =================  ==============================  ========================  =========================
 
-References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (products). Liu, Ma, Liu,
-Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits opened).
+For l = 64 a comparison takes 7 rounds, 243 bits between servers and 181 from the dealer; for l = 6, enough for 32 bins,
+4 rounds, 14 bits and 10.
+
+References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991 (AND triples, products).
+Liu, Ma, Liu, Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits opened).
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +59,8 @@ from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, check_message
 from treaty.errors import CryptoError
 
+# -------------------------------------------------- comparison
+#
 # Bits are cut in slices: words of slice i hold bit i of 64 comparisons each, so that nothing sent is padding.
 
 
@@ -97,17 +87,16 @@ class _TripleStream:
     """One server's shares of a batch's operands a, b and products a & b, slice after slice."""
 
     def __init__(self, own: int, words: int, dealt: TripleShares) -> None:
-        stream = Keystream(dealt.key)
+        self._stream = Keystream(dealt.key)
         self._own, self._words, self._corrections, self._at = own, words, dealt.corrections, 0
-        self._draw: Callable[[int], Words] = lambda slices: stream.bits(64, slices * words).reshape(slices, words)
 
     def operands(self, slices: int) -> Words:
-        return self._draw(slices)
+        return self._stream.bits(64, slices * self._words).reshape(slices, self._words)
 
     def products(self, slices: int) -> Words:
         """Random for server 0, the dealer's corrections for server 1."""
         if self._own == 0:
-            return self._draw(slices)
+            return self.operands(slices)
         self._at += slices
         return self._corrections[self._at - slices : self._at]
 
@@ -150,7 +139,12 @@ def sign_bit(own: int, values: NDArray[np.uint64], dealt: TripleShares) -> Progr
     """
     dealt.use(len(values))
     carries = dealt.bits - 1  # of the bits below the sign
-    slices = _transposed(values)
+    # bit i of 64 numbers goes into each word of row i: (m,) -> (64, ceil(m / 64))
+    padded = np.zeros(-(-len(values) // 64) * 64, "<u8")
+    padded[: len(values)] = values
+    by_number = np.unpackbits(padded.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    by_bit = np.packbits(np.ascontiguousarray(by_number.T), axis=1, bitorder="little")
+    slices = by_bit.view("<u8").astype(np.uint64)
     triples = _TripleStream(own, slices.shape[1], dealt)
     a = triples.operands(carries)
     mine = slices[:carries] ^ a
@@ -202,14 +196,7 @@ def swap(own: int, mine: Words) -> Program[Words]:
     return replies[1 - own]
 
 
-def _transposed(values: NDArray[np.uint64]) -> Words:
-    """Put bit i of 64 numbers into each word of row i: (m,) -> (64, ceil(m / 64))."""
-    padded = np.zeros(-(-len(values) // 64) * 64, "<u8")
-    padded[: len(values)] = values
-    bits = np.unpackbits(padded.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
-    packed = np.packbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
-    return packed.view("<u8").astype(np.uint64)
-
+# -------------------------------------------------- routing
 
 Keys = tuple[bytes, bytes]  # of server 0 and of server 1; each to be kept from the other
 
@@ -251,9 +238,6 @@ def open_bits(shares: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return opened
 
 
-# ---------------------------------------------------------------- dealer
-
-
 def deal_mask(rows: int, columns: int) -> tuple[Words, Keys]:
     """Return the mask of some rows, uint64 (rows, columns), and the servers' keys to their shares of it.
 
@@ -291,9 +275,6 @@ def deal_leaves(rows: int, trees: int, leaves: int) -> tuple[Keys, Words]:
     numbers = _DealerNumbers()
     path_masks, value_masks = numbers.drawn(trees, leaves, rows), numbers.drawn(trees, leaves)
     return numbers.keys, numbers.corrected((path_masks * value_masks[..., None]).sum(axis=1)).reshape(-1)
-
-
-# ---------------------------------------------------------------- server
 
 
 def mask_rows(own: int, rows: Words, key: bytes) -> Program[tuple[MaskedRows, bytes]]:
@@ -335,7 +316,7 @@ def route_level(
     if weights.ndim != 3:
         raise CryptoError(f"expected weights of splits (trees, K, D), got {weights.shape} - at secure routing")
     trees, nodes, columns = weights.shape
-    n = len(rows)
+    n = len(rows.opened)
     _check(thresholds, (trees, nodes), "thresholds of splits")
     _check(rows.opened, (n, columns), "rows")
     _check(paths, (trees, nodes, n), "paths")
@@ -349,15 +330,18 @@ def route_level(
     path_masks, value_masks = dealt.numbers(trees, nodes - 1, n), dealt.numbers(trees, nodes - 1, n)
     summed, masked_coins = dealt.products(trees, n), dealt.products(trees, nodes - 1, n)
     splits, in_path = yield from _open(own, [weights - split_masks, paths[:, :-1] - path_masks])
+    # a_k = w_k.z - T_k of every node: w = (w - mask) + mask, z = (z - mask) + mask, multiplied out
     values = masked_values - thresholds[..., None]
     values += _values(split_masks + splits if own == 0 else split_masks, rows.opened) + _values(splits, rows.mask)
     over = values[:, :-1] - values[:, -1:] - value_masks
     if nodes > 1:
         (over,) = yield from _open(own, [over])
+    # a = a_last + sum_k p_k (a_k - a_last), by Beaver's products
     products = in_path * (value_masks + over if own == 0 else value_masks) + over * path_masks
     at_node = values[:, -1] + products.sum(axis=1) + summed
     left = yield from sign_bit(own, np.ascontiguousarray(at_node.reshape(-1)), compared)
     left = left.reshape(trees, n)
+    # b is opened under the coin c: b = m + (1 - 2 m) c
     turned = yield from _open_turned(own, left ^ coins)
     sign = 1 - 2 * turned.astype(np.int64)
     turned, sign = turned.astype(np.uint64), sign.astype(np.uint64)
@@ -390,9 +374,6 @@ def leaf_values(own: int, paths: Words, values: Words, key: bytes, corrections: 
     products = in_path * (value_masks + over if own == 0 else value_masks)[..., None] + over[..., None] * path_masks
     found: Words = products.sum(axis=1) + summed
     return found
-
-
-# ---------------------------------------------------------------- numbers dealt
 
 
 class _ServerNumbers:

@@ -1,12 +1,4 @@
-"""One round of secure aggregation as its members and the aggregator agree on it beforehand; see `secure_aggregation`.
-
-The form for parties that never drop out is complete here: masks between pairs cancel in the sum over all members, and
-nothing has to be recovered. Without one member's vector the others' sum stays masked: the aggregator and any number of
-colluders learn the sum of the remaining members' inputs and no more, whatever the aggregator tells whom.
-
-A member's part in one round of secure aggregation; see `secure_aggregation` for the steps and what they protect.
-
-Sums of vectors that nobody sees: double masking with dropout, and its form for parties that never drop out.
+"""Sums of vectors that nobody sees: double masking with dropout, and its form for parties that never drop out.
 
 Bonawitz et al.'s protocol without transport: a protocol carries what these classes return. Vectors are int64 of public
 length; sums are exact modulo 2^64 (the caller checks beforehand that they fit).
@@ -33,7 +25,8 @@ open  `Aggregator.open`                       sum_{u in U2} x_u
   two rounds and were rebuilt when its owner drops from the second, the masks of the first would be known, too.
 * ``"reveal"``: every survivor tells the key of its one mask with the lost one. Keys may last a job and steps are
   cheaper, but a survivor lost before step 4 voids the round. For few and steady participants.
-* ``"none"``: not at all. Only step 2 without PRG(b_u): `pairwise_input`, `open_pairwise`. Keys may last a job.
+* ``"none"``: not at all. Only step 2 without PRG(b_u): `pairwise_input`, `open_pairwise`. Keys may last a job. Masks
+  between pairs cancel in the sum over all members; without one member's vector the others' sum stays masked.
 
 **What is assumed, what is learned.** A is the aggregator, c how many of the n members pass it all they see (a member
 that is itself the aggregator counts). Channels to A are encrypted and authenticated; the roster's keys are right.
@@ -88,24 +81,19 @@ class RoundVoid(CryptoError):
 
 
 class Unmasking(NamedTuple):
-    """A participant's answer at step 4, by member.
+    """A participant's answer at step 4, by member."""
 
-    For those in U2 its share of their self-mask seed; for those lost from U1 its share of their mask key (``"share"``)
-    or the key of its one mask with them (``"reveal"``).
-    """
-
-    survivors: dict[str, bytes]
-    lost: dict[str, bytes]
+    survivors: dict[str, bytes]  # of those in U2: its share of their self-mask seed
+    lost: dict[str, bytes]  # of those lost from U1: its share of their mask key, or the key of its one mask with them
 
 
 class Round:
     """What all agree on before one vector is summed; an aggregator cannot tell two members different versions of it.
 
-    The roster gives the Ed25519 public keys (32 bytes) of the n members chosen for this round; an absent member still
-    counts for t. `vector_id` distinguishes vectors of one round. `threshold` is t, how many members must answer: more
-    than n/2, by default ceil(2n/3). `min_cohort` is the fewest members whose sum may be opened, 3 or more; with
-    `allow_two` also 2, each of whom sees the other's input in the sum: only where noise protects inputs. CryptoError if
-    these are out of range.
+    The roster has the Ed25519 public keys (32 bytes) of the round's n members; an absent member still counts for t.
+    `vector_id` distinguishes vectors of one round. `threshold` is t, how many members must answer: more than n/2, by
+    default ceil(2n/3). `min_cohort` is the fewest members whose sum may be opened, 3 or more; with `allow_two` also 2,
+    each of whom sees the other's input in the sum: only where noise protects inputs. CryptoError if out of range.
     """
 
     def __init__(
@@ -152,7 +140,7 @@ class Round:
 
     @property
     def context(self) -> bytes:
-        """Digest of all that the members agree on, bytes of length 32."""
+        """Digest of all that the members agree on, 32 bytes."""
         parts = (self.nonce, self.length, self.dropout, self.threshold, self._min_cohort, self._listed)
         return hashlib.sha256(length_prefixed("treaty round", *parts)).digest()
 
@@ -166,13 +154,11 @@ class Round:
         return [self._points[name] for name in names]
 
     def check(self, vector: NDArray[Any], dtype: type[np.generic], what: str) -> None:
-        """Raise CryptoError for a vector of another type or length than the round's."""
         if vector.dtype != dtype or vector.shape != (self.length,):
             wanted = f"{np.dtype(dtype)} ({self.length},)"
             raise CryptoError(f"expected {wanted}, got {vector.dtype} {vector.shape} - at {what}")
 
     def check_seeds(self, seeds: PairSeeds) -> None:
-        """Raise CryptoError for seeds from keys made for anything but this round's scope."""
         if seeds.scope != self.key_scope or seeds.name not in self.roster:
             raise CryptoError(f"expected seeds from keys made for this round, got others - at {seeds.name}")
 
@@ -324,8 +310,8 @@ class Participant:
         self._begin("unmask")
         if len(set(vouched) & set(self._survivors)) < self._round.threshold:
             raise CryptoError(
-                f"expected {self._round.threshold} signatures or more on the survivors that {self._seeds.name} was "
-                f"told, got {len(vouched)}; the aggregator may have told others something else"
+                f"expected {self._round.threshold} signatures or more on the list of survivors that {self._seeds.name} "
+                f"received, got {len(vouched)}; the aggregator may have sent others another list"
             )
         lost = sorted(self._shares.keys() - set(self._survivors))
         if self._round.dropout == "share":
@@ -342,11 +328,10 @@ class Participant:
         self._next = None  # until the step has succeeded
 
     def _opened_share(self, sender: str, box: bytes) -> bytes:
-        content = unseal(self._seeds.channel[sender], box, self._bound(sender, self._seeds.name))
-        if content is None or len(content) != len(self._shares[self._seeds.name]):
-            raise CryptoError(
-                f"expected what {sender} sealed for {self._seeds.name} and this round, got something else"
-            )
+        own = self._seeds.name
+        content = unseal(self._seeds.channel[sender], box, self._bound(sender, own))
+        if content is None or len(content) != len(self._shares[own]):
+            raise CryptoError(f"cannot decrypt {sender}'s share for {own}: wrong key, sender or round")
         return content
 
     def _bound(self, sender: str, receiver: str) -> bytes:
@@ -430,6 +415,7 @@ class Aggregator:
         advertised key. A wrong share of a self-mask seed goes unnoticed and makes the sum garbage.
         """
         survivors = self._closed()
+        # no answer has both kinds of shares of a member: with both, its input would be open
         lost = sorted(self._shared - self._came)
         for name, answer in answers.items():
             right = answer.survivors.keys() == self._came and answer.lost.keys() == set(lost)
@@ -442,7 +428,9 @@ class Aggregator:
             rebuilt = self._opened({name: answer.lost for name, answer in answers.items()}, lost)
             keys = {v: self._keys_with(v, rebuilt[v], survivors) for v in lost}
         else:
-            keys = {v: {u: _key(answers[u].lost[v], u) for u in survivors} for v in lost}
+            keys = {v: {u: answers[u].lost[v] for u in survivors} for v in lost}
+            for name in {u for of in keys.values() for u, key in of.items() if len(key) != KEY_BYTES}:
+                raise CryptoError(f"expected keys of {KEY_BYTES} bytes, got others - in the answer of {name}")
         added = [keys[v][u] for v in lost for u in survivors if u > v]  # u > v subtracted what it shares with v
         subtracted = [keys[v][u] for v in lost for u in survivors if u < v]
         subtracted += [mask_key(of_seeds[u], self._round.nonce) for u in survivors]
@@ -471,9 +459,3 @@ class Aggregator:
         if self._survivors is None:
             raise CryptoError("expected the list of survivors to be closed first")
         return self._survivors
-
-
-def _key(key: bytes, sender: str) -> bytes:
-    if len(key) != KEY_BYTES:
-        raise CryptoError(f"expected keys of {KEY_BYTES} bytes, got {len(key)} - in the answer of {sender}")
-    return key

@@ -1,62 +1,38 @@
-"""Comparison of Shamir-shared numbers among three or more servers: shares of [x < y]; nobody learns x, y or the answer.
+"""Comparison of Shamir-shared numbers, and routing of rows down a hidden tree with it, among three or more servers.
 
-Shares are modulo p = 2^127 - 1, many comparisons at a time, by Toft's method. (`additive_comparison` does the same
-between two servers helped by a dealer.)
+SecPred of FedXGB. Users share their rows and the model's owner its splits, both encoded as in `hidden_splits`; the
+owner fills the tree up to its depth with dummy splits, which hides its shape, too. In each level the servers compute
+one number per row, that of the row's node, and compare it with zero by Toft's method, modulo p = 2^127 - 1.
 
-**The message seam.** A server's program is a generator. In each round it yields ``{receiver: array}``, one uint64 array
-for each of the other servers, and is sent ``{sender: array}``, the arrays that they yielded for it in the same round.
-Servers are numbered from 0. The transport, which is not here, must hide arrays from everybody but the receiver and
-authenticate the sender. Every round holds all comparisons of the batch.
+**The message seam.** A server's program is a generator, for all rows, nodes and trees at a time. In each round it
+yields ``{receiver: array}``, one uint64 array for each of the other servers, and is sent ``{sender: array}``, the
+arrays that they yielded for it in the same round. Servers are numbered from 0. The transport, which is not here, must
+hide arrays from everybody but the receiver and authenticate the sender.
 
 **Assumed:** honest but curious servers of which at most t < n/2 collude, secure channels, and AES as a pseudorandom
-generator for each server's own numbers. t servers together learn nothing of x, y and the answer beyond a statistical
-distance of 2^-100 per comparison (a carry into the opened c, under masks of 100 bits), so N 2^-100 over a training of N
-comparisons: 2^-60 for a million million. All else they receive is uniform, whatever is compared: shares; c mod 2^l;
-squares of random numbers; the zero test's answer, which the secret sign turns into a fair coin, and a random number
-besides. Nobody proves what it sends: a lie is noticed only where shares of degree below n - 1 are opened and do not
-belong together (always so for c, hence inputs of a wrong degree are noticed); otherwise the answer is wrong.
-
-**Cost**, numbers of 16 bytes, over all n (n - 1) pairs of servers:
-
-===================  =============================  =============================================
-part                 rounds                         numbers per comparison and pair
-===================  =============================  =============================================
-`prepare`            2                              2 (l + 2) / (n - t) + 1 dealt, l + 1 opened
-`less_than`          1 + ceil(log2(l + 2))          2 opened, l shares of products
-===================  =============================  =============================================
-
-`prepare` needs no inputs. Random numbers are drawn n - t at a time from one that each server deals (Damgård, Nielsen).
-
-References: Toft, Primitives and Applications for Multi-party Computation, PhD thesis, Aarhus 2007 (comparison, random
-bits). Gennaro, Rabin, Rabin, Simplified VSS and Fast-track Multiparty Computations, PODC 1998 (degree reduction).
-Damgård, Nielsen, Scalable and Unconditionally Secure Multiparty Computation, CRYPTO 2007 (random numbers, zeros).
-
-Routing of rows down a hidden tree on Shamir shares: no server learns a row, a split or a path.
-
-SecPred of FedXGB among three or more servers. Users share their rows and the model's owner its splits, both as in
-`hidden_splits`; the owner fills the tree up to its depth with dummy splits, which hides its shape, too. In each level
-the servers compute one number per row, that of the row's node, and compare it with zero.
-
-Programs are generators of one server for all rows, nodes (and trees) at a time; see `secure_comparison` on the message
-seam. Messages are checked for their form, not for honesty: numbers beyond `ServerSetting.bits` give wrong answers.
-
-**Who learns what**, of honest but curious servers of which at most t collude, over secure channels:
+generator for each server's own numbers. Nobody proves what it sends: a lie is noticed only where shares of degree below
+n - 1 are opened and do not belong together (always so for c, hence inputs of a wrong degree are noticed); otherwise the
+answer is wrong, as it is for numbers beyond `ServerSetting.bits`. What each party learns:
 
 ========  =============================================================================================================
-server    numbers of rows, columns, levels and leaves, and who asks; nothing else, but for what `is_negative` says
-user      what is opened to it: the side of its rows in each level where it is sent shares of b, else their leaf values
+server    numbers of rows, columns, levels and leaves, and who asks. t servers together: of x, y and the answer of a
+          comparison a statistical distance of 2^-100 (a carry into the opened c, under masks of 100 bits), 2^-60 for a
+          million million. All else they receive is uniform, whatever is compared: shares; c mod 2^l; squares of random
+          numbers; the zero test's answer, which the secret sign turns into a fair coin, and a random number
+user      what is opened to it: the side of its rows in each level where it is sent shares of b, else their leaf values.
+          With t servers it learns what it is told; with made-up rows it can find the splits
 owner     nothing
 ========  =============================================================================================================
 
-A user may collude with t servers: they learn what it is told. A user who may ask for made-up rows can find the splits.
 In paper mode (`route_shown`) all servers and the user see every bit; features are known, only thresholds are hidden.
 
-**Cost**, numbers of 16 bytes, per row and ordered pair of servers; l of the setting, K = 2^level; one comparison per
-row and level must be prepared before:
+**Cost**, numbers of 16 bytes per row (or comparison) and ordered pair of servers; K = 2^level:
 
 ===============  ======================================  ======================================
-part             rounds                                  numbers per row and pair
+part             rounds                                  numbers
 ===============  ======================================  ======================================
+`prepare`        2, before inputs are known              2 (l + 2) / (n - t) + 1 dealt, l + 1 opened
+`is_negative`    1 + ceil(log2(l + 2))                   l + 2
 `route_level`    1 + comparison (the root's)             1 + (l + 2)
                  3 + comparison (a later level's)        K + 1 + (l + 2) + (K - 1)
 `leaf_values`    1                                       1
@@ -66,7 +42,9 @@ sent by owner    -                                       K (D + 1) per level (to
 ===============  ======================================  ======================================
 
 References: Liu, Ma, Liu, Ma, Nepal, Deng, Boosting Privately, ICDCS 2020 (SecPred; there two servers' comparison, bits
-opened).
+opened). Toft, Primitives and Applications for Multi-party Computation, PhD thesis, Aarhus 2007 (comparison, random
+bits). Gennaro, Rabin, Rabin, Simplified VSS and Fast-track Multiparty Computations, PODC 1998 (degree reduction).
+Damgård, Nielsen, Scalable and Unconditionally Secure Multiparty Computation, CRYPTO 2007 (random numbers, zeros).
 """
 
 from __future__ import annotations
@@ -134,10 +112,10 @@ class RandomNumbers:
         self._numbers = (bits, low, mask, signs, blinds, zeros)
 
     def take(self, rows: int) -> tuple[Words, Words, Words, Words, Words, Words]:
-        """Take the numbers of some comparisons, all servers alike; CryptoError if fewer are left. In this order:.
+        """Take the numbers of some comparisons, all servers alike; CryptoError if fewer are left.
 
-        bits (l, m, 2): r_0 to r_{l-1}; low and mask (m, 2): r = sum r_i 2^i, and r + 2^l r'; signs s, blinds (random
-        numbers) and zeros (shares of zero of degree 2 t), (m, 2) each.
+        In this order: bits (l, m, 2): r_0 to r_{l-1}; low and mask (m, 2): r = sum r_i 2^i, and r + 2^l r'; signs s,
+        blinds (random numbers) and zeros (shares of zero of degree 2 t), (m, 2) each.
         """
         if rows > self.left:
             raise CryptoError(f"expected random numbers for {rows} comparisons, got {self.left}; prepare more")
@@ -178,11 +156,6 @@ def prepare(setting: ServerSetting, own: int, rows: int) -> Program[RandomNumber
     low = field.combine(bits, np.stack([field.constant(1 << i) for i in range(l)])[None])[0]
     mask = field.add(low, field.multiply(high, field.constant(1 << l)))
     return RandomNumbers(bits, low, mask, signs[l], numbers[signed:].copy(), zeros[signed:].copy())
-
-
-def less_than(setting: ServerSetting, own: int, x: Words, y: Words, prepared: RandomNumbers) -> Program[Words]:
-    """Return shares of [x < y], for -2^(l-1) < x - y < 2^(l-1); see `is_negative`."""
-    return is_negative(setting, own, field.subtract(x, y), prepared)
 
 
 def is_negative(setting: ServerSetting, own: int, values: Words, prepared: RandomNumbers) -> Program[Words]:

@@ -1,14 +1,14 @@
-"""Bin sums of hidden gradients under an additive cipher: both ends of `encrypted_sums`.
+"""Bin sums of hidden gradients under an additive cipher: both ends of `encrypted_sums`, in two forms.
 
 A server multiplies ciphertexts per bin, packs k sums into each answer ciphertext, and re-randomises every one.
 
-* *Assumption*: honest-but-curious parties and the security of the cipher (see `okamoto_uchiyama`, `paillier`).
+* *Assumption*: honest-but-curious parties and the security of the cipher (`crypto.additive.ciphers`).
 * *Server learns*: which sampled rows are in which node; nothing about gradients beyond their public bounds.
 * *Client learns*: sums and count of every bin in every node it asked about, the fullest bin of each column over
-  the whole table, and no more: answers are multiplied by n-th powers that the server draws (`randomiser`), which hide
-  what went into a bin but for its sum, whatever the client built into its key, whose form it proves (`key_proofs`), or
-  into its ciphertexts, which must be units. Crafted gradients can still make sums reveal single rows, which no additive
-  cipher prevents; `disclosed_sums` shows them to an auditor who is given the key in a dispute.
+  the whole table, and no more: answers are multiplied by n-th powers that the server draws, which hide what went into a
+  bin but for its sum, whatever the client built into its key, whose form it proves (`key_proofs`), or into its
+  ciphertexts, which must be units. Crafted gradients can still make sums reveal single rows, which no additive cipher
+  prevents; an auditor who is given the key in a dispute sees them (`encrypted_sums.DisclosedKey`).
 * *Both* see how many sums an answer holds and how long it took.
 
 Not sent: each column's fullest bin over the table (the node's total less the others), bins empty in a node (a bit map
@@ -22,40 +22,31 @@ query         uint8 or uint16 (m,) node of each row, the largest value in no nod
 answer        uint8 (nodes, ceil(slots / 8)) bit map of slots sent; uint64 (ciphertexts, words)
 ============  ==========================================================================================
 
+*The blind form* shows no rows of nodes: every row of the table is encrypted afresh for each *node*, as grad, hess and
+the 1 that counts it if it is in the node, else as 0. The server multiplies the ciphertexts of all rows of a bin. It
+cannot tell nodes, samples or gradients from others while the cipher is semantically secure. `begin_tree` carries
+nothing, `query` uint8 (nodes, rows, 8 words). A node costs as much as a whole tree does in the other form: 384 bytes a
+row under 3072 bits.
+
 Memory beyond the payloads, however many columns there are: a server makes 64 MB of products at a time (up to three
 copies while they are sorted), and per thread those of joint cells, fewer than the level's rows. Powers of the factors'
 bases take 18 MB under a 3072-bit Okamoto-Uchiyama key (34 MB under Paillier), factors made ahead up to 32 MB. It keeps
 a label of one to four bytes per row and top group of columns.
 
 References: Cheng et al., SecureBoost, arXiv 1901.08755, algorithm 1. Chen et al., SecureBoost+, arXiv 2110.10927.
-
-Bin sums under an additive cipher that show no rows of nodes: a ciphertext per row and *node*, zeros outside it.
-
-What `additive_sums` does once per tree is done once per node: every row of the table is encrypted afresh, as grad, hess
-and the 1 that counts it if it is in the node, else as 0. The server multiplies the ciphertexts of all rows of a bin and
-re-randomises its answers. It cannot tell nodes, samples or gradients from others while the cipher is semantically
-secure; the client learns what it learns in `additive_sums`.
-
-Payloads differ from those of `additive_sums` in two calls:
-
-============  ==========================================================================================
-begin_tree    nothing
-query         uint8 (nodes, rows, 8 words) packed Montgomery forms
-============  ==========================================================================================
-
-A node costs as much as a whole tree does there, in time and in bytes: 384 bytes a row under 3072 bits.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.key_proofs import RandomisableKey, Randomiser, ReadyFactors
+from treaty.crypto.additive.ciphers import PrivateKey, PublicKey
+from treaty.crypto.additive.key_proofs import Randomiser, ReadyFactors
 from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.payload import LEAST_ROWS, Packing, Payload, SumsBounds, bins_of, check_payload
 from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, level_pieces, plan_blocks
@@ -72,51 +63,26 @@ _OPENED_AT_A_TIME = 4096  # ciphertexts decrypted and split at a time
 PRODUCT_BYTES = 64 << 20  # products made at a time, so that memory does not grow with the number of columns
 
 
-class AdditivePublicKey(RandomisableKey, Protocol):
-    """A public key whose ciphertexts, packed Montgomery forms modulo `modulus`, multiply to those of sums."""
-
-    @property
-    def plaintext_bits(self) -> int: ...
-    def to_payload(self) -> Payload: ...
-
-
-class AdditivePrivateKey(Protocol):
-    """A key that encrypts and decrypts many numbers at once."""
-
-    @property
-    def public(self) -> AdditivePublicKey: ...
-    @property
-    def secret_numbers(self) -> tuple[int, ...]: ...
-    def encrypt(self, messages: Words, threads: int) -> Words: ...
-    def decrypt(self, ciphertexts: Words, threads: int) -> Words: ...
-
-
 class AdditiveSumsClient:
     """The active party's end; the key serves this job only. CryptoError if the sums do not fit a plaintext."""
 
     blind = False
     nodes_at_a_time = _MOST_NODES
 
-    def __init__(self, key: AdditivePrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
+    def __init__(self, key: PrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
         self._packing = Packing(bounds, key.public.plaintext_bits)
         self._key, self._threads = key, threads
+        self.secret_numbers: tuple[int, ...] = key.secret_numbers  # shown to an auditor
         self._left_out: dict[str, NDArray[np.int32]] = {}
         self._offsets: dict[str, NDArray[np.int32]] = {}
         self._rows = -1
         self._nodes = -1
 
-    @property
-    def secret_numbers(self) -> tuple[int, ...]:
-        """What an auditor is shown of the key."""
-        return self._key.secret_numbers
-
     def setup(self) -> Payload:
-        """Return the public key and the bounds; see `SumsClient.setup`."""
         (numbers, statements), bounds = self._key.public.to_payload(), self._packing.bounds
         return [numbers, np.array([bounds.n_rows, bounds.grad_bound, bounds.hess_bound, *statements], np.int64)]
 
     def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
-        """Note which slots a server leaves out; see `SumsClient.accept_hint`."""
         check_payload(hint, f"the hint of {peer}", (np.int32, (len(offsets) - 1,)))
         left_out = hint[0]
         if (left_out < offsets[:-1]).any() or (left_out >= offsets[1:]).any():
@@ -125,7 +91,6 @@ class AdditiveSumsClient:
         return 0
 
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
-        """Encrypt the derivatives of the sampled rows, piece by piece; see `SumsClient.begin_tree`."""
         if grad.ndim != 1 or grad.shape != hess.shape or grad.dtype != np.int64 or hess.dtype != np.int64:
             raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
         self._rows, self._nodes = len(grad), -1
@@ -137,7 +102,6 @@ class AdditiveSumsClient:
         return map(piece, pieces(self._rows, at_a_time) or [slice(0, 0)])
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
-        """Name the node of each sampled row; see `SumsClient.query`."""
         nodes = len(starts) - 1
         if self._rows < 0:
             raise CryptoError("expected begin_tree before query")
@@ -157,7 +121,6 @@ class AdditiveSumsClient:
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
-        """Decrypt the sums of a server's bins, which the answer itself names; see `SumsClient.open`."""
         if peer not in self._offsets or self._nodes < 0:
             raise CryptoError(f"expected a hint and a query before an answer of {peer}")
         if totals.shape != (self._nodes, 3):
@@ -176,11 +139,13 @@ class AdditiveSumsClient:
         if not modulus.in_range(answer[1]):
             raise CryptoError(f"a ciphertext is not in range - in {what}")
         sums = np.zeros((self._nodes, slots, 3), np.int64)
+        # a slot's place among the ones of the bit map is its place among the sums of the plaintexts
         for part in pieces(len(answer[1]), _OPENED_AT_A_TIME):
             plaintexts = self._key.decrypt(answer[1][part], self._threads)
             places = taken[starts[part.start] : starts[part.stop]]
             sums.reshape(-1, 3)[places] = self._packing.unpack_sums(plaintexts, len(places))
         if slots:
+            # the left-out slot of a feature has what its other slots lack of the node's total
             per_feature = np.add.reduceat(sums, offsets[:-1], axis=1)
             sums[:, left_out] = totals[:, None] - per_feature
             if (sums[:, left_out, 2] < 0).any():
@@ -198,7 +163,7 @@ class AdditiveSumsServer:
 
     def __init__(
         self,
-        key: AdditivePublicKey,
+        key: PublicKey,
         bounds: SumsBounds,
         codes: NDArray[np.uint8],
         offsets: NDArray[np.int32],
@@ -230,7 +195,6 @@ class AdditiveSumsServer:
         return plan_blocks(codes, self._left_out, self._bins, self._threads)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
-        """Return the slot each feature leaves out: its fullest over the table; see `SumsServer.hint`."""
         yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
 
     def begin_tree(
@@ -240,7 +204,6 @@ class AdditiveSumsServer:
         features: NDArray[np.int32] | None = None,
         n_rows: int | None = None,
     ) -> None:
-        """Keep a tree's first ciphertexts and their rows; see `SumsServer.begin_tree`."""
         sampled = rows is not None
         count = self._table_rows if rows is None else len(rows) if n_rows is None else n_rows
         if count > min(self._packing.bounds.n_rows, self._table_rows):
@@ -252,7 +215,6 @@ class AdditiveSumsServer:
         self._begin(features)
 
     def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
-        """Keep some more ciphertexts; those that come all at once are not copied. See `SumsServer.add_rows`."""
         check_payload(payload, "the ciphertexts of a tree", (np.uint8, (None, 8 * self._modulus.words)))
         found = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
         count, there = len(self._rows), self._rows_there + len(found)
@@ -285,11 +247,9 @@ class AdditiveSumsServer:
             self._factors.prepare()
 
     def end_tree(self) -> None:
-        """Drop the tree's ciphertexts; see `SumsServer.end_tree`."""
         self._ciphertexts, self._slots_there = None, 0
 
     def add(self, piece: Payload) -> int:
-        """Note the nodes of some more rows; see `SumsServer.add`."""
         if self._ciphertexts is None:
             raise CryptoError("expected begin_tree before a query")
         dtype = np.uint16 if len(piece) == 2 and piece[0].dtype == np.uint16 else np.uint8
@@ -305,7 +265,6 @@ class AdditiveSumsServer:
         return nodes
 
     def answer(self) -> Payload:
-        """Return the encrypted bin sums of all asked nodes, re-randomised; see `SumsServer.answer`."""
         there, self._slots_there = self._slots_there, 0
         if self._ciphertexts is None or self._rows_there != len(self._rows):
             raise CryptoError(f"expected ciphertexts of {len(self._rows)} rows, got {self._rows_there} - at a query")
@@ -322,6 +281,7 @@ class AdditiveSumsServer:
         for places, products in self._products(positions, node_starts):
             sent.reshape(-1)[places] = 1
             pending = np.concatenate([pending, products]) if len(pending) else products
+            # only full plaintexts are made: the rest waits for the next products
             whole = len(pending) - len(pending) % self._packing.per_plaintext
             made.append(self._compress(pending[:whole]))
             pending = pending[whole:].copy()
@@ -343,7 +303,7 @@ class AdditiveSumsServer:
             yield bin_products(self._modulus, groups, self._offsets, held, self._threads)
 
     def close(self) -> None:
-        """Nothing is kept; see `SumsServer.close`."""
+        pass  # nothing outlives the job
 
     def _read_query(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return positions of the asked rows, node after node, and the nodes' starts."""
@@ -379,17 +339,16 @@ _NOTHING = np.empty((0, 0, 0), np.uint8)
 
 
 class BlindSumsClient(AdditiveSumsClient):
-    """The active party's end, as `AdditiveSumsClient`, where n_rows is the number of rows of the table."""
+    """The active party's end of the blind form; the bounds' n_rows is the number of rows of the table."""
 
     blind = True
 
-    def __init__(self, key: AdditivePrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
+    def __init__(self, key: PrivateKey, bounds: SumsBounds, *, threads: int = 1) -> None:
         super().__init__(key, bounds, threads=threads)
         one_node = 8 * key.public.modulus.words * bounds.n_rows
         self.nodes_at_a_time = max(1, min(_MOST_BLIND_NODES, PIECE_BYTES // one_node))
 
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
-        """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         if len(grad) != self._packing.bounds.n_rows or grad.shape != hess.shape:
             raise CryptoError(f"expected the derivatives of {self._packing.bounds.n_rows} rows, got {len(grad)}")
         self._plaintexts = self._packing.pack_rows(grad, hess)
@@ -397,7 +356,6 @@ class BlindSumsClient(AdditiveSumsClient):
         return iter([[]])
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
-        """Encrypt all rows once for each node, some rows after the others; see `SumsClient.query`."""
         if self._rows < 0:
             raise CryptoError("expected begin_tree before query")
         nodes, plaintexts = len(starts) - 1, self._plaintexts
@@ -416,13 +374,12 @@ class BlindSumsClient(AdditiveSumsClient):
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
-        """Decrypt the sums of the oldest query that a server has not answered; see `SumsClient.open`."""
         self._nodes = len(totals)  # the next query may be on its way already
         return super().open(peer, answer, totals, features)
 
 
 class BlindSumsServer(AdditiveSumsServer):
-    """A passive party's end, as `AdditiveSumsServer`."""
+    """A passive party's end of the blind form."""
 
     _growing = False
     _there = 0  # rows of a query that have come, of those that `_held` has room for
@@ -435,7 +392,6 @@ class BlindSumsServer(AdditiveSumsServer):
         features: NDArray[np.int32] | None = None,
         n_rows: int | None = None,
     ) -> None:
-        """Note the tree's columns; see `SumsServer.begin_tree`. Its rows are always all of the table."""
         check_payload(payload, "the start of a tree")
         if rows is not None or self._table_rows != self._packing.bounds.n_rows:
             raise CryptoError(f"expected all {self._table_rows} rows, got others - at the start of a tree")
@@ -446,11 +402,9 @@ class BlindSumsServer(AdditiveSumsServer):
         self._growing, self._there, self._held = False, 0, _NOTHING
 
     def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
-        """Refuse more of a tree, which has no rows of its own; see `SumsServer.add_rows`."""
         raise CryptoError("expected nothing more - at the start of a tree")
 
     def add(self, piece: Payload) -> int:
-        """Keep the ciphertexts of some more rows, which the answer needs all; see `SumsServer.add`."""
         if not self._growing:
             raise CryptoError("expected begin_tree before a query")
         nodes = len(self._held) if self._there else None
@@ -473,7 +427,6 @@ class BlindSumsServer(AdditiveSumsServer):
         return len(found)
 
     def answer(self) -> Payload:
-        """Return the encrypted sums of every bin over all rows, node by node; see `SumsServer.answer`."""
         (there, self._there), (found, self._held) = (self._there, 0), (self._held, _NOTHING)
         if there != self._table_rows:
             raise CryptoError(f"expected ciphertexts of {self._table_rows} rows, got {there} - in a query")

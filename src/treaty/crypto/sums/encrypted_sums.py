@@ -17,32 +17,18 @@ query              add, answer         level             node of each row; back:
 open               --                  level and server  nothing: decrypts               nothing: opens
 =================  ==================  ================  ==============================  ===========================
 
-A protocol carries the payloads, lists of arrays that only the two ends of one cipher interpret. Ciphertexts of rows,
-and numbers of their nodes, travel in pieces of at most 60 MB, some rows after the others, and are made as they are sent
-(those of `triple_sums` at once, 16 bytes a row and node). A `blind` cipher is
-given all rows and names none; under the others servers learn the rows of every node. What each side learns is stated by
-the implementations (`additive_sums`, `blind_sums`, `lattice_sums`; `triple_sums`, which needs a dealer and so is made
-elsewhere).
+Ciphertexts of rows, and numbers of their nodes, travel in pieces of at most 60 MB, some rows after the others, and are
+made as they are sent (those of `triple_sums` at once, 16 bytes a row and node). A `blind` cipher is given all rows and
+names none; under the others servers learn the rows of every node. The implementations (`additive_sums`, `lattice_sums`;
+`triple_sums`, which needs a dealer and so is made elsewhere) state what each side learns.
 
-Lattice hints that a party keeps between jobs, and its ledger of what its answers have leaked.
-
-A *client* keeps the hints it received: they are large, and stay valid as long as tables, parties and seed do. A
-*server* keeps what it made each hint with, and how much all the answers it ever gave about each of its columns may
-have revealed beyond the sums.
-
-A folder holds one SQLite database and a .npy file for each array, readable by the owner alone; several jobs of a party
-may use it at once, also in different processes. Without the database, or with an older copy of it, leaks that have
-happened would be forgotten: `machine.database` refuses that. An array that is missing or damaged is forgotten, and a
-new hint made.
-
-What an auditor finds in recorded gradients, or vectors of nodes, once their maker has shown its key or secrets.
-
-Each entry is compared with the gradient and hessian that it should hold. Under the lattice map and other blind ciphers
-there is an entry for every row and node, which holds nothing where the row is not in the node.
-
-* *Assumption*: the key or secrets shown are those used. A false one is found: it has to be the factors of the public
-  key, or to leave small errors everywhere (`crypto.lattice.disclosed`).
-* *Who learns what*: the auditor gets all gradients and the rows of all nodes, and so labels.
+*Disclosure.* An auditor opens recorded messages once their maker has shown its key or secrets (`DisclosedKey`,
+`DisclosedLattice`): each entry is compared with the gradient and hessian that it should hold. The auditor learns all
+gradients and the rows of all nodes, and so labels. False secrets are found: a key has to be the factors of the public
+one; under the lattice map b_j - a_j s must be an error of at most 21, the largest that the protocol draws, plus the
+number expected. So an entry that passes holds this very number. For another secret s' a maker would need
+a_0 (s - s') as small as errors are, a short solution of ring-SIS for an a_0 that comes from a seed of all parties; of
+the at most 5^N differences each invertible one gives a uniform product, small with probability (85 / q)^N.
 """
 
 from __future__ import annotations
@@ -61,6 +47,8 @@ from treaty.crypto.additive.ciphers import (
     OUPublicKey,
     PaillierPrivateKey,
     PaillierPublicKey,
+    PrivateKey,
+    PublicKey,
     generate_key,
     generate_paillier_key,
 )
@@ -69,14 +57,7 @@ from treaty.crypto.lattice.parameters import ERROR_BITS
 from treaty.crypto.lattice.ring import Residues, packed_words, unpack
 from treaty.crypto.lattice.store import HintStore
 from treaty.crypto.payload import Packing, Payload, SumsBounds, check_payload
-from treaty.crypto.sums.additive_sums import (
-    AdditivePrivateKey,
-    AdditivePublicKey,
-    AdditiveSumsClient,
-    AdditiveSumsServer,
-    BlindSumsClient,
-    BlindSumsServer,
-)
+from treaty.crypto.sums.additive_sums import AdditiveSumsClient, AdditiveSumsServer, BlindSumsClient, BlindSumsServer
 from treaty.crypto.sums.lattice_sums import (
     LatticeSumsClient,
     LatticeSumsServer,
@@ -86,8 +67,6 @@ from treaty.crypto.sums.lattice_sums import (
 )
 from treaty.errors import ConfigError, CryptoError
 from treaty.machine.arrays import Flags, Int32s, Integers, pieces
-
-__all__ = ["Payload", "SumsBounds", "SumsClient", "SumsServer", "make_client", "make_server"]
 
 
 class SumsClient(Protocol):
@@ -181,8 +160,7 @@ class Ends:
     lattice_client: Callable[..., SumsClient] = LatticeSumsClient
 
 
-ALONE = Ends()
-"""Ends that do all on this machine."""
+ALONE = Ends()  # ends that do all on this machine
 
 
 def make_client(
@@ -208,7 +186,7 @@ def make_client(
     """
     if encryption == "lattice":
         return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
-    key: AdditivePrivateKey
+    key: PrivateKey
     if encryption == "ou":
         bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
         Packing(bounds, (insecure_test_key_bits or bits) // 3)  # refuses before a key is made
@@ -260,7 +238,7 @@ def make_server(
     if len(setup[1]) < 3:
         raise CryptoError(f"expected three bounds, got {len(setup[1])} - in the set-up")
     stated, sent = SumsBounds(*(int(x) for x in setup[1][:3])), [setup[0], setup[1][3:]]
-    key: AdditivePublicKey
+    key: PublicKey
     if encryption == "ou":
         key = OUPublicKey.from_payload(sent, insecure_test_key_bits)
     else:
@@ -273,15 +251,7 @@ def _unknown(encryption: str) -> ConfigError:
     return ConfigError(f'expected encryption "lattice", "ou" or "paillier", got {encryption!r}')
 
 
-# -------------------------- what an auditor finds in queries of the lattice map once their maker has shown the secrets
-#
-# With s at hand b_j - a_j s is e_j + round(q m_j / 2^bits): the auditor compares it with the number that should be in
-# it, and accepts errors up to 21, the largest that the protocol draws. So an entry that passes holds this very number,
-# and its error no more than answers are flooded for.
-#
-# A maker cannot show another secret than it used: for another s' it would need a_0 (s - s') as small as errors are, a
-# short solution of ring-SIS for an a_0 that comes from a seed of all parties. By counting, such solutions hardly exist:
-# of the at most 5^N differences each invertible one gives a uniform product, small with probability (85 / q)^N.
+# -------------------------------------------------- what an auditor opens
 
 
 class DisclosedQuery:
@@ -323,7 +293,6 @@ def _column(client: LinearMapClient) -> Integers:
     return np.array(client.parameters.primes, np.int64)[:, np.newaxis]
 
 
-AdditiveKey = OUPrivateKey | PaillierPrivateKey
 _OPENED_AT_A_TIME = 4096  # ciphertexts
 
 
@@ -376,7 +345,7 @@ class DisclosedLattice:
 class DisclosedKey:
     """Ciphertexts under an additive cipher, whose randomness tells their maker nothing, as answers have other."""
 
-    def __init__(self, key: AdditiveKey, bounds: SumsBounds, threads: int = 1) -> None:
+    def __init__(self, key: PrivateKey, bounds: SumsBounds, threads: int = 1) -> None:
         self._key, self._threads = key, threads
         self._packing = Packing(bounds, key.public.plaintext_bits)
 
@@ -424,26 +393,23 @@ def message_bytes(cipher: str, setup: Payload) -> int:
     return 8 * bounds.n_rows * (2 * words if cipher == "paillier" else words)
 
 
-def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_bits: int | None) -> AdditiveKey:
+def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_bits: int | None) -> PrivateKey:
     """Return the private key, of `secret_numbers`, that belongs to the public one of a recorded set-up.
 
     CryptoError where it does not.
     """
     check_payload(setup, "the recorded set-up", (np.uint64, (None, None)), (np.int64, (None,)))
     sent = [setup[0], setup[1][3:]]
+    prime = [gmpy2.is_prime(number, parameters.PRIMALITY_ROUNDS) for number in secrets[:2]]
     if cipher == "paillier" and len(secrets) == 2:
         p, q = secrets
         public = PaillierPublicKey.from_payload(sent, test_key_bits)
-        if p * q == public.n and _primes(p, q):
+        if p * q == public.n and all(prime):
             return PaillierPrivateKey(p, q, public)
     if cipher == "ou" and len(secrets) == 5:
         p, q, u, v, a = secrets
         key = OUPublicKey.from_payload(sent, test_key_bits)
-        fits = p * p * q == key.n and _primes(p, q) and 0 < u < p and 0 < v < q  # tables grow with u and v
+        fits = p * p * q == key.n and all(prime) and 0 < u < p and 0 < v < q  # tables grow with u and v
         if fits and gmpy2.powmod(key.g, p - 1, p * p) == (1 + a * (p - 1) * p) % (p * p):
             return OUPrivateKey(p, q, u, v, a, key)
     raise CryptoError("expected the private key of the public one that was sent, got another - in the active record")
-
-
-def _primes(*numbers: int) -> bool:
-    return all(gmpy2.is_prime(number, parameters.PRIMALITY_ROUNDS) for number in numbers)

@@ -1,46 +1,38 @@
-"""Hidden vectors of integers and their products with another's matrix, under an additive cipher.
+"""Products of a party's matrix with another's hidden vector: under an additive cipher, and under the lattice map.
 
-There are two ways to X^T v; in both, the owner of the matrix X never sees v, nor the owner of v sees X:
+*Additive cipher.* There are two ways to X^T v:
 
-* *Rows hidden* (`hide`, `weigh`): every v_i is a ciphertext <v_i>, whoever has X multiplies <v_i>^{x_ij} over i, for
-  all columns j at a time (`Modulus.bucket_products`), puts several results into one plaintext and covers them with
+* *Rows hidden* (`Hider.hide`, `weigh`): every v_i is a ciphertext <v_i>, whoever has X multiplies <v_i>^{x_ij} over i,
+  for all columns j at a time (`Modulus.bucket_products`), puts several results into one plaintext and covers them with
   masks. v may be a sum over parties, made by multiplying their ciphertexts.
 * *Matrix hidden* (`HiddenMatrix`): whoever has X encrypts its rows once, all columns of a row side by side in few
   plaintexts; whoever has v multiplies <x_i>^{v_i}. Any number of vectors needs no further encryption.
 
 Integers are signed and stored as x + 2^(bits - 1) in plaintexts, so that fields never borrow from each other. A masked
 field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened reveals at most 2^-80
-(total variation) of the value. What goes back to the key's owner is multiplied by random n-th powers (`randomiser`),
+(total variation) of the value. What goes back to the key's owner is multiplied by random n-th powers (`key_proofs`),
 which hide from it what was multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r, which hides
-from them if the key's owner drew w as it should.
+from them if the key's owner drew w as it should. Fields leave the highest 80 bits of a plaintext free, and
+`Fields.part` refuses a plaintext that has any of them: under Okamoto-Uchiyama a message m above p comes back as
+m mod p, and gcd(m - (m mod p), n) would be p. So a sender would have to know p's leading 80 bits for such a message to
+be opened at all. *Assumption*: the security of the cipher; honest-but-curious parties.
 
-Fields leave the highest 80 bits of a plaintext free, and `Fields.part` refuses a plaintext that has any of them: under
-Okamoto-Uchiyama a message m above p comes back as m mod p, and gcd(m - (m mod p), n) would be p. So a sender would have
-to know p's leading 80 bits for such a message to be opened at all.
+*Lattice map.* The server (`VectorServer`) holds integer columns of some rows, a client (`VectorClient`) a vector over
+some of these rows, sent at full length, zero elsewhere, so that one hint serves all batches of these rows and the
+server cannot tell which are meant. The server adds a mask to every answer, uniform over the whole ring: what the client
+opens is uniform, whatever vector it sent, and its upper bits are its share; the server's are the mask's, negative.
 
-*Assumption*: the security of the cipher (see `okamoto_uchiyama`, `paillier`); honest-but-curious parties.
+    entry m_i = low + 2^26 high = v_i,     |v_i| < 2^(vector_bits - 1),     products modulo 2^message_bits
+
+A long table is cut into blocks of rows, each with its own matrix and hint: a vector need not be longer than the block
+of its batch, where everybody may know which block that is. Where the mask's lower bits and the noise carry into the
+upper ones, shares add up to one too many: of a product with a probability of at most 2^-64, a unit in its last place.
+The answers tell the client nothing, so that no ledger counts them; the queries tell the server nothing under ring-LWE,
+and shares what they add up to. Assumptions are in docs/lattice.md.
 
 References: Hardy et al., Private Federated Learning on Vertically Partitioned Data via Entity Resolution and Additively
 Homomorphic Encryption, arXiv 1711.10677, section 4. Pippenger, On the Evaluation of Powers and Related Problems, FOCS
 1976.
-
-Products of a party's secret columns with other parties' vectors under the lattice map, as shares.
-
-The *server* holds integer columns of some rows (`crypto.lattice`, "for any secret integer matrix"), a
-*client* a vector over some of these rows. The vector is sent at full length, zero elsewhere, so that one hint serves
-all batches of these rows and the server cannot tell which are meant. The server adds a mask to every answer, uniform
-over the whole ring: what the client opens is uniform, whatever vector it sent, and its upper bits are its share; the
-server's share are the mask's, negative.
-
-A long table is cut into blocks of rows, each with its own matrix and hint: a vector need not be longer than the block
-of its batch, where everybody may know which block that is.
-
-    entry m_i = low + 2^26 high = v_i,     |v_i| < 2^(vector_bits - 1),     products modulo 2^message_bits
-
-Where the mask's lower bits and the noise carry into the upper ones, shares add up to one too many: of a product with a
-probability of at most 2^-64, a unit in its last place. The answers tell the client nothing, so that no ledger counts
-them; the queries tell the server nothing under ring-LWE, and shares what they add up to. Assumptions are in
-docs/lattice.md.
 """
 
 from __future__ import annotations
@@ -54,7 +46,7 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey
+from treaty.crypto.additive.ciphers import OUPublicKey, PrivateKey, PublicKey
 from treaty.crypto.additive.key_proofs import KeyRandomness, Randomiser
 from treaty.crypto.additive.montgomery import FixedBase, Modulus
 from treaty.crypto.keystream import Keystream
@@ -71,14 +63,12 @@ from treaty.crypto.lattice.parameters import (
 from treaty.crypto.lattice.ring import pack, packed_words, uniform_digits, unpack
 from treaty.crypto.parameters import STATISTICAL_BITS
 from treaty.crypto.payload import Payload, check_payload, from_words, to_words
-from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
 from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
-PublicKey = OUPublicKey | PaillierPublicKey
 
 _WINDOW = 6  # bits per table look-up
 _CHUNK = 64  # rows a thread encrypts at a time
@@ -157,7 +147,7 @@ class Hider:
     def __init__(self, key: PublicKey, message_bits: int, threads: int) -> None:
         self.modulus: Modulus = key.modulus
         self.plaintext_bits = key.plaintext_bits
-        self._threads, self._bits = threads, message_bits
+        self._threads, self.limbs = threads, -(-message_bits // 64)
         self._randomiser = Randomiser(key, threads)
         self._key_randomness = KeyRandomness(key)
         if isinstance(key, OUPublicKey):
@@ -259,10 +249,7 @@ class Hider:
         modulus, starts = self.modulus, fields.starts(len(added))
         ones = np.repeat(modulus.one[np.newaxis], len(starts) - 1, axis=0)
         joined = modulus.horner(np.ascontiguousarray(ciphertexts), starts, fields.width, ones)
-        return self.add_words(joined, self._words(fields.join(added)))
-
-    def _words(self, numbers: Sequence[int]) -> Words:
-        return to_words(numbers, -(-self._bits // 64))
+        return self.add_words(joined, to_words(fields.join(added), self.limbs))
 
     def check(self, ciphertexts: Words, shape: tuple[int, ...], what: str) -> Words:
         """Return ciphertexts, uint64 (*shape, words); CryptoError if they are anything else."""
@@ -302,7 +289,7 @@ class HiddenMatrix:
         offset, half = 1 << (self._weight_bits - 1), 1 << (self.fields.bits - 1)
         less = half - offset * sum(shifted.tolist())
         fields = self.fields.join([less + number for number in added])
-        return self._hider.add_words(products, self._hider._words(fields))
+        return self._hider.add_words(products, to_words(fields, self._hider.limbs))
 
 
 def product_bits(rows: int, weight_bits: int, vector_bits: int) -> int:
@@ -310,7 +297,7 @@ def product_bits(rows: int, weight_bits: int, vector_bits: int) -> int:
     return weight_bits + vector_bits + rows.bit_length() + 2
 
 
-def hide_rows(key: AdditivePrivateKey, matrix: Integers, bits: int, fields: Fields, threads: int) -> Words:
+def hide_rows(key: PrivateKey, matrix: Integers, bits: int, fields: Fields, threads: int) -> Words:
     """Encrypt the rows of a matrix of signed integers (n, columns) under one's own key: (n, plaintexts, words)."""
     shifted = check_range(matrix, bits) + (1 << (bits - 1))
     starts = fields.starts(matrix.shape[1])
@@ -327,7 +314,7 @@ def hide_rows(key: AdditivePrivateKey, matrix: Integers, bits: int, fields: Fiel
     return out
 
 
-def opened(key: AdditivePrivateKey, ciphertexts: Words, count: int, fields: Fields, threads: int) -> list[int]:
+def opened(key: PrivateKey, ciphertexts: Words, count: int, fields: Fields, threads: int) -> list[int]:
     """Decrypt with one's own key and split into `count` numbers below 2^width.
 
     CryptoError if something is no ciphertext, or holds more than its fields.

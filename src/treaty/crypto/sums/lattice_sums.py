@@ -131,7 +131,7 @@ class LatticeSumsClient(WholeTableClient):
         self._fields, bits = lattice_fields(bounds, sealed, nodes)
         self._places = [field.shift for field in self._fields[:3]] + [bits // nodes]
         self._kept: Mapping[str, bytes] = {}
-        self._unfinished: dict[str, tuple[NewHint, int]] = {}
+        self._unfinished: dict[str, tuple[NewHint, int]] = {}  # and how many rows are to come
         self._hints: dict[str, NDArray[np.int16]] = {}
         self._bindings: dict[str, bytes] = {}
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
@@ -141,8 +141,7 @@ class LatticeSumsClient(WholeTableClient):
         self.nodes_at_a_time = nodes * vectors
 
     def setup(self) -> Payload:
-        """Return the bounds, and how many nodes a vector is about; see `SumsClient.setup`."""
-        return [np.append(super().setup()[0], self._nodes)]
+        return [np.append(super().setup()[0], self._nodes)]  # how many nodes a vector is about
 
     def offer(self, offsets: Mapping[str, NDArray[np.int32]]) -> tuple[bytes, Mapping[str, bytes]] | None:
         """Return (seed, bindings) of kept hints to ask the servers for, or None if one is missing.
@@ -161,7 +160,6 @@ class LatticeSumsClient(WholeTableClient):
         self._map = LinearMapClient(self._parameters, self._fields, seed, self._bounds.n_rows, threads=self._threads)
 
     def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
-        """Take a piece of a server's hint; see `SumsClient.accept_hint`."""
         what = f"the hint of {peer}"
         if peer not in self._bindings:
             check_payload(hint, what, (np.uint8, (BINDING_BYTES,)))
@@ -173,27 +171,23 @@ class LatticeSumsClient(WholeTableClient):
                 self._hints[peer] = self._store.hint(peer, self._bindings[peer])
                 return 0
             shape = int(offsets[-1]), self._parameters.digits, self._parameters.degree
-            self._unfinished[peer] = self._store.new_hint(shape), 0
-            return self._finish(peer, shape[0])
-        made, done = self._unfinished[peer]
-        rows, digits, degree = int(offsets[-1]), self._parameters.digits, self._parameters.degree
-        check_payload(hint, what, (np.int16, (None, digits, degree)))
-        count = len(hint[0])
-        if not 0 < count <= rows - done:
-            raise CryptoError(f"expected at most {rows - done} rows more, and one at least, got {count} - in {what}")
-        made.write(done, hint[0])
-        self._unfinished[peer] = made, done + count
-        return self._finish(peer, rows - done - count)
-
-    def _finish(self, peer: str, left: int) -> int:
+            self._unfinished[peer] = made, left = self._store.new_hint(shape), shape[0]
+        else:
+            made, left = self._unfinished[peer]
+            check_payload(hint, what, (np.int16, (None, self._parameters.digits, self._parameters.degree)))
+            count = len(hint[0])
+            if not 0 < count <= left:
+                raise CryptoError(f"expected at most {left} rows more, and one at least, got {count} - in {what}")
+            made.write(int(offsets[-1]) - left, hint[0])
+            left -= count
+            self._unfinished[peer] = made, left
         if left == 0:
-            made, _ = self._unfinished.pop(peer)
+            del self._unfinished[peer]
             terms = self._terms(self._offsets[peer])
             self._hints[peer] = self._store.keep_hint(peer, self._bindings[peer], self.seed, terms, made)
         return left
 
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
-        """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         self._check_start(grad, hess)
         self._tree = grad, hess
         return iter([[]])
@@ -237,7 +231,6 @@ class LatticeSumsClient(WholeTableClient):
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
-        """Open a server's answer to the oldest query it has not answered; see `SumsClient.open`."""
         opened, rows, starts = self._opened(peer, answer, features)
         if totals.shape[1:] != (3,) or -(-len(totals) // self._nodes) != len(opened):
             raise CryptoError(f"expected totals of shape {(self._nodes * len(opened), 3)}, got {totals.shape}")
@@ -260,6 +253,7 @@ class LatticeSumsClient(WholeTableClient):
         """
         places, of_nodes = self._places, []
         top, back = np.int64(1) << places[3] - places[2] - 1, np.zeros(messages.shape[:-1], np.int64)
+        # a field below zero has borrowed 1 from the field above: `back` returns it, from the lowest field up
         for start in range(0, self._parameters.message_bits, places[3]):
             sums = split_fields(messages, [start + place for place in places]).astype(np.int64)
             for field, (first, last) in zip((2, 1, 0), pairwise(places), strict=True):
@@ -303,17 +297,15 @@ def split_fields(messages: Digits, places: Sequence[int]) -> NDArray[np.uint64]:
 
     `places` are the bits at which fields begin, and the length of all; each has 64 bits at most.
     """
-    parts = [_take_bits(messages, first, last - first) for first, last in pairwise(places)]
+    parts = []
+    for bit, end in pairwise(places):
+        first, shift = divmod(bit, DIGIT_BITS)
+        value = np.zeros(messages.shape[:-1], np.uint64)
+        for k, word in enumerate(range(first, min(messages.shape[-1], -(-end // DIGIT_BITS)))):
+            part = messages[..., word].astype(np.uint64)
+            value |= part >> np.uint64(shift) if k == 0 else part << np.uint64(DIGIT_BITS * k - shift)
+        parts.append(value & np.uint64((1 << end - bit) - 1))
     return np.stack(parts[::-1], axis=-1)
-
-
-def _take_bits(words: Digits, bit: int, width: int) -> NDArray[np.uint64]:
-    first, shift = divmod(bit, DIGIT_BITS)
-    value = np.zeros(words.shape[:-1], np.uint64)
-    for k, word in enumerate(range(first, min(words.shape[-1], -(-(bit + width) // DIGIT_BITS)))):
-        part = words[..., word].astype(np.uint64)
-        value |= part >> np.uint64(shift) if k == 0 else part << np.uint64(DIGIT_BITS * k - shift)
-    return value & np.uint64((1 << width) - 1)
 
 
 class LatticeSumsServer(WholeTableServer):
@@ -341,20 +333,12 @@ class LatticeSumsServer(WholeTableServer):
         self._store, self._threads, self._nodes = store, threads, nodes
         self._parameters = sums_parameters(bounds, sealed, nodes)
         self._sealed = sealed
+        self.bounds, self.spare = bounds, nodes - 1  # as the active party stated them; see `SumsServer.spare`
         self._adding: PartialSums | None = None
         if not sealed:
             leaks = leak_of(self._parameters, bounds, self._bins)
             leaks_by_name = dict(zip(names, leaks.tolist(), strict=True))
             self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
-
-    @property
-    def spare(self) -> int:
-        return self._nodes - 1
-
-    @property
-    def bounds(self) -> SumsBounds:
-        """The job's bounds, as the active party stated them."""
-        return self._bounds
 
     @property
     def have_missing(self) -> NDArray[np.bool_]:
@@ -393,7 +377,6 @@ class LatticeSumsServer(WholeTableServer):
         self._map = LinearMapServer(self._parameters, matrix, seed, threads=self._threads, random=random)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
-        """Return the hint, piece by piece; see `SumsServer.hint`."""
         yield [np.frombuffer(self.binding, np.uint8)]
         if self._kept:
             return
@@ -410,7 +393,6 @@ class LatticeSumsServer(WholeTableServer):
             yield [digits]
 
     def add(self, piece: Payload) -> int:
-        """Add up a piece of a query; see `SumsServer.add`."""
         features, parameters = self._growing(), self._parameters
         if self._adding is None:
             own = packed_words(parameters, parameters.degree)
@@ -433,7 +415,6 @@ class LatticeSumsServer(WholeTableServer):
         self._adding = None
 
     def answer(self) -> Payload:
-        """Return the sums of all asked nodes, flooded or masked; see `SumsServer.answer`."""
         if self._adding is None:
             raise CryptoError("expected a query before its answer")
         sums, self._adding = self._adding, None
@@ -456,6 +437,5 @@ class LatticeSumsServer(WholeTableServer):
         return masks
 
     def close(self) -> None:
-        """Give back what was reserved and not used."""
         if not self._sealed:
             self._reservation.close()

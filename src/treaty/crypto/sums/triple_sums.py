@@ -1,18 +1,22 @@
-"""Products of a fixed secret matrix with fresh secret vectors over Z_2^64, from a dealer's correlated randomness.
+"""Bin sums from a dealer's matrix triples, behind the seam of `encrypted_sums`.
 
-A *holder* has a 0/1 matrix M (slots x rows) that never changes: M_si = 1 when row i is in bin s, so one 1 per column
-and feature. An *asker* has vectors V_t (rows x 2), t = 0, 1, ... and is to learn M V_t, and no more. A *dealer*, who
-has no data, knows neither. After Beaver (1991), with the fixed operand masked once as Mohassel and Zhang (2017) do:
+A *holder* (passive party) has a 0/1 matrix M (slots x rows) that never changes: M_si = 1 when row i is in bin s, so one
+1 per column and feature. An *asker* (active party) has vectors V_t (rows x 2), t = 0, 1, ..., one for each node: two
+words hold the numbers of a row in the node, g and h 2^{b_c} + 1, other rows are zero. It is to learn M V_t, and no
+more. A *dealer*, who has no data, knows neither. After Beaver (1991), with the fixed operand masked once as Mohassel
+and Zhang (2017) do:
 
-    dealer -> holder        seed of B, uniform (slots x rows)                           once
+    dealer -> holder        seed of B, uniform (slots x rows)                           once (per job)
     dealer -> asker         seed of all A_t, uniform (rows x 2), and all C_t (slots x 2)  once
-    holder -> asker         F = M - B                                                   once
+    holder -> asker         F = M - B                                                   once: `hint`, in pieces
     dealer -> holder        D_t = B A_t - C_t                                           per vector
-    asker  -> holder        E_t = V_t - A_t                                             per vector
-    holder -> asker         S_t = M E_t + D_t                                           per vector
+    asker  -> holder        E_t = V_t - A_t                                             per vector: `query`
+    holder -> asker         S_t = M E_t + D_t                                           per vector: `answer`
     asker                   S_t + F A_t + C_t = M E_t + (B + F) A_t = M V_t
 
-Everything is modulo 2^64, hence exact: nothing is rounded, and only masks wrap around.
+Everything is modulo 2^64, hence exact: nothing is rounded, and only masks wrap around. `begin_tree` carries nothing;
+seeds and D come from the dealer by other ways, which the two ends are given as functions (`systems.fedxgboost_smm`).
+The client checks that the bins of each feature add up to its own totals of the node.
 
 * *Assumption*: semi-honest parties, the dealer colluding with neither; HKDF and AES-256-CTR as pseudorandom functions.
 * *Holder learns* how many vectors there are: E_t and D_t are uniform to it, whatever V_t is.
@@ -22,35 +26,15 @@ Everything is modulo 2^64, hence exact: nothing is rounded, and only masks wrap 
 
 A_t must serve once: from two vectors under one mask the holder sees the difference. All three keep count and refuse.
 
-Cost, with n rows and l slots, k vectors at a time: F has 8 l n bytes, sent once (20 columns of 32 bins and a million
-rows: 5.3 GB; it is kept in a temporary file beyond 256 MB). A vector costs 16 n bytes up and 16 l down, and 16 l from
-the dealer; 2 l n multiplications each at asker and dealer, which are 0.12 ns apiece where the processor has AVX-512,
-and at the dealer l n words of keystream for k vectors together. The holder only adds: 2 n for each column, no
-multiplication. Nobody holds more than 16 MB of B at a time.
+Cost, with n rows and l slots: F has 8 l n bytes, sent once (20 columns of 32 bins and a million rows: 5.3 GB; it is
+kept in a temporary file beyond 256 MB). A vector costs 16 n bytes up and 16 l down, and 16 l from the dealer; 2 l n
+multiplications each at asker and dealer, 0.12 ns apiece where the processor has AVX-512, and at the dealer l n words of
+keystream for a batch of vectors. The holder only adds: 2 n for each column. Nobody holds more than 16 MB of B at a
+time.
 
 References: Beaver, Efficient Multiparty Protocols Using Circuit Randomization, CRYPTO 1991. Mohassel, Zhang, SecureML:
 A System for Scalable Privacy-Preserving Machine Learning, IEEE S&P 2017, section 4.2 (masks of a matrix used many
 times).
-
-Bin sums from a dealer's matrix triples (`matrix_triples`), behind the seam of `encrypted_sums`.
-
-Every node of a level is a vector over all rows of the table, zero at those outside the node, the 1 that counts a row
-included, under a mask of its own; the server, who adds up masked words, cannot tell nodes, samples or gradients from
-others. Two words hold the three numbers of a row, g and h 2^{b_c} + 1. The client checks that the bins of each feature
-add up to its own totals of the node.
-
-=================  =======================  =====================  ==============================================
-call at client     call at server           once per               carries
-=================  =======================  =====================  ==============================================
-setup              constructor              job                    bounds
-accept_hint        hint                     job                    F = M - B, some slots at a time
-begin_tree         begin_tree               tree                   nothing
-query              add, answer              some nodes of a level  E = V - A and the number of the first vector;
-                                                                   back: S = M E + D, of the tree's columns
-=================  =======================  =====================  ==============================================
-
-Seeds and D come from the dealer by other ways, which the two ends are given as functions
-(`systems.fedxgboost_smm.dealer`).
 """
 
 from __future__ import annotations
@@ -107,9 +91,6 @@ def unpack_sums(words: Words, bits: int) -> NDArray[np.int64]:
     )
 
 
-# ---------------------------------------------------------------- the masks, each from a seed and its own nonce
-
-
 def subtract_matrix_mask(block: Words, seed: bytes, first: int, threads: int = 1) -> None:
     """Subtract B, from slot `first` on, from some slots of a matrix, uint64 (k, rows), in place."""
 
@@ -138,9 +119,6 @@ def _mask(seed: bytes, nonce: bytes, length: int) -> Words:
     mask = np.zeros(VECTOR_WORDS * length, np.uint64)
     add_masks(mask, [mask_key(seed, nonce)], [])
     return mask.reshape(VECTOR_WORDS, length)
-
-
-# ---------------------------------------------------------------- the products
 
 
 def masked_product(matrix: Words, slots: NDArray[np.int64], vectors: Words, threads: int = 1) -> Words:
@@ -282,7 +260,6 @@ class TripleSumsClient(WholeTableClient):
         self._tree: Words | None = None
 
     def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
-        """Take some slots of a server's F; see `SumsClient.accept_hint`."""
         what, slots, n_rows = f"the masked bins of {peer}", int(offsets[-1]), self._bounds.n_rows
         if peer not in self._held:
             shape = slots, n_rows
@@ -300,13 +277,11 @@ class TripleSumsClient(WholeTableClient):
         return slots - done - count
 
     def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
-        """Note the derivatives of all rows of the table; see `SumsClient.begin_tree`."""
         self._check_start(grad, hess)
         self._tree = pack_rows(grad, hess, self._bits)
         return iter([[]])
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
-        """Mask a vector per node, and have the dealer deal for them; see `SumsClient.query`."""
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
         n_rows, first, nodes = self._bounds.n_rows, self._next, len(starts) - 1
@@ -327,7 +302,6 @@ class TripleSumsClient(WholeTableClient):
     def open(
         self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
-        """Open a server's answer to the oldest query it has not answered; see `SumsClient.open`."""
         if peer not in self._held or not self._asked[peer]:
             raise CryptoError(f"expected the masked bins and a query before an answer of {peer}")
         first, masks = self._asked[peer].popleft()
@@ -377,7 +351,6 @@ class TripleSumsServer(WholeTableServer):
         self._query: Payload | None = None
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
-        """Return F = M - B, some slots at a time; see `SumsServer.hint`."""
         n_features, n_rows = self._columns.shape
         slots = int(self._offsets[-1])
         column = np.repeat(np.arange(n_features), self._bins)
@@ -390,7 +363,6 @@ class TripleSumsServer(WholeTableServer):
             yield [block]
 
     def add(self, piece: Payload) -> int:
-        """Take a query, which comes in one piece; see `SumsServer.add`."""
         if self._query is not None:
             raise CryptoError("expected a query in one piece, got another one - in a query")
         self._growing()
@@ -405,7 +377,6 @@ class TripleSumsServer(WholeTableServer):
         self._query = None
 
     def answer(self) -> Payload:
-        """Add up masked words over every bin of the tree's columns; see `SumsServer.answer`."""
         if self._query is None:
             raise CryptoError("expected a query before its answer")
         features, query, self._query = self._growing(), self._query, None
@@ -420,4 +391,4 @@ class TripleSumsServer(WholeTableServer):
         return [sums.reshape(nodes, VECTOR_WORDS, -1) + self._shares(first, nodes)[:, :, slots]]
 
     def close(self) -> None:
-        """Nothing is kept; see `SumsServer.close`."""
+        pass  # nothing outlives the job

@@ -31,11 +31,17 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.additive.ciphers import OUPublicKey, PaillierPublicKey, generate_key, generate_paillier_key
+from treaty.crypto.additive.ciphers import (
+    OUPublicKey,
+    PaillierPublicKey,
+    PrivateKey,
+    PublicKey,
+    generate_key,
+    generate_paillier_key,
+)
 from treaty.crypto.keystream import RING_BITS, CancellingMasks, Keystream, total
 from treaty.crypto.payload import from_words, to_words
-from treaty.crypto.sums.additive_sums import AdditivePrivateKey
-from treaty.crypto.sums.hidden_vectors import Fields, Hider, PublicKey, opened, product_bits
+from treaty.crypto.sums.hidden_vectors import Fields, Hider, opened, product_bits
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage
@@ -112,7 +118,7 @@ class LossTotal(Message):
     total: Array
 
 
-def make_key(setting: Setting) -> AdditivePrivateKey:
+def make_key(setting: Setting) -> PrivateKey:
     """Make a key pair of the agreed cipher and size."""
     make = generate_key if setting.cipher == "ou" else generate_paillier_key
     return make(setting.key_bits, insecure_test_key_bits=setting.insecure_test_key_bits)

@@ -33,8 +33,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from treaty.crypto.additive.ciphers import PrivateKey
 from treaty.crypto.payload import to_words
-from treaty.crypto.sums.additive_sums import AdditivePrivateKey
 from treaty.crypto.sums.hidden_vectors import Fields, Hider, opened
 from treaty.errors import PeerProtocolError
 from treaty.linear.lbfgs import Decision
@@ -266,7 +266,7 @@ def coordinate(party: Party, setting: Setting, threads: int) -> None:
 class _GradientOpener:
     """Receives the parties' slices of a gradient, in `order`, and decrypts them."""
 
-    def __init__(self, party: Party, setting: Setting, key: AdditivePrivateKey, threads: int) -> None:
+    def __init__(self, party: Party, setting: Setting, key: PrivateKey, threads: int) -> None:
         self._party, self._setting, self._key, self._threads = party, setting, key, threads
         self.order = [*setting.passives, setting.active]  # the intercept comes last
         self._fields = sum_fields(setting, key.public.plaintext_bits, masked=False)

@@ -52,8 +52,8 @@ from numpy.typing import NDArray
 from treaty.cluster.sums import ClusterHistograms, over_cluster
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.crypto.lattice.store import HintStore
-from treaty.crypto.payload import Payload
-from treaty.crypto.sums.encrypted_sums import ALONE, SumsBounds, SumsClient, SumsServer, make_client, make_server
+from treaty.crypto.payload import Payload, SumsBounds
+from treaty.crypto.sums.encrypted_sums import ALONE, SumsClient, SumsServer, make_client, make_server
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.conversation import Order
