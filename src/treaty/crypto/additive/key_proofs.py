@@ -103,7 +103,7 @@ def check_okamoto_uchiyama(n: int, g: int, h: int, proof: Sequence[int]) -> None
     count = parameters.KEY_PROOF_ROOTS
     _check_numbers(proof, OKAMOTO_UCHIYAMA_NUMBERS, n)
     exponents, roots, squares = proof[:count], proof[count : 2 * count], proof[2 * count :]
-    for x, m, root in zip(_challenges("messages", (n, g, h), count), exponents, roots, strict=True):
+    for x, m, root in zip(_unit_challenges("messages", (n, g, h), count), exponents, roots, strict=True):
         if gmpy2.powmod(g, m, n) * gmpy2.powmod(root, n, n) % n != x:
             raise CryptoError("expected a proof that units are g^m x^n, got another - in the public key")
     _check_two_primes((n, g, h), squares)
@@ -120,7 +120,7 @@ def check_paillier(n: int, h: int, proof: Sequence[int]) -> None:
     """Raise CryptoError unless a proof is one of this key, whose n has no factor below 2^16 and is no power."""
     count = parameters.KEY_PROOF_ROOTS
     _check_numbers(proof, PAILLIER_NUMBERS, n)
-    for x, root in zip(_challenges("messages", (n, h), count), proof[:count], strict=True):
+    for x, root in zip(_unit_challenges("messages", (n, h), count), proof[:count], strict=True):
         if gmpy2.powmod(root, n, n) != x:
             raise CryptoError("expected a proof that units are x^n, got another - in the public key")
     _check_two_primes((n, h), proof[count:])
@@ -140,7 +140,7 @@ def _square_roots(key: tuple[int, ...], p: int, p_power: int, q: int) -> list[in
 
 def _check_two_primes(key: tuple[int, ...], roots: Sequence[int]) -> None:
     n = key[0]
-    for x, root in zip(_challenges("two primes", key, parameters.KEY_PROOF_SQUARES), roots, strict=True):
+    for x, root in zip(_unit_challenges("two primes", key, parameters.KEY_PROOF_SQUARES), roots, strict=True):
         if root * root % n not in {x * sign % n for sign in _SIGNS}:
             raise CryptoError("expected a proof that n has two prime factors, got another - in the public key")
 
@@ -150,20 +150,22 @@ def _check_numbers(proof: Sequence[int], count: int, n: int) -> None:
         raise CryptoError(f"expected a proof of {count} numbers below n, got {len(proof)} - in the public key")
 
 
-def _challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
-    """Return units modulo n, the key's first number, by SHAKE-256 of what is proved and the key: to 2^-128 uniform.
+def _unit_challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
+    """Return `_challenges` for a check; CryptoError if one is no unit: a multiple of a small factor shows nothing."""
+    numbers = _challenges(what, key, count)
+    if any(gmpy2.gcd(x, key[0]) != 1 for x in numbers):
+        raise CryptoError("expected a proof of numbers prime to n, got one of another - in the public key")
+    return numbers
 
-    CryptoError if one is no unit: n has a small factor, of which the proof would show nothing.
-    """
+
+def _challenges(what: str, key: tuple[int, ...], count: int) -> list[int]:
+    """Return numbers modulo n, the key's first, by SHAKE-256 of what is proved and the key: to 2^-128 uniform."""
     n, digest = key[0], hashlib.shake_256(f"treaty key proof: {what}".encode())
     for number in key:
         digest.update(number.to_bytes(n.bit_length() // 8 + 1, "little"))
     size = n.bit_length() // 8 + 17
     stream = digest.digest(count * size)
-    numbers = [int.from_bytes(stream[k : k + size], "little") % n for k in range(0, len(stream), size)]
-    if any(gmpy2.gcd(x, n) != 1 for x in numbers):
-        raise CryptoError("expected a proof of numbers prime to n, got one of another - in the public key")
-    return numbers
+    return [int.from_bytes(stream[k : k + size], "little") % n for k in range(0, len(stream), size)]
 
 
 def _joined(x: int, modulus: int, y: int, other: int) -> int:

@@ -1,7 +1,7 @@
 """Linear maps of encrypted vectors under Ring-LWE with a precomputed hint.
 
 A linear map is the product of a party's secret integer matrix with another party's encrypted vectors, at the price of a
-plain product. `map_client` is one end of it, `map_server` the other.
+plain product. `linear_map` has both ends.
 
 The *server* holds a matrix U (rows u_S over n entries: bins of a table, or its columns); the *client* asks for U m, for
 any number of vectors m, and alone learns it. After SimplePIR (Henzinger et al., USENIX Security 2023), with hints that

@@ -1,7 +1,6 @@
-"""Compiled steps of the linear map; `map_client` and `map_server` are their only callers.
+"""Compiled steps of the linear map; `linear_map` is their only caller.
 
-They compile `lanes` into themselves, and their disk cache does not see changes there: such a change must come with one
-here. The transform takes natural order to bit-reversed order; products of polynomials modulo X^N + 1 are products of
+The transform takes natural order to bit-reversed order; products of polynomials modulo X^N + 1 are products of
 transforms, element by element; the transform of p(1 / X) is that of p read backwards.
 """
 

@@ -1,6 +1,6 @@
-"""The client's end of the linear map: queries and the opening of answers, steps 2 and 4 in `treaty.crypto.lattice`.
+"""Both ends of the linear map: `LinearMapClient` (queries, opening) and `LinearMapServer` (hint, answers).
 
-The server's end of the linear map: its hint and its answers, steps 1 and 3 in `treaty.crypto.lattice`.
+Steps are numbered as in `treaty.crypto.lattice`.
 """
 
 from __future__ import annotations

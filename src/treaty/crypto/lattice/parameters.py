@@ -1,4 +1,4 @@
-"""Parameter sets of the lattice map as data with their source, and the choice of one.
+"""Parameter sets of the lattice map as data with their source, the choice of one, and what they must hold.
 
 Ring R_q = Z_q[X] / (X^N + 1), q a product of primes below 2^31 that are 1 modulo 2 N, ternary secrets, centred binomial
 errors of deviation sqrt(21 / 2) = 3.24. The sets keep 128 bits against classical attacks by the default model of the
@@ -7,9 +7,9 @@ quantum attacks the sets of five and six primes keep 128 bits, too, that of seve
 are sent in fewer bits and are safer: the same errors are larger in them. Moduli of twice the degree are kept below what
 attacks on them need larger blocks for than on the set of six primes, in lattices twice as large.
 
-Reference: Albrecht, Player, Scott, On the Concrete Hardness of Learning with Errors, J. Mathematical Cryptology 2015.
+A set is fitted to the server's secret matrix (`SecretMatrix`) and to the numbers in a vector's entries (`Field`).
 
-The server's secret matrix of a linear map, and the layout of numbers in a vector's entries.
+Reference: Albrecht, Player, Scott, On the Concrete Hardness of Learning with Errors, J. Mathematical Cryptology 2015.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Factors of the negacyclic number-theoretic transform modulo primes below 2^31; `kernels` transforms with them.
+"""Elements of the ring of the lattice map: factors of its transform, random elements, and residues as they are sent.
+
+*Transform*: the negacyclic number-theoretic one modulo primes below 2^31; `kernels` transforms with `Tables`.
+
+*Random numbers* come from streams of bytes: secret ones from `Keystream`, public ones from a seed. Which bytes are
+rejected depends only on the rejected bytes, so the time taken tells nothing of those kept.
+
+*Packed residues* lie side by side without the bits that are zero in all of them. Of each block of N entries come the
+residues modulo the first prime, each in the prime's width, from the lowest bit of the first word on; then those modulo
+the next prime, which begin with a word of their own. So pieces of whole blocks, one after the other, are the same words
+as all in one.
 
 References: Longa and Naehrig, Speeding up the Number Theoretic Transform for Faster Ideal Lattice-Based Cryptography,
 2016.
-
-Random numbers of the lattice map from streams of bytes: secret ones from `Keystream`, public ones from a seed.
-
-Which bytes are rejected depends only on the rejected bytes, so the time taken tells nothing of those kept.
-
-Residues side by side without the bits that are zero in all of them, as they are sent.
-
-Of each block of N entries come the residues modulo the first prime, each in the prime's width, from the lowest bit of
-the first word on; then those modulo the next prime, which begin with a word of their own. So pieces of whole blocks,
-one after the other, are the same words as all in one.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
-"""Residues side by side without the bits that are zero in all of them, as they are sent.
-
-Of each block of N entries come the residues modulo the first prime, each in the prime's width, from the lowest bit of
-the first word on; then those modulo the next prime, which begin with a word of their own. So pieces of whole blocks,
-one after the other, are the same words as all in one.
-
-Lattice hints that a party keeps between jobs, and its ledger of what its answers have leaked.
+"""Lattice hints that a party keeps between jobs, and its ledger of what its answers have leaked.
 
 A *client* keeps the hints it received: they are large, and stay valid as long as tables, parties and seed do. A
 *server* keeps what it made each hint with, and how much all the answers it ever gave about each of its columns may
 have revealed beyond the sums.
 
 A folder holds one SQLite database and a .npy file for each array, readable by the owner alone; several jobs of a party
-may use it at once, also in different processes. Without the database, or with an older copy of it, leaks that have
-happened would be forgotten: `machine.database` refuses that. An array that is missing or damaged is forgotten, and a
-new hint made.
+may use it at once, also in different processes. Arrays are written through memory as rows arrive (`NewHint`), and kept
+only once they are whole. Without the database, or with an older copy of it, leaks that have happened would be
+forgotten: `machine.database` refuses that. An array that is missing or damaged is forgotten, and a new hint made.
 """
 
 from __future__ import annotations
@@ -42,9 +36,6 @@ from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 from treaty.files import Format
 from treaty.machine.database import Database
-
-# ----------------------------------------------------------------
-# Arrays of a hint store: files that are written through memory as rows arrive, and kept only once they are whole.
 
 
 class NewHint:

@@ -1,20 +1,14 @@
-"""Arithmetic modulo the prime p = 2^127 - 1, many numbers at a time: the field of Shamir shares.
-
-A number is two little-endian uint64 words, below p, the last axis of an array; functions take arrays of any shape in
-front of it, broadcast them, and return new ones. Arguments must be below p: check received numbers once, with
-`check_numbers`.
-
-As 2^127 = 1, a product is reduced by adding its upper 127 bits to its lower ones. Running times differ only by carries
-that branch; numbers here are shares, random whatever they share, or public.
-
-Shamir's secret sharing over the integers modulo p = 2^127 - 1, many secrets at a time.
+"""Shamir's secret sharing over the integers modulo the prime p = 2^127 - 1, and arithmetic in that field.
 
 Each secret is the value at 0 of a polynomial of its own, of degree t - 1 with otherwise uniform coefficients; a
 holder's share is the value at its point. Any t shares give the secret (Lagrange at 0); t - 1 are independent of it,
 whatever the computing power. A wrong share goes unnoticed here and gives another secret. Where the right one can be
-recognised (a secret key by its public key), the caller does that.
+recognised (a secret key by its public key), the caller does that. Secret bytes are cut into 15-byte pieces.
 
-Numbers are two little-endian uint64 words, below p. Secret bytes are cut into 15-byte pieces.
+A number is two little-endian uint64 words, below p, the last axis of an array; functions take arrays of any shape in
+front of it, broadcast them, and return new ones. Arguments must be below p: check received numbers once, with
+`check_numbers`. As 2^127 = 1, a product is reduced by adding its upper 127 bits to its lower ones. Running times differ
+only by carries that branch; numbers here are shares, random whatever they share, or public.
 
 References: Shamir, How to Share a Secret, CACM 1979.
 """

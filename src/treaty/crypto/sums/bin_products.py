@@ -1,7 +1,15 @@
-"""Products of ciphertexts over the bins of every column in every node of a level, along the groups of columns.
+"""Products of ciphertexts over the bins of every column in every node of a level, and in which order they are made.
+
+Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first multiplied
+together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and to the other's:
+m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one while that saves a fair share
+of products on the table, and in each node a group is used only where it does there. Rows that lie in the left-out bin
+of every column of a group take no part. Columns join within *blocks* of neighbours, so that thousands of them are
+planned in seconds and a level's products can be made block by block.
 
 `level_pieces` cuts a level into parts whose products are held at one time; `bin_products` makes those of one part. Of a
-joint group each thread also holds the products of the cells, fewer in all than the part has rows.
+joint group each thread also holds the products of the cells, fewer in all than the part has rows. The plan is the
+passive party's own plaintext; no secret is involved.
 """
 
 from __future__ import annotations
@@ -17,17 +25,6 @@ from treaty.crypto.additive.montgomery import Modulus
 from treaty.machine.arrays import pieces
 from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
-
-# ---------------------------- which products of ciphertexts are needed for the bin sums of a table, and in which order
-#
-# Multiplying ciphertexts costs far more than any bookkeeping, so columns share their work. The rows are first
-# multiplied together per *joint* cell of two columns, then the cells are collapsed to the one column's bins and to the
-# other's: m + 2 c products for m rows in c cells, not 2 m. Groups nest: two groups form a larger one while that saves a
-# fair share of products on the table, and in each node a group is used only where it does there. Rows that lie in the
-# left-out bin of every column of a group take no part. Columns join within *blocks* of neighbours, so that thousands of
-# them are planned in seconds and a level's products can be made block by block.
-#
-# Everything here is the passive party's own plaintext; no ciphertext and no secret is involved.
 
 Labels = NDArray[np.int32]
 Index = NDArray[np.int64]
@@ -223,9 +220,6 @@ def _sort_cells(labels: Labels, node_starts: Index, cells: int) -> tuple[Labels,
         cell_starts[node + 1] = count
     starts[count] = done
     return items, starts[: count + 1].copy(), used[:count].copy(), cell_starts
-
-
-# ---------------------------------------------------------------- bin products
 
 
 Words = NDArray[np.uint64]

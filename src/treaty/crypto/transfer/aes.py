@@ -9,8 +9,10 @@ Whoever computes pi of p blocks finds Delta among q hashes under the same key wi
 guess of z = pi(x) xor i is held against all of them, as H(x, i) xor i = z xor pi(z). So 128 - k bits are left after 2^k
 hashes, and each extension has a key of its own, or what was computed for one would serve against all.
 
-Where the processor has instructions for AES, kernels use them (`rounds`), without the interpreter lock; elsewhere
-OpenSSL encrypts, with the same result.
+Where the processor has instructions for AES, kernels use them, without the interpreter lock; elsewhere OpenSSL
+encrypts, with the same result. Thirty-two blocks go at a time, so that the rounds of one do not wait for each other: in
+vectors of four blocks, or of two without AVX-512, where the processor has VAES, one by one where it has AES-NI alone.
+What is encrypted, and the keys, change neither the instructions that run nor the memory they read.
 """
 
 from __future__ import annotations
@@ -27,18 +29,8 @@ from numpy.typing import NDArray
 from treaty.machine.kernels import kernel, processor_has
 from treaty.machine.shared_work import share
 
-# ------------------------------- AES-128 by the processor's own instructions, as LLVM code in the kernels that call it
-#
-# Thirty-two blocks at a time, so that the rounds of one do not wait for each other: in vectors of four blocks, or of
-# two without AVX-512, where the processor has VAES, one by one where it has AES-NI alone. What is encrypted, and the
-# keys, change neither the instructions that run nor the memory they read. Without these instructions `HAS_AES` is
-# False, and nothing is emitted.
-
-BLOCKS = 32
-"""Blocks of 16 bytes that `encrypt` takes at once."""
-
-KEY_WORDS = 22
-"""Words of 64 bits of a key, expanded: eleven round keys."""
+BLOCKS = 32  # of 16 bytes, that `encrypt` takes at once
+KEY_WORDS = 22  # of 64 bits, of a key expanded: eleven round keys
 
 _ROUNDS, _AT_ONCE = 10, 8  # vectors in flight
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
@@ -118,9 +110,6 @@ def _pointer(context: Any, builder: Any, signature: Any, args: Any, array: int, 
     data = context.make_array(signature.args[array])(context, builder, args[array]).data
     place = builder.gep(data, [builder.add(args[array + 1], _I64(offset))])
     return builder.bitcast(place, kind.as_pointer())
-
-
-# ---------------------------------------------------------------- aes
 
 
 _PIECE = 1 << 12  # blocks at a time, 64 kB: what lies in a core's own cache
@@ -204,9 +193,6 @@ class Hash:
             low = self.rows(rows, first, offset=offset)[:, 0].astype(np.uint32) & np.uint32((1 << width) - 1)
             out |= low << np.uint32(width * number)
         return out
-
-
-# ---------------------------------------------------------------- by the processor's instructions
 
 
 @kernel

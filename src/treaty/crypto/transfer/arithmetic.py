@@ -1,6 +1,6 @@
-"""Whole numbers of several words, modulo 2^(64 words): uint64 (..., words), lowest word first.
+"""Whole numbers of several words, and products of shared ones and a choice between them, by transfers.
 
-Products of shared whole numbers, and a choice between them, by transfers.
+Numbers are modulo 2^(64 words): uint64 (..., words), lowest word first.
 
 A *guarded* sharing of x in m bits is x0 + x1 = x + w 2^m with 0 <= x < 2^(m-1): then w, whether the shares wrap around,
 is the disjunction of their top bits. With guarded x (m bits) and y (n bits), modulo 2^k with k <= m + n,
@@ -12,9 +12,9 @@ w0 and w1. Cross terms are sums of one party's bits times the other's numbers, e
 "Two Party RSA Key Generation", CRYPTO 1999). Those of w ride on the top bit of a factor: a product takes m + 1
 transfers in each direction.
 
-Everything here is one step. A transfer's receiver has a random bit r, and wants the number y for its bit x: it says
-whether they differ, f, while the sender sends what makes shares of r y. As x y is r y or y - r y, by f, both ends turn
-their shares by themselves.
+Every function of `Steps` here is one step. A transfer's receiver has a random bit r, and wants the number y for its bit
+x: it says whether they differ, f, while the sender sends what makes shares of r y. As x y is r y or y - r y, by f, both
+ends turn their shares without another message.
 """
 
 from __future__ import annotations

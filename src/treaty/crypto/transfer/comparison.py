@@ -1,4 +1,9 @@
-"""Products of random shared bits, made before they are needed, by which four digits are joined in one step.
+"""Which of shared numbers are negative: the carry of two parties' shares, by digits of four bits.
+
+The top bit of z0 + z1 is that of the shares and a carry from below, which is there where one party's low bits exceed
+the complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree, four at a time:
+the millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3), whose tree joins two. Bits are shared
+exclusively.
 
 Of two digits the upper decides unless it is equal: with shared bits g (greater) and e (equal) of four digits, the third
 the uppermost,
@@ -9,13 +14,6 @@ Each of e0, ..., e3, g0, g1, g2 is opened under a random bit, of which both part
 product of these bits that occurs when the sums are multiplied out (Beaver, "Efficient Multiparty Protocols Using
 Circuit Randomization", CRYPTO 1991, for more than two factors). A *quad* has own shares of the 7 bits and 22 products
 in one word: what is opened says which of them count, and the result is their parity.
-
-Which of shared numbers are negative: the carry of two parties' shares, by digits of four bits.
-
-The top bit of z0 + z1 is that of the shares and a carry from below, which is there where one party's low bits exceed
-the complement of the other's. Digits are compared by a transfer of 1 of 16 each, and joined in a tree, four at a time:
-the millionaires' protocol of Rathee et al., "CrypTFlow2", CCS 2020 (section 3), whose tree joins two. Bits are shared
-exclusively.
 """
 
 from __future__ import annotations
@@ -32,15 +30,13 @@ from treaty.crypto.transfer.extension import joined, message_bits, packed, rando
 from treaty.crypto.transfer.stock import Bits, Drawn, Steps, Transfers, take, triples
 from treaty.machine.kernels import kernel
 
-# ---------------------------------------------------------------- quads
-
-
 _E0, _E1, _E2, _E3, _G0, _G1, _G2 = range(7)
 _Product = tuple[int, ...]
 
 _GREATER: list[_Product] = [(_E3, _G2), (_E3, _E2, _G1), (_E3, _E2, _E1, _G0)]
 _EQUAL: list[_Product] = [(_E3, _E2, _E1, _E0)]
 
+# What each product is multiplied by in the first and in the second step of making quads.
 _FIRST: dict[_Product, list[_Product]] = {
     (_E3,): [(_E2,), (_E1,), (_E0,), (_G0,), (_G1,), (_G2,)],
     (_E2,): [(_E1,), (_E0,), (_G0,), (_G1,)],
@@ -51,8 +47,7 @@ _SECOND: dict[_Product, list[_Product]] = {
     (_E3, _E1): [(_E0,), (_G0,)],
     (_E2, _E1): [(_E0,), (_G0,)],
 }
-"""What each product is multiplied by in the first and in the second step of making quads."""
-
+# What the bits of a quad's word are shares of, the lowest first; the first, which is empty, is 1.
 _PRODUCTS: list[frozenset[int]] = [
     frozenset(),
     *sorted(
@@ -60,8 +55,6 @@ _PRODUCTS: list[frozenset[int]] = [
         key=lambda part: (len(part), sorted(part)),
     ),
 ]
-"""What the bits of a quad's word are shares of, the lowest first; the first, which is empty, is 1."""
-
 _MOST_QUADS = 1 << 17  # made at a time
 
 QuadWords = NDArray[np.uint32]

@@ -1,20 +1,14 @@
-"""Bits packed into words, the first lowest, and kernels on planes of them: bit i of word w is transfer 64 w + i's.
+"""Oblivious transfers: base transfers on a curve, and from 128 of them millions more with symmetric ciphers alone.
 
-Base transfers: a sender gets pairs of keys, a receiver one key of each pair, by choices that the sender never sees.
+*Base transfers* (`base_offer`, `base_choose`, `base_pairs`): a sender gets pairs of keys, a receiver one key of each
+pair, by choices that the sender never sees. Chou and Orlandi, "The Simplest Protocol for Oblivious Transfer",
+LATINCRYPT 2015, over ristretto255, whose order is prime. The receiver's choices are hidden whatever the sender
+computes: its points are uniform either way.
 
-Chou and Orlandi, "The Simplest Protocol for Oblivious Transfer", LATINCRYPT 2015, over ristretto255, whose order is
-prime. Three steps: `offer` (sender), `choose` (receiver), `pairs` (sender); what the first two return second goes to
-the other party.
-
-Assumptions: computational Diffie-Hellman in ristretto255 (about 128 bits), SHA-256 as a random oracle, parties that are
-honest but curious. The receiver's choices are hidden whatever the sender computes: its points are uniform either way.
-
-Transfer extension: from 128 base transfers to millions of random ones, with symmetric ciphers alone.
-
-Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields GF(2^fold); at ``fold=1`` it is the protocol of
-Ishai, Kilian, Nissim and Petrank, CRYPTO 2003, as improved by Asharov, Lindell, Schneider and Zohner, CCS 2013. Of each
-transfer the sender has a row q, the receiver a random bit r and a row t with q = t xor r Delta (128 bits each); Delta,
-which the sender alone knows, is the same for all. 128 / fold - 1 bits travel for each, from the receiver to the sender.
+*Extension*: Roy, "SoftSpokenOT", CRYPTO 2022, semi-honest, with small fields GF(2^fold); at ``fold=1`` it is the
+protocol of Ishai, Kilian, Nissim and Petrank, CRYPTO 2003, as improved by Asharov, Lindell, Schneider and Zohner, CCS
+2013. Of each transfer the sender has a row q, the receiver a random bit r and a row t with q = t xor r Delta (128 bits
+each); Delta, which the sender alone knows, is the same for all. 128 / fold - 1 bits travel for each.
 
 ====  =========================  ==============================================================
 step  who                        what
@@ -28,14 +22,15 @@ step  who                        what
 6     both                       make of their rows what they need: `random_pairs` and so on, below
 ====  =========================  ==============================================================
 
-Rows must be hashed before anything of them is shown, no two with the same tweak, by the `hash` of either end
-(`treaty.crypto.transfer.aes`): its key is a digest of offer and points, so that it is another in each session, and
-neither end chooses it.
+Rows must be hashed before anything of them is shown, no two with the same tweak, by the `hash` of either end (`aes`):
+its key is a digest of offer and points, so that it is another in each session, and neither end chooses it.
 
-Assumptions: those of the base transfers; AES-128 as a pseudorandom generator and, under the public key, as a random
-permutation; SHA-256 as a pseudorandom generator in the trees of seeds; parties that are honest but curious (nothing
-here checks that a receiver uses the same bits in all columns). Security is computational, 128 bits; nothing fails by
-chance.
+Assumptions: computational Diffie-Hellman in ristretto255; SHA-256 as a random oracle, and as a pseudorandom generator
+in the trees of seeds; AES-128 as a pseudorandom generator and, under the public key, as a random permutation; parties
+that are honest but curious (nothing here checks that a receiver uses the same bits in all columns). Security is
+computational, about 128 bits; nothing fails by chance.
+
+Bits are packed into words, the first lowest: bit i of word w of a plane is transfer 64 w + i's.
 """
 
 from __future__ import annotations
@@ -52,36 +47,32 @@ from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
 from treaty.machine.kernels import kernel
 
-PLANE_WORDS = 8
-"""Planes are a multiple of so many words long: they are turned in blocks of 64 planes by 8 words, 4 kB."""
+PLANE_WORDS = 8  # planes are a multiple of it long: they are turned in blocks of 64 planes by 8 words, 4 kB
+KAPPA = 128  # base transfers, and bits of a row
+STEP = 64 * PLANE_WORDS  # transfers are made by multiples of this number
+KEY = 16  # bytes of a base transfer's key
+_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves at a fold of 4, which lie in a core's cache
+# Bits that stay where they are when blocks of 32, 16, ... 1 bits are exchanged: ones and zeros in turn.
+_MASKS = np.array([(2**64 - 1) // (2**width + 1) for width in (32, 16, 8, 4, 2, 1)], np.uint64)
 
-_MASKS = np.array(
-    [
-        0x00000000FFFFFFFF,
-        0x0000FFFF0000FFFF,
-        0x00FF00FF00FF00FF,
-        0x0F0F0F0F0F0F0F0F,
-        0x3333333333333333,
-        0x5555555555555555,
-    ],
-    np.uint64,
-)
+Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
 
 
-def packed(bits: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def packed(bits: Bytes) -> Words:
     """Pack bits (n,) into words, the first lowest, uint64 (ceil(n / 64),)."""
     padded = np.zeros(-(-len(bits) // 64) * 64, np.uint8)
     padded[: len(bits)] = bits
     return np.packbits(padded, bitorder="little").view("<u8").astype(np.uint64, copy=False)
 
 
-def unpacked(words: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:
+def unpacked(words: Words, count: int) -> Bytes:
     """Return the first `count` bits of words, uint8 (count,)."""
     return np.unpackbits(words.astype("<u8", copy=False).view(np.uint8), count=count, bitorder="little")
 
 
 @kernel
-def transpose(planes: NDArray[np.uint64], rows: NDArray[np.uint64], start: int, stop: int) -> None:
+def transpose(planes: Words, rows: Words, start: int, stop: int) -> None:
     """Write bit i of plane p, uint64 (64 p, w), as bit p of row i, (64 w, p), for blocks [start, stop) of 8 words.
 
     Six rounds exchange blocks of 32, 16, ... 1 bits (Warren, Hacker's Delight, 7-3), eight words side by side.
@@ -107,7 +98,7 @@ def transpose(planes: NDArray[np.uint64], rows: NDArray[np.uint64], start: int, 
 
 
 @kernel
-def fold_trees(leaves: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+def fold_trees(leaves: Words, planes: Words) -> None:
     """Sum each tree's leaves, uint64 (trees, 2^k, w).
 
     Into plane j, (trees, k, w), those whose number has bit j, into leaf 0 all of them. The other leaves hold partial
@@ -127,7 +118,7 @@ def fold_trees(leaves: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
 
 
 @kernel
-def correct_planes(planes: NDArray[np.uint64], masks: NDArray[np.uint64], corrections: NDArray[np.uint64]) -> None:
+def correct_planes(planes: Words, masks: Words, corrections: Words) -> None:
     """Add each tree's correction, uint64 (trees, w), to its planes, (trees, k, w), by masks of all ones or zero.
 
     Masks are uint64 (trees, k).
@@ -139,9 +130,7 @@ def correct_planes(planes: NDArray[np.uint64], masks: NDArray[np.uint64], correc
 
 
 @kernel
-def add_where(
-    rows: NDArray[np.uint64], bits: NDArray[np.uint64], delta: NDArray[np.uint64], out: NDArray[np.uint64]
-) -> None:
+def add_where(rows: Words, bits: Words, delta: Words, out: Words) -> None:
     """Add `delta`, uint64 (2,), to the rows, (n, 2), whose bit is 1; bits are packed, (ceil(n / 64),)."""
     for row in range(rows.shape[0]):
         mask = np.uint64(0) - ((bits[row >> 6] >> np.uint64(row & 63)) & np.uint64(1))
@@ -150,7 +139,7 @@ def add_where(
 
 
 @kernel
-def combine_rows(rows: NDArray[np.uint64], count: int, out: NDArray[np.uint64]) -> None:
+def combine_rows(rows: Words, count: int, out: Words) -> None:
     """Sum `count` rows each, times 1, x, x^2, ... in GF(2^128): (n * count, 2) to (n, 2).
 
     The field is that of polynomials modulo x^128 + x^7 + x^2 + x + 1, lowest coefficient first.
@@ -166,12 +155,6 @@ def combine_rows(rows: NDArray[np.uint64], count: int, out: NDArray[np.uint64]) 
             high ^= rows[row * count + k, 1]
         out[row, 0] = low
         out[row, 1] = high
-
-
-KEY = 16
-"""Bytes of a key."""
-
-Bytes = NDArray[np.uint8]
 
 
 def base_offer() -> tuple[Bytes, Bytes]:
@@ -215,17 +198,6 @@ def _keys(offered: Bytes, points: Bytes, shared: Bytes) -> Bytes:
     return np.frombuffer(b"".join(hashed), np.uint8).reshape(-1, KEY)
 
 
-KAPPA = 128
-"""Base transfers, and bits of a row."""
-
-STEP = 64 * PLANE_WORDS
-"""Transfers are made by multiples of this number."""
-
-_PIECE = 1 << 13  # transfers at a time: 512 kB of leaves at a fold of 4, which lie in a core's cache
-
-Words = NDArray[np.uint64]
-
-
 class Receiver:
     """The end with a random bit for each transfer. `offer`, uint8 (32,), goes to the sender first.
 
@@ -240,7 +212,7 @@ class Receiver:
         self._secret, self.offer = base_offer()
         self._streams = Streams(np.empty((0, KEY), np.uint8))
 
-    def prepare(self, points: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def prepare(self, points: Bytes) -> Bytes:
         """Take the sender's points, uint8 (128, 32); return what it makes its seeds of, (128, 2, 16).
 
         Raises CryptoError where one is the identity or no point.
@@ -283,7 +255,7 @@ class Sender:
     Raises CryptoError where the receiver's `offer` is the identity or no point.
     """
 
-    def __init__(self, offer: NDArray[np.uint8], fold: int = 4) -> None:
+    def __init__(self, offer: Bytes, fold: int = 4) -> None:
         assert fold in (1, 2, 4, 8)
         self._fold = fold
         drawn = np.frombuffer(secrets.token_bytes(KAPPA // 8), np.uint8)
@@ -295,7 +267,7 @@ class Sender:
         self.hash = _hash_of(offer, self.points)
         self._streams = Streams(np.empty((0, KEY), np.uint8))
 
-    def prepare(self, corrections: NDArray[np.uint8]) -> None:
+    def prepare(self, corrections: Bytes) -> None:
         """Take what the receiver's `prepare` has returned, uint8 (128, 2, 16)."""
         corrections = corrections.reshape(-1, self._fold, 2, KEY)
         pads = self._pads.reshape(-1, self._fold, KEY)
@@ -332,11 +304,11 @@ class Sender:
         return rows
 
 
-def _hash_of(offer: NDArray[np.uint8], points: NDArray[np.uint8]) -> Hash:
+def _hash_of(offer: Bytes, points: Bytes) -> Hash:
     return Hash(hashlib.sha256(b"treaty transfer hash\0" + offer.tobytes() + points.tobytes()).digest()[:16])
 
 
-def _children(nodes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _children(nodes: Bytes) -> Bytes:
     """Double a level of seeds, uint8 (n, 16): the children of node k are 2 k and 2 k + 1."""
     doubled = b"".join(hashlib.sha256(b"treaty seed tree\0" + node.tobytes()).digest() for node in nodes)
     return np.frombuffer(doubled, np.uint8).reshape(-1, KEY).copy()
@@ -346,9 +318,6 @@ def _whole(count: int) -> int:
     if count < 0 or count % STEP:
         raise CryptoError(f"expected a multiple of {STEP} transfers, got {count}")
     return count
-
-
-# ---------------------------------------------------------------- what is made of rows
 
 
 def random_pairs(sender: Sender, q: Words, first: int, blocks: int = 1) -> tuple[Words, Words]:

@@ -1,11 +1,4 @@
-"""Cuckoo hashing: every item in one of its three bins, no bin with two items.
-
-The bins are three tables, and an item's place in each is its own hash, so that its three bins differ. Without a stash
-1.27 bins an item fail with a probability of 2^-40 at most (Pinkas, Schneider, Zohner, "Scalable Private Set
-Intersection Based on OT Extension", ACM TOPS 2018, by experiments from 2^10 items on); there are 1.3 here. What fails
-in the shortest lists, of 1024, are four items with the same three bins: 77 n^-5 = 2^-43.
-
-A pseudorandom function for each of many bins: one party has its keys, the other one value of each, nobody sees both.
+"""A pseudorandom function for each of many bins: one party has its keys, the other one value of each, nobody sees both.
 
 Kolesnikov, Kumaresan, Rosulek and Trieu, "Efficient Batched Oblivious PRF with Applications to Private Set
 Intersection", CCS 2016 (KKRT). With C a pseudorandom code of 512 bits, s a secret of as many, and rows q and t of
@@ -27,9 +20,15 @@ C(x) is AES-128 of x, of 128 bits, under four public keys; H is BLAKE2b. The val
 to the receiver where the code words differ in 128 places or more, which two random ones of 512 bits fail with a
 probability of 2^-102: over all pairs of an input and its bin's item, 3 * 2^28 at most, of 2^-72.
 
-Assumptions: those of `treaty.crypto.transfer.base`; AES-128 as a pseudorandom generator and function; BLAKE2b
+Assumptions: those of `extension`'s base transfers; AES-128 as a pseudorandom generator and function; BLAKE2b
 correlation robust under code words; parties that are honest but curious. A receiver that sends other messages than
 `extend` returns may learn s, and with it every value.
+
+*Bins* come from cuckoo hashing: every item is in one of its three bins, no bin has two items. The bins are three
+tables, and an item's place in each is its own hash, so that its three bins differ. Without a stash 1.27 bins an item
+fail with a probability of 2^-40 at most (Pinkas, Schneider, Zohner, "Scalable Private Set Intersection Based on OT
+Extension", ACM TOPS 2018, by experiments from 2^10 items on); there are 1.3 here. What fails in the shortest lists, of
+1024, are four items with the same three bins: 77 n^-5 = 2^-43.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ from treaty.machine.kernels import kernel
 from treaty.machine.shared_work import share
 
 TABLES = 3
-MOST = 1 << 25
-"""Items: of more a table would take half a gigabyte, and hashes of 40 bits would not reach all bins."""
+MOST = 1 << 25  # items: of more a table would take half a gigabyte, and hashes of 40 bits would not reach all bins
 
 _STEPS = 5000  # items that one insertion may push out: some tens are usual
 
@@ -138,16 +136,10 @@ def _insert(digests: NDArray[np.uint64], length: int, seed: int, table: Int32s) 
     return True
 
 
-WIDTH = 512
-"""Base transfers, and bits of a code word."""
-
+WIDTH = 512  # base transfers, and bits of a code word
 WORDS = WIDTH // 64
-VALUE = 3
-"""Words of a value: 192 bits."""
-
-STEP = 64 * PLANE_WORDS
-"""Bins are taken by multiples of this number."""
-
+VALUE = 3  # words of a value: 192 bits
+STEP = 64 * PLANE_WORDS  # bins are taken by multiples of this number
 _CODES = 4
 _LEAST_BLOCKS = 8  # blocks of planes worth a thread of their own
 

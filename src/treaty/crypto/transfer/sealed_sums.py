@@ -45,8 +45,7 @@ from treaty.crypto.transfer.arithmetic import (
 from treaty.crypto.transfer.comparison import comparison_steps, conjunctions, negatives
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, together
 
-WORDS = 2
-"""Of a share of a sum: shares are modulo 2^128, which no product with a node's own sums passes."""
+WORDS = 2  # of a share of a sum: shares are modulo 2^128, which no product with a node's own sums passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,8 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
 
 _LARGEST = 16  # a group: the work grows with its square
 
+# what an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner
 TOP, BELOW, NUMBER, OWNER = range(4)
-"""What an entry of a tournament has: numerator, denominator, number of the candidate, number of its owner."""
 
 
 @dataclass(frozen=True, slots=True)

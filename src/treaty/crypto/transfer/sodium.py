@@ -1,16 +1,11 @@
-"""libsodium's functions on many elements at once: kernels that call them by address, without the interpreter lock.
+"""Hashes and the group ristretto255 on many elements at a time, by libsodium, without the interpreter lock.
 
-The library comes with the `rbcl` wheel. A Python loop over `ctypes` would be nearly as fast on one thread, but must
-take the interpreter lock back after each call.
-
-Hashes of many byte strings at a time, and a commitment to a set of them.
+Kernels call the library's functions by address. It comes with the `rbcl` wheel. A Python loop over `ctypes` would be
+nearly as fast on one thread, but must take the interpreter lock back after each call.
 
 Strings are one array of bytes and the offsets between them, as in Arrow: string i is ``data[offsets[i]:offsets[i+1]]``.
-
-The group ristretto255 (RFC 9496), many points at a time, by libsodium.
-
-Points and scalars are rows of 32 bytes in their standard encoding. The group has prime order, so a point that decodes
-and is not the identity generates all of it: there are no points of small order to refuse.
+Points and scalars (RFC 9496) are rows of 32 bytes in their standard encoding. The group has prime order, so a point
+that decodes and is not the identity generates all of it: there are no points of small order to refuse.
 """
 
 from __future__ import annotations

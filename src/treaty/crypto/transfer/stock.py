@@ -1,19 +1,18 @@
-"""A stock of random transfers between two parties, in both directions alike, and transfers made of it.
+"""What two parties compute with transfers alike: steps taken together, a stock of transfers, and sides of rows by path.
 
-Each party is the sender of as many as it is the receiver of. Everything drawn from the stock is drawn by both at once,
-so that rows and their numbers agree; nothing is used twice.
+*Steps*: at each, both parties send arrays at the same time, and continue with the other's. A computation is a
+generator, the same at both ends: it yields what its party sends and is given what the other has sent.
 
-Which side rows take in their nodes, by transfer: one party knows each row's node, the other the sides at all nodes.
+*The stock* (`Transfers`): each party is the sender of as many random transfers as it is the receiver of. Everything
+drawn from it is drawn by both at once, so that rows and their numbers agree; nothing is used twice.
 
-A node's path has a bit for each level above it. Of each row the first party, the receiver, gets one correlated transfer
-for each bit, q = t xor bit Delta. Rows of transfers are joined level by level, as x r + new in GF(2^128), so that the
-sender's joined row less the receiver's is the path, as an element of the field, times Delta. The sender has the pad
-H(q + p Delta) of every path p, the receiver that of its row's own path alone, H(t): at a row a side is read at one node
-at most, whatever the receiver chose, and the sender does not learn at which. Joined rows serve all levels of a tree,
-each level under tweaks that nothing else has.
-
-A table has a bit for each row and each node that the sender splits, however long the paths are: no more than whole
-columns of these splits would take, at any depth.
+*Sides* (`Paths`): one party knows each row's node, the other the sides at all nodes. A node's path has a bit for each
+level above it. Of each row the first party, the receiver, gets one correlated transfer for each bit, q = t xor bit
+Delta. Rows of transfers are joined level by level, as x r + new in GF(2^128), so that the sender's joined row less the
+receiver's is the path, as an element of the field, times Delta. The sender has the pad H(q + p Delta) of every path p,
+the receiver that of its row's own path alone, H(t): at a row a side is read at one node at most, whatever the receiver
+chose, and the sender does not learn at which. Joined rows serve all levels of a tree, each level under tweaks that
+nothing else has. A table has a bit for each row and each node that the sender splits, however long the paths are.
 """
 
 from __future__ import annotations
@@ -39,11 +38,6 @@ from treaty.crypto.transfer.extension import (
 )
 from treaty.errors import CryptoError
 from treaty.machine.arrays import pieces
-
-# -------- steps that two parties take together: at each, both send arrays at the same time, and go on with the other's
-#
-# What the parties compute is a generator, the same at both ends: it yields what its party sends and is given what the
-# other has sent. `together` takes the steps of several at once, in one message each way.
 
 Result = TypeVar("Result")
 Arrays = list[NDArray[Any]]
