@@ -1,24 +1,17 @@
-"""Machine-level products behind `montgomery`: what numba's own integers cannot express.
-
-Two numba intrinsics, both emitted as LLVM code into the kernel that calls them:
+"""Machine-level products behind `montgomery`: what numba's own integers cannot express, as LLVM code.
 
 * `multiply_add` is the 64 x 64 + 64 + 64 -> 128 bit step of school-book arithmetic. It runs everywhere.
 * `ifma_multiply_pair` is a whole Montgomery product, twice, in vectors of eight 52-bit digits (x86 AVX-512 IFMA).
-  One product of up to 2000 bits waits on its own carries for most of its cycles, so that two interleaved ones take
-  hardly longer than one; longer ones are busy enough and follow each other. About twelve times as fast as the 64-bit
-  form at 2048 bits, seven times at 4096. It is emitted only when numba compiles for a processor that has the
-  instructions.
+  One product of up to 2000 bits waits on its own carries for most of its cycles, so two interleaved ones take hardly
+  longer; longer ones follow each other. Twelve times as fast as the 64-bit form at 2048 bits, seven times at 4096.
+* `fma_multiply_four` makes four products at a time in double-precision fused multiply-adds (x86 AVX2 and FMA): 2.5
+  times as fast as the 64-bit form at 2048 bits on an AMD EPYC of 2017 (Zen 1, which halves vectors).
 
-Memory accesses are not constant in time. Products of one size take the same time whatever the values are.
+The latter two are emitted only for processors that have the instructions. Products of one size take the same time
+whatever the values are; memory accesses are not constant in time.
 
-References: Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985. Gueron and Krasnov,
-Software Implementation of Modular Exponentiation, Using Advanced Vector Instructions Architectures, WAIFI 2012 (digits
-smaller than the word, carries deferred to the end).
-
-Montgomery products of four numbers at a time in double-precision fused multiply-adds: x86 without AVX-512 IFMA.
-
-A vector holds one 52-bit digit of each of four numbers, as doubles, which have 53 bits. Two fused multiply-adds give
-both halves of a product of two digits, exactly, in the usual rounding to nearest:
+*Fused multiply-adds.* A vector holds one 52-bit digit of each of four numbers, as doubles, which have 53 bits. Both
+halves of a product of two digits are exact, in the usual rounding to nearest:
 
     high = a b + 2^104            its last 52 bits, read as an integer, count a b / 2^52, rounded to the nearest
     low  = a b + (c - high)       with c = 2^104 - 1.5 2^52: what the rounding left, minus 1.5 2^52
@@ -27,18 +20,16 @@ All sums here are exact: c - high is a multiple of 2^51 below 2^104, and -low li
 doubles differ by one. So the bits of `high` are _HIGH + (rounded a b / 2^52), those of `low` are _LOW - (the signed
 rest); they are added as integers, and what _HIGH and _LOW add up to is known beforehand and taken off at the start.
 
-On an AMD EPYC of 2017 (Zen 1, which halves vectors) 2.5 times as fast as the 64-bit form at 2048 bits. Emitted only
-when numba compiles for a processor with AVX2 and FMA.
-
-References: Emmart, Zheng, Weems, Faster Modular Exponentiation Using Double Precision Floating Point Arithmetic on the
-GPU, ARITH 2018 (the halves, there with rounding towards zero). Gueron and Krasnov as in `multiplier`.
+References: Gueron and Krasnov, Software Implementation of Modular Exponentiation, Using Advanced Vector Instructions
+Architectures, WAIFI 2012 (digits smaller than the word, deferred carries). Emmart, Zheng, Weems, Faster Modular
+Exponentiation Using Double Precision Floating Point Arithmetic on the GPU, ARITH 2018 (the halves).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -55,9 +46,11 @@ HEADER = 8  # words in front of the modulus in the array of constants, a multipl
 
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _VECTOR = ir.VectorType(_I64, LANES)
+_MASK = (1 << DIGIT_BITS) - 1
+GROUP = 4  # numbers at a time of fused multiply-adds: 64-bit lanes of one 256-bit vector
+SCRATCH = 4 * GROUP  # words of scratch for each word of a number: sums, both factors, the modulus
 
-
-HAS_IFMA = processor_has("avx512ifma", "avx512f")
+HAS_IFMA, HAS_FMA = processor_has("avx512ifma", "avx512f"), processor_has("avx2", "fma")
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -106,22 +99,22 @@ def unpack_digits(typing_context: Any, raw: Any, offset: Any, out: Any, o: Any) 
             own = builder.shuffle_vector(words, words, _indices([b // 64 for b in bits]))
             above = builder.shuffle_vector(words, words, _indices([min(b // 64 + 1, LANES - 1) for b in bits]))
             digits = builder.or_(builder.lshr(own, right), builder.shl(above, left))
-            digits = builder.and_(digits, _constant((1 << DIGIT_BITS) - 1))
+            digits = builder.and_(digits, _constant(_MASK))
             builder.store(digits, builder.gep(target, [_I64(v)]), align=8)
         return context.get_dummy_value()
 
     return signature, generate
 
 
-# Eleven parameters: numba passes the first, and `montgomery_kernels._multiply_pair` the rest as it takes them.
+# Numba passes the first parameter, `montgomery_kernels._multiply` the rest as it takes them.
 @intrinsic  # type: ignore[untyped-decorator]
 def ifma_multiply_pair(
     typing_context: Any, out: Any, o1: Any, o2: Any, a: Any, a1: Any, a2: Any, b: Any, b1: Any, b2: Any, m: Any
 ) -> Any:
     """Write a * b / R mod n, below 2 n, at `out[o1:]` and `out[o2:]`; inputs at a1, b1 and a2, b2.
 
-    Each of a, b holds normalised 52-bit digits (zero above `digits`), with a * b < R n. `m` is the array
-    of constants of `montgomery.Modulus`. All inputs are read before anything is written.
+    Each of a, b holds normalised 52-bit digits (zero above `digits`), with a * b < R n. `m` is the array of constants
+    of `montgomery.Modulus`. All inputs are read before anything is written.
     """
     at = types.intp
     signature = types.void(out, at, at, a, at, at, b, at, at, m)
@@ -129,7 +122,6 @@ def ifma_multiply_pair(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if not HAS_IFMA:
             return context.get_dummy_value()
-
         places = [(0, 1), (3, 4), (6, 7), (0, 2), (3, 5), (6, 8)]  # of out, a, b for each number: array and offset
         arrays = [pointer_to(context, builder, signature, args, k) for k in (0, 3, 6, 9)]
         pointers = [builder.gep(arrays[array // 3], [args[offset]]) for array, offset in places]
@@ -140,15 +132,11 @@ def ifma_multiply_pair(
 
 
 def pointer_to(context: Any, builder: Any, signature: Any, args: Any, k: int) -> Any:
-    """Return the pointer to the first item of argument k, an array."""
     return context.make_array(signature.args[k])(context, builder, args[k]).data
 
 
 def call_emitted(builder: Any, name: str, emit: Any, args: list[Any]) -> None:
-    """Call a function of machine code that `emit` writes into the module when it is first called.
-
-    What is called so often is long, and would else stand, and be compiled, wherever it is called.
-    """
+    """Call a function that `emit` writes into the module at the first call: else its code would stand at every call."""
     kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
     function = cgutils.get_or_insert_function(builder.module, kind, name)
     if not function.blocks:
@@ -243,7 +231,7 @@ def _emit_products(builder: Any, count: int, lanes: Any, constants: Any, digits:
 
 def _normalise(builder: Any, sums: Any) -> list[Any]:
     """Apply the deferred carries: digits below 2^52 again, the top one's carry being zero by the bound 2 n."""
-    mask, zero = _constant((1 << DIGIT_BITS) - 1), _constant(0)
+    mask, zero = _constant(_MASK), _constant(0)
     carries = [builder.lshr(x, _constant(DIGIT_BITS)) for x in sums]
     below = [zero, *carries[:-1]]
     one_up = _indices(range(LANES - 1, 2 * LANES - 1))
@@ -279,37 +267,31 @@ def _indices(lanes: Any) -> Any:
     return ir.Constant(ir.VectorType(_I32, LANES), list(lanes))
 
 
-def _splat(builder: Any, word: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    return builder.shuffle_vector(builder.insert_element(undefined, word, _I32(0)), undefined, _indices([0] * LANES))
+def _splat(builder: Any, word: Any, lanes: int = LANES) -> Any:
+    """Return a vector with the same word in every lane."""
+    undefined = ir.Constant(ir.VectorType(_I64, lanes), ir.Undefined)
+    one = builder.insert_element(undefined, word, _I32(0))
+    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
 
 
 def _load(builder: Any, pointer: Any, v: int) -> Any:
     return builder.load(builder.gep(builder.bitcast(pointer, _VECTOR.as_pointer()), [_I64(v)]), align=8)
 
 
-GROUP = 4  # numbers at a time: 64-bit lanes of one 256-bit vector
-SCRATCH = 4 * GROUP  # words of scratch for each word of a number: sums, both factors, the modulus
-HAS_FMA = processor_has("avx2", "fma")
+# -------------------------------------------------- fused multiply-adds
 
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
 _WORDS, _DOUBLES = ir.VectorType(_I64, GROUP), ir.VectorType(ir.DoubleType(), GROUP)
-_MASK = (1 << DIGIT_BITS) - 1
 _HIGH, _LOW = 0x4670 << 48, 0xC338 << 48  # the bits of 2^104 and of -1.5 2^52
 _WHOLE = 0x4330 << 48  # the bits of 2^52: with a digit in its last bits, 2^52 + the digit
-_POSITIVE = 62  # bits: 2^62 makes a signed sum positive, for AVX2 shifts no signs
 
 
-# Numba passes the first parameter, `montgomery_kernels._multiply` the rest as it takes them.
 @intrinsic  # type: ignore[untyped-decorator]
 def fma_multiply_four(
     typing_context: Any, out: Any, at: Any, a: Any, of_a: Any, b: Any, of_b: Any, m: Any, scratch: Any
 ) -> Any:
     """Write a * b / R mod n, below 2 n, at out[at[k]:] for four k; inputs at a[of_a[k]:] and b[of_b[k]:].
 
-    Each of a, b holds normalised 52-bit digits (zero above `digits`), with a * b < R n. `m` is the array of constants
-    of `montgomery.Modulus`; `scratch` has SCRATCH words for each of a number. All inputs are read before anything
-    is written.
+    Numbers and `m` are as in `ifma_multiply_pair`; `scratch` has SCRATCH words for each of a number.
     """
     signature = types.void(out, at, a, of_a, b, of_b, m, scratch)
 
@@ -327,113 +309,91 @@ def fma_multiply_four(
     return signature, generate
 
 
-class _Places(NamedTuple):
-    """Where the emitted code finds things: pointers, and numbers of digits."""
-
-    sums: Any  # one vector per digit
-    a: Any  # vectors of doubles
-    b: Any
-    n: Any  # each digit four times
-    inverse: Any  # -1/n modulo 2^52, a vector of doubles
-    digits: Any
-    count: Any  # digits, up to an even number: what a turn goes over
-
-
 def _emit(builder: Any, *pointers: Any) -> None:
     """Emit the whole: read, multiply, carry, write. Pointers: to four numbers of out, a and b, constants, scratch."""
-    out, a, b = pointers[:GROUP], pointers[GROUP : 2 * GROUP], pointers[2 * GROUP : 3 * GROUP]
     constants, scratch = pointers[3 * GROUP :]
     digits = builder.load(builder.gep(constants, [_I64(1)]))
     width = builder.shl(builder.load(builder.gep(constants, [_I64(5)])), _I64(3))
+    # scratch: one vector per digit of the sums, of a and b, and of n, whose digits stand four times
     sums = builder.bitcast(scratch, _WORDS.as_pointer())
-    factors = builder.bitcast(builder.gep(sums, [width]), _DOUBLES.as_pointer())
-    others = builder.gep(factors, [width])
-    n = builder.gep(others, [width])
-    inverse = _double(builder, _splat_four(builder, builder.and_(builder.load(constants), _I64(_MASK))))
-    count = builder.and_(builder.add(digits, _I64(1)), _I64(-2))
-    places = _Places(sums, factors, others, n, inverse, digits, count)
+    a = builder.bitcast(builder.gep(sums, [width]), _DOUBLES.as_pointer())
+    b = builder.gep(a, [width])
+    n = builder.gep(b, [width])
+    inverse = _double(builder, _splat(builder, builder.and_(builder.load(constants), _I64(_MASK)), GROUP))
+    count = builder.and_(builder.add(digits, _I64(1)), _I64(-2))  # digits, up to an even number: of a turn
 
     with _loop(builder, _I64(0), width, 4) as j:
-        for source, target in ((a, factors), (b, others)):
-            for k, column in enumerate(_transposed(builder, [_load_four(builder, row, j) for row in source])):
+        for numbers, target in ((pointers[GROUP : 2 * GROUP], a), (pointers[2 * GROUP : 3 * GROUP], b)):
+            rows = [builder.bitcast(builder.gep(number, [j]), _WORDS.as_pointer()) for number in numbers]
+            for k, column in enumerate(_transposed(builder, [builder.load(row, align=8) for row in rows])):
                 _store(builder, _double(builder, column), target, builder.add(j, _I64(k)))
         for k in range(4):
             p = builder.add(j, _I64(k))
             digit = builder.load(builder.gep(constants, [builder.add(p, _I64(HEADER))]))
-            _store(builder, _double(builder, _splat_four(builder, digit)), n, p)
-            _store(
-                builder,
-                _taken_off(builder, _least(builder, builder.add(p, _I64(1)), digits), _least(builder, p, digits)),
-                sums,
-                p,
+            _store(builder, _double(builder, _splat(builder, digit, GROUP)), n, p)
+            lows, highs = (
+                builder.select(builder.icmp_unsigned("<", x, digits), x, digits) for x in (builder.add(p, _I64(1)), p)
             )
-    _emit_turns(builder, places)
-    _emit_carries(builder, places)
+            _store(builder, _taken_off(builder, lows, highs), sums, p)
+    _emit_turns(builder, sums, a, b, n, inverse, digits, count)
+    # the deferred carries: digits below 2^52 again, the last carry being zero by the bound 2 n
+    carried = cgutils.alloca_once_value(builder, _four(0))
+    with _loop(builder, _I64(0), count, 1) as j:
+        total = builder.add(_read(builder, sums, j), builder.load(carried))
+        _store(builder, builder.and_(total, _four(_MASK)), sums, j)
+        builder.store(_shifted(builder, total), carried)
     with _loop(builder, count, width, 1) as j:
-        _store(builder, _constant_words(0), sums, j)
+        _store(builder, _four(0), sums, j)
     with _loop(builder, _I64(0), width, 4) as j:
         columns = [_read(builder, sums, builder.add(j, _I64(k))) for k in range(4)]
-        for row, words in zip(out, _transposed(builder, columns), strict=True):
+        for row, words in zip(pointers[:GROUP], _transposed(builder, columns), strict=True):
             builder.store(words, builder.bitcast(builder.gep(row, [j]), _WORDS.as_pointer()), align=8)
 
 
-def _emit_turns(builder: Any, places: _Places) -> None:
+def _emit_turns(builder: Any, sums: Any, a: Any, b: Any, n: Any, inverse: Any, digits: Any, count: Any) -> None:
     """Emit, for each digit b_i: sums = (sums + a b_i + n q) / 2^52, with the q that makes this a whole number.
 
     The next turn's q follows from this turn's lowest digit by a chain of a dozen instructions; it is begun as soon as
-    that digit is known, and goes on beside the products of the higher digits.
+    that digit is known, while the products of the higher digits are made.
     """
     lowest, high, q, carried = (cgutils.alloca_once(builder, kind) for kind in (_WORDS, _WORDS, _DOUBLES, _WORDS))
 
     def prepare(i: Any, digit: Any) -> None:
         """Emit the lowest digit of turn i, with a b_i added and without, and its q."""
-        high_a, low = _halves(builder, _read(builder, places.a, _I64(0)), _read(builder, places.b, i))
+        high_a, low = _halves(builder, _read(builder, a, _I64(0)), _read(builder, b, i))
         total = builder.sub(digit, low)
-        known = builder.and_(
-            builder.sub(total, _constant_words(_LOW)), _constant_words(_MASK)
-        )  # _LOW: of the half that is to come
-        _, low = _halves(builder, _double(builder, known), places.inverse)
-        builder.store(
-            _double(builder, builder.and_(builder.sub(_constant_words(_LOW), low), _constant_words(_MASK))), q
-        )
+        known = builder.and_(builder.sub(total, _four(_LOW)), _four(_MASK))  # _LOW: of the half that is to come
+        _, low = _halves(builder, _double(builder, known), inverse)
+        builder.store(_double(builder, builder.and_(builder.sub(_four(_LOW), low), _four(_MASK))), q)
         builder.store(total, lowest)
         builder.store(high_a, high)
 
-    def step(j: Any, b: Any, factor: Any) -> Any:
+    def step(j: Any, digit: Any, factor: Any) -> Any:
         """Emit digit j of a turn; return it, for what is now one digit lower."""
-        high_a, low_a = _halves(builder, _read(builder, places.a, j), b, _read(builder, a_again, j))
-        high_n, low_n = _halves(builder, _read(builder, places.n, j), factor, _read(builder, n_again, j))
-        total = builder.add(_read(builder, places.sums, j), builder.load(carried))
+        high_a, low_a = _halves(builder, _read(builder, a, j), digit, _read(builder, a_again, j))
+        high_n, low_n = _halves(builder, _read(builder, n, j), factor, _read(builder, n_again, j))
+        total = builder.add(_read(builder, sums, j), builder.load(carried))
         builder.store(builder.add(high_a, high_n), carried)
         return builder.sub(builder.sub(total, low_a), low_n)
 
     # Both fused multiply-adds overwrite an operand. The second one reads its digit from memory, by a pointer that the
     # compiler takes for another; else it would copy a register, and the number of instructions is what this loop costs.
-    a_again, n_again = _other_pointer(builder, places.a), _other_pointer(builder, places.n)
-    prepare(_I64(0), _read(builder, places.sums, _I64(0)))
-    with _loop(builder, _I64(0), places.digits, 1) as i:
-        b, factor = _read(builder, places.b, i), builder.load(q)
-        high_n, low = _halves(builder, _read(builder, places.n, _I64(0)), factor)
+    a_again, n_again = (builder.asm(ir.FunctionType(of.type, [of.type]), "", "=r,0", [of], False) for of in (a, n))
+    prepare(_I64(0), _read(builder, sums, _I64(0)))
+    with _loop(builder, _I64(0), digits, 1) as i:
+        own, factor = _read(builder, b, i), builder.load(q)
+        high_n, low = _halves(builder, _read(builder, n, _I64(0)), factor)
         carry = _shifted(builder, builder.sub(builder.load(lowest), low))
         builder.store(builder.add(builder.add(builder.load(high), high_n), carry), carried)
-        digit = step(_I64(1), b, factor)
-        _store(builder, digit, places.sums, _I64(0))
+        digit = step(_I64(1), own, factor)
+        _store(builder, digit, sums, _I64(0))
         prepare(builder.add(i, _I64(1)), digit)
-        with _loop(builder, _I64(2), places.count, 2) as j:
+        with _loop(builder, _I64(2), count, 2) as j:
             for k in (j, builder.add(j, _I64(1))):
-                _store(builder, step(k, b, factor), places.sums, builder.sub(k, _I64(1)))
-        left = builder.sub(places.digits, i)  # turns, this one with them, that add a high half to the new highest digit
+                _store(builder, step(k, own, factor), sums, builder.sub(k, _I64(1)))
+        left = builder.sub(digits, i)  # turns, this one with them, that add a high half to the new highest digit
         owed = _taken_off(builder, builder.sub(left, _I64(1)), left)
-        _store(builder, builder.add(builder.load(carried), owed), places.sums, builder.sub(places.count, _I64(1)))
-
-
-def _emit_carries(builder: Any, places: _Places) -> None:
-    """Emit the deferred carries: digits below 2^52 again, the last carry being zero by the bound 2 n."""
-    carried = cgutils.alloca_once_value(builder, _constant_words(0))
-    with _loop(builder, _I64(0), places.count, 1) as j:
-        total = builder.add(_read(builder, places.sums, j), builder.load(carried))
-        _store(builder, builder.and_(total, _constant_words(_MASK)), places.sums, j)
-        builder.store(_shifted(builder, total), carried)
+        _store(builder, builder.add(builder.load(carried), owed), sums, builder.sub(count, _I64(1)))
 
 
 def _halves(builder: Any, a: Any, b: Any, again: Any = None) -> tuple[Any, Any]:
@@ -445,41 +405,29 @@ def _halves(builder: Any, a: Any, b: Any, again: Any = None) -> tuple[Any, Any]:
     return builder.bitcast(high, _WORDS), builder.bitcast(low, _WORDS)
 
 
-def _other_pointer(builder: Any, pointer: Any) -> Any:
-    return builder.asm(ir.FunctionType(pointer.type, [pointer.type]), "", "=r,0", [pointer], False)
-
-
 def _taken_off(builder: Any, lows: Any, highs: Any) -> Any:
     """Return what a sum begins with so that it ends right: `lows` and `highs` halves of both products will be added."""
     both = builder.sub(builder.mul(lows, _I64(2 * _LOW % 2**64)), builder.mul(highs, _I64(2 * _HIGH % 2**64)))
-    return _splat_four(builder, both)
+    return _splat(builder, both, GROUP)
 
 
 def _shifted(builder: Any, total: Any) -> Any:
-    """Return signed sums divided by 2^52, rounded down."""
-    positive = builder.add(total, _constant_words(1 << _POSITIVE))
-    return builder.sub(
-        builder.lshr(positive, _constant_words(DIGIT_BITS)), _constant_words(1 << _POSITIVE - DIGIT_BITS)
-    )
+    """Return signed sums divided by 2^52, rounded down: 2^62 makes them positive, as AVX2 shifts no signs."""
+    positive = builder.add(total, _four(1 << 62))
+    return builder.sub(builder.lshr(positive, _four(DIGIT_BITS)), _four(1 << 62 - DIGIT_BITS))
 
 
 def _double(builder: Any, digits: Any) -> Any:
     """Return digits below 2^52 as doubles."""
-    return builder.fsub(builder.bitcast(builder.or_(digits, _constant_words(_WHOLE)), _DOUBLES), _doubles(2.0**52))
+    return builder.fsub(builder.bitcast(builder.or_(digits, _four(_WHOLE)), _DOUBLES), _doubles(2.0**52))
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    def pairs(x: Any, y: Any, lanes: list[int]) -> Any:
-        return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, GROUP), lanes))
-
-    even, odd = [0, 4, 2, 6], [1, 5, 3, 7]
-    first = [pairs(rows[0], rows[1], lanes) for lanes in (even, odd)]
-    last = [pairs(rows[2], rows[3], lanes) for lanes in (even, odd)]
-    return [pairs(x, y, lanes) for lanes in ([0, 1, 4, 5], [2, 3, 6, 7]) for x, y in zip(first, last, strict=True)]
-
-
-def _least(builder: Any, x: Any, y: Any) -> Any:
-    return builder.select(builder.icmp_unsigned("<", x, y), x, y)
+    """Exchange rows and columns of four vectors of four words: single words first, then pairs of them."""
+    quarters = ir.VectorType(_I32, GROUP)
+    mix = [ir.Constant(quarters, x) for x in ([0, 4, 2, 6], [1, 5, 3, 7], [0, 1, 4, 5], [2, 3, 6, 7])]
+    first, last = ([builder.shuffle_vector(*two, lanes) for lanes in mix[:2]] for two in (rows[:2], rows[2:]))
+    return [builder.shuffle_vector(x, y, lanes) for lanes in mix[2:] for x, y in zip(first, last, strict=True)]
 
 
 def _read(builder: Any, vectors: Any, j: Any) -> Any:
@@ -490,27 +438,15 @@ def _store(builder: Any, vector: Any, vectors: Any, j: Any) -> None:
     builder.store(vector, builder.gep(vectors, [j]), align=8)
 
 
-def _load_four(builder: Any, words: Any, j: Any) -> Any:
-    return builder.load(builder.bitcast(builder.gep(words, [j]), _WORDS.as_pointer()), align=8)
-
-
 @contextmanager
 def _loop(builder: Any, start: Any, stop: Any, step: int) -> Iterator[Any]:
     with cgutils.for_range_slice(builder, start, stop, _I64(step), intp=_I64) as (index, _):
         yield index
 
 
-def _constant_words(value: int) -> Any:
+def _four(value: int) -> Any:
     return ir.Constant(_WORDS, [_I64(value)] * GROUP)
 
 
 def _doubles(value: float) -> Any:
     return ir.Constant(_DOUBLES, [ir.DoubleType()(value)] * GROUP)
-
-
-def _splat_four(builder: Any, value: Any) -> Any:
-    kind = ir.VectorType(value.type, GROUP)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
-    return builder.shuffle_vector(
-        one, ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(_I32, GROUP), [0] * GROUP)
-    )

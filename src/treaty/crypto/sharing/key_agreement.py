@@ -6,11 +6,21 @@ seed that nobody else has::
 
     seed = HKDF-SHA256(X25519(own secret, peer's public), info = job_id, the two names in sorted order)
 
-* *Assumption*: the roster is right (whoever chooses its keys can stand between participants), X25519 and HKDF.
-* *Who learns what*: the aggregator sees public keys and signatures; a colluding peer gives away its own pairs' seeds.
-
 `scope` says what keys are for: a job, or one round of it. It is signed with them, so keys made for one scope are
 refused in another, and `PairSeeds.transcript` ties what is signed later to the very keys of this run.
+
+*Mask keys of one round* (`RoundKeys`). A signature by each member and round, checked by every other, costs n^2 checks.
+Members whose channel keys were signed once share a secret with each other; a tag under it proves as much, to that one
+peer, for a fiftieth of the time::
+
+    tag for v = HMAC-SHA256(key, SHA-256(label, scope, u, content), v)
+    key       = HMAC-SHA256(seed of the channel u-v, "treaty tags")
+
+The content is u's mask key, or the list of survivors: nobody has to prove either to a third member.
+
+* *Assumption*: the roster is right (whoever chooses its keys can stand between participants); X25519, HKDF, HMAC.
+* *Who learns what*: the aggregator sees public keys, signatures and tags, of which it can leave some out, but make or
+  change none; a colluding peer gives away its own pairs' seeds.
 """
 
 from __future__ import annotations
@@ -58,23 +68,19 @@ class Advertisement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PairSeeds:
-    """What a participant shares with each peer: `channel` and `mask` seeds of 32 bytes, by peer.
-
-    `mask_secret` is the secret key behind all mask seeds; `transcript` a digest of all public keys, equal at
-    participants that were told the same ones; `used` the nonces of masks already made.
-    """
+    """What a participant shares with each peer."""
 
     name: str
     scope: bytes
-    channel: Mapping[str, bytes]
+    channel: Mapping[str, bytes]  # seeds of 32 bytes, by peer
     mask: Mapping[str, bytes]
-    mask_secret: bytes
-    transcript: bytes
-    used: UsedNonces = field(default_factory=UsedNonces)
+    mask_secret: bytes  # the secret key behind all mask seeds
+    transcript: bytes  # digest of all public keys, equal at participants that received the same ones
+    used: UsedNonces = field(default_factory=UsedNonces)  # of masks already made
 
     @cached_property
     def streams(self) -> PairStreams:
-        """Masks with all peers, for vectors of which nobody is ever told the key of a mask."""
+        """Masks with all peers, for vectors of which the key of a mask is never revealed."""
         return PairStreams(self.name, self.mask)
 
 
@@ -100,9 +106,8 @@ class EphemeralKeys:
         own = advertisements.get(self._name)
         if own is None or own[:2] != self._public():
             raise CryptoError(f"expected the own keys of {self._name} unchanged - at the advertised keys")
-        peers = {name: keys for name, keys in advertisements.items() if name != self._name}
-        channels = {name: keys.channel for name, keys in peers.items()}
-        masks = {name: keys.mask for name, keys in peers.items()}
+        channels = {name: keys.channel for name, keys in advertisements.items() if name != self._name}
+        masks = {name: keys.mask for name, keys in advertisements.items() if name != self._name}
         return PairSeeds(
             name=self._name,
             scope=self._scope,
@@ -155,7 +160,7 @@ def check_advertisements(
     """Raise CryptoError, naming the owner, for keys that their owner did not sign for this scope."""
     for name, (channel, mask, signature) in advertisements.items():
         if name not in roster:
-            raise CryptoError("expected members of the roster, got somebody else - at the advertised keys")
+            raise CryptoError("expected keys of members of the roster, got another sender's - at the advertised keys")
         if not verifies(roster[name], signature, _advertised(scope, name, channel, mask)):
             raise CryptoError(f"expected keys signed by their owner for this use, got others - at the keys of {name}")
 
@@ -183,23 +188,6 @@ def _advertised(scope: bytes, name: str, channel: bytes, mask: bytes) -> bytes:
     return length_prefixed("treaty ephemeral keys", scope, name, channel, mask)
 
 
-# --------- mask keys made anew for every round, and statements of members, authenticated by channels that last the job
-#
-# A signature by each member and round, checked by every other, costs n^2 checks a round. Members whose channel keys
-# were signed once share a secret with each other; a tag under it proves as much, to that one peer, for a fiftieth of
-# the time::
-#
-#     tag for v = HMAC-SHA256(key, SHA-256(label, scope, u, content), v)
-#     key       = HMAC-SHA256(seed of the channel u-v, "treaty tags")
-#
-# The content is u's mask key, or the list of survivors. For both it is enough that each member is told by the others
-# themselves, since nobody has to prove it to a third: an honest member vouches for one list a round, to everybody.
-#
-# * *Assumption*: HMAC, and what `key_agreement` assumes of the channels. The aggregator, which passes keys and tags on,
-#   can neither make nor change one; it can leave some out.
-# * *Who learns what*: nobody anything beyond public keys. Seeds are those of `key_agreement`, of this round's keys.
-
-
 class RoundKeys:
     """A member's mask key of one round (``Round.key_scope``), new in every object; `public` has 32 bytes.
 
@@ -217,7 +205,7 @@ class RoundKeys:
         return self._tags("treaty round keys", self.public)
 
     def vouch(self, content: bytes) -> dict[str, bytes]:
-        """Return tags of what this member vouches for, such as `Participant.take_survivors`, by other member."""
+        """Return tags of what this member vouches for, as of `Participant.take_survivors`, by other member."""
         return self._tags("treaty round vouching", content)
 
     def vouched(self, content: bytes, tags: Mapping[str, bytes]) -> list[str]:
@@ -247,22 +235,17 @@ class RoundKeys:
         )
 
     def _tags(self, label: str, content: bytes) -> dict[str, bytes]:
-        said = _said(label, self._scope, self._name, content)
-        return {peer: _tag(key, said, peer) for peer, key in self._tag_keys.items()}
+        digest = self._digest(label, self._name, content)
+        return {peer: hmac.digest(key, digest + peer.encode(), "sha256") for peer, key in self._tag_keys.items()}
 
     def _right(self, label: str, sender: str, content: bytes, tags: Mapping[str, bytes]) -> bool:
         if sender not in self._tag_keys:
             return False
-        right = _tag(self._tag_keys[sender], _said(label, self._scope, sender, content), self._name)
-        return hmac.compare_digest(right, tags.get(sender, b""))
+        signed = self._digest(label, sender, content) + self._name.encode()
+        return hmac.compare_digest(hmac.digest(self._tag_keys[sender], signed, "sha256"), tags.get(sender, b""))
 
-
-def _said(label: str, scope: bytes, sender: str, content: bytes) -> bytes:
-    return hashlib.sha256(length_prefixed(label, scope, sender, content)).digest()
-
-
-def _tag(key: bytes, said: bytes, receiver: str) -> bytes:
-    return hmac.digest(key, said + receiver.encode(), "sha256")
+    def _digest(self, label: str, sender: str, content: bytes) -> bytes:
+        return hashlib.sha256(length_prefixed(label, self._scope, sender, content)).digest()
 
 
 def is_mask_key(public: bytes) -> bool:
