@@ -42,7 +42,7 @@ def test_passive_party_that_is_not_told_the_result_learns_nothing():
 def test_run_log_limits_how_often_and_shows_how_many_ids_changed(tmp_path):
     found = found_by(log=tmp_path, max_runs=4)
     assert found.score == pytest.approx((4 + 8 * 0.5) / 12)
-    partners = RunLog(tmp_path / f"{PARTNER}.jsonl", max_runs=4)
+    partners = RunLog(tmp_path / f"{PARTNER}.runs", max_runs=4)
     started = [entry for entry in partners.entries() if entry.event == "started"]
     assert [entry.peer for entry in started] == [ATTACKER] * 4
     assert started[0].changed is None
@@ -52,7 +52,7 @@ def test_run_log_limits_how_often_and_shows_how_many_ids_changed(tmp_path):
 def test_limit_of_runs_is_none_of_the_ids_asked_about_at_once(tmp_path):
     found_by(log=tmp_path, asked=ASKED[:1])
     assert found_by(log=tmp_path, asked=ASKED, at_once=40, max_runs=2).score == 1.0
-    (_, second) = [e for e in RunLog(tmp_path / f"{PARTNER}.jsonl").entries() if e.event == "started"]
+    (_, second) = [e for e in RunLog(tmp_path / f"{PARTNER}.runs").entries() if e.event == "started"]
     assert second.changed > 25  # of 39 ids: some share one of the 256 hashes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -18,8 +19,8 @@ import pytest
 from flips import damaged, flipped
 from pace import within
 from treaty.data import run_log
-from treaty.data.run_log import RunLog, count_changed, decode, encode
-from treaty.errors import ConfigError, DataError
+from treaty.data.run_log import FILE, RunLog, count_changed
+from treaty.errors import ConfigError
 from treaty.machine.database import set_aside
 
 NODES = np.random.default_rng(0).integers(0, 256, (256, 32), np.uint8)
@@ -30,30 +31,29 @@ def noted(log: RunLog, theirs: np.ndarray = NODES, peer: str = "shop") -> int | 
 
 
 def test_first_run_has_nothing_to_compare_with(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "logs" / "bank.jsonl")
+    log = RunLog(tmp_path / "logs" / "bank.runs")
     assert noted(log) is None
     log.finish("job", "shop", 1024, 2048, 17)
     started, finished = log.entries()
     assert (started.event, started.peer_size, finished.event, finished.common) == ("started", 2048, "finished", 17)
-    assert np.array_equal(decode(started.peer_commitment), NODES)
-    assert (datetime.now(UTC) - started.time).total_seconds() < 60
+    assert started.peer_commitment == NODES.tobytes()
+    assert (datetime.now(UTC) - datetime.fromisoformat(started.time)).total_seconds() < 60
 
 
-def test_only_its_owner_may_read_a_log_also_one_made_more_open(tmp_path: Path) -> None:
+def test_only_its_owner_may_read_a_log(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        log = RunLog(tmp_path / "bank.jsonl")
+        log = RunLog(tmp_path / "bank.runs")
         noted(log)
-        assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
-        log.path.chmod(0o644)
-        noted(log)
-        assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
     finally:
         os.umask(before)
+    assert stat.S_IMODE(log.folder.stat().st_mode) == 0o700
+    files = [*log.folder.iterdir(), log.folder.with_name("bank.runs.kept")]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
 def test_changed_commitment_is_counted_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = RunLog(tmp_path / "bank.jsonl")
+    log = RunLog(tmp_path / "bank.runs")
     changed = NODES.copy()
     changed[[3, 77]] ^= 1
     noted(log)
@@ -67,7 +67,7 @@ def test_changed_commitment_is_counted_and_warned_of(tmp_path: Path, caplog: pyt
 
 
 def test_change_is_counted_from_the_nearest_earlier_set_whatever_came_between(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "bank.jsonl")
+    log = RunLog(tmp_path / "bank.runs")
     other, changed = NODES ^ 1, NODES.copy()
     changed[9] ^= 1
     log.start("job", "shop", 1024, 2048, NODES[:0], NODES[:0])  # without a commitment: nothing to compare with
@@ -78,71 +78,76 @@ def test_change_is_counted_from_the_nearest_earlier_set_whatever_came_between(tm
 
 
 def test_log_goes_on_after_reopening_with_the_same_key(tmp_path: Path) -> None:
-    path = tmp_path / "bank.jsonl"
+    path = tmp_path / "bank.runs"
     first = RunLog(path)
     noted(first)
     second = RunLog(path)
     assert second.key == first.key
     assert noted(second) == 0
     assert len(second.entries()) == 2
-    assert stat.S_IMODE(path.with_name("bank.jsonl.key").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(
     "tamper",
     [
-        lambda lines: [lines[0].replace(b'"shop"', b'"show"'), *lines[1:]],
-        lambda lines: lines[1:],
-        lambda lines: [lines[0], lines[2]],
-        lambda lines: [lines[1], lines[0], lines[2]],
-        lambda lines: [*lines[:2], b"{}\n"],
+        "UPDATE runs SET peer = 'show' WHERE number = 1",
+        "UPDATE runs SET changed = 3 WHERE number = 2",
+        "DELETE FROM runs WHERE number = 1",
+        "DELETE FROM runs WHERE number = 2",
+        "DELETE FROM runs WHERE number = 3",
+        "DELETE FROM runs",
+        "UPDATE runs SET number = 14 - number",
+        "INSERT INTO runs SELECT NULL, time, event, job, peer, own_size, peer_size, x'', x'', 0, 0 FROM runs",
+        "UPDATE key SET key = zeroblob(32)",
+        "DROP TABLE key",
     ],
-    ids=["changed", "first gone", "one gone", "swapped", "malformed"],
 )
-def test_changed_lines_show(tmp_path: Path, tamper: object) -> None:
-    path = tmp_path / "bank.jsonl"
+def test_changed_entries_show(tmp_path: Path, tamper: str) -> None:
+    path = tmp_path / "bank.runs"
     log = RunLog(path)
     for _ in range(3):
         noted(log)
-    path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))  # type: ignore[operator]
-    with pytest.raises(DataError, match=r"run log"):
+    db = sqlite3.connect(path / FILE)
+    db.execute(tamper)
+    db.commit()
+    db.close()
+    with pytest.raises(ConfigError, match=r"the run log is damaged: .*bank\.runs; bring back the newest copy"):
         RunLog(path)
 
 
-@pytest.mark.parametrize("left", [1, 5, 700], ids=str)
-def test_line_that_a_crash_cut_off_is_set_aside(tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "bank.jsonl"
+CRASHING = """
+import os, sys, numpy as np
+from treaty.data.run_log import RunLog
+log = RunLog(sys.argv[1])
+nodes = np.zeros((256, 32), np.uint8)
+log.start("job", "shop", 1024, 2048, nodes, nodes)
+with log._db.transaction() as db:
+    db.execute("INSERT INTO runs SELECT NULL, time, event, job, peer, own_size, peer_size, x'', x'', 0, 0 FROM runs")
+    os._exit(9)
+"""
+
+
+def test_an_entry_that_a_crash_cut_off_is_not_in_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "bank.runs"
+    assert subprocess.run([sys.executable, "-c", CRASHING, path], check=False).returncode == 9
     log = RunLog(path)
-    noted(log)
-    whole = path.read_bytes()
-    torn = whole[:left] if left < 700 else b"\0" * left  # some file systems leave zeros
-    path.write_bytes(whole + torn)
-    with caplog.at_level(logging.WARNING):
-        assert noted(RunLog(path)) == 0
-    assert f"its {left} bytes are in" in caplog.text
-    assert path.with_name("bank.jsonl.torn").read_bytes() == torn + b"\n"
-    assert path.read_bytes().startswith(whole)
-    assert len(RunLog(path).entries()) == 2
+    assert len(log.entries()) == 1
+    assert noted(log, np.zeros_like(NODES)) == 0
 
 
-def test_whole_line_without_its_end_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "bank.jsonl"
-    log = RunLog(path)
-    noted(log)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert noted(log) == 0
-    assert len(RunLog(path).entries()) == 2
-    assert not path.with_name("bank.jsonl.torn").exists()
-
-
-def test_last_line_that_is_cut_off_but_follows_another_log_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bank.jsonl"
-    log = RunLog(path)
-    noted(log)
-    noted(log)
-    path.write_bytes(path.read_bytes().splitlines(keepends=True)[1][:-1])
-    with pytest.raises(DataError, match="the run log has 1 lines of 2, or is missing"):
-        RunLog(path)
+@pytest.mark.parametrize("there", ["bank.runs", "bank.jsonl"])
+def test_a_log_of_an_earlier_version_is_refused_and_stays(tmp_path: Path, there: str) -> None:
+    earlier = tmp_path / there
+    earlier.write_text('{"time":"2026-01-01T00:00:00Z"}\n')
+    earlier.with_name(f"{there}.kept").write_bytes(b"kept")
+    with pytest.raises(
+        ConfigError, match=f"an earlier Treaty wrote the run log .*treaty ledger reset .*{there}"
+    ) as caught:
+        RunLog(tmp_path / "bank.runs")
+    assert caught.value.public == "its run log cannot be used; it has the details"
+    assert earlier.read_text().startswith("{")
+    set_aside(earlier)
+    assert RunLog(tmp_path / "bank.runs").entries() == []
 
 
 WRITER = """
@@ -163,7 +168,7 @@ for _ in range(10):
 
 
 def test_processes_and_threads_that_share_a_log_keep_its_chain_and_limit(tmp_path: Path) -> None:
-    path = tmp_path / "bank.jsonl"
+    path = tmp_path / "bank.runs"
     others = [
         subprocess.Popen([sys.executable, "-c", WRITER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -187,7 +192,7 @@ def test_processes_and_threads_that_share_a_log_keep_its_chain_and_limit(tmp_pat
 
 
 def test_limit_of_runs_is_per_partner_and_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RunLog(tmp_path / "bank.jsonl", max_runs=2)
+    log = RunLog(tmp_path / "bank.runs", max_runs=2)
     noted(log)
     noted(log)
     with pytest.raises(ConfigError, match="shop has started 2 alignments within 30 days") as caught:
@@ -202,25 +207,20 @@ def test_limit_of_runs_is_per_partner_and_window(tmp_path: Path, monkeypatch: py
 def test_unusable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot use the run log"):
-        RunLog(tmp_path / "file" / "bank.jsonl")
-    RunLog(tmp_path / "bank.jsonl")
-    (tmp_path / "bank.jsonl.key").write_bytes(b"short")
-    with pytest.raises(ConfigError, match="expected a run log key of Treaty, got something else"):
-        RunLog(tmp_path / "bank.jsonl")
+        RunLog(tmp_path / "file" / "bank.runs")
     with pytest.raises(ConfigError, match="at least 1"):
-        RunLog(tmp_path / "shop.jsonl", max_runs=0)
+        RunLog(tmp_path / "shop.runs", max_runs=0)
 
 
-def test_commitments_survive_writing() -> None:
-    assert np.array_equal(decode(encode(NODES)), NODES)
+def test_nodes_that_differ_are_counted() -> None:
     assert count_changed(NODES, NODES) == 0
     assert count_changed(NODES[:0], NODES) == 256
 
 
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
-    """Return a log of four lines."""
-    path = tmp_path / "bank.jsonl"
+    """Return a log of four entries."""
+    path = tmp_path / "bank.runs"
     log = RunLog(path)
     for _ in range(2):
         noted(log)
@@ -228,47 +228,55 @@ def used(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("flips", [60, pytest.param(2000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("ending", ["", ".key", ".kept"])
-def test_no_flipped_bit_is_read_as_something_else(used: Path, ending: str, flips: int) -> None:
-    for bit in flipped(used.with_name(used.name + ending), flips):
-        with pytest.raises((ConfigError, DataError)):
-            pytest.fail(f"{bit}: {RunLog(used).entries()}")
-        assert not used.with_name("bank.jsonl.torn").exists()
-    assert len(RunLog(used).entries()) == 4
+def _files(used: Path) -> list[Path]:
+    return [used / FILE, used.with_name("bank.runs.kept")]
 
 
-@pytest.mark.parametrize("ending", ["", ".key", ".kept"])
-def test_what_is_cut_off_emptied_deleted_or_overwritten_is_refused(used: Path, ending: str) -> None:
-    all_but_its_end = f"bank.jsonl: cut to {used.stat().st_size - 1} bytes"
-    for what in damaged(used.with_name(used.name + ending)):
-        if what == all_but_its_end:
-            assert len(RunLog(used).entries()) == 4
+@pytest.mark.parametrize("flips", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", [0, 1], ids=["log", "kept"])
+def test_no_flipped_bit_is_read_as_something_else(used: Path, which: int, flips: int) -> None:
+    before = RunLog(used).entries()
+    for bit in flipped(_files(used)[which], flips):
+        try:
+            assert RunLog(used).entries() == before, bit  # of bits that SQLite does not use
+        except ConfigError:
             continue
-        with pytest.raises((ConfigError, DataError), match=r"bank\.jsonl"):
-            pytest.fail(f"{what}: {RunLog(used).entries()}")
+    assert RunLog(used).entries() == before
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["log", "kept"])
+def test_what_is_cut_off_emptied_deleted_or_overwritten_is_refused(used: Path, which: int) -> None:
+    before = RunLog(used).entries()
+    for what in damaged(_files(used)[which]):
+        try:
+            assert RunLog(used).entries() == before, what  # the file's last bytes are not used
+            assert "cut to" in what
+        except ConfigError:
+            continue
     assert len(RunLog(used).entries()) == 4
 
 
 def test_deleted_log_and_older_copy_are_refused_with_what_to_do(used: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copy(used, copy)
+    shutil.copy(used / FILE, copy)
     noted(RunLog(used))
-    shutil.copy(copy, used)
-    with pytest.raises(DataError, match=r"the run log has 4 lines of 5, or is missing - at .*bank\.jsonl; bring back"):
+    shutil.copy(copy, used / FILE)
+    with pytest.raises(
+        ConfigError, match=r"the run log is an older copy: 5 of 6 changes - at .*bank\.runs; bring back"
+    ):
         RunLog(used)
-    used.unlink()
-    with pytest.raises(DataError, match="To begin anew is to forget how often partners aligned") as caught:
+    shutil.rmtree(used)
+    with pytest.raises(ConfigError, match="A reset would forget how often partners aligned") as caught:
         RunLog(used)
     assert caught.value.public == "its run log cannot be used; it has the details"
-    assert {path.name.split(".until")[0] for path in set_aside(used)} == {"bank.jsonl.kept", "bank.jsonl.key"}
+    assert "bank.runs.kept" in {path.name.split(".until")[0] for path in set_aside(used)}
     assert RunLog(used).entries() == []
 
 
-def test_line_that_a_crash_left_unvouched_counts(used: Path) -> None:
-    kept = used.with_name("bank.jsonl.kept").read_bytes()
+def test_an_entry_that_a_crash_left_unvouched_counts(used: Path) -> None:
+    kept = used.with_name("bank.runs.kept").read_bytes()
     noted(RunLog(used))
-    used.with_name("bank.jsonl.kept").write_bytes(kept)  # the crash came before it was written
+    used.with_name("bank.runs.kept").write_bytes(kept)  # the crash came before it was written
     assert len(RunLog(used).entries()) == 5
     noted(RunLog(used))
     assert len(RunLog(used).entries()) == 6

@@ -132,7 +132,7 @@ def test_logs_are_kept_per_party_and_show_progress(tmp_path: Path) -> None:
     tables = {"bank": ALL["bank"], "shop": ALL["shop"]}
     align(tables, log=tmp_path, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1][0] == calls[-1][1] == 2048
-    assert {path.name for path in tmp_path.glob("*.jsonl")} == {"bank.jsonl", "shop.jsonl"}
+    assert {path.name for path in tmp_path.glob("*.runs")} == {"bank.runs", "shop.runs"}
     with pytest.raises(ConfigError, match="has started 1 alignments"):
         align(tables, log=tmp_path, max_runs=1)
 

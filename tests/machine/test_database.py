@@ -101,7 +101,7 @@ def test_what_is_missing_is_refused_by_name_with_what_to_do(folder, lost, text):
         (folder / lost).unlink()
     with pytest.raises(ConfigError, match=text) as caught:
         Ledger(folder)
-    assert "To begin anew is to forget what people have paid: they may then pay all of it once more: treaty " in str(
+    assert "A reset would forget what people have paid: they may then pay all of it once more: treaty " in str(
         caught.value
     )
     assert caught.value.public == "its privacy ledger cannot be used; it has the details"

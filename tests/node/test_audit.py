@@ -189,12 +189,12 @@ def test_a_whole_log_and_heads_noted_are_said_to_be_so(node):
 def test_a_broken_log_ends_with_1_and_says_where(node):
     with Store(node.parent / "state") as store:
         head = str(store.head())
-        store._db.execute("""UPDATE audit SET event = replace(event, 'anna', 'otto') WHERE seq = 2""")
+        store.connection.execute("""UPDATE audit SET event = replace(event, 'anna', 'otto') WHERE seq = 2""")
     done = run("verify")
     assert (done.exit_code, done.stdout.splitlines()[0]) == (1, "WRONG  entry 2 was changed")
     with Store(node.parent / "state") as store:
-        store._db.execute("""UPDATE audit SET event = 'not JSON' WHERE seq = 2""")
-        store._db.execute("DELETE FROM audit WHERE seq = 6")
+        store.connection.execute("""UPDATE audit SET event = 'not JSON' WHERE seq = 2""")
+        store.connection.execute("DELETE FROM audit WHERE seq = 6")
     assert "an entry that cannot be read" in run("show").stdout
     done = run("verify", "--head", head)
     assert done.exit_code == 1
@@ -218,7 +218,7 @@ def signed_head() -> str:
 
 
 def written_anew(store, events):
-    store._db.execute("DELETE FROM audit")
+    store.connection.execute("DELETE FROM audit")
     for event in events:
         store.note(event)
 
@@ -233,7 +233,7 @@ def test_a_signed_head_kept_elsewhere_shows_that_a_log_was_cut_or_written_anew(n
         if kept == len(EVENTS):
             written_anew(store, [{**EVENTS[0], "who": "otto"}, *EVENTS[1:]])
         else:
-            store._db.execute("DELETE FROM audit WHERE seq > ?", (kept,))
+            store.connection.execute("DELETE FROM audit WHERE seq > ?", (kept,))
     assert run("verify").exit_code == 0  # what the chain alone does not show
     done = run("verify", "--head", head)
     assert done.exit_code == 1

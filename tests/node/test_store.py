@@ -16,8 +16,7 @@ import pytest
 
 from flips import damaged, flipped
 from treaty.errors import ConfigError, LocalProtocolError
-from treaty.node.node_file import FILE, VERSION
-from treaty.node.store import FINAL, TRANSITIONS, AuditHead, JobRow, Store
+from treaty.node.store import FILE, FINAL, TRANSITIONS, VERSION, AuditHead, JobRow, Store
 
 JOB = JobRow("a1b2c3", b"proposal", b"signature", "bank", "train", total=60)
 
@@ -155,7 +154,7 @@ def test_a_command_makes_no_database(tmp_path):
 
 
 def test_a_newer_version_is_refused(store, tmp_path):
-    store._db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    store.connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     with pytest.raises(ConfigError, match=f"version {VERSION}, got {VERSION + 1}.*newer one"):
         Store(tmp_path / "state")
 
@@ -173,7 +172,7 @@ def test_another_file_is_refused_with_what_to_do(tmp_path, content):
 
 
 def test_other_tables_are_refused(store, tmp_path):
-    store._db.execute("DROP TABLE heads")
+    store.connection.execute("DROP TABLE heads")
     with pytest.raises(ConfigError, match="damaged: other tables"):
         Store(tmp_path / "state")
 
@@ -237,7 +236,7 @@ def _in_thread(store, name):
 def test_who_has_begun_to_change_it_holds_it(store, tmp_path):
     with Store(tmp_path / "state") as other:
         waiting = threading.Thread(target=other.note, args=[{"what": "second"}])
-        with store._transaction() as db:
+        with store.transaction() as db:
             waiting.start()
             waiting.join(0.2)
             assert waiting.is_alive()
@@ -284,7 +283,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
 
 def test_a_damaged_text_is_not_quoted(store):
     store.add_job(JOB)
-    store._db.execute("UPDATE jobs SET reason = CAST(x'736563726574ff' AS TEXT)")
+    store.connection.execute("UPDATE jobs SET reason = CAST(x'736563726574ff' AS TEXT)")
     with pytest.raises(ConfigError, match="damaged: a text is not UTF-8") as said:
         store.jobs()
     assert "secret" not in str(said.value)

@@ -192,7 +192,7 @@ def test_messages_of_jobs_that_have_ended_are_read_once(store):
 
 
 def test_a_database_that_cannot_be_used_is_said_without_where_it_is(store, client):
-    store._db.execute("DROP TABLE audit")
+    store.connection.execute("DROP TABLE audit")
     for path in ("/", "/health"):
         answer = client.get(path)
         assert answer.status_code == 503

@@ -88,7 +88,7 @@ def test_a_lost_ledger_is_not_begun_anew_in_silence(spent, monkeypatch, lost, ou
     said = run(job_of(spent, output=output), monkeypatch)["bank"]
     assert re.search(text, said)
     assert "bring back the newest copy" in said
-    assert "To begin anew is to forget what people have paid" in said
+    assert "A reset would forget what people have paid" in said
     assert sorted(path for path in spent.rglob("*") if "store" in path.parts) == before
     assert not (spent / "elsewhere" / "bank.part").exists()
 
@@ -217,7 +217,7 @@ def test_files_are_for_their_owner_alone_and_no_temporary_one_is_left(written):
         "key",
         "bank.noise.kept",
         "bank.part",
-        "bank.runs",
+        "runs",
         "bank.runs.kept",
     }
     assert [path for path in made if path.stat().st_mode & 0o077] == []

@@ -541,7 +541,7 @@ def test_a_job_with_ids_aligns_trains_and_predicts_like_the_joined_table(tmp_pat
     assert "alignment" in report["seconds"]
     assert (report["rows"], report["own_rows"]) == (len(joined), 370)
     assert any("all parties hold" in fact for fact in report["learned"]["lab"])
-    assert (tmp_path / "runs" / "lab.jsonl").exists()
+    assert (tmp_path / "runs" / "lab.runs").exists()
     assert not list((tmp_path / "model").glob("*.rows"))  # the next training aligns anew
 
 

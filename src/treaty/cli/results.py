@@ -209,7 +209,7 @@ def reset_ledger(
     The old files are moved, not deleted. Restore a copy instead if there is one: a new ledger forgets what was spent.
     NAME.noise counts what noisy releases have cost people and holds the key of the noise: after a reset, people may pay
     up to epsilon_total once more for what is released again. NAME.hints counts what answers under the lattice map have
-    leaked. NAME.queries counts rows that users had predicted by a hidden model. A run log (NAME.jsonl, NAME.runs)
+    leaked. NAME.queries counts rows that users had predicted by a hidden model. A run log (NAME.runs)
     counts alignments.
     """
     from treaty.machine.database import set_aside

@@ -82,7 +82,7 @@ def align(
     n_jobs : int, optional
         Threads of each party; None for all cores.
     log : str or Path, optional
-        Folder of the parties' run logs, ``PARTY.jsonl``, which are made or continued; by default none is kept.
+        Folder of the parties' run logs, ``PARTY.runs``, which are made or continued; by default none is kept.
     max_runs : int, default 20
         Alignments a partner may start within 30 days, by the log. Without one nothing is counted: whoever plays all
         parties in one process holds all tables. In jobs between parties runs are limited in any case.
@@ -131,7 +131,7 @@ def align(
     frames = {party: _frame(table, column[party], party) for party, table in tables.items()}
     threads = cores(n_jobs)
     logs = {
-        party: RunLog(as_path(log, "log") / f"{quote(party, safe=' ')}.jsonl", max_runs=max_runs) if log else None
+        party: RunLog(as_path(log, "log") / f"{quote(party, safe=' ')}.runs", max_runs=max_runs) if log else None
         for party in tables
     }
 

@@ -1,12 +1,17 @@
-"""A party's SQLite database that is refused where it is damaged, emptied, deleted or rolled back.
+"""What a party keeps for later in SQLite: `Database`, and `SealedDatabase` for what must not be forgotten.
 
-What a party has paid or leaked must not be forgotten without a word. So a database has a name, drawn when it is made,
-and a number that each change raises; both also stand in a small file beside its folder, ``FOLDER.kept``, and in the
-models trained with it. Where these are ahead of the database, or it is gone, it is refused. All rows of its tables are
-under a SHA-256 that is checked before and renewed after every transaction, for SQLite itself has no checksum. It keeps
-a rollback journal: of a log written ahead SQLite drops what is damaged, and the commits in it, in silence.
+A `Database` is a file that only its owner may read, with tables that are made once and checked at each opening. The
+node's jobs and audit log are in one.
 
-Who deletes folder, ``.kept`` and models together is not noticed; nor is who may write them and means to.
+What a party has paid or leaked must not be forgotten without a word. So a `SealedDatabase` is refused where it is
+damaged, emptied, deleted or rolled back. It has a name, drawn when it is made, and a number that each change raises;
+both also stand in a small file beside its folder, ``FOLDER.kept``, and in the models trained with it. Where these are
+ahead of the database, or it is gone, it is refused. All rows of its tables are under a SHA-256 that is checked before
+and renewed after every transaction, for SQLite itself has no checksum. It keeps a rollback journal: of a log written
+ahead SQLite drops what is damaged, and the commits in it, in silence.
+
+If somebody deletes folder, ``.kept`` and models together, that is not noticed; nor is a change by somebody who may
+write all of them and means to.
 """
 
 from __future__ import annotations
@@ -15,11 +20,15 @@ import hashlib
 import os
 import secrets
 import sqlite3
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import unquote
 
 import msgspec
@@ -33,21 +42,152 @@ _STATE = """CREATE TABLE state (one INTEGER PRIMARY KEY, name TEXT NOT NULL, cha
     seal BLOB NOT NULL)"""
 
 
-@contextmanager
-def translated(damaged: Callable[[str], ConfigError], unusable: Callable[[Exception], ConfigError]) -> Iterator[None]:
-    """Raise SQLite's errors, and those of files, as errors that say what to do; none quotes what cannot be read."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        if type(error) is sqlite3.DatabaseError:  # pages that make no sense; others are full disks, locks and such
-            raise damaged(str(error)) from None
-        if type(error) is sqlite3.OperationalError and not hasattr(error, "sqlite_errorcode"):
-            raise damaged("a text is not UTF-8") from None  # Python's own error, which quotes it
-        raise unusable(error) from None
-    except UnicodeDecodeError:
-        raise damaged("a text is not UTF-8") from None
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(error) from None
+class Database:
+    """An SQLite file that its owner alone may read, made with its tables where there is none.
+
+    Threads may share one; each process opens its own. `file` None keeps it in memory. `what` names it in errors, and
+    `where` is the place that they name. With `write_ahead` readers need not wait for a writer.
+
+    Constructor and methods raise ConfigError where the file cannot be used, is damaged or of another version.
+    """
+
+    def __init__(
+        self,
+        file: Path | None,
+        version: int,
+        tables: tuple[str, ...],
+        *,
+        what: str,
+        where: str,
+        write_ahead: bool = False,
+    ) -> None:
+        self.what, self.where = what, where
+        self._version, self._made = version, tables
+        self._lock = threading.RLock()
+        with self._translated():
+            if file is not None:
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._before_making(file)
+                try:
+                    os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                except FileExistsError:  # never opened here otherwise: closing it would drop this process's locks on it
+                    pass
+            self.connection = sqlite3.connect(
+                file or ":memory:", timeout=_WAIT, isolation_level=None, check_same_thread=False
+            )
+            self._closing = weakref.finalize(self, self.connection.close)
+            try:
+                if write_ahead:
+                    self._write_ahead()
+                self._open()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database; nothing can be asked of it afterwards."""
+        with self._lock:
+            self._closing()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Hold the connection among threads."""
+        with self._translated(), self._lock:
+            yield self.connection
+
+    def read(self, sql: str, given: tuple[Any, ...] = ()) -> list[Any]:
+        """Return all rows of a query."""
+        with self.reading() as db:
+            return db.execute(sql, given).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Hold the database among threads and processes; all that is written meanwhile is kept, or nothing of it."""
+        with self.reading() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    def damaged(self, fault: str) -> ConfigError:
+        """Return the error for a database that is not what was written, with what to do."""
+        return ConfigError(f"the {self.what} is damaged: {fault} - at {self.where}; bring back the newest copy")
+
+    def _before_making(self, file: Path) -> None:
+        """Refuse to make the file, where that would be wrong."""
+
+    def _fill(self) -> None:
+        """Write what stands in a new database, after its tables are made."""
+
+    def _check(self) -> None:
+        """Refuse a database that is not whole."""
+        if self.connection.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
+            raise self.damaged("its pages do not fit together")
+
+    def _open(self) -> None:
+        for pragma in ("synchronous = FULL", "foreign_keys = ON", "cell_size_check = ON"):
+            self.connection.execute(f"PRAGMA {pragma}")
+        with Database.transaction(self) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if not version and not db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+                for sql in self._made:
+                    db.execute(sql)
+                db.execute(f"PRAGMA user_version = {self._version}")
+                self._fill()
+            elif version != self._version:
+                raise ConfigError(
+                    f"expected the {self.what} to be of version {self._version}, got {version} - at {self.where}; use "
+                    "the version of Treaty that made it, or a newer one"
+                )
+            # SQLite makes sqlite_sequence for AUTOINCREMENT; indexes of keys have no text
+            found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")
+            if {sql for (sql,) in found} != set(self._made):
+                raise self.damaged("other tables than were made")
+            self._check()
+
+    def _write_ahead(self) -> None:
+        """Have SQLite keep a log written ahead; of several processes that make the database, the first one does it."""
+        until = time.monotonic() + _WAIT
+        while True:
+            try:
+                if self.connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                    self.connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:  # SQLite itself does not wait here
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise SQLite's errors, and those of files, as errors that say what to do; none quotes what cannot be read."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if type(error) is sqlite3.DatabaseError:  # pages that make no sense; others are full disks, locks and such
+                raise self.damaged(str(error)) from None
+            if type(error) is sqlite3.OperationalError and not hasattr(error, "sqlite_errorcode"):
+                raise self.damaged("a text is not UTF-8") from None  # Python's own error, which quotes it
+            raise self._unusable(error) from None
+        except UnicodeDecodeError:
+            raise self.damaged("a text is not UTF-8") from None
+        except (sqlite3.Error, OSError) as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        public = f"its {self.what} cannot be used; it has the details"
+        return ConfigError(f"cannot use the {self.what}: {error} - at {self.where}", public=public)
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -57,47 +197,30 @@ class Mark(msgspec.Struct, frozen=True):
     changes: int
 
 
-class Database:
-    """A database in a folder of its own, readable by the owner alone; in memory where `folder` is None.
+class SealedDatabase(Database):
+    """A database in a folder of its own that is refused where it forgets anything; in memory where `folder` is None.
 
-    `tables` are their SQL by name: those of `sealed` are small, and all their rows are under the seal; `what` says in
-    words what is kept, `lost` what beginning anew would forget. A folder named ``PARTY.something`` is the party's.
+    `tables` are their SQL by name: all their rows are under the seal, so they should be small. `what` names what is
+    kept, `lost` what a reset would forget. A folder named ``PARTY.something`` is the party's.
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        file: str,
-        form: Format,
-        tables: Mapping[str, str],
-        sealed: tuple[str, ...],
-        *,
-        what: str,
-        lost: str,
+        self, folder: Path | None, file: str, form: Format, tables: Mapping[str, str], *, what: str, lost: str
     ) -> None:
-        self.folder, self._form, self._tables, self._sealed = folder, form, tables, sealed
-        self._what, self._lost = what, lost
-        self.where = str(folder or f"{what} in memory")
-        self._file = None if folder is None else folder / file
-        with self._translated():
-            if folder is not None and self._file is not None:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._check_new(folder, self._file)
-                self._make(self._file)
-            self.connection = sqlite3.connect(
-                self._file or ":memory:", timeout=_WAIT, isolation_level=None, check_same_thread=False
-            )
-            weakref.finalize(self, self.connection.close)
-            try:
-                self._open()
-            except BaseException:
-                self.connection.close()
-                raise
+        self.folder, self._form, self._tables, self._lost = folder, form, tuple(tables), lost
+        self._vouched = folder is None
+        super().__init__(
+            None if folder is None else folder / file, form.version, (_STATE, *tables.values()), what=what,
+            where=str(folder or f"{what} in memory"),
+        )  # fmt: skip
+        if not self._vouched:
+            with self._translated():
+                self._vouch()
 
     @property
     def name(self) -> str:
         """The name it was given when it was made."""
-        return str(self._state(self.connection)[0])
+        return self._state()[0]
 
     @contextmanager
     def transaction(self, *, counts: bool = True) -> Iterator[sqlite3.Connection]:
@@ -105,109 +228,68 @@ class Database:
 
         A change that `counts` is one that must not be forgotten: the file beside the folder then says so.
         """
-        with self._translated():
-            changed = False
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
+        with self.reading():
+            with super().transaction() as db:
                 self._check_seal()
-                before = self.connection.total_changes
-                yield self.connection
-                changed = self.connection.total_changes > before
+                before = db.total_changes
+                yield db
+                changed = db.total_changes > before
                 if changed:
                     self._seal(1 if counts else 0)
-                    self.connection.execute("COMMIT")
-            finally:
-                if self.connection.in_transaction:
-                    self.connection.execute("ROLLBACK")
             if changed and counts:
                 self._vouch()
 
     def refuse(self, fault: str) -> ConfigError:
         """Return the error for a database that cannot be what it was, with what to do."""
         return ConfigError(
-            f"{fault} - at {self.where}; bring back the newest copy of this folder and of the .kept file beside it. To "
-            f"begin anew is to forget {self._lost}: treaty ledger reset {self.where}",
-            public=f"its {self._what} cannot be used; it has the details",
+            f"{fault} - at {self.where}; bring back the newest copy of this folder and of the .kept file beside it. A "
+            f"reset would forget {self._lost}: treaty ledger reset {self.where}",
+            public=f"its {self.what} cannot be used; it has the details",
         )
 
-    def _translated(self) -> AbstractContextManager[None]:
-        return translated(lambda fault: self.refuse(f"the {self._what} is damaged: {fault}"), self._unusable)
+    def damaged(self, fault: str) -> ConfigError:
+        return self.refuse(f"the {self.what} is damaged: {fault}")
 
-    def _unusable(self, error: Exception) -> ConfigError:
-        public = f"its {self._what} cannot be used; it has the details"
-        return ConfigError(f"cannot use the {self._what}: {error} - at {self.where}", public=public)
-
-    def _check_new(self, folder: Path, file: Path) -> None:
+    def _before_making(self, file: Path) -> None:
         """Refuse to make a database where there was one."""
-        left = [path.name for path in folder.iterdir() if path != file and not path.name.startswith(f"{file.name}-")]
-        signs = [path.name for path in [kept_file(folder)] if path.exists()] + sorted(left)
+        left = [
+            path.name for path in file.parent.iterdir() if path != file and not path.name.startswith(f"{file.name}-")
+        ]
+        signs = [path.name for path in [kept_file(file.parent)] if path.exists()] + sorted(left)
         # looked for first: another job that makes the database now writes it before anything else
         if signs and not (file.exists() and file.stat().st_size):
-            raise self.refuse(f"the {self._what}: {file.name} is missing or empty, but {signs[0]} is there")
+            raise self.refuse(f"the {self.what}: {file.name} is missing or empty, but {signs[0]} is there")
 
-    @staticmethod
-    def _make(file: Path) -> None:
-        try:
-            os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:  # never opened here otherwise: closing it would drop this process's locks on it
-            pass
+    def _fill(self) -> None:
+        self.connection.execute("INSERT INTO state VALUES (1, ?, 0, x'')", (secrets.token_hex(16),))
+        self._seal(0)
 
-    def _open(self) -> None:
-        db = self.connection
-        for pragma in ("synchronous = FULL", "foreign_keys = ON", "cell_size_check = ON"):
-            db.execute(f"PRAGMA {pragma}")
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            made = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] > 0
-            if not made and not version:
-                for sql in (_STATE, *self._tables.values()):
-                    db.execute(sql)
-                db.execute(f"PRAGMA user_version = {self._form.version}")
-                db.execute("INSERT INTO state VALUES (1, ?, 0, x'')", (secrets.token_hex(16),))
-                self._seal(0)
-            elif version != self._form.version:
-                raise ConfigError(
-                    f"expected the {self._what} to be of version {self._form.version}, got {version} - at {self.where}"
-                )
-            self._check_whole()
-            vouched = self._check_kept()
-            db.execute("COMMIT")
-        finally:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-        if not vouched:
-            self._vouch()
+    def _check(self) -> None:
+        """Refuse pages that do not fit together, other rows than were written, and a database that others know ahead.
 
-    def _check_whole(self) -> None:
-        """Refuse another schema, pages that do not fit together, and other rows than were written."""
-        db = self.connection
-        written = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-        vacuum = db.execute("PRAGMA auto_vacuum").fetchone()[0]  # 0, but for a flipped bit, by which pages are lost
-        if written != {_STATE, *self._tables.values()} or vacuum:
-            raise self.refuse(f"the {self._what} is damaged: expected other tables")
-        for table in ("state", *self._sealed):
-            if db.execute(f"PRAGMA integrity_check({table})").fetchall() != [("ok",)]:
-                raise self.refuse(f"the {self._what} is damaged")
-        self._check_seal()
-
-    def _check_kept(self) -> bool:
-        """Refuse a database that others know to have been ahead, or another one in its place.
-
-        While it is held, so that no other job changes both meanwhile. Returns False where none knows of it yet.
+        While it is held, so that no other job changes it and the file beside it meanwhile.
         """
+        if self.connection.execute("PRAGMA auto_vacuum").fetchone()[
+            0
+        ]:  # 0, but for a flipped bit, by which pages are lost
+            raise self.damaged("other tables than were made")
+        for table in ("state", *self._tables):
+            if self.connection.execute(f"PRAGMA integrity_check({table})").fetchall() != [("ok",)]:
+                raise self.damaged("its pages do not fit together")
+        self._check_seal()
         if self.folder is None:
-            return True
-        mark, kept = self._mark(), mark_of(self.folder)
-        if kept is None and mark.changes == 0:  # made just now, perhaps by a job that a crash ended
-            return False
+            return
+        name, changes, _ = self._state()
+        kept = mark_of(self.folder)
+        if kept is None and changes == 0:  # made just now, perhaps by a job that a crash ended
+            return
         if kept is None:
-            raise self.refuse(f"the {self._what}: {kept_file(self.folder).name} is missing, which says how far it was")
-        if kept.name != mark.name:
-            raise self.refuse(f"the {self._what} is another one than {kept_file(self.folder).name} says")
-        if kept.changes > mark.changes:
-            raise self.refuse(f"the {self._what} is an older copy: {mark.changes} of {kept.changes} changes")
-        return True
+            raise self.refuse(f"the {self.what}: {kept_file(self.folder).name} is missing, which says how far it was")
+        if kept.name != name:
+            raise self.refuse(f"the {self.what} is another one than {kept_file(self.folder).name} says")
+        if kept.changes > changes:
+            raise self.refuse(f"the {self.what} is an older copy: {changes} of {kept.changes} changes")
+        self._vouched = True
 
     def _vouch(self) -> None:
         """Write beside the folder how far the database is; after the commit, so that it is never ahead."""
@@ -215,36 +297,33 @@ class Database:
             return
         self.connection.execute("BEGIN IMMEDIATE")  # of two jobs, none writes an earlier state after a later one
         try:
-            write_file(kept_file(self.folder), self._mark(), KEPT, owner_of(self.folder))
+            name, changes, _ = self._state()
+            write_file(kept_file(self.folder), Mark(name, changes), KEPT, owner_of(self.folder))
         finally:
             self.connection.execute("ROLLBACK")
 
-    def _mark(self) -> Mark:
-        name, changes, _ = self._state(self.connection)
-        return Mark(name, changes)
-
-    def _state(self, db: sqlite3.Connection) -> tuple[str, int, bytes]:
-        rows = db.execute("SELECT name, changes, seal FROM state").fetchall()
+    def _state(self) -> tuple[str, int, bytes]:
+        rows = self.connection.execute("SELECT name, changes, seal FROM state").fetchall()
         if len(rows) != 1:
-            raise self.refuse(f"the {self._what} is damaged")
+            raise self.damaged(f"it has {len(rows)} states")
         return rows[0]  # type: ignore[no-any-return]
 
     def _check_seal(self) -> None:
-        name, changes, seal = self._state(self.connection)
+        name, changes, seal = self._state()
         if seal != self._digest(name, changes):
-            raise self.refuse(f"the {self._what} is damaged")
+            raise self.damaged("its rows are not what was written")
 
     def _seal(self, more: int) -> None:
-        name, changes, _ = self._state(self.connection)
+        name, changes, _ = self._state()
         changes += more
         seal = self._digest(name, changes)
         self.connection.execute("UPDATE state SET changes = ?, seal = ?", (changes, seal))
 
     def _digest(self, name: str, changes: int) -> bytes:
-        """Return SHA-256 over every value of the sealed tables, and the kind of each."""
+        """Return SHA-256 over every value of the tables, and the kind of each."""
         owner = "" if self.folder is None else owner_of(self.folder)
         digest = hashlib.sha256(repr((self._form, owner, name, changes)).encode())
-        for table in self._sealed:
+        for table in self._tables:
             for row in self.connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):  # noqa: S608
                 digest.update(repr((table, row)).encode())
         return digest.digest()

@@ -203,7 +203,7 @@ def check_ledgers(models: Iterable[Path], store: Path | None, party: str) -> Non
             fault = "gone" if now is None else "another one" if now.name != was.name else "an older copy"
             raise ConfigError(
                 f"{model} was made with what {folder} counted, and that is {fault}; bring back the newest copy of the "
-                "folder and of the .kept file beside it. To begin anew is to forget what people have paid and what "
+                "folder and of the .kept file beside it. A reset would forget what people have paid and what "
                 f"answers have leaked: move {model} away",
                 public="what its earlier models have cost is no longer counted; it has the details",
             )

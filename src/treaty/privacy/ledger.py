@@ -36,7 +36,7 @@ import msgspec
 
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.files import Format, read_file, write_file
-from treaty.machine.database import Database, owner_of
+from treaty.machine.database import SealedDatabase, owner_of
 from treaty.privacy.discrete_gaussian import epsilon_of, renyi_epsilon
 
 KEY_BYTES = 32
@@ -145,8 +145,8 @@ class Ledger:
 
     def __init__(self, folder: Path | None, limits: EpsilonLimits | None = None) -> None:
         self._limits = limits or EpsilonLimits()
-        self._db = Database(
-            folder, FILE, _FORM, {"entries": _TABLE}, ("entries",), what="privacy ledger",
+        self._db = SealedDatabase(
+            folder, FILE, _FORM, {"entries": _TABLE}, what="privacy ledger",
             lost="what people have paid: they may then pay all of it once more",
         )  # fmt: skip
         self._where = self._db.where

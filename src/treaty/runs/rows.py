@@ -393,7 +393,7 @@ def _common_rows(
     ids = read_ids(column, party=party.name, normalise=settings.normalise, on_duplicate=settings.on_duplicate)
     # runs are limited where no log compares ids, too: they are counted beside what serves later jobs
     counted = (store_of(job, party.name) or Path(path).parent) / f"{party.name}.runs"
-    file = Path(settings.log) / f"{party.name}.jsonl" if settings.log else counted
+    file = Path(settings.log) / f"{party.name}.runs" if settings.log else counted
     options = AlignmentOptions(
         psi=settings.psi, log=RunLog(file, max_runs=settings.max_runs), commits=settings.log is not None,
         threads=threads, progress=None if phase is None else partial(phase, f"aligning {len(ids)} ids in padded lists"),

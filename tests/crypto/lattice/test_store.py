@@ -660,9 +660,7 @@ def test_store_that_is_missing_or_an_older_copy_is_refused(used: Path, tmp_path:
     text = r"the store of hints: hints\.sqlite is missing or empty, but shop\.hints\.kept is there - at .*shop\.hints;"
     with pytest.raises(ConfigError, match=text) as caught:
         HintStore(used)
-    assert "To begin anew is to forget what answers about the table have leaked: they may then leak" in str(
-        caught.value
-    )
+    assert "A reset would forget what answers about the table have leaked: they may then leak" in str(caught.value)
     shutil.rmtree(used)
     shutil.copytree(tmp_path / "copy", used)
     with pytest.raises(ConfigError, match="the store of hints is an older copy: 1 of 2 changes"):

@@ -23,7 +23,7 @@ def run(columns: Columns, *, logs: Path | None = None, max_runs: int = 20, **opt
     per_party = options.pop("per_party", {})
 
     def role(name: str) -> Callable[[Party], Alignment]:
-        log = None if logs is None else RunLog(logs / f"{name}.jsonl", max_runs=max_runs)
+        log = None if logs is None else RunLog(logs / f"{name}.runs", max_runs=max_runs)
         own = {"batch": BATCH, "log": log, **options, **per_party.get(name, {})}
         align = align_active if name == lead else align_passive
         return lambda party: align(party, read_ids(columns[name], party=name, **reading), AlignmentOptions(**own))

@@ -111,7 +111,7 @@ def test_passive_party_sees_no_difference_when_nothing_is_common_and_only_the_ac
     last: dict[str, type[Exception]] = {}
 
     def passive(party: Party, name: str) -> None:
-        log = RunLog(tmp_path / f"{name}.jsonl")
+        log = RunLog(tmp_path / f"{name}.runs")
         ended[name] = align_passive(party, read_ids(theirs), AlignmentOptions(result_to="active", batch=BATCH, log=log))
         try:
             party.receive("a", alignment.AlignmentEnd)
@@ -119,7 +119,7 @@ def test_passive_party_sees_no_difference_when_nothing_is_common_and_only_the_ac
             last[name] = type(error)
 
     def active(party: Party) -> Alignment:
-        log = RunLog(tmp_path / "a.jsonl")
+        log = RunLog(tmp_path / "a.runs")
         return align_active(party, read_ids([1, 2, 3]), AlignmentOptions(result_to="active", batch=BATCH, log=log))
 
     roles: dict[str, Callable[[Party], Any]] = {"a": active}
@@ -132,7 +132,7 @@ def test_passive_party_sees_no_difference_when_nothing_is_common_and_only_the_ac
     assert [(ended[name].n_common, len(ended[name].rows)) for name in "bc"] == [(None, 0)] * 2
     assert last == {"b": PeerLost, "c": PeerLost}  # it left in good order
     for name in "bc":
-        assert [(entry.event, entry.common) for entry in RunLog(tmp_path / f"{name}.jsonl").entries()] == [
+        assert [(entry.event, entry.common) for entry in RunLog(tmp_path / f"{name}.runs").entries()] == [
             ("started", None), ("finished", None),
         ]  # fmt: skip
 
@@ -169,7 +169,7 @@ def test_options_that_differ_end_the_run(options: dict[str, Any]) -> None:
 
 def test_log_is_kept_by_all_or_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the same run log everywhere"):
-        run({"a": [1], "b": [1]}, per_party={"b": {"log": RunLog(tmp_path / "b.jsonl")}})
+        run({"a": [1], "b": [1]}, per_party={"b": {"log": RunLog(tmp_path / "b.runs")}})
 
 
 @pytest.mark.parametrize("options", [{"result_to": "passive"}, {"batch": 0}], ids=str)
@@ -545,7 +545,7 @@ def test_changed_id_shows_in_the_partners_log(tmp_path: Path) -> None:
     third = run(columns, logs=tmp_path).results
     assert third["b"].changed["a"] in (1, 2)
     assert third["a"].changed == {"b": 0}
-    entries = RunLog(tmp_path / "b.jsonl").entries()
+    entries = RunLog(tmp_path / "b.runs").entries()
     assert [entry.event for entry in entries] == ["started", "finished"] * 3
     assert [entry.changed for entry in entries[::2]] == [None, 0, third["b"].changed["a"]]
     assert entries[1].common == 25

@@ -98,7 +98,7 @@ def test_results_logs_and_progress_are_those_of_ecdh(tmp_path: Path) -> None:
         for calls in seen.values():
             assert calls == sorted(calls)
             assert calls[-1][0] == calls[-1][1]
-        entries = [RunLog(tmp_path / psi / f"{name}.jsonl").entries() for name in columns]
+        entries = [RunLog(tmp_path / psi / f"{name}.runs").entries() for name in columns]
         found[psi] = (
             [
                 (r.n_common, r.n_ids, r.n_null, r.n_repeated, r.sizes, r.pairwise, r.changed)

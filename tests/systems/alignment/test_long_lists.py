@@ -60,7 +60,7 @@ def run(columns: Columns, in_memory: int, *, how: Any = "error", logs: Path | No
 
     def role(name: str) -> Callable[[Party], Alignment]:
         align = align_active if name == lead else align_passive
-        log = None if logs is None else RunLog(logs / f"{name}.jsonl")
+        log = None if logs is None else RunLog(logs / f"{name}.runs")
         own = AlignmentOptions(**{"batch": BATCH, "log": log, "in_memory": in_memory, **options})
         return lambda party: align(party, read_ids(columns[name], on_duplicate=how, in_memory=in_memory), own)
 

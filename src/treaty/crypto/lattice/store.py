@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from treaty.crypto.lattice.parameters import LEAK_LIMIT
 from treaty.errors import ConfigError, CryptoError, LocalProtocolError
 from treaty.files import Format
-from treaty.machine.database import Database
+from treaty.machine.database import SealedDatabase
 
 
 class NewHint:
@@ -144,8 +144,8 @@ class HintStore:
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._process, self._lock = folder, os.getpid(), threading.RLock()
         self._arrays: dict[str, NDArray[Any]] = {}  # by name, when there is no folder
-        self._db = Database(
-            folder, "hints.sqlite", _FORM, _TABLES, ("hints", "own", "leaks"), what="store of hints",
+        self._db = SealedDatabase(
+            folder, "hints.sqlite", _FORM, _TABLES, what="store of hints",
             lost="what answers about the table have leaked: they may then leak as much once more",
         )  # fmt: skip
         self._where = self._db.where
@@ -309,7 +309,7 @@ class HintStore:
 
     @contextmanager
     def _transaction(self, *, counts: bool = False) -> Iterator[sqlite3.Connection]:
-        """Lock the database for this thread and process; `counts` as of `Database.transaction`."""
+        """Lock the database for this thread and process; `counts` as of `SealedDatabase.transaction`."""
         if os.getpid() != self._process:
             raise LocalProtocolError("a hint store was inherited through a fork; open another one in this process")
         with self._lock, self._translated(), self._db.transaction(counts=counts) as db:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
-from treaty.machine.database import Database
+from treaty.machine.database import SealedDatabase
 from treaty.models.checkpoints import Keeper
 from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing
 
@@ -160,8 +160,8 @@ class QueryRecord:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._db = Database(
-            folder, "queries", _QUERIES, {"asked": _TABLE}, ("asked",), what="record of queries",
+        self._db = SealedDatabase(
+            folder, "queries", _QUERIES, {"asked": _TABLE}, what="record of queries",
             lost="how many rows users have had predicted: they may then ask for as many once more",
         )  # fmt: skip
 

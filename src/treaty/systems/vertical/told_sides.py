@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from treaty.data.binning import Bins
 from treaty.files import Format
 from treaty.machine.arrays import Flags, Floats
-from treaty.machine.database import Database
+from treaty.machine.database import SealedDatabase
 from treaty.trees.ensemble import SplitTable
 
 _NEW = 0.25  # of the rows that another node with the same cut would add, if nodes of trees were independent
@@ -46,8 +46,8 @@ class ToldSides:
         self.counts = [np.bincount(codes[:, feature], minlength=int(of) + 1) for feature, of in enumerate(bins.n_bins)]
         self._apart: dict[int, Floats] = {}
         self._known: dict[int, float] = {}
-        self._db = Database(
-            folder, "sides", _FORM, {"sides": _TABLE}, ("sides",), what="count of what splits tell",
+        self._db = SealedDatabase(
+            folder, "sides", _FORM, {"sides": _TABLE}, what="count of what splits tell",
             lost="which bins of the table's rows earlier splits have told",
         )  # fmt: skip
         features = {name: feature for feature, name in enumerate(bins.schema.names)}
