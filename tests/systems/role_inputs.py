@@ -1,4 +1,4 @@
-"""Seats for role programs, as runners make them."""
+"""Inputs of role programs, as runners make them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treaty.messaging.party import Party
+from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput, Roles
@@ -26,6 +27,7 @@ def inputs(
         common = BoostingOptions(**(common or {}))
     given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)
     roles = Roles(active, given, list(owners))
+    fields.setdefault("observers", Observers([ProgressCalls(fields.get("progress"))]))
     return RoleInput(party=party, options=options, common=common.checked(options), roles=roles, **fields)
 
 
