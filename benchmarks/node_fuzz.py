@@ -139,7 +139,7 @@ def fuzz(folder: Path, minutes: float) -> list[dict[str, object]]:
             "minute": round(minute, 2), "MiB": rss(shop.process.pid), "descriptors": descriptors(shop.process.pid),
             "others answered in s": seconds, "notes sent": attack.notes, "conversations": attack.conversations,
             "connections": attack.connections, "jobs": jobs, "refusals in audit log": refused,
-            "hung up on in log": shop.log().count("hung up on") + shop.log().count("nodes do not say"),
+            "closed in log": shop.log().count("closed a connection") + shop.log().count("an invalid note"),
             "tracebacks in log": shop.log().count("Traceback"), "audit log whole": whole,
             "database MiB": sum(file.stat().st_size for file in shop.state.glob("node.db*")) / (1 << 20),
         }  # fmt: skip

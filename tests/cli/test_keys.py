@@ -147,5 +147,5 @@ def test_what_is_no_card_is_one_line_and_exit_code_2(bank):
     )
     assert done.returncode == 2
     assert re.fullmatch(
-        r"treaty: expected a card of an organisation, got something else - at a\.card .*\n", done.stderr
+        r"treaty: expected a card of an organisation, got another kind of file - at a\.card .*\n", done.stderr
     )

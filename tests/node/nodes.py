@@ -150,7 +150,7 @@ def trust_each_other(home: Path, other_home: Path, other: str) -> None:
     from treaty.node.cards import read_card
 
     card = read_card(other_home / "keys" / f"{other}.card")
-    trust(home / "keys", card, said=fingerprint_of(card))
+    trust(home / "keys", card, confirmed=fingerprint_of(card))
 
 
 def columns_of(names: Iterable[str], rows: int = 400, seed: int = 0) -> dict[str, pa.Table]:

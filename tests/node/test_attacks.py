@@ -141,7 +141,7 @@ def test_a_trial_tells_a_peer_of_rules_and_that_tables_will_not_do_and_nothing_e
 
     (shop.made["shop"].folder / "rows.csv").write_text("id,shop_0\n1,one\n1,2\n")
     told, noted = judged()
-    assert told == "shop: would not take part: its tables will not do"
+    assert told == "shop: would not take part: its tables cannot be used"
     assert noted.startswith("table: ")
     assert "shop_0" in noted or "id" in noted
     told, noted = judged(job={**JOB, "protocol": "fedxgboost-smm", "fedxgboost-smm": {"allow_exact_sums": True}})
@@ -433,7 +433,9 @@ def test_a_peers_queue_is_limited_in_a_running_node(live):
     for _ in range(most + 1):
         talk.say(Proposed(*signed(peer.own, content())))
     wait_for(
-        "refusals", lambda: any(isinstance(n, JobStatus) and "no more are taken" in n.reason for n in talk.heard), 60.0
+        "refusals",
+        lambda: any(isinstance(n, JobStatus) and "no more are accepted" in n.reason for n in talk.heard),
+        60.0,
     )
     assert sum(row.state == "proposed" for row in live.shop.jobs()) <= most
     peer.close()

@@ -56,7 +56,7 @@ class World:
         at = self.nodes[name]
         view = JobStatus(
             job=JOB, state="finished" if name in self.finished else at.row.state, asks=at.asks, ready=at.ready,
-            runs=at.runs, ended=at.ended, kept=at.kept, done=at.done,
+            runs=at.runs, ended=at.ended, kept=at.row.kept, done=at.row.done,
         )  # fmt: skip
         self.under_way += [(name, other, view) for other in self.names if other != name]
 
@@ -115,7 +115,7 @@ class World:
     def restart(self, name: str) -> None:
         """Kill a node with its process, and start it from what its database and its folder have."""
         at = self.nodes[name]
-        kept = at.row.attempt if name in self.kept else at.kept
+        kept = at.row.attempt if name in self.kept else at.row.kept
         self.kept.discard(name)
         if name not in self.finished:
             self.nodes[name] = self._standing(name, replace(at.row, state="waiting", kept=kept))

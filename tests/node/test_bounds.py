@@ -217,7 +217,7 @@ def test_attempts_begun_anew_take_no_more_rounds_than_a_job_has_and_a_few(led, m
     shop.attempts(20)
     assert rounds < len(answered) <= most
     assert shop.row.state == "failed"
-    assert shop.row.reason.startswith(f"shop: its attempts have taken {most} rounds, of the {rounds} that the job has")
+    assert shop.row.reason.startswith(f"shop: its attempts have taken {most} rounds, but the job has {rounds}")
 
 
 def run_worker(order, on_event, monkeypatch):

@@ -325,10 +325,10 @@ def test_refusals_are_counted_in_the_log_and_do_not_fill_it(made, caplog):
         time.sleep(1.1)
         with dialled(door.address, b"x\n") as connection:
             assert is_hung_up(connection)
-        said = [record.args for record in caplog.records if "hung up on" in record.getMessage()]
+        said = [record.args for record in caplog.records if "closed a connection from" in record.getMessage()]
     assert sum(args[2] for args in said) > 300
     assert 2 <= len(said) <= 1 + (time.monotonic() - began)
-    assert any("asked for nothing" in args[1] for args in said)
+    assert any("names nothing here" in args[1] for args in said)
 
 
 def test_a_peer_that_is_early_for_a_job_of_the_node_is_refused_without_a_warning(made, caplog):
@@ -342,7 +342,9 @@ def test_a_peer_that_is_early_for_a_job_of_the_node_is_refused_without_a_warning
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     with dialled(door.address, f"TREATY/1 job {'cd' * 32}\n".encode()) as connection:
         assert is_hung_up(connection)
-    assert [record.levelname for record in caplog.records if "hung up" in record.getMessage()] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "closed a connection" in record.getMessage()] == [
+        "WARNING"
+    ]
 
 
 def test_a_port_that_is_taken_is_said_in_plain_words(made, tmp_path):

@@ -64,7 +64,7 @@ class Bank:
             make_keys(keys, name)
         for name in ("shop", "lab"):
             card = read_card(self.keys[name] / f"{name}.card")
-            trust(self.keys["bank"], card, said=fingerprint_of(card))
+            trust(self.keys["bank"], card, confirmed=fingerprint_of(card))
         self.own, self.socket = load_own(self.keys["bank"], "bank"), folder / "s"
         self.exchange = Exchange(self.own, lambda: trusted(self.keys["bank"]), self.desk, self.socket, {}, "1")
         self.exchange.start()
@@ -246,7 +246,7 @@ def test_whatever_nodes_do_not_say_ends_the_conversation_and_is_logged(bank, dat
     talk.say(data)
     talk.wait_over(5.0)
     assert bank.desk.notes == []
-    wait_until(lambda: "it said what nodes do not say" in caplog.text)
+    wait_until(lambda: "it sent an invalid note" in caplog.text)
     begun(bank)  # it may come again
 
 

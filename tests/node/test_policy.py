@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from treaty.machine.process import trust
 from treaty.models.checkpoints import noise_folder
 from treaty.node import policy as policies
-from treaty.node.policy import Facts, Finding, PolicyVerdict, facts_of, verdict
+from treaty.node.policy import Facts, Finding, PolicyVerdict, verdict
 from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, Entry, Ledger
 from treaty.runs.job import Align, Job, Member
@@ -46,7 +46,7 @@ def asked(folder: Path, proposed: Job, verb: str = "train", party: str = "bank",
     data_set = DataSet(
         table=str(folder / "t.parquet"), id="no", policy=Policy(**given), name="t", folder=str(folder / "state")
     )
-    return verdict(proposed, verb, party, data_set, facts_of(data_set, party))
+    return verdict(proposed, verb, party, data_set, Facts(data_set, party))
 
 
 def found(rule: str, *args: Any, **given: Any) -> Finding:
@@ -71,12 +71,12 @@ def test_peers(folder: Path) -> None:
 
 
 def test_systems(folder: Path) -> None:
-    check(True, "system 'secureboost'; allowed: every system that comes with Treaty", "systems", folder, job())
+    check(True, "system 'secureboost'; allowed: every built-in system", "systems", folder, job())
     check(True, "system 'secureboost'; allowed: 'sgd', 'secureboost'", "systems", folder, job(),
           systems=["sgd", "secureboost"])  # fmt: skip
     check(False, "system 'secureboost'; allowed: 'sgd'", "systems", folder, job(), systems=["sgd"])
     elsewhere = "treaty.systems.secureboost.system:SYSTEM"
-    check(False, f"system '{elsewhere}'; allowed: every system that comes with Treaty", "systems", folder,
+    check(False, f"system '{elsewhere}'; allowed: every built-in system", "systems", folder,
           job(elsewhere))  # fmt: skip
     trust([elsewhere])  # as reading the node's settings does
     assert found("systems", folder, job(elsewhere), systems=[elsewhere]).fine
@@ -117,7 +117,7 @@ def test_nothing_more_is_looked_at_for_those_who_may_not_take_part(folder: Path)
 def test_consents(folder: Path, proposed: Job, consent: str) -> None:
     check(False, f"consent to '{consent}'; allowed: none", "consents", folder, proposed)
     check(True, f"consent to '{consent}'; allowed: '{consent}'", "consents", folder, proposed, consents=[consent])
-    check(True, "no consent to what is broken or shows more", "consents", folder, job())
+    check(True, "no consent to broken or more revealing options", "consents", folder, job())
 
 
 def test_every_option_that_is_a_consent_is_known() -> None:
@@ -161,13 +161,13 @@ def test_columns_that_the_data_set_leaves_out(folder: Path) -> None:
         table=str(folder / "t.parquet"), columns=["age", "income"], drop=["late"], policy=Policy(peers=["clinic"]),
         name="t", folder=str(folder),
     )  # fmt: skip
-    facts = facts_of(data_set, "bank")
+    facts = Facts(data_set, "bank")
     assert verdict(job(), "train", "bank", data_set, facts).allowed
     for column in ("late", "no"):
         (finding,) = [
             of for of in verdict(job(columns=["age", column]), "train", "bank", data_set, facts).findings if not of.fine
         ]
-        assert finding == Finding("columns", False, f"columns '{column}', which the data set leaves out")
+        assert finding == Finding("columns", False, f"columns '{column}', which the data set excludes")
 
 
 def test_ids_that_the_job_names_count_as_used(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_ids_that_the_job_names_count_as_used(folder: Path) -> None:
             folder=str(folder),
         )  # fmt: skip
         proposed = job(columns=["income"], align=Align(on=on))
-        assert verdict(proposed, "train", "bank", data_set, facts_of(data_set, "bank")).allowed is fine
+        assert verdict(proposed, "train", "bank", data_set, Facts(data_set, "bank")).allowed is fine
 
 
 def test_alignments(folder: Path) -> None:
@@ -190,8 +190,8 @@ def test_alignments(folder: Path) -> None:
 
 def test_rows(folder: Path) -> None:
     for verb in ("train", "predict"):
-        check(True, "400 rows; allowed: from 400 on", "least_rows", folder, job(), verb, least_rows=400)
-        check(False, "400 rows; allowed: from 401 on", "least_rows", folder, job(), verb, least_rows=401)
+        check(True, "400 rows; allowed: 400 or more", "least_rows", folder, job(), verb, least_rows=400)
+        check(False, "400 rows; allowed: 401 or more", "least_rows", folder, job(), verb, least_rows=401)
     (folder / "t.parquet").unlink()
     finding = found("least_rows", folder, job(), least_rows=1)
     assert not finding.fine
@@ -200,8 +200,8 @@ def test_rows(folder: Path) -> None:
 
 def test_leaves(folder: Path) -> None:
     rule = "least_min_child_samples"
-    check(True, "leaves of 20 rows (min_child_samples); allowed: from 20 on", rule, folder, job(), **{rule: 20})
-    check(False, "leaves of 5 rows (min_child_samples); allowed: from 20 on", rule, folder,
+    check(True, "leaves of 20 rows (min_child_samples); allowed: 20 or more", rule, folder, job(), **{rule: 20})
+    check(False, "leaves of 5 rows (min_child_samples); allowed: 20 or more", rule, folder,
           job(common={"min_child_samples": 5}), **{rule: 20})  # fmt: skip
     check(False, "cannot be decided: models of 'sgd' have no leaves whose rows could be counted", rule, folder,
           job("sgd"), **{rule: 20})  # fmt: skip
@@ -228,7 +228,7 @@ def test_sums(folder: Path) -> None:
 def test_what_open_sums_give_away(folder: Path) -> None:
     rule = "most_recoverable"
     few = found(rule, folder, job(common={"n_estimators": 1, "max_depth": 1}), most_recoverable=0.1)
-    assert few.said.startswith("sides of splits tell clinic an estimated ")
+    assert few.said.startswith("sides of splits reveal to clinic an estimated ")
     assert few.fine
     for own in ({}, {"reveal": "column"}):
         many = job(own=own, common={"n_estimators": 500, "max_depth": 6})
@@ -237,11 +237,13 @@ def test_what_open_sums_give_away(folder: Path) -> None:
     few = job(own={"sums": "open"}, common={"n_estimators": 1, "max_depth": 1, "max_bin": 4})
     of_many, of_few = (found(rule, folder, proposed, most_recoverable=0.1) for proposed in (many, few))
     assert (of_many.fine, of_few.fine) == (False, True)
-    assert of_many.said.startswith("open sums, of which clinic may work out an estimated ")
+    assert of_many.said.startswith("open sums, from which clinic may recover an estimated ")
     share = float(of_many.said.split("estimated ")[1].split("%")[0]) / 100
     assert found(rule, folder, many, most_recoverable=min(1.0, share + 0.001)).fine
     own = found(rule, folder, changed_to(many, active="bank"), most_recoverable=0.0)
-    assert own == Finding(rule, True, "no sum of bins is shown of its own columns; allowed: 0% of the bins of its rows")
+    assert own == Finding(
+        rule, True, "no sum of bins of its own columns is revealed; allowed: 0% of the bins of its rows"
+    )
     for proposed in (job("federboost-vertical"), job("sgd"), by_row(), job("fedxgboost-ldp")):
         assert not found(rule, folder, proposed, most_recoverable=1.0).fine
     paper = job("fedxgboost-smm", own={"mode": "paper", "allow_insecure": True})
@@ -255,7 +257,7 @@ def test_what_sides_of_splits_give_away_counts_whatever_the_job_does_with_the_ro
     def share(proposed: Job, verb: str = "train") -> float:
         finding = found(rule, folder, proposed, verb, most_recoverable=0.0)
         assert not finding.fine
-        assert finding.said.startswith("sides of splits tell clinic an estimated ")
+        assert finding.said.startswith("sides of splits reveal to clinic an estimated ")
         return float(finding.said.split("estimated ")[1].split("%")[0])
 
     sealed = job(common=common)
@@ -278,7 +280,7 @@ def test_regressions_and_classes_give_away_more(folder: Path) -> None:
     assert share() <= share(weight="income")
 
 
-NOTHING = "no release under noise of this table, so that no epsilon is paid"
+NOTHING = "no noisy release of this table, so no epsilon is paid"
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,7 @@ def test_a_system_whose_cost_is_not_known_is_not_fine(folder: Path) -> None:
 def test_every_system_can_be_priced(folder: Path, protocol: str) -> None:
     split = by_row if protocol in ("federboost-horizontal", "fedxgb") else job
     for party in ("clinic", "bank"):
-        assert "not known" not in found("most_epsilon", folder, split(protocol), party=party, most_epsilon=0.0).said
+        assert "unknown" not in found("most_epsilon", folder, split(protocol), party=party, most_epsilon=0.0).said
 
 
 def test_a_person_is_needed_unless_the_policy_says_otherwise(folder: Path) -> None:
@@ -417,7 +419,7 @@ def test_a_query_is_run_once_and_only_for_rules_that_need_it(tmp_path: Path, mon
         data_set = DataSet(
             sql="SELECT 1", database="env:BANK_DB", id="no", policy=Policy(**rules), name="q", folder=str(tmp_path)
         )
-        return verdict(job(), "train", "bank", data_set, facts_of(data_set, "bank"))
+        return verdict(job(), "train", "bank", data_set, Facts(data_set, "bank"))
 
     assert of(peers=["clinic"]).allowed
     assert not of(peers=[], least_rows=2).allowed  # strangers cannot have it run
@@ -448,12 +450,12 @@ def test_a_stricter_policy_never_allows_more(
         "sums": ["sealed"] if sealed else ["open"], "most_epsilon": most,
     }  # fmt: skip
     whole = DataSet(table="/nowhere.csv", policy=Policy(**rules), name="t", folder="/nowhere")
-    allowed = verdict(proposed, verb, "bank", whole, facts_of(whole, "bank")).allowed
+    allowed = verdict(proposed, verb, "bank", whole, Facts(whole, "bank")).allowed
     each = []
     for rule, value in rules.items():
         alone = Policy(**{"peers": ["clinic", "shop"], rule: value})
         one = DataSet(table="/nowhere.csv", policy=alone, name="t", folder="/nowhere")
-        each.append(verdict(proposed, verb, "bank", one, facts_of(one, "bank")).allowed)
+        each.append(verdict(proposed, verb, "bank", one, Facts(one, "bank")).allowed)
     assert allowed == all(each)
 
 

@@ -39,7 +39,7 @@ def test_a_proposal_of_today_is_taken():
 
 @pytest.mark.parametrize("submitted", ["2020-01-01T00:00:00Z", "2999-01-01T00:00:00Z", "yesterday", "", "9" * 40])
 def test_an_old_proposal_and_one_from_the_future_are_refused(submitted):
-    with pytest.raises(ConfigError, match="expected a proposal"):
+    with pytest.raises(ConfigError, match=r"cannot read the proposal|expected a proposal of the last 30 days"):
         taken(submitted=submitted)
 
 
@@ -56,7 +56,7 @@ def test_what_stands_in_names_of_files_has_its_one_form(fields):
 def test_a_proposal_never_imports_what_it_names(protocol):
     with (
         without_side_effects() as imported,
-        pytest.raises(ConfigError, match="expected a system that comes with Treaty"),
+        pytest.raises(ConfigError, match="expected a built-in system"),
     ):
         taken({**JOB, "protocol": protocol})
     assert imported == []
@@ -67,7 +67,7 @@ def test_a_proposal_never_imports_the_loss_that_it_names(loss):
     job = {**JOB, "task": "regression", "boosting": {"objective": loss}}
     with (
         without_side_effects() as imported,
-        pytest.raises(ConfigError, match="expected a loss that comes with Treaty, or one that a policy here names"),
+        pytest.raises(ConfigError, match="expected a built-in loss, or one that a policy here allows"),
     ):
         taken(job)
     assert imported == []
@@ -152,7 +152,7 @@ def test_no_text_of_a_proposal_can_move_a_terminals_cursor(text, place):
 @pytest.mark.parametrize("field", ["table", "eval_tables", "predict_table"])
 def test_a_path_is_no_name_of_a_data_set(path, field):
     shop = {"table": "rows", field: [path] if field == "eval_tables" else path}
-    with pytest.raises(ConfigError, match=r"parties\.shop names no data set"):
+    with pytest.raises(ConfigError, match=r"parties\.shop must name a data set"):
         taken({**JOB, "parties": {**JOB["parties"], "shop": shop}})
 
 
@@ -210,7 +210,7 @@ def test_huge_numbers_and_names_are_refused_and_shown_shortened(more):
 def test_ten_thousand_parties_are_refused_before_anything_is_worked_out(monkeypatch):
     monkeypatch.setattr(proposals, "decoded_job", lambda data: pytest.fail("it was looked into"))
     parties = {f"p{number}": {} for number in range(10_000)}
-    with pytest.raises(ConfigError, match="from 2 to 1000 parties, got 10002"):
+    with pytest.raises(ConfigError, match="expected 2 to 1000 parties, got 10002"):
         taken({**JOB, "parties": {**JOB["parties"], **parties}})
     with pytest.raises(ConfigError, match="got 1"):
         taken({**JOB, "parties": {"bank": {"table": "rows"}}})
@@ -282,5 +282,5 @@ PREDICTING = {**JOB, "parties": {name: {"predict_table": "rows"} for name in JOB
 def test_a_prediction_is_made_under_the_options_of_its_training(differs, changes):
     training = taken()
     check_same(taken(PREDICTING, verb="predict", model="a" * 64), training)
-    with pytest.raises(ConfigError, match=f"the training whose model is named, got other .*{differs}"):
+    with pytest.raises(ConfigError, match=f"those of the training; these differ: .*{differs}"):
         check_same(taken({**PREDICTING, **changes}, verb="predict", model="a" * 64), training)

@@ -342,4 +342,4 @@ def test_the_log_of_a_process_that_is_told_to_end_says_so_in_words(monkeypatch, 
     monkeypatch.setattr(worker.os, "_exit", sys.exit)
     with pytest.raises(SystemExit):
         worker.main()
-    assert caplog.messages == ["bank: ended before it was done: it was told to end"]
+    assert caplog.messages == ["bank: ended before it was done: its process was terminated"]

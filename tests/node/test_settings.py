@@ -119,7 +119,7 @@ def test_data_sets_over_one_file_have_one_ledger(tmp_path: Path, caplog: pytest.
     (tmp_path / "state" / "stores" / "d0").mkdir()
     assert stores()[:2] == ["d0", "d1"]
     assert caplog.messages == [
-        "data sets 'd0', 'd1' are one table and have a ledger each: people of it pay the budgets of all"
+        "data sets 'd0', 'd1' have the same table but separate ledgers: its people pay the budgets of all"
     ]
 
 
@@ -170,7 +170,7 @@ POLICY = f'{DATA}table = "t.csv"\n[data.t.policy]\n'
         ('name = "bank"\nmax_running = 0', r"max_running = 0: expected a whole number >= 1"),
         ('name = "bank"\nmax_running = "many"', r"expected a whole number, got text"),
         ('name = "bank"\nweb = 5', r"expected \[web\] to be a table, got 5"),
-        ('name = "bank"\n[web]\nlisten = "0.0.0.0:1"', r"can be reached from other machines, .*say open = true"),
+        ('name = "bank"\n[web]\nlisten = "0.0.0.0:1"', r"can be reached from other machines, .*set open = true"),
         ('name = "bank"\n[web]\nlisten = "[::]:1"', r"can be reached from other machines"),
         ('name = "bank"\n[web]\nlisten = "bank.example.org:1"', r"can be reached from other machines"),
         ('name = "bank"\n[web]', r"\[web\] lacks the field 'listen'"),

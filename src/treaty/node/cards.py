@@ -1,8 +1,14 @@
-"""An organisation's card: its name and public keys, signed by itself, as the file that its partners get.
+"""An organisation's card, the file for its partners: name and public keys, signed by itself; and its endorsement.
 
-A card is either exactly what its owner signed or refused: every part of the file that can be written in two ways may be
-written in one alone, but for the spaces and order of JSON. A certificate's dates are checked where a card is used.
-All functions raise ConfigError for files and cards that cannot be used.
+A card is accepted only exactly as its owner signed it: every part that could be encoded in two ways may be encoded in
+one alone, except for spaces and order of JSON. A certificate's dates are checked when a card is used.
+
+An *endorsement* replaces the comparison of fingerprints by telephone. An organisation with an authority's certificate
+for its own domain signs the fingerprint of its card with that certificate's key. A partner who knows the domain and
+trusts the authority can verify it. The card itself stays pinned: the authority is trusted once, when the card is, and
+can neither replace a card later nor take part in a connection.
+
+All functions raise ConfigError for files, keys, cards and endorsements that cannot be used.
 """
 
 from __future__ import annotations
@@ -30,15 +36,15 @@ from treaty.files import without_mark
 from treaty.messaging.certificates import RENEW_WITHIN, check_certificate, check_names, fingerprint
 
 LARGEST_CARD = 64 * 1024
-"""How many bytes a card's file may have; a card has about 1,200."""
+"""Maximum bytes of a card's file; a card has about 1,200."""
 
 _FINGERPRINT = re.compile(r"SHA256:[0-9a-f]{4}(?: [0-9a-f]{4}){15}")
-# What begins each text that a signing key signs, so that no signature counts as one of another kind.
+# Prefixes of all texts that a signing key signs: no signature is valid as one of another kind.
 _OF_CARD, _OF_SUCCESSOR, _OF_CONTENT = b"treaty-card\n", b"treaty-next-card\n", b"treaty-content\n"
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="format", tag="treaty-card 1"):
-    """What an organisation gives to its partners, a JSON file.
+    """What an organisation gives to its partners: a JSON file.
 
     Attributes
     ----------
@@ -51,7 +57,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="f
     signature : str
         By that key, over all other fields, base64.
     previous, previous_signature : str or None
-        Fingerprint of the card that this one replaces, and a signature by its signing key; None for a first card.
+        Fingerprint of the replaced card, and a signature by its signing key; None for a first card.
     """
 
     name: str
@@ -65,7 +71,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="f
 def make_card(
     name: str, certificate: bytes, signing: Ed25519PrivateKey, replaced: tuple[Card, Ed25519PrivateKey] | None = None
 ) -> Card:
-    """Make and sign a card; with `replaced`, the card before and its signing key, also as that one's successor."""
+    """Make and sign a card; with `replaced`, the previous card and its signing key, also as its successor."""
     card = Card(name, certificate.decode(), _text(signing.public_key().public_bytes_raw()))
     if replaced is not None:
         old, old_key = replaced
@@ -75,7 +81,7 @@ def make_card(
 
 
 def read_card(path: str | Path, *, today: bool = True) -> Card:
-    """Read a card and check its signature and certificate; with `today` also that the certificate is valid today."""
+    """Read a card and check its signature and certificate, and with `today` that the certificate is valid now."""
     card = decode_card(read_small(path), path)
     if today:
         check_certificate(card.certificate.encode(), card.name)
@@ -83,11 +89,13 @@ def read_card(path: str | Path, *, today: bool = True) -> Card:
 
 
 def decode_card(data: bytes, where: str | Path) -> Card:
-    """Decode a card and check its signature, but not its certificate's name and dates."""
+    """Decode a card and check its signature, but not the name and dates of its certificate."""
     try:
         card = msgspec.json.decode(data, type=Card)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"expected a card of an organisation, got something else - at {where} ({error})") from None
+        raise ConfigError(
+            f"expected a card of an organisation, got another kind of file - at {where} ({error})"
+        ) from None
     check_names([card.name])
     exact = _exact(card.signing_key, 32) and _exact(card.signature, 64) and _is_pem(card.certificate)
     if card.previous is None or card.previous_signature is None:
@@ -95,23 +103,23 @@ def decode_card(data: bytes, where: str | Path) -> Card:
     else:
         exact = exact and _FINGERPRINT.fullmatch(card.previous) is not None and _exact(card.previous_signature, 64)
     if not exact or not _signed(card.signing_key, base64.b64decode(card.signature), _card_content(card)):
-        raise ConfigError(f"the card is damaged or forged: its signature is not by the key that it states - at {where}")
+        raise ConfigError(f"the card is damaged or forged: its signature is not by its own key - at {where}")
     try:
         fingerprint(card.certificate.encode())
     except ConfigError:
         raise ConfigError(
-            f"expected a card with a certificate signed by its own key, got another - at {where}"
+            f"expected a card with a self-signed certificate, got another certificate - at {where}"
         ) from None
     return card
 
 
 def encode_card(card: Card) -> bytes:
-    """Return the file of a card, for people to read."""
+    """Return the file of a card, indented for people."""
     return msgspec.json.format(msgspec.json.encode(card)) + b"\n"
 
 
 def read_small(file: str | Path) -> bytes:
-    """Read a file of the size of a card."""
+    """Read a file that is at most as large as a card may be."""
     try:
         with Path(file).open("rb") as stream:
             data = stream.read(LARGEST_CARD + 1)
@@ -123,52 +131,52 @@ def read_small(file: str | Path) -> bytes:
 
 
 def fingerprint_of(card: Card) -> str:
-    """Return ``SHA256:`` and 64 hexadecimal digits in groups of four, of a card's name and both public keys."""
+    """Return the fingerprint of a card's name and both public keys: ``SHA256:`` and 64 digits in groups of four."""
     parts = (card.name.encode(), ssl.PEM_cert_to_DER_cert(card.certificate), base64.b64decode(card.signing_key))
     digest = hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).hexdigest()
     return "SHA256:" + " ".join(digest[i : i + 4] for i in range(0, 64, 4))
 
 
 def digits(of: str) -> str:
-    """Return the 64 digits of a fingerprint as somebody wrote it: spaces, case and ``SHA256:`` do not matter."""
+    """Return the 64 digits of a fingerprint; spaces, case and ``SHA256:`` do not matter."""
     return "".join(of.split()).lower().removeprefix("sha256:")
 
 
 def ends(card: Card) -> datetime.datetime:
-    """Return when a card's certificate ends (UTC)."""
+    """Return when a card's certificate expires (UTC)."""
     return x509.load_pem_x509_certificate(card.certificate.encode()).not_valid_after_utc
 
 
 def near_their_end(cards: Iterable[Card]) -> list[str]:
-    """Say of which cards the certificate ends soon, or has ended."""
+    """Return a warning for each card whose certificate expires soon, or has expired."""
     now = datetime.datetime.now(datetime.UTC)
     return [
-        f"the certificate of {card.name} {'ended' if ends(card) < now else 'ends'} on {ends(card):%Y-%m-%d}: it has to "
-        "make new keys (treaty keys rotate), and its partners to trust the new card"
+        f"the certificate of {card.name} {'expired' if ends(card) < now else 'expires'} on {ends(card):%Y-%m-%d}: it "
+        "must make new keys (treaty keys rotate), and its partners must trust the new card"
         for card in cards
         if ends(card) - now < RENEW_WITHIN
     ]
 
 
 def replaces(card: Card, known: Card) -> bool:
-    """Tell whether a card names another as the one before it, and that one's signing key signed it."""
+    """Return whether a card replaces another one, whose signing key has signed it."""
     if card.previous != fingerprint_of(known) or card.previous_signature is None:
         return False
     return _signed(known.signing_key, base64.b64decode(card.previous_signature), _successor_content(card))
 
 
 def states_key(card: Card, signing: Ed25519PrivateKey) -> bool:
-    """Tell whether a card is that of a signing key."""
+    """Return whether a card has the public key of a signing key."""
     return card.signing_key == _text(signing.public_key().public_bytes_raw())
 
 
 def sign_content(signing: Ed25519PrivateKey, content: bytes) -> bytes:
-    """Sign what is no card."""
+    """Sign something that is not a card."""
     return signing.sign(_OF_CONTENT + content)
 
 
 def verify(card: Card, signature: bytes, content: bytes) -> bool:
-    """Tell whether the signing key of a card signed `content`, which is no card."""
+    """Return whether the signing key of a card signed `content` (which is not a card)."""
     return _signed(card.signing_key, signature, _OF_CONTENT + content)
 
 
@@ -193,7 +201,7 @@ def _text(data: bytes) -> str:
 
 
 def _exact(text: str, size: int) -> bool:
-    """Tell whether a text is what `_text` makes of so many bytes."""
+    """Return whether a text is the canonical base64 of so many bytes."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
@@ -202,21 +210,12 @@ def _exact(text: str, size: int) -> bool:
 
 
 def _is_pem(text: str) -> bool:
-    """Tell whether a text is one PEM certificate and nothing else, not even another line break."""
+    """Return whether a text is one PEM certificate and nothing else, not even another line break."""
     try:
         return ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(text)) == text
     except ValueError:
         return False
 
-
-# --------------------- how a certificate authority that both organisations believe takes the place of a telephone call
-#
-# An organisation that has a certificate of such an authority, for a domain of its own, signs its card's fingerprint
-# with that certificate's key: its *endorsement*, a file beside the card. A partner who knows the domain and the
-# authority can check it and need not compare fingerprints. What is pinned is the card, as ever: the authority is
-# believed once, when a card is trusted, and can neither replace a card later nor take part in a connection.
-#
-# All functions raise ConfigError for files, keys and endorsements that cannot be used.
 
 _PADDING = padding.PSS(padding.MGF1(hashes.SHA256()), 32)
 _KINDS = "an RSA key or one of an elliptic curve"
@@ -225,31 +224,31 @@ _KINDS = "an RSA key or one of an elliptic curve"
 class Endorsement(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="format", tag="treaty-endorsement 1"
 ):
-    """A JSON file: certificates as PEM, the organisation's own first, and its key's signature in base64."""
+    """A JSON file: certificates (PEM, the organisation's own first), and a signature by its key (base64)."""
 
     certificates: str
     signature: str
 
 
 def endorse(card: Card, certificates: bytes, key: bytes) -> bytes:
-    """Sign a card with the key of a certificate that an authority issued; return the file of the endorsement.
+    """Sign a card with the key of a certificate that an authority issued; return the endorsement's file.
 
     Parameters
     ----------
     card : Card
-        Whose fingerprint is signed.
+        The card whose fingerprint is signed.
     certificates : bytes
-        PEM: the organisation's certificate, then those between it and the authority's, if any.
+        PEM: the organisation's certificate, then intermediate ones, if any.
     key : bytes
-        PEM: the first certificate's private key, RSA or of an elliptic curve, not encrypted.
+        PEM: the private key of the first certificate, RSA or elliptic curve, not encrypted.
     """
     leaf, *_ = _parse(certificates, "the certificate")
     try:
         private: Any = load_pem_private_key(key, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError("expected an unencrypted PEM private key of the certificate, got something else") from error
+        raise ConfigError("cannot read the private key of the certificate: expected unencrypted PEM") from error
     if private.public_key() != leaf.public_key():
-        raise ConfigError("expected the private key of the first certificate, got another key")
+        raise ConfigError("the private key does not belong to the first certificate")
     if isinstance(private, ec.EllipticCurvePrivateKey):
         signature = private.sign(_content(card), ec.ECDSA(hashes.SHA256()))
     elif isinstance(private, rsa.RSAPrivateKey):
@@ -261,7 +260,7 @@ def endorse(card: Card, certificates: bytes, key: bytes) -> bytes:
 
 
 def check_endorsement(file: str | Path, card: Card, authority: str | Path, domain: str) -> None:
-    """Check that who owns a domain, by a certificate that leads to an authority's today, has signed a card.
+    """Check that the owner of a domain, certified by an authority today, has signed a card.
 
     Parameters
     ----------
@@ -269,15 +268,15 @@ def check_endorsement(file: str | Path, card: Card, authority: str | Path, domai
         The endorsement.
     card : Card
     authority : str or Path
-        PEM: the authority's certificate, or those of several.
+        PEM: the certificate of the authority, or of several.
     domain : str
-        The domain that the certificate has to be for, such as "bank.example.org".
+        The domain of the certificate, such as "bank.example.org".
     """
     try:
         found = msgspec.json.decode(read_small(file), type=Endorsement)
         signature = base64.b64decode(found.signature, validate=True)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"expected the endorsement of a card, got something else - at {file} ({error})") from None
+        raise ConfigError(f"expected an endorsement, got another kind of file - at {file} ({error})") from None
     leaf, *between = _parse(found.certificates.encode(), str(file))
     roots = _parse(read_small(authority), str(authority))
     try:
@@ -285,8 +284,8 @@ def check_endorsement(file: str | Path, card: Card, authority: str | Path, domai
         policy.build_server_verifier(x509.DNSName(domain)).verify(leaf, between)
     except (VerificationError, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"the certificate of the endorsement is not one for {domain} of the authority in {authority} that is valid "
-            f"today ({str(error) or type(error).__name__}); the card is not trusted"
+            f"the certificate of the endorsement is not valid today for {domain} by the authority in {authority} "
+            f"({str(error) or type(error).__name__}); the card is not trusted"
         ) from None
     key: Any = leaf.public_key()
     try:
@@ -298,7 +297,7 @@ def check_endorsement(file: str | Path, card: Card, authority: str | Path, domai
             raise ConfigError(f"expected a certificate of {_KINDS}, got another kind of key - at {file}")
     except InvalidSignature:
         raise ConfigError(
-            f"the endorsement is of another card than {card.name}'s, or by another key; the card is not trusted"
+            f"the endorsement is not of {card.name}'s card, or is signed by another key; the card is not trusted"
         ) from None
 
 
@@ -310,4 +309,4 @@ def _parse(pem: bytes, where: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except (ValueError, x509.InvalidVersion) as error:
-        raise ConfigError(f"expected certificates in PEM, got something else - at {where}") from error
+        raise ConfigError(f"cannot read PEM certificates - at {where}") from error

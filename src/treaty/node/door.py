@@ -1,12 +1,12 @@
-"""The one port of a node: tells connections for the node from those for a running job, and passes bytes on.
+"""The only port of a node: it forwards connections to the node itself or to the process of a running job.
 
-A connection begins with one line, `TREATY/1 node`, `TREATY/1 job ID` or `TREATY/1 back TOKEN`; all that follows is TLS
-between the two nodes, or between two parties of a job, which have pinned each other's certificates. The door reads
-none of it, and holds no key: whoever gets past it without a pinned key gets no further than a TLS handshake.
+A connection starts with a line, `TREATY/1 node`, `TREATY/1 job ID` or `TREATY/1 back TOKEN`. All further bytes are TLS
+between the two nodes, or two parties of a job, which have pinned each other's certificates. The door reads none of them
+and holds no key: without a pinned key, a caller gets no further than a TLS handshake.
 
-Processes of a job dial their peers through sockets of this machine, one for each peer, which the door connects with
-the peer's door. Where the peer has no address, since its firewall lets nobody in, the door asks it over the
-conversation that it has begun (`exchange`) to dial back: with a random token, good for one connection and ten seconds.
+Processes of a job dial their peers through local sockets, one for each peer, which the door connects with the peer's
+door. If the peer has no address, for example behind a firewall, the door asks it in their conversation (`exchange`) to
+dial back, with a random token that is valid for one connection and ten seconds.
 """
 
 from __future__ import annotations
@@ -27,37 +27,35 @@ from treaty.messaging.grpc_wire import HANDSHAKE_TIMEOUT
 logger = logging.getLogger(__name__)
 
 FIRST_LINE = 200
-"""Bytes, at most, of the line with which a connection begins."""
+"""Maximum bytes of the first line of a connection."""
 PATIENCE = 5.0
-"""Seconds that a caller has to say what it wants."""
+"""Seconds for a caller to send its first line."""
 DIAL_TIMEOUT = 10.0
 """Seconds to reach a peer, or to be dialled back by it."""
 MOST_CONNECTIONS = 2000
-"""Connections at once at the open port; whoever is beyond is hung up on."""
+"""Maximum simultaneous connections at the open port; further ones are closed."""
 MOST_OF_A_HOST = 400
-"""Likewise from one network address. A job has two connections each way with each peer."""
+"""Likewise from one network address. A job has two connections in each direction with each peer."""
 MOST_YOUNG = 200
-"""Connections that may still turn out to be strangers'; beyond, the oldest of the address with most of them goes."""
+"""Maximum connections without a completed handshake; beyond, the oldest from the busiest address is closed."""
 YOUTH = PATIENCE + HANDSHAKE_TIMEOUT + 1.0
-"""Seconds after which a connection is no stranger's: whoever shows no pinned certificate is hung up on by then."""
+"""Seconds after which a connection is trusted: without a pinned certificate it has been closed by then."""
 IDLE = 120.0
-"""Seconds after which a connection through which nothing has gone is closed, twice as many at most; gRPC's two ends ask
-each other every ten whether they are there."""
+"""Seconds after which an idle connection is closed, at most twice as many; gRPC's ends ping each other every ten."""
 MOST_BACKS = 16
-"""Peers' wishes to be dialled back that are being met, of each; further ones are not."""
-_HELD = 1 << 20  # bytes under way in each direction before the sender is made to wait
+"""Maximum simultaneous requests of a peer to be dialled back; further ones are ignored."""
+_HELD = 1 << 20  # bytes buffered in each direction before the sender has to wait
 
 AskBack = Callable[[str, str, str], bool]
-"""``ask_back(peer, token, job)``: ask a connected peer to dial back; False where it is not connected. "" is no job."""
+"""``ask_back(peer, token, job)``: ask a connected peer to dial back; False if it is not connected."""
 
 
 class Door:
-    """Listens at `listen` (None: no open port), and in `folder` for this machine's own processes.
+    """Listens at `listen` (None: no open port), and in `folder` for this machine's processes.
 
-    `addresses` says where peers' doors are, as far as they have one. Runs in a thread of its own from `start` to
-    `close`. `jobs` may be set to the ids of the node's open jobs: a peer that dials the process of one before it
-    listens is refused without a warning, since it dials again. Raises ConfigError where the address cannot be
-    listened at.
+    `addresses` has the peers' addresses, if they have one. The door runs in its own thread until `close`. `jobs` may be
+    set to the ids of open jobs: a peer that dials the process of one before it listens is refused without a warning,
+    as it will retry. Raises ConfigError if it cannot listen at the address.
     """
 
     def __init__(self, listen: str | None, folder: Path, addresses: Mapping[str, str], ask_back: AskBack) -> None:
@@ -65,14 +63,14 @@ class Door:
         self.jobs: Container[str] = ()
         self._listen, self.folder, self._addresses, self._ask_back = listen, folder, addresses, ask_back
         self._loop = asyncio.new_event_loop()
-        self._awaited: dict[str, asyncio.Future[_End]] = {}  # by token: the connection that is to come back
+        self._awaited: dict[str, asyncio.Future[_End]] = {}  # by token: the connection that comes back
         self._servers: list[asyncio.Server] = []  # of the open port, and for conversations with peers
         self._inner: dict[str, list[asyncio.Server]] = {}  # by job: its sockets, one for each peer
         self._ends: set[_End] = set()
         self._hosts: Counter[str] = Counter()
-        self._young: dict[_End, str] = {}  # with the address of each, oldest first
+        self._young: dict[_End, str] = {}  # with their addresses, oldest first
         self._backs: Counter[str] = Counter()
-        self._said, self._refused = 0.0, 0  # when it was last said that callers are refused, and how many since
+        self._warned_at, self._refused = 0.0, 0  # time of the last warning about refused callers, and the number since
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="treaty-door", daemon=True)
         self._thread.start()
@@ -84,15 +82,15 @@ class Door:
 
     @property
     def node_socket(self) -> Path:
-        """Where the node itself listens for conversations with other nodes."""
+        """The socket at which the node itself listens for conversations."""
         return self.folder / "node"
 
     def job_socket(self, job: str) -> Path:
-        """Where the process of a job listens for its peers."""
+        """Return the socket at which the process of a job listens for its peers."""
         return self.folder / job[:16] / "in"
 
     def peer_socket(self, peer: str) -> Path:
-        """Where this node dials a peer's."""
+        """Return the socket through which this node dials a peer's node."""
         return self.folder / f"peer-{sorted(self._addresses).index(peer)}"
 
     def open_job(self, job: str, peers: list[str]) -> dict[str, Path]:
@@ -103,15 +101,15 @@ class Door:
         return sockets
 
     def close_job(self, job: str) -> None:
-        """Remove a job's sockets and their folder; connections that stand end with their processes."""
+        """Remove a job's sockets and their folder; open connections end with their processes."""
         self._run(self._close_job(job))
 
     def dial_back(self, peer: str, token: str, job: str) -> None:
-        """Dial a peer that has asked for it, and connect it with the job's process; returns at once."""
+        """Dial a peer that asked for it, and connect it with the job's process; returns at once."""
         self._loop.call_soon_threadsafe(lambda: self._spawn(self._dial_back(peer, token, job)))
 
     def close(self) -> None:
-        """Stop listening, and break all connections."""
+        """Stop listening, and close all connections."""
         self._run(self._shut())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -145,13 +143,13 @@ class Door:
     async def _close_job(self, job: str) -> None:
         for server in self._inner.pop(job, []):
             self._close_server(server)
-        shutil.rmtree(self.job_socket(job).parent, ignore_errors=True)  # with the process's own sockets
+        shutil.rmtree(self.job_socket(job).parent, ignore_errors=True)  # includes the process's own sockets
 
     def _close_server(self, server: asyncio.Server) -> None:
         names = [socket.getsockname() for socket in server.sockets]
         server.close()
         for name in names:
-            if isinstance(name, str):  # of a socket of this machine
+            if isinstance(name, str):  # a local socket
                 Path(name).unlink(missing_ok=True)
 
     async def _shut(self) -> None:
@@ -168,7 +166,7 @@ class Door:
         await asyncio.sleep(0)
 
     def _arrived(self, end: _End) -> None:
-        """Take a connection at the open port."""
+        """Accept a connection at the open port, within the limits."""
         host = str((end.transport.get_extra_info("peername") or ("?",))[0])
         self._hosts[host] += 1
         self._young[end] = host
@@ -183,14 +181,16 @@ class Door:
         self._spawn(self._answer(end, host))
 
     def _hang_up(self, end: _End, host: str, why: str = "there are too many connections") -> None:
-        """Refuse a connection; of many refused in a second one is named, and the others are counted."""
+        """Close a connection; of many in a second, one is logged and the others are counted."""
         self._young.pop(end, None)
         end.transport.abort()
         self._refused += 1
         now = self._loop.time()
-        if now - self._said >= 1.0:
-            logger.warning("hung up on %s: %s; %d refused since this was said last", host, why, self._refused)
-            self._said, self._refused = now, 0
+        if now - self._warned_at >= 1.0:
+            logger.warning(
+                "closed a connection from %s: %s; %d refused since the last such message", host, why, self._refused
+            )
+            self._warned_at, self._refused = now, 0
 
     async def _close_idle(self) -> None:
         while True:
@@ -208,7 +208,7 @@ class Door:
             del self._hosts[host]
 
     async def _answer(self, end: _End, host: str) -> None:
-        """Read a caller's first line, and connect it with what it asks for."""
+        """Read a caller's first line, and connect it as requested."""
         try:
             line = await asyncio.wait_for(end.first_line(), PATIENCE)
         except TimeoutError:
@@ -228,10 +228,10 @@ class Door:
                 logger.debug("%s is early: the process of its job does not listen yet", host)
                 end.transport.abort()
             else:
-                self._hang_up(end, host, "it asked for nothing that is here")
+                self._hang_up(end, host, "its first line names nothing here")
 
     async def _connect(self, end: _End, path: Path) -> bool:
-        """Connect a caller with a socket of this machine; return whether somebody listens there."""
+        """Connect a caller with a local socket; return whether a process listens there."""
         try:
             _, inner = await self._loop.create_unix_connection(lambda: _End(self._ends), str(path))
         except OSError:
@@ -240,11 +240,11 @@ class Door:
         return True
 
     def _local(self, peer: str, job: str) -> Callable[[], asyncio.BaseProtocol]:
-        """Return what takes connections of this machine's processes that are for a peer."""
+        """Return the protocol factory for local connections to a peer."""
         return lambda: _End(self._ends, lambda end: self._spawn(self._reach(end, peer, job)))
 
     async def _reach(self, end: _End, peer: str, job: str) -> None:
-        """Connect a process of this machine with a peer's: by dialling its door, or by having it dial ours."""
+        """Connect a local process with a peer's: dial its door, or ask it to dial back."""
         try:
             if peer in self._addresses:
                 outer = await self._dial(peer, f"job {job}" if job else "node")
@@ -268,7 +268,7 @@ class Door:
         awaited = self._awaited[token] = self._loop.create_future()
         try:
             if not self._ask_back(peer, token, job):
-                raise OSError(f"{peer} has not connected, and has no address here")
+                raise OSError(f"{peer} is not connected, and has no address here")
             return await asyncio.wait_for(awaited, DIAL_TIMEOUT)
         finally:
             self._awaited.pop(token, None)
@@ -294,10 +294,10 @@ class Door:
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection that is passed on: what comes in goes out at the `other` end.
+    """One end of a forwarded connection: data received here is written to the other end.
 
-    Until there is one, nothing but a first line is read. It is among `ends` for as long as it is open, and has
-    `stirred` where something came.
+    Until it is joined, it reads only the first line. It is in `ends` while it is open. `stirred` is whether data came
+    since the last check.
     """
 
     transport: asyncio.Transport
@@ -321,13 +321,13 @@ class _End(asyncio.Protocol):
             self._arrived(self)
 
     async def first_line(self) -> bytes:
-        """Read up to the first line's end; empty where none comes."""
+        """Read the first line; empty if none comes."""
         self._line = asyncio.get_running_loop().create_future()
         self.transport.resume_reading()
         return await self._line
 
     def join(self, other: _End) -> None:
-        """Pass on what comes from now on, and what was read beyond the first line."""
+        """Forward all data from now on, and what was read after the first line."""
         self._other = other
         if other.lost or self.lost:
             self.transport.close()
@@ -339,7 +339,7 @@ class _End(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether neither end of the connection has `stirred`."""
+        """Whether no data came at either end since the last check."""
         return not self.stirred and (self._other is None or not self._other.stirred)
 
     def data_received(self, data: bytes) -> None:
@@ -374,6 +374,6 @@ class _End(asyncio.Protocol):
 
 
 def join(one: _End, other: _End) -> None:
-    """Pass on in both directions."""
+    """Forward data in both directions."""
     one.join(other)
     other.join(one)

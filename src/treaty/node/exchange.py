@@ -1,8 +1,8 @@
-"""What nodes tell each other: one conversation between each two, kept up for as long as both are there.
+"""Conversations between nodes: one between each two, kept open while both run.
 
-A conversation is one gRPC stream under mutual TLS, both ways, which whoever knows the other's address opens, again and
-again with longer pauses. It carries proposals, and each node's view of the jobs that both take part in. A view says
-all there is to know, so that one lost or sent twice does no harm: after an interruption both send theirs anew.
+A conversation is one bidirectional gRPC stream under mutual TLS. The node that knows the other's address opens it, and
+retries with growing pauses. It carries proposals, and each node's status of the jobs of both. A status is complete, so
+it does no harm if one is lost or sent twice: after an interruption both send theirs again.
 """
 
 from __future__ import annotations
@@ -32,53 +32,53 @@ from treaty.node.notes import Back, HeadNote, Heartbeat, Hello, JobStatus, Note,
 logger = logging.getLogger(__name__)
 
 VERSION = 2
-"""Of what nodes say; both must have the same."""
+"""Version of the notes; both nodes must have the same."""
 TALK = "treaty.Node"
 LONGEST_PAUSE = 15.0
-"""Seconds, at most, between two attempts to open a conversation."""
+"""Maximum seconds between two attempts to open a conversation."""
 NOTES_A_SECOND = 100
-"""What a peer may say for long; whoever says more waits. Notes that cost more, by kind or length, count as several."""
+"""Sustained rate of a peer's notes; a faster peer is slowed down. Costly or long notes count as several."""
 CALLS_A_MINUTE = 30
-"""Conversations that a peer may open for long; further ones are refused."""
+"""Sustained rate at which a peer may open conversations; further ones are refused."""
 MOST_CONVERSATIONS = 4
-"""Conversations of a peer at once, those that have not begun with Hello too; the oldest ends."""
+"""Maximum simultaneous conversations of a peer, also those without Hello yet; the oldest ends."""
 HELLO_TIMEOUT = 10.0
-"""Seconds in which a peer must have said Hello."""
+"""Seconds for a peer to send Hello."""
 SILENCE = 60.0
-"""Seconds in which it must then say something again: whoever has nothing to say beats every five."""
+"""Seconds without any note after which a conversation ends; nodes send `Heartbeat` every five."""
 MOST_UNSENT = 1000
-"""Notes for a peer that does not read them; then the conversation ends."""
-_NOTE = 4 << 10
+"""Maximum unread notes for a peer; then the conversation ends."""
+_NOTE_BYTES = 4 << 10  # a longer note counts as several
 _STRANGER = "it is not trusted any more, or has another key"
-_BEAT = 5.0  # seconds after which whoever has nothing to say says so
+_HEARTBEAT = 5.0  # seconds
 
 _COSTS: dict[type[Note], float] = {Proposed: 20.0, Wanted: 5.0, Back: 5.0}
 
 
 class NodeHandlers(Protocol):
-    """What a node does with what it hears, and what it has to tell; called from several threads."""
+    """Callbacks for received notes, and the values that a node sends; called from several threads."""
 
     def met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
-        """Take note that a conversation has begun."""
+        """Handle the start of a conversation."""
 
     def heard(self, peer: str, conversation: NodeConversation, note: Note) -> None:
-        """Take in what a peer has said."""
+        """Handle a note of a peer."""
 
     def left(self, peer: str, why: str) -> None:
-        """Take note that the last conversation with a peer has ended."""
+        """Handle the end of the last conversation with a peer."""
 
     def view(self, job: str) -> JobStatus:
-        """Return how a job stands here."""
+        """Return the status of a job here."""
 
     def head(self) -> HeadNote:
         """Return the newest entry of the audit log, signed."""
 
 
 class NodeConversation:
-    """One end: notes to be sent, and views of jobs that have changed since they were.
+    """One end of a conversation: notes to send, and jobs whose status has changed.
 
-    `peer` is whose certificate the other end has shown, `incarnation` that of its process, once it has said hello;
-    `heard` is when its last note came.
+    `peer` is the name to whose card the certificate of the other end belongs, `incarnation` identifies its process (""
+    before Hello), `heard` is the time of its last note.
     """
 
     def __init__(self, peer: str, certificate: bytes) -> None:
@@ -91,29 +91,29 @@ class NodeConversation:
         self._ended = False
 
     def say(self, note: Note) -> None:
-        """Send a note, soon."""
+        """Queue a note."""
         with self._changed:
             self._notes.append(note)
             self._changed.notify()
             unread = len(self._notes) > MOST_UNSENT
         if unread:
-            logger.warning("%s does not read what it is told: hung up", self.peer)
+            logger.warning("%s does not read its notes: conversation closed", self.peer)
             self.break_off()
 
     def tell(self, job: str) -> None:
-        """Send the view of a job, as it is then."""
+        """Queue the status of a job; it is read when it is sent."""
         with self._changed:
             self._jobs[job] = None
             self._changed.notify()
 
     def end(self) -> None:
-        """Say no more; what is said is still sent."""
+        """End after the queued notes are sent."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     def break_off(self) -> None:
-        """End at once, also where the peer does not read what is said."""
+        """End at once, even if the peer does not read."""
         with self._changed:
             self._notes.clear()
             self._jobs.clear()
@@ -122,13 +122,13 @@ class NodeConversation:
             self.call.cancel()
 
     def to_send(self, view: Callable[[str], JobStatus]) -> Iterator[bytes]:
-        """Yield encoded notes until the end; a note or view leaves when it can be sent, not before."""
+        """Yield encoded notes until the end, each taken from the queue only when it can be sent."""
         while True:
             note: Note | None = None
             job = ""
             with self._changed:
                 if not (self._notes or self._jobs or self._ended):
-                    self._changed.wait(_BEAT)
+                    self._changed.wait(_HEARTBEAT)
                 if self._notes:
                     note = self._notes.popleft()
                 elif self._jobs:
@@ -139,21 +139,21 @@ class NodeConversation:
             yield msgspec.msgpack.encode(note or (view(job) if job else Heartbeat()))
 
 
-class _Allowance:
-    """What may be had at a rate, and as much at once as the rate gives in a second or minute."""
+class _TokenBucket:
+    """A token bucket: `most` per `seconds`, and at most as much at once."""
 
     def __init__(self, most: float, seconds: float) -> None:
         self._most, self._rate = most, most / seconds
         self._left, self._at = most, time.monotonic()
 
     def take(self, cost: float) -> float:
-        """Take what something costs; return the seconds until it is paid for, 0 where it is."""
+        """Take tokens; return the seconds until they are there, 0 if they are."""
         now = time.monotonic()
         self._left, self._at = min(self._most, self._left + (now - self._at) * self._rate) - cost, now
         return max(0.0, -self._left / self._rate)
 
     def has(self, cost: float) -> bool:
-        """Take what something costs if it is there; tell whether it was."""
+        """Take tokens if they are there; return whether they were."""
         if self.take(cost) == 0.0:
             return True
         self._left += cost
@@ -161,9 +161,9 @@ class _Allowance:
 
 
 class Exchange:
-    """A node's conversations: answers at the `listen` socket, and opens those with peers that have a `dial` socket.
+    """A node's conversations: it answers at the `listen` socket, and dials peers that have a `dial` socket.
 
-    `trusted` returns the cards of peers as they are now: whoever is not among them any more is hung up on.
+    `trusted` returns the present cards of peers; conversations with others end.
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class Exchange:
         self._own, self._trusted, self._desk, self._dial, self._version = own, trusted, desk, dial, version
         self._incarnation = secrets.token_bytes(16)
         self._lock = threading.Lock()
-        self._talks: dict[str, list[NodeConversation]] = {}  # by peer: those that have begun with Hello
+        self._talks: dict[str, list[NodeConversation]] = {}  # by peer: those after Hello
         self._open: list[NodeConversation] = []  # all, oldest first
-        self._arrivals: dict[str, _Allowance] = {}  # by peer
+        self._arrivals: dict[str, _TokenBucket] = {}  # by peer
         self._closing = threading.Event()
         self._served: dict[str, Card] = {}
         self._threads = DaemonThreads()
@@ -201,7 +201,7 @@ class Exchange:
         self._callers.append(threading.Thread(target=self._watch, name="treaty-conversations", daemon=True))
 
     def start(self) -> None:
-        """Begin to answer and to call."""
+        """Start to answer and to dial."""
         self._server.start()
         for caller in self._callers:
             caller.start()
@@ -216,12 +216,12 @@ class Exchange:
             talk.break_off()
 
     def tell(self, peer: str, job: str) -> None:
-        """Tell a peer how a job stands, if it is there; else it is told when it comes."""
+        """Send the status of a job to a peer, if it is connected; otherwise it is sent when it connects."""
         for talk in self._newest(peer):
             talk.tell(job)
 
     def say(self, peer: str, note: Note) -> bool:
-        """Send a note over the newest conversation with a peer; False where there is none."""
+        """Send a note over the newest conversation with a peer; False if there is none."""
         for talk in self._newest(peer):
             talk.say(note)
             return True
@@ -235,13 +235,15 @@ class Exchange:
             return list(self._open)
 
     def _watch(self) -> None:
-        """End conversations with peers that are not trusted any more, or say nothing."""
+        """End conversations with peers that are silent or not trusted any more."""
         while not self._closing.wait(1.0):
             for talk in self._all():
                 patience = SILENCE if talk.incarnation else HELLO_TIMEOUT
                 silent = time.monotonic() - talk.heard > patience
                 if silent or not self._trusts(talk):
-                    logger.warning("hung up on %s: %s", talk.peer, "it says nothing" if silent else _STRANGER)
+                    logger.warning(
+                        "closed the conversation with %s: %s", talk.peer, "it is silent" if silent else _STRANGER
+                    )
                     talk.break_off()
 
     def _trusts(self, talk: NodeConversation) -> bool:
@@ -261,16 +263,16 @@ class Exchange:
         )
 
     def _reconfigured(self) -> Any:
-        """Return whom to admit, where that has changed; called before each handshake."""
+        """Return the new TLS configuration if trusted cards have changed; called before each handshake."""
         try:
             trusted = dict(self._trusted())
         except TreatyError as error:
-            logger.warning("the keys of peers cannot be read: %s", error)
+            logger.warning("cannot read the keys of peers: %s", error)
             return None
         return None if trusted == self._served else self._configuration(trusted)
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Hold a conversation that a peer has opened."""
+        """Run a conversation that a peer has opened."""
         presented = _der(context.auth_context()["x509_pem_cert"][0])
         peer = next(
             (name for name, card in self._trusted().items() if _der(card.certificate.encode()) == presented), ""
@@ -278,9 +280,9 @@ class Exchange:
         if not peer:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not trusted here")
         with self._lock:
-            welcome = self._arrivals.setdefault(peer, _Allowance(CALLS_A_MINUTE, 60.0)).has(1.0)
+            welcome = self._arrivals.setdefault(peer, _TokenBucket(CALLS_A_MINUTE, 60.0)).has(1.0)
         if not welcome:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations were begun")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations were opened")
         talk = NodeConversation(peer, presented)
         talk.call = context
         context.add_callback(talk.end)
@@ -290,22 +292,22 @@ class Exchange:
         yield from talk.to_send(self._desk.view)
 
     def _call(self, peer: str, path: Path) -> None:
-        """Open a conversation with a peer again and again, until the end."""
+        """Open a conversation with a peer again and again, until `close`."""
         pause = 0.5
         while not self._closing.wait(pause * random.uniform(0.7, 1.3)):  # noqa: S311 - no secret
             began = time.monotonic()
             try:
                 card = self._trusted().get(peer)
                 why = "" if card is None else self._converse(peer, path, card)
-            except Exception as error:  # or this peer would not be called again
-                logger.exception("a conversation with %s was not begun", peer)
+            except Exception as error:  # else this thread would end, and the peer would not be dialled again
+                logger.exception("cannot open a conversation with %s", peer)
                 why = f"unexpected error ({type(error).__name__})"
             if why and not self.is_up(peer):
                 self._desk.left(peer, why)
             pause = 0.5 if time.monotonic() - began > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
 
     def _converse(self, peer: str, path: Path, card: Card) -> str:
-        """Hold one conversation with a peer; return why it ended."""
+        """Run one conversation with a peer; return why it ended."""
         identity = self._own.identity
         credentials = grpc.ssl_channel_credentials(card.certificate.encode(), identity.key, identity.certificate)
         target = ("grpc.ssl_target_name_override", peer)
@@ -330,7 +332,7 @@ class Exchange:
             old.break_off()
 
     def _listen(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
-        """Hear all that a peer says in one conversation; return why it ended."""
+        """Handle all notes of one conversation; return why it ended."""
         why, peer = "", talk.peer
         try:
             why = self._hear(talk, notes)
@@ -338,7 +340,7 @@ class Exchange:
             error.__traceback__ = None
             why = clean(error.details() or "", 300) if isinstance(error, grpc.Call) else "its connection broke"
         except (ValueError, RecursionError, TreatyError) as error:
-            why = f"it said what nodes do not say: {clean(str(error), 300)}"
+            why = f"it sent an invalid note: {clean(str(error), 300)}"
             logger.warning("%s: %s", peer, why)
         finally:
             talk.end()
@@ -356,11 +358,11 @@ class Exchange:
         return why
 
     def _hear(self, talk: NodeConversation, notes: Iterator[bytes]) -> str:
-        allowance, decoder = _Allowance(NOTES_A_SECOND, 1.0), decoder_of(Note)
+        allowance, decoder = _TokenBucket(NOTES_A_SECOND, 1.0), decoder_of(Note)
         for data in notes:
             note: Note = decoder.decode(data)
             talk.heard = time.monotonic()
-            time.sleep(allowance.take(max(_COSTS.get(type(note), 1.0), len(data) / _NOTE)))
+            time.sleep(allowance.take(max(_COSTS.get(type(note), 1.0), len(data) / _NOTE_BYTES)))
             if not self._trusts(talk):
                 return _STRANGER
             if talk.incarnation:
@@ -369,7 +371,7 @@ class Exchange:
                 raise ValueError(f"expected Hello of {talk.peer}, got {type(note).__name__}")
             elif note.version != VERSION:
                 return (
-                    f"it speaks version {note.version} of nodes' language, this node {VERSION}: install the same Treaty"
+                    f"its notes have version {note.version}, this node's {VERSION}: install the same version of Treaty"
                 )
             else:
                 talk.incarnation = note.incarnation
@@ -388,7 +390,10 @@ def _options() -> list[tuple[str, Any]]:
         *ping_options(10.0, 8.0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what a few bytes unpack to is not bounded
+        (
+            "grpc.compression_enabled_algorithms_bitset",
+            1,
+        ),  # no compression: the size after decompression is not bounded
         ("grpc.max_metadata_size", 8 << 10),
     ]
 

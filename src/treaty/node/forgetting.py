@@ -1,6 +1,6 @@
-"""How a job that has ended is forgotten: what it has left in the node's folder is removed, and the audit log says so.
+"""Where a job's files are in the node's folder, and how they are removed when an ended job is forgotten.
 
-Ledgers, in ``stores``, count for later jobs as well, and are never touched.
+The audit log records what was removed. Ledgers, in ``stores``, count for later jobs, too, and are never removed.
 """
 
 from __future__ import annotations
@@ -20,26 +20,24 @@ from treaty.node.proposals import Proposal, data_sets
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, TRANSITIONS, JobRow, Store
 
-# ------------------------------- where a job's files are in its node's folder, and who may write those of its attempts
-
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT = 60.0
-"""Seconds for an earlier attempt's process to end."""
+"""Seconds to wait for the process of an earlier attempt to end."""
 
 
 def checkpoints_of(folder: Path, job: str) -> Path:
-    """Return the folder of what serves a job's attempts alone."""
+    """Return the folder of what only the attempts of a job need."""
     return folder / "checkpoints" / job
 
 
 def lock_of(folder: Path, job: str) -> Path:
-    """Return the file that a process holds for as long as it may write a job's checkpoints."""
+    """Return the lock file of the process that may write a job's checkpoints."""
     return checkpoints_of(folder, job) / ".lock"
 
 
 def results_of(folder: Path, job: str, model: str = "") -> Path:
-    """Return the folder of a training's results, and of the results of predictions by its `model`."""
+    """Return the folder of a training's results, and of predictions by its `model`."""
     return folder / "models" / (model or job)
 
 
@@ -53,13 +51,13 @@ def report_of(folder: Path, job: str, name: str) -> Path:
 
 
 def keeps_part(folder: Path, job: str, name: str) -> bool:
-    """Tell whether the newest attempt at a training has put a party's part in its place; each begins without it."""
+    """Return whether the newest attempt at a training has stored the party's part; each attempt starts without it."""
     return report_of(folder, job, name).exists() and not list(results_of(folder, job).glob(f"{name}.*staged*"))
 
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process plays a job here: one that was told to end may still write its checkpoint."""
+    """Wait until no other process runs the job here: one that was asked to end may still write its checkpoint."""
     with lock.open("w") as held:
         deadline = time.monotonic() + LOCK_TIMEOUT
         while True:
@@ -74,29 +72,26 @@ def alone(lock: Path) -> Iterator[None]:
 
 
 def remove_checkpoints(folder: Path, job: str) -> None:
-    """Remove what served an ended job's attempts alone, once no process holds it: one may outlive a killed node."""
+    """Remove an ended job's checkpoints once no process holds them; a process may outlive a killed node."""
     with suppress(FileNotFoundError), alone(lock_of(folder, job)):
         shutil.rmtree(checkpoints_of(folder, job))
 
 
 def clear_checkpoints(folder: Path, job: str) -> None:
-    """Remove an ended job's checkpoints, or say in the log why they are left."""
+    """Remove an ended job's checkpoints, or log why they are left."""
     try:
         remove_checkpoints(folder, job)
     except (OSError, LocalProtocolError) as error:
         logger.warning("checkpoints of job %s are left: %s", job[:12], error)
 
 
-# ---------------------------------------------------------------- forgetting
-
-
 def is_forgotten(store: Store, job: str) -> bool:
-    """Tell whether a job was forgotten here."""
+    """Return whether a job was forgotten here."""
     return any(event.get("what") == "forgotten" for event in store.events_of(job))
 
 
 def kept_for(store: Store, row: JobRow) -> str:
-    """Return why a job cannot be forgotten now, "" where it can."""
+    """Return why a job cannot be forgotten now; "" if it can."""
     if row.state not in FINAL:
         return f"job {row.id[:12]} is {row.state}: only jobs that have ended can be forgotten; treaty cancel ends it"
     for other, proposal in _open(store):
@@ -111,8 +106,8 @@ def kept_for(store: Store, row: JobRow) -> str:
 def left_of(settings: Settings, store: Store, row: JobRow) -> list[Path]:
     """Return the files, and the folder of checkpoints, that a job has left here.
 
-    Predictions by a training's model are the predictions', and left alone; a query's rows that are kept for its next
-    verdict are a job's as long as no open job names the same data set.
+    Predictions belong to their own job, not to the training. The snapshot of a query belongs to the job unless an open
+    job names the same data set.
     """
     folder, proposal = Path(settings.folder), _proposal(row)
     of_model = results_of(folder, row.id, "" if proposal is None else proposal.model)
@@ -129,7 +124,7 @@ def left_of(settings: Settings, store: Store, row: JobRow) -> list[Path]:
 
 
 def forget(settings: Settings, store: Store, row: JobRow, by: str) -> list[Path]:
-    """Remove what a job has left here, and note what that was and who has asked for it; return what was removed.
+    """Remove what a job has left here, and record what was removed and by whom; return the removed paths.
 
     Raises
     ------
@@ -140,7 +135,7 @@ def forget(settings: Settings, store: Store, row: JobRow, by: str) -> list[Path]
     if why:
         raise ConfigError(why)
     folder, left = Path(settings.folder), left_of(settings, store, row)
-    if left:  # noted first: nothing is ever gone without an entry
+    if left:  # recorded first, so that nothing is ever removed without an entry
         removed = [str(path.relative_to(folder)) for path in left]
         store.note({"what": "forgotten", "job": row.id, "by": by, "removed": removed})
     for path in left:
@@ -150,8 +145,8 @@ def forget(settings: Settings, store: Store, row: JobRow, by: str) -> list[Path]
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot remove {path}: {error.strerror}; mend that, and forget the job again") from None
-        with suppress(OSError):  # there is more in it
+            raise ConfigError(f"cannot remove {path}: {error.strerror}; fix that, and forget the job again") from None
+        with suppress(OSError):  # the folder is not empty
             if path.parent.parent == folder / "models":
                 path.parent.rmdir()
     return left
@@ -165,7 +160,7 @@ def _open(store: Store) -> Iterator[tuple[JobRow, Proposal]]:
 
 
 def _proposal(row: JobRow) -> Proposal | None:
-    """Return a job's proposal; None of one of another version of Treaty."""
+    """Return a job's proposal; None if another version of Treaty wrote it."""
     try:
         return msgspec.json.decode(row.proposal, type=Proposal)
     except msgspec.MsgspecError:
@@ -173,7 +168,7 @@ def _proposal(row: JobRow) -> Proposal | None:
 
 
 def _queries(settings: Settings, proposal: Proposal | None) -> set[str]:
-    """Return the data sets of a job here that are the result of a query."""
+    """Return the data sets of a job here that come from queries."""
     try:
         named = [] if proposal is None else data_sets(proposal.described(), settings.name, proposal.verb)
     except (TreatyError, KeyError):  # of another version of Treaty

@@ -1,12 +1,11 @@
-"""Who an organisation is to its partners' nodes, and which partners it trusts.
+"""An organisation's own keys, and the partners whose cards it trusts.
 
-An organisation has two private keys: ECDSA P-256 for TLS (`treaty.messaging.certificates`) and Ed25519 for what it
-signs. Its *card* states both public keys under its name and is the one file that partners get. There is no authority:
-people compare a card's fingerprint over another channel, once; a later card is signed by the signing key of the one
-before.
+An organisation has two private keys: ECDSA P-256 for TLS (`treaty.messaging.certificates`), and Ed25519 for signatures.
+Its *card* has both public keys and its name; it is the only file that partners need. There is no authority: people
+compare a card's fingerprint once, over another channel; a later card is signed by the signing key of the previous one.
 
-A folder of keys holds ``NAME.key.pem``, ``NAME.sign.pem`` (private), ``NAME.cert.pem`` and ``NAME.card``; ``old/`` what
-they were before; ``peers/`` the cards trusted; ``peers/revoked/`` cards, by fingerprint, never to be trusted again.
+A folder of keys holds ``NAME.key.pem`` and ``NAME.sign.pem`` (private), ``NAME.cert.pem`` and ``NAME.card``; ``old/``
+has replaced files, ``peers/`` trusted cards, and ``peers/revoked/`` cards, by fingerprint, never trusted again.
 
 All functions raise ConfigError for files, names, keys or cards that cannot be used.
 """
@@ -64,7 +63,7 @@ class Own(NamedTuple):
 
 
 class PeerCard(NamedTuple):
-    """A card in ``peers/``: whose, since when, and why it cannot be used now (empty: it can)."""
+    """A card in ``peers/``: its name, since when it is trusted, and why it cannot be used now ("" if it can)."""
 
     name: str
     card: Card | None  # None: it is damaged or revoked
@@ -73,7 +72,7 @@ class PeerCard(NamedTuple):
 
 
 def make_keys(folder: str | Path, name: str) -> Card:
-    """Make an organisation's keys and card; no file is ever replaced."""
+    """Make an organisation's keys and card. Existing files are never replaced."""
     check_names([name])
     folder = Path(folder)
     try:
@@ -91,9 +90,9 @@ def make_keys(folder: str | Path, name: str) -> Card:
 
 
 def load_own(folder: str | Path, name: str) -> Own:
-    """Read an organisation's own keys and card; warns of a certificate that ends soon.
+    """Read an organisation's own keys and card; warn of a certificate that expires soon.
 
-    Refuses private files that are another user's or open to others, and files that do not belong together.
+    Refuses private files that others own or can read, and files that do not belong together.
     """
     check_names([name])
     folder = Path(folder)
@@ -101,22 +100,22 @@ def load_own(folder: str | Path, name: str) -> Own:
         identity = load_identity(folder / f"{name}.key.pem", folder / f"{name}.cert.pem", name)
         signing, card = _signing_key(folder, name), _own_card(folder, name)
     if card.certificate.encode() != identity.certificate:
-        raise ConfigError(f"expected the card of {name}'s certificate, got one of another - at {folder / name}.card")
+        raise ConfigError(f"the card of {name} has another certificate than {name}.cert.pem - at {folder / name}.card")
     return Own(name, identity, signing, card)
 
 
 def own_cards(folder: str | Path) -> dict[str, Card]:
-    """Return the cards of the organisations whose keys are in a folder, mostly one, by name."""
+    """Return the cards of the organisations (usually one) whose keys are in a folder, by name."""
     with _alone(Path(folder)):
         names = sorted(file.name.removesuffix(".sign.pem") for file in Path(folder).glob("*.sign.pem"))
         return {name: _own_card(Path(folder), name) for name in names}
 
 
 def rotate(folder: str | Path, name: str) -> Card:
-    """Replace an organisation's keys by new ones, and return the new card, which the old signing key signs, too.
+    """Replace an organisation's keys; return the new card, which the old signing key signs, too.
 
-    Also works once the certificate has ended. Old files go to ``old/``. The new ones are all on the disk before the
-    first old one is replaced; if an earlier call was interrupted after that, this one finishes it and makes no others.
+    This also works after the certificate has expired. Old files move to ``old/``. All new files are on disk before the
+    first old one is replaced. If an earlier call was interrupted after that, this call only completes it.
     """
     check_names([name])
     folder = Path(folder)
@@ -138,19 +137,19 @@ def rotate(folder: str | Path, name: str) -> Card:
 
 
 def must_compare(folder: str | Path, card: Card) -> bool:
-    """Tell whether people have to compare a card's fingerprint before it is trusted, or refuse a card.
+    """Return whether people must compare a card's fingerprint before it is trusted; raise ConfigError to refuse it.
 
-    They need not where the card is trusted already, or replaces a trusted one, whose signing key signed it.
+    No comparison is needed if the card is trusted already, or if it replaces a trusted one whose key signed it.
     """
     folder = Path(folder)
     check_certificate(card.certificate.encode(), card.name)
     found = fingerprint_of(card)
     if (folder / f"{card.name}.key.pem").exists():
-        raise ConfigError(f"expected a partner's card, got one of {card.name}, whose own keys are in {folder}")
+        raise ConfigError(f"expected a partner's card, but the keys of {card.name} itself are in {folder}")
     if _revoked(folder, found).exists():
         raise ConfigError(
-            f"the card of {card.name} was revoked or replaced here, and is not trusted again ({found}); it has to "
-            "make another (treaty keys rotate)"
+            f"the card of {card.name} was revoked or replaced here, and is never trusted again ({found}); it must "
+            "make another one (treaty keys rotate)"
         )
     known = _known(folder, card.name)
     if known is None:
@@ -158,32 +157,32 @@ def must_compare(folder: str | Path, card: Card) -> bool:
     if found == fingerprint_of(known) or replaces(card, known):
         return False
     raise ConfigError(
-        f"another card of {card.name} is trusted, and this one is not signed by its key (trusted "
-        f"{fingerprint_of(known)}, got {found}); if {card.name} says that its keys were lost, revoke them (treaty keys "
-        f"revoke {card.name}) and compare the new card's fingerprint"
+        f"another card of {card.name} is trusted, and its key has not signed this one (trusted "
+        f"{fingerprint_of(known)}, got {found}). If {card.name} has lost its keys, revoke them (treaty keys revoke "
+        f"{card.name}) and compare the fingerprint of the new card"
     )
 
 
-def trust(folder: str | Path, card: Card, said: str | None = None) -> None:
-    """Trust a partner's card from now on, in place of an earlier one; `must_compare` says what is refused.
+def trust(folder: str | Path, card: Card, confirmed: str | None = None) -> None:
+    """Trust a partner's card from now on, instead of an earlier one; see `must_compare` for refused cards.
 
     Parameters
     ----------
     folder : str or Path
         The folder of keys.
     card : Card
-        As `read_card` returned it.
-    said : str, optional
-        The card's fingerprint as the partner said it over another channel; needed where `must_compare` is true.
+        The card, from `read_card`.
+    confirmed : str, optional
+        The fingerprint as the partner read it over another channel; needed if `must_compare` is true.
     """
     folder = Path(folder)
     with _alone(folder):
-        if must_compare(folder, card) and said is None:
-            raise ConfigError(f"expected the fingerprint of {card.name}'s card as it said it, got none")
-        if said is not None and digits(said) != digits(fingerprint_of(card)):
+        if must_compare(folder, card) and confirmed is None:
+            raise ConfigError(f"the fingerprint of {card.name}'s card must be compared with {card.name} first")
+        if confirmed is not None and digits(confirmed) != digits(fingerprint_of(card)):
             raise ConfigError(
-                f"expected the card of {card.name} with the fingerprint given, got {fingerprint_of(card)}; it is not "
-                "trusted"
+                f"expected the card of {card.name} with the fingerprint given, got {fingerprint_of(card)}; the card is "
+                "not trusted"
             )
         known = _known(folder, card.name)
         if known is not None and fingerprint_of(known) == fingerprint_of(card):
@@ -195,13 +194,13 @@ def trust(folder: str | Path, card: Card, said: str | None = None) -> None:
 
 
 def peers(folder: str | Path) -> list[PeerCard]:
-    """Return all cards in ``peers/``, with what is wrong with each, by name."""
+    """Return all cards in ``peers/``, by name, with what is wrong with each."""
     found = []
     for file in sorted((Path(folder) / "peers").glob("*.card")):
         card, wrong = None, ""
         try:
             since = file.stat().st_mtime
-        except FileNotFoundError:  # revoked just now
+        except FileNotFoundError:  # revoked a moment ago
             continue
         try:
             card = _known(Path(folder), file.stem)
@@ -216,12 +215,12 @@ def peers(folder: str | Path) -> list[PeerCard]:
 
 
 def trusted(folder: str | Path) -> dict[str, Card]:
-    """Return the partners' cards that count today, by name; `peers` says what is wrong with the others."""
+    """Return the partners' cards that are valid now, by name; `peers` has what is wrong with the others."""
     return {peer.name: peer.card for peer in peers(folder) if peer.card is not None and not peer.wrong}
 
 
 def revoke(folder: str | Path, name: str) -> None:
-    """Trust a partner no more, and its present card never again."""
+    """Stop trusting a partner; its present card is never trusted again."""
     check_names([name])
     folder = Path(folder)
     file = _trusted_file(folder, name)
@@ -230,7 +229,7 @@ def revoke(folder: str | Path, name: str) -> None:
             raise ConfigError(f"expected a trusted partner, got {name!r}: there is no {file}")
         try:
             target = _revoked(folder, fingerprint_of(read_card(file, today=False)))
-        except ConfigError:  # nobody can say which it was
+        except ConfigError:  # unreadable, so its fingerprint is unknown
             target = folder / "peers" / "revoked" / f"{name}.{_now():%Y-%m-%dT%H%M%SZ}.damaged"
         _make_folder(target.parent)
         file.replace(target)
@@ -244,19 +243,19 @@ def sign(own: Own, content: bytes) -> bytes:
 
 
 def has_signed(folder: str | Path, name: str, signature: bytes, content: bytes) -> bool:
-    """Tell whether an organisation whose keys are in a folder has signed `content`, by its keys of today or before."""
+    """Return whether an organisation whose keys are in a folder has signed `content`, with present or old keys."""
     old = Path(folder, "old").glob(f"{name}.*.card")
     cards = [own_cards(folder).get(name), *(read_card(file, today=False) for file in old)]
     return any(verify(card, signature, content) for card in cards if card is not None and card.name == name)
 
 
 def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] | None = None) -> Card:
-    """Make new files beside the present ones, whole and on the disk, then put them in their place."""
+    """Write new files to another folder first, then put them in place."""
     identity, signing = make_identity(name), Ed25519PrivateKey.generate()
     card = make_card(name, identity.certificate, signing, replaced)
     secret = signing.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     making = folder / f".{name}.making"
-    shutil.rmtree(making, ignore_errors=True)  # what a killed process left
+    shutil.rmtree(making, ignore_errors=True)  # left by a killed process
     making.mkdir(mode=0o700)
     for end, data in zip(
         (*_PRIVATE, *_PUBLIC), (identity.key, secret, identity.certificate, encode_card(card)), strict=True
@@ -269,7 +268,7 @@ def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] |
 
 
 def _finish(folder: Path) -> list[str]:
-    """Put whole sets of new files in their place, also those of a call that was interrupted; return whose."""
+    """Put complete sets of new files in place, also those of an interrupted call; return whose they are."""
     sets = list(folder.glob(".*.next"))
     for ready in sets:
         for file in ready.iterdir():
@@ -281,7 +280,7 @@ def _finish(folder: Path) -> list[str]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[list[str]]:
-    """Keep other processes from changing a folder of keys meanwhile; give whose interrupted change was finished."""
+    """Lock a folder of keys against other processes; yield the names whose interrupted change was completed."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -289,7 +288,7 @@ def _alone(folder: Path) -> Iterator[list[str]]:
             f"cannot read the folder of keys {folder}: {error.strerror}; treaty keys new NAME makes one"
         ) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, too
+        fcntl.flock(handle, fcntl.LOCK_EX)  # released when the process ends, too
         yield _finish(folder)
     finally:
         os.close(handle)
@@ -301,7 +300,7 @@ def _own_card(folder: Path, name: str) -> Card:
     if card.name != name:
         raise ConfigError(f"expected the card of {name}, got one of {card.name} - at {file}")
     if not states_key(card, _signing_key(folder, name)):
-        raise ConfigError(f"expected the card of {name}'s signing key, got one of another - at {file}")
+        raise ConfigError(f"the card of {name} has another signing key than {name}.sign.pem - at {file}")
     return card
 
 
@@ -311,14 +310,14 @@ def _signing_key(folder: Path, name: str) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"expected an unencrypted PEM private key, got something else - at {file}") from error
+        raise ConfigError(f"cannot read the private key: expected unencrypted PEM - at {file}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"expected an Ed25519 private key, got another kind of key - at {file}")
     return key
 
 
 def _known(folder: Path, name: str) -> Card | None:
-    """Return the card trusted under a name; None if there is none, or it was revoked."""
+    """Return the trusted card of a name; None if there is none, or it was revoked."""
     file = _trusted_file(folder, name)
     if not file.exists():
         return None

@@ -21,7 +21,7 @@ from treaty.node.verdicts import learned
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is: `done` of `total` in `unit`, and how many seconds are left, where that is known."""
+    """How far a job is: `done` of `total` units, and the seconds left, if known."""
 
     done: int
     total: int
@@ -35,25 +35,25 @@ class Progress:
 
 @dataclass(frozen=True)
 class JobView:
-    """What the page shows of a job, read from its proposal and from what the parties' nodes said.
+    """What people see of a job, from its proposal and the statuses of the parties' nodes.
 
     Attributes
     ----------
     title : str
-        What the job is, in a few words.
+        The job in a few words.
     states : mapping
-        By party, the state that its node has told; all parties of the job, this node's own among them.
+        The state at each party's node, including this one.
     hash : str
         The digest of the proposal, which parties compare.
     progress : Progress or None
     disclosures : sequence of str
-        What would be learned, or was, a sentence each.
+        What would be learned, or was learned, as sentences.
     verdict : sequence of (bool, str)
-        What this node's policy finds: whether a rule allows it, and the rule in words.
+        This node's policy: whether each rule allows the job, and the rule in words.
     models : sequence of str
-        Names of the parts of models that this node has kept of it.
+        Files of the job's results on this node.
     sent, received : mapping
-        Bytes of messages by peer, in this job so far.
+        Bytes of messages by peer.
     """
 
     title: str
@@ -80,19 +80,19 @@ def _duration(seconds: float) -> str:
 
 
 def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdict | None = None) -> JobView:
-    """Return what is shown of a job: what is proposed, how it stands at each party's node, what would be learned."""
+    """Return what is shown of a job: the proposal, its state at each party's node, what parties would learn."""
     try:
         proposal = msgspec.json.decode(row.proposal, type=Proposal)
         job = proposal.described()
     except (TreatyError, msgspec.MsgspecError):  # proposed under another version of Treaty
         return JobView(title=title_of(row), states={settings.name: row.state}, hash=row.id)
-    states = {party: "not heard of yet" for party in job.parties} | {settings.name: row.state}
+    states = {party: "unknown yet" for party in job.parties} | {settings.name: row.state}
     for party, view in store.views(row.id).items():
         if party != settings.name:
             states[party] = msgspec.msgpack.decode(view, type=JobStatus).state
     events = store.events_of(row.id) if row.state == "finished" else []
     played: dict[str, Any] = next((event for event in reversed(events) if event["what"] == "played"), {})
-    told = played.get("learned") or [
+    disclosures = played.get("learned") or [
         f"{who}: {sentence}" for who, sentences in learned(job, proposal.verb).items() for sentence in sentences
     ]
     return JobView(
@@ -100,7 +100,7 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdi
         states=states,
         hash=row.id,
         progress=_progress_of(row),
-        disclosures=told,
+        disclosures=disclosures,
         verdict=[(finding.fine, f"{finding.what}: {finding.said}") for finding in verdict.findings] if verdict else [],
         models=[str(path) for path in results(settings, row, proposal)],
         sent=played.get("sent", {}),
@@ -109,7 +109,7 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdi
 
 
 def title_of(row: JobRow) -> str:
-    """Describe a job in one line, also one that this version of Treaty cannot read."""
+    """Describe a job in one line, even if this version of Treaty cannot read it."""
     try:
         proposal = msgspec.json.decode(row.proposal, type=Proposal)
         return in_words(proposal.described(), proposal.kind)

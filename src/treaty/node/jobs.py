@@ -1,4 +1,4 @@
-"""A node's jobs: what was proposed, who has approved, how each stands here and at others. Plays none of them itself."""
+"""A node's jobs: proposals, approvals, and the state of each job here and at the other nodes. It runs none of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ from treaty.node.forgetting import is_forgotten, keeps_part
 from treaty.node.identity import Own, sign, trusted
 from treaty.node.notes import JobStatus, Proposed, Wanted
 from treaty.node.policy import PolicyVerdict, over_budget
-from treaty.node.proposals import Proposal, check_same, data_sets, id_of, read_proposal, roles_of, rounds_of, statement
+from treaty.node.proposals import (
+    Proposal,
+    check_same,
+    data_sets,
+    id_of,
+    name_of,
+    read_proposal,
+    roles_of,
+    rounds_of,
+    statement,
+)
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.node.verdicts import Verdicts, checked, verdict_on
@@ -32,24 +42,24 @@ from treaty.runs.job import Job
 
 logger = logging.getLogger(__name__)
 
-LONGEST_REASON = 1500  # characters of what others are told
+LONGEST_REASON = 1500  # characters of a reason sent to others
 STAGES = ("queued", "waiting", "running")
 """States of a job that all have approved and that has not ended."""
 MOST_REFUSALS = 100
-"""Refused proposals of a peer in an hour that the audit log has; further ones are in the node's log alone."""
+"""Refused proposals of a peer that the audit log keeps in an hour; further ones are only in the node's log."""
 
 
 class Jobs:
-    """The jobs of a node that have not ended; `lock` is held by whoever changes them.
+    """The jobs of a node that have not ended; hold `lock` to change them.
 
     Parameters
     ----------
     tell : callable
-        ``tell(party, job)``: tell a party's node how a job stands here.
+        ``tell(party, job)``: send the status of a job to a party's node.
     over : callable
-        ``over(standing)``: a job has ended; end its process.
+        ``over(job)``: called when a job has ended, to end its process.
     wake : callable
-        There is something to look at.
+        Called when there is something to do.
     """
 
     def __init__(
@@ -66,31 +76,32 @@ class Jobs:
         self.verdicts = Verdicts(wake)
         self.lock = threading.RLock()
         self._tell_one, self._over = tell, over
-        self._sent = 0  # number of views sent
+        self._sent = 0  # number of statuses sent
         self._hour, self._refusals = 0, Counter[str]()  # proposals refused in this hour, by peer
-        self._newest: dict[tuple[str, str], tuple[bytes, int]] = {}  # by job and peer: its process and number of view
+        self._newest: dict[
+            tuple[str, str], tuple[bytes, int]
+        ] = {}  # by job and peer: the peer's process, and the count of its last status
         self._cards: tuple[float, dict[str, Card]] = (-1e9, {})
 
     def close(self) -> None:
-        """Begin no more verdicts."""
         self.verdicts.close()
 
     def trusted(self) -> dict[str, Card]:
-        """Return the cards of peers as they are now, give or take a second."""
+        """Return the trusted cards of peers, read at most a second ago."""
         with self.lock:
             read, cards = self._cards
             if time.monotonic() - read > 1.0:
                 try:
                     known = trusted(self.settings.keys)
-                except OSError as error:  # too many open files, say: no reason to take a partner for a stranger
-                    logger.warning("the cards of peers cannot be read just now: %s", error)
+                except OSError as error:  # such as too many open files: keep trusting the cards read before
+                    logger.warning("cannot read the cards of peers now: %s", error)
                     return cards
                 cards = {peer: card for peer, card in known.items() if peer in self.settings.peers}
                 self._cards = time.monotonic(), cards
             return cards
 
     def view(self, job: str) -> JobStatus:
-        """Return how a job stands here, for others."""
+        """Return the status of a job here, for other nodes."""
         with self.lock:
             self._sent += 1
             at = self.standings.get(job)
@@ -103,12 +114,12 @@ class Jobs:
                 )  # fmt: skip
             return JobStatus(
                 job=job, state=row.state, reason=reason, asks=at.asks, ready=at.ready, runs=at.runs, ended=at.ended,
-                kept=at.kept, done=at.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals),
+                kept=at.row.kept, done=at.row.done, rounds=row.rounds, total=row.total, signed=dict(at.approvals),
                 count=self._sent,
             )  # fmt: skip
 
     def load(self, *, all_states: bool) -> None:
-        """Take up jobs as the database has them: at the start all, later those that commands have added."""
+        """Load jobs from the database: all at the start, later the proposed ones that commands have added."""
         for row in self.store.jobs() if all_states else self.store.jobs(["proposed"]):
             if row.state not in FINAL and row.id not in self.standings:
                 self._load(row)
@@ -119,12 +130,12 @@ class Jobs:
             job = proposal.described()
             roles = roles_of(job, proposal.verb)
         except (TreatyError, msgspec.MsgspecError) as error:  # proposed under another version of Treaty
-            self.end(row.id, "failed", f"this version of Treaty cannot play it: {error}")
+            self.end(row.id, "failed", f"this version of Treaty cannot run it: {error}")
             return
         if row.state in ("running", "queued"):
             event = {"what": "interrupted", "attempt": row.attempt}
             kept = row.kept
-            if row.state == "running":  # what its process said last was not heard
+            if row.state == "running":  # the last event of its process may be lost
                 kept = row.attempt if keeps_part(Path(self.settings.folder), row.id, self.name) else 0
             row = self.store.change(row.id, state="waiting", kept=kept, reason="its node was restarted", event=event)
         at = OpenJob(self.name, row, proposal, job, roles, ended=row.attempt)
@@ -132,12 +143,12 @@ class Jobs:
             with suppress(msgspec.MsgspecError):
                 self._approvals(at, msgspec.msgpack.decode(encoded, type=JobStatus).signed)
         self.standings[row.id] = at
-        if row.state != "proposed" and self.name not in at.approvals:  # the keys are others than they were
+        if row.state != "proposed" and self.name not in at.approvals:  # the keys were rotated
             self._sign(at)
             self.change(at, event={"what": "approval signed again", "why": "this organisation's keys are new"})
 
     def proposed(self, peer: str, conversation: NodeConversation, note: Proposed) -> None:
-        """Take in a proposal, or say why not."""
+        """Accept a proposal, or tell the peer why it is refused."""
         job_id = id_of(note.proposal)
         if job_id in self.standings:
             return
@@ -160,22 +171,22 @@ class Jobs:
             self._tell(at)
 
     def _accepted(self, job_id: str, peer: str, note: Proposed) -> OpenJob | None:
-        """Check a proposal that a peer has sent, and keep it; None where it is known."""
+        """Check and store a proposal of a peer; None if it is known already."""
         card = self.trusted().get(peer)
         if card is None or not verify(card, note.signature, statement("submit", job_id, peer)):
-            raise _refused(f"expected a proposal signed by {peer}, got another signature")
+            raise _refused(f"the proposal is not signed by {peer}")
         proposal = read_proposal(note.proposal, self.settings.code)
         job = proposal.described()
         roles = roles_of(job, proposal.verb)
         if peer != job.active:
-            raise _refused(f"expected a job of {peer} itself, got one of {clean(job.active, 63)}")
+            raise _refused(f"{peer} may only propose jobs whose active party it is, got one of {clean(job.active, 63)}")
         if self.name not in job.parties:
-            raise _refused(f"expected a job in which {self.name} takes part, got one without")
+            raise _refused(f"{self.name} takes no part in the job")
         if proposal.model:
             check_same(job, trained(self.store, proposal.model))
         limits, waiting = self.settings.limits, [at for at in self.standings.values() if at.row.submitter == peer]
         if len(waiting) >= limits.max_queued:
-            raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are taken")
+            raise _refused(f"{peer} has {len(waiting)} jobs at {self.name} that have not ended: no more are accepted")
         received = self.store.received(peer, time.time() - 86400.0)
         if received.total() >= limits.max_daily:
             raise _refused(f"{peer} has proposed {limits.max_daily} jobs to {self.name} within a day")
@@ -188,15 +199,15 @@ class Jobs:
         return OpenJob(self.name, self.store.job(job_id), proposal, job, roles)
 
     def wanted(self, peer: str, conversation: NodeConversation, job: str) -> None:
-        """Send a proposal to a party that asks for it: from anybody but the active party it would be refused."""
+        """Send a proposal to a party that asks for it. Only the active party does: from others it would be refused."""
         at = self.standings.get(job)
         if at is not None and at.leads and peer in at.job.parties:
-            signature = sign(self.own, statement("submit", job, self.name))  # by the keys of today
+            signature = sign(self.own, statement("submit", job, self.name))  # with the present keys
             conversation.say(Proposed(at.row.proposal, signature))
             conversation.tell(job)
 
     def seen(self, peer: str, conversation: NodeConversation, view: JobStatus) -> None:
-        """Take in a peer's view of a job."""
+        """Process a peer's status of a job."""
         at = self.standings.get(view.job)
         if at is None:
             self._seen_later(peer, conversation, view)
@@ -211,7 +222,7 @@ class Jobs:
             self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
 
     def _seen_later(self, peer: str, conversation: NodeConversation, view: JobStatus) -> None:
-        """Take in a peer's view of a job that has ended here, or was never here."""
+        """Process a peer's status of a job that has ended here, or is unknown here."""
         if not self.store.has(view.job):
             if view.state not in FINAL:
                 conversation.say(Wanted(view.job))
@@ -221,11 +232,11 @@ class Jobs:
             return
         if view.state in FINAL:
             self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
-        else:  # it has not heard how the job ended
+        else:  # the peer does not know yet how the job ended
             conversation.tell(view.job)
 
     def _approvals(self, at: OpenJob, signed: Mapping[str, bytes]) -> None:
-        """Keep the approvals of parties whose signature is good; whose keys are new signs again."""
+        """Keep valid approvals; a party signs again after it has rotated its keys."""
         for who, signature in signed.items():
             if at.approvals.get(who) == signature or who not in at.job.parties:
                 continue
@@ -234,7 +245,7 @@ class Jobs:
                 at.approvals[who] = signature
 
     def obey(self, job: str, command: str, given: Mapping[str, str]) -> None:
-        """Do what a user of this node has asked for."""
+        """Execute a command of this node's user."""
         at, by, reason = self.standings.get(job), given.get("by", ""), given.get("reason", "")
         if at is None:
             return
@@ -242,11 +253,11 @@ class Jobs:
             at.approver = by or "a person"
         elif command == "reject" and at.row.state in ("proposed", "approved"):
             self.end(job, "rejected", reason or "rejected by a person", by=by)
-        elif command in ("reject", "cancel"):  # what has begun meanwhile is cancelled: a person's no stays one
+        elif command in ("reject", "cancel"):  # a rejected job that has started meanwhile is cancelled
             self.end(job, "cancelled", reason or "cancelled by a person", by=by)
 
     def bring_on(self, at: OpenJob) -> bool:
-        """Bring a job as far as it goes without playing it; return whether it may be played."""
+        """Advance a job as far as possible without running it; return whether it may run."""
         hours = self.settings.limits.job_hours
         stopped = stopped_by(at)
         if stopped is not None:
@@ -260,27 +271,31 @@ class Jobs:
             return False
         elif at.row.state == "approved" and all_approved(at):
             self.change(at, state="queued")
-        elif at.row.state == "approved" and (lead := at.views.get(at.active)) is not None and lead.state == "finished":
-            self.end(at.row.id, "finished", "the job went on without this party")
+        elif (
+            at.row.state == "approved"
+            and (lead := at.views.get(at.job.active)) is not None
+            and lead.state == "finished"
+        ):
+            self.end(at.row.id, "finished", "the job finished without this party")
         return at.row.state in STAGES
 
     def _judge(self, at: OpenJob) -> None:
-        """Look at the policy's verdict once it is there, and approve or reject by it what needs nobody."""
+        """Once the policy's verdict is there, approve or reject the job unless a person must decide."""
         try:
             found = self.verdicts.ask(at.row.id, at.row.submitter, partial(self._found, at, self.trusted()))
         except Exception as error:
             logger.exception("no verdict on job %s", at.row.id[:12])
-            self.end(at.row.id, "rejected", f"{self.name}: its policy could not be decided", said=repr(error))
+            self.end(at.row.id, "rejected", f"{self.name}: its policy could not be evaluated", detail=repr(error))
             return
         if found is None:
             return
         if not found.allowed:
             rules = ", ".join(finding.what for finding in found.findings if not finding.fine)
-            why = f"by its policy: {rules}" if rules else "its tables will not do"
+            why = f"by its policy: {rules}" if rules else "its tables cannot be used"
             reason = f"{self.name}: {'would' if at.proposal.trial else 'does'} not take part: {why}"
             wrong = [finding for finding in [*found.findings, *found.own] if not finding.fine]
             details = "; ".join(f"{finding.what}: {finding.said}" for finding in wrong)
-            self.end(at.row.id, "rejected", reason, by="policy", said=details)
+            self.end(at.row.id, "rejected", reason, by="policy", detail=details)
         elif at.proposal.trial:
             person = "; a person must approve it" if found.needs_person else ""
             takes = "".join(f"; {finding.public}" for finding in found.own if finding.public)
@@ -291,7 +306,7 @@ class Jobs:
             self._approve(at, "policy")
 
     def _found(self, at: OpenJob, cards: dict[str, Card]) -> PolicyVerdict:
-        """Return the policy's verdict; of a trial also whether tables, folders and keys will do."""
+        """Return the policy's verdict; for a trial, also check tables, folders and keys."""
         found = verdict_on(self.settings, cards, at.job, at.proposal.verb)
         if not at.proposal.trial or not found.allowed:
             return found
@@ -300,7 +315,7 @@ class Jobs:
 
     def _conclude(self, at: OpenJob) -> None:
         """End a trial that all nodes have passed."""
-        lead = at.views.get(at.active)
+        lead = at.views.get(at.job.active)
         if all_approved(at) if at.leads else lead is not None and lead.state == "finished":
             self.end(at.row.id, "finished", at.row.reason)
 
@@ -309,19 +324,19 @@ class Jobs:
         self.change(at, state="approved", reason=reason, event={"what": "approved", "by": by})
 
     def _sign(self, at: OpenJob) -> None:
-        """Sign this party's approval of a job, and keep the signature."""
+        """Sign this party's approval of a job, and store the signature."""
         signature = sign(self.own, statement("approve", at.row.id, self.name))
         at.approvals[self.name] = signature
         view = JobStatus(job=at.row.id, state="approved", signed={self.name: signature})
         self.store.put_view(at.row.id, self.name, msgspec.msgpack.encode(view))
 
     def share_budget(self, at: OpenJob, playing: Iterable[OpenJob]) -> bool:
-        """Whether a job may spend of the same epsilon as one that plays now: the two play one after the other."""
+        """Return whether a job may spend the same privacy budget as a running one; they run one after the other."""
         own = self._budgets(at)
         return bool(own) and any(own & self._budgets(other) for other in playing if other is not at)
 
     def check_budgets(self, at: OpenJob) -> None:
-        """Refuse an attempt that would spend more than other jobs, and earlier attempts, have left by now.
+        """Refuse an attempt that would exceed the budget that other jobs and earlier attempts have left.
 
         Raises
         ------
@@ -329,24 +344,24 @@ class Jobs:
         """
         job, verb = at.job, at.proposal.verb
         for of in data_sets(job, self.name, verb):
-            if over := over_budget(job, verb, self.name, self.settings.data_set(of), at.played_as):
+            if over := over_budget(job, verb, self.name, self.settings.data_set(of), name_of(at.job, at.row.id)):
                 raise BudgetSpent(f"{of}: {over}")
 
     def _budgets(self, at: OpenJob) -> set[str]:
-        """Return the stores of a job's data sets whose releases under noise are limited by what all jobs spend."""
+        """Return the stores of a job's data sets whose noisy releases have a budget for all jobs together."""
         named = data_sets(at.job, self.name, at.proposal.verb)
         known = (self.settings.data.get(of) for of in named)
         return {of.store for of in known if of is not None and of.policy.most_epsilon_total is not None}
 
     def change(self, at: OpenJob, **changes: Any) -> None:
-        """Change a job in the database, and tell all its parties."""
+        """Change a job in the database, and send its status to all its parties."""
         at.row = self.store.change(at.row.id, **changes)
         self._tell(at)
 
-    def end(self, job_id: str, state: str, reason: str = "", *, by: str = "", said: str = "") -> None:
-        """Bring a job to a final state: `reason` is told to others, `said` kept in the audit log alone."""
+    def end(self, job_id: str, state: str, reason: str = "", *, by: str = "", detail: str = "") -> None:
+        """Set a final state: `reason` is sent to the other parties, `detail` is only in the audit log."""
         reason = clean(reason, LONGEST_REASON)
-        event = {"what": state, "why": clean(said or reason, 2 * LONGEST_REASON), "by": by}
+        event = {"what": state, "why": clean(detail or reason, 2 * LONGEST_REASON), "by": by}
         changed = self.store.change(
             job_id, state=state, reason=reason, event={name: value for name, value in event.items() if value}
         )
@@ -366,7 +381,7 @@ class Jobs:
 
 
 def trained(store: Store, model: str) -> Job:
-    """Return the job of a training that has finished here; ConfigError where there is none of that id."""
+    """Return the job of a training that has finished here; ConfigError if there is none of that id."""
     row = store.job(model) if store.has(model) else None
     proposal = None if row is None else msgspec.json.decode(row.proposal, type=Proposal)
     if row is None or proposal is None or row.verb != "train" or row.state != "finished":
@@ -377,5 +392,5 @@ def trained(store: Store, model: str) -> Job:
 
 
 def _refused(why: str) -> ConfigError:
-    """Return the error for a proposal that is not taken, of which its sender is told all."""
+    """Return the error for a refused proposal, whose sender may see all of the message."""
     return ConfigError(why, public=why)

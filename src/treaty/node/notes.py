@@ -1,6 +1,6 @@
-"""What nodes say to each other in a conversation: see `exchange`.
+"""The messages between nodes, which a conversation (`exchange`) carries.
 
-All is decoded strictly: types, lengths and ranges are checked before anything is looked at.
+Decoding is strict: types, lengths and ranges are checked before anything is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
-    """The first note of each: who speaks, and which version."""
+    """The first note of each side: its name and version."""
 
     version: int
     name: Name
@@ -29,7 +29,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
 
 
 class HeadNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="head"):
-    """The newest entry of the sender's audit log, which the receiver remembers, signed as `audit.head_statement`."""
+    """The newest entry of the sender's audit log, signed (`head_statement`). The receiver stores it as evidence."""
 
     entry: Count
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -44,28 +44,28 @@ class Proposed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pro
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="wanted"):
-    """The sender does not know this job's proposal."""
+    """A request for the proposal of a job that the sender does not know."""
 
     job: JobId
 
 
 class JobStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
-    """How a job stands at the sender's node.
+    """The state of a job at the sender's node.
 
     Attributes
     ----------
     state, reason : str
-        One of `store.TRANSITIONS`; why, in words that other parties may read.
+        One of `store.TRANSITIONS`; and why, in words for other parties.
     asks, ready, runs, ended, kept, done : int
-        Numbers of attempts: which one the active party's node wants to begin, which one this node holds a place for,
-        which one its process plays, which one has ended last, which one has left this party's part in its place, and
-        which one ended well. 0: none.
+        Numbers of attempts, 0 for none: the one that the active party's node wants to start, the one for which this
+        node reserves a slot, the one that runs, the last one that ended, the last one that stored this party's part,
+        and the last one that succeeded.
     rounds, total : int
-        Trees, or epochs, that are done, and in all.
+        Trees or epochs: finished, and in all.
     signed : dict of str to bytes
-        Signatures of `statement(state, job, party)`: approvals of all parties, as far as the sender has them.
+        Approvals that the sender has, by party: signatures of `statement("approve", job, party)`.
     count : int
-        Larger in each view that a process of the node sends.
+        Increases with each status that a process of the node sends.
     """
 
     job: JobId
@@ -84,14 +84,14 @@ class JobStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="vi
 
 
 class Back(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="back"):
-    """Please dial my door, and connect what answers with your process of this job."""
+    """A request to dial the sender's door and connect it with the receiver's process of this job."""
 
     token: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     job: JobId
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="beat"):
-    """Nothing new."""
+    """Sent when there is nothing else to send, so that silence means that the peer is gone."""
 
 
 Note = Hello | HeadNote | Proposed | Wanted | JobStatus | Back | Heartbeat

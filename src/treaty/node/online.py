@@ -1,7 +1,7 @@
-"""How an HTTP endpoint asks the process that stays connected with partners for predictions, on one machine.
+"""The local socket between an HTTP endpoint and the process that predicts together with the partners.
 
-Both ends of a socket of this machine: a request is a line of JSON with ids and a matrix of own columns, an answer one
-with margins, or with what is wrong. Requests that come while others are predicted are predicted together.
+A request is one line of JSON with ids and a matrix of own columns; the answer has margins, or an error. Requests that
+arrive during a prediction are predicted together in the next one.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from treaty.errors import ConfigError, DataError, PeerLost
 from treaty.systems.vertical.online import Asked
 
 MOST_BYTES = 64 << 20
-"""Of a request or an answer."""
+"""Maximum bytes of a request or an answer."""
 TOGETHER = 4096
-"""Rows that are predicted together, at most, but for larger requests."""
+"""Maximum rows that are predicted together, unless one request has more."""
 ANSWER_TIMEOUT = 30.0
-"""Seconds for partners to answer."""
-_WAITING = 256  # requests that wait; others are refused
+"""Seconds for the partners to answer."""
+_WAITING = 256  # requests in the queue; further ones are refused
 
 
 class OnlineRequest(msgspec.Struct, frozen=True):
-    """Ids of rows, and own columns of them as in `Table.matrix`, (n_rows, n_features), row by row."""
+    """Ids of rows, and their own columns as in `Table.matrix` (n_rows, n_features), row by row."""
 
     ids: list[str]
     matrix: bytes
 
 
 class OnlineAnswer(msgspec.Struct, frozen=True):
-    """Margins, float64 (n_rows, n_outputs), row by row; or ids that are not common to all; or what is wrong."""
+    """Margins, float64 (n_rows, n_outputs), row by row; or unknown ids; or an error."""
 
     margins: bytes = b""
     n_outputs: int = 0
@@ -48,19 +48,19 @@ class OnlineAnswer(msgspec.Struct, frozen=True):
 
 
 class UnknownIds(DataError):
-    """Rows that are asked for are not common to all parties."""
+    """Requested rows are not common to all parties."""
 
 
 def id_value(canonical: str) -> str:
-    """Return an id without what `canonical_ids` puts in front, its kind: requests have text alone."""
+    """Return an id without the type that `canonical_ids` prepends: requests only have text."""
     return canonical.partition(" ")[2]
 
 
 class Requests:
-    """Takes requests at a socket, and gives them to the active party's role, one after the other.
+    """Takes requests at a socket, and yields them to the active party's role, one after the other.
 
-    `numbers` are those of common rows, by `id_value`. Iterating yields what is asked, and None where nothing was for a
-    second; it ends with the process.
+    `numbers` are the numbers of the common rows, by `id_value`. Iterating yields requests, or None after a second
+    without any; it ends with the process.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class Requests:
         threading.Thread(target=self._accept, name="treaty-online", daemon=True).start()
 
     def __iter__(self) -> Iterator[Asked | None]:
-        """Yield requests, several together where they have come together."""
         while True:
             try:
                 first = self._waiting.get(timeout=1.0)
@@ -98,11 +97,13 @@ class Requests:
         ends = np.cumsum([len(one.rows) for one in asked])
         columns = [np.concatenate(of) for of in zip(*(one.table.columns for one in asked), strict=True)]
 
-        def tell(margins: NDArray[np.float64]) -> None:
+        def answer_each(margins: NDArray[np.float64]) -> None:
             for one, part in zip(asked, np.split(margins, ends[:-1]), strict=True):
                 one.tell(part)
 
-        return Asked(np.concatenate([one.rows for one in asked]), Table(self._schema, columns, int(ends[-1])), tell)
+        return Asked(
+            np.concatenate([one.rows for one in asked]), Table(self._schema, columns, int(ends[-1])), answer_each
+        )
 
     def _accept(self) -> None:
         while True:
@@ -122,7 +123,7 @@ class Requests:
                 try:
                     stream.write(msgspec.json.encode(answer) + b"\n")
                     stream.flush()
-                except OSError:  # it has gone
+                except OSError:  # the client has disconnected
                     return
 
     def _answer(self, request: OnlineRequest) -> OnlineAnswer:
@@ -137,15 +138,15 @@ class Requests:
         found: list[NDArray[np.float64]] = []
         answered = threading.Event()
 
-        def tell(margins: NDArray[np.float64]) -> None:
+        def answered_with(margins: NDArray[np.float64]) -> None:
             found.append(margins)
             answered.set()
 
         table = Table(self._schema, list(np.ascontiguousarray(matrix.T)), len(rows))
         try:
-            self._waiting.put(Asked(np.array(rows, np.int32), table, tell), timeout=1.0)
+            self._waiting.put(Asked(np.array(rows, np.int32), table, answered_with), timeout=1.0)
         except queue.Full:
-            return OnlineAnswer(wrong="too many requests wait for partners")
+            return OnlineAnswer(wrong="too many requests wait for the partners")
         if not answered.wait(ANSWER_TIMEOUT):
             return OnlineAnswer(wrong=f"partners have not answered within {ANSWER_TIMEOUT:g} s")
         margins = np.ascontiguousarray(found[0], np.float64)
@@ -153,14 +154,14 @@ class Requests:
 
 
 class Partners:
-    """Asks such a process, at the socket that `find` returns; for `treaty.serving`, from several threads at once.
+    """Asks the process at the socket that `find` returns; used by `treaty.serving` from several threads.
 
     Raises
     ------
     UnknownIds
         If rows are not common to all parties.
     PeerLost
-        If there is no such process just now, or it has no answer.
+        If the process does not run now, or has no answer.
     """
 
     def __init__(self, find: Callable[[], Path | None], names: Sequence[str]) -> None:
@@ -173,16 +174,18 @@ class Partners:
         try:
             line = self._ask(request)
         except OSError as error:
-            raise PeerLost(self._names, f"the process that is connected with {self._names} is away: {error}") from None
+            raise PeerLost(
+                self._names, f"the process that is connected with {self._names} does not answer: {error}"
+            ) from None
         answer = msgspec.json.decode(line, type=OnlineAnswer)
         if answer.unknown:
-            raise UnknownIds(f"ids that not all of the parties have: {', '.join(answer.unknown)}")
+            raise UnknownIds(f"ids that not all parties have: {', '.join(answer.unknown)}")
         if answer.wrong:
             raise PeerLost(self._names, answer.wrong)
         return np.frombuffer(answer.margins, np.float64).reshape(len(ids), answer.n_outputs)
 
     def close(self) -> None:
-        """Close connections that are not in use."""
+        """Close idle connections."""
         while not self._idle.empty():
             self._idle.get().close()
 
@@ -231,12 +234,12 @@ class Partners:
 
 
 def serving_socket(folder: Path, job: str) -> Path:
-    """Return where a service's process can be asked: `folder` has the sockets of the node's processes."""
+    """Return the socket of a service's process; `folder` has the sockets of the node."""
     return folder / job[:16] / "online"
 
 
 def find_socket(state: Path, job: str) -> Path | None:
-    """Return such a socket of the node whose folder is `state`, None where there is none just now."""
+    """Return the socket of a service of the node whose folder is `state`; None if it does not run now."""
     try:
         folder = Path((state / "sockets").read_text())
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Whether a proposed job may use a data set: every rule of its policy, with a sentence for a person.
+"""Whether a proposed job may use a data set: each rule of its policy, with a sentence for a person.
 
-A rule that cannot be decided counts as broken, and says why: of a system that has no epsilon of the kind asked about,
-say, or a table that cannot be read. So an option or a system that a policy knows nothing of does not pass in silence.
-Findings are for the data set's owner: they name columns and numbers of rows.
+A rule that cannot be decided counts as broken, with the reason: for example, if a system has no such epsilon, or if a
+table cannot be read. So an option or system that is unknown to a policy never passes silently. Findings are for the
+owner of the data set: they name columns and numbers of rows.
 """
 
 from __future__ import annotations
@@ -33,26 +33,25 @@ from treaty.runs.rows import labels_of
 from treaty.systems import SYSTEMS
 from treaty.systems.vertical.exact_sums import expected_share, expected_sides
 
-_FIRST = ("peers", "systems", "losses", "verbs")  # rules that are decided without a look at the table
+_FIRST = ("peers", "systems", "losses", "verbs")  # rules that need no look at the table
 _ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
-_WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")  # they make no release under noise
+_WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")  # they make no noisy release
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVerdict:
-    """What a policy comes to.
+    """The decision of a policy.
 
     Attributes
     ----------
     allowed : bool
-        Whether every rule is kept.
+        Whether the job satisfies every rule.
     needs_person : bool
-        Whether a person must approve the job as well.
+        Whether a person must approve the job, too.
     findings : list of Finding
-        One for each rule that the policy has and the job touches; where parties, system or verb are not allowed, of
-        these alone.
+        One for each rule that applies; only those on parties, system and verb if one of these is not allowed.
     own : list of Finding
-        What a trial has found of this node's own tables, folders and keys, which is nobody else's business.
+        Of a trial: findings on this node's tables, folders and keys, which are not sent to others.
     """
 
     allowed: bool
@@ -62,9 +61,9 @@ class PolicyVerdict:
 
 
 class Facts:
-    """What is to be known of a data set, looked up when it is first asked for; a query is run then, once.
+    """Facts about a party's data set, read when first needed; a query then runs once.
 
-    What cannot be looked up raises DataError or ConfigError.
+    Raises DataError or ConfigError if the data set cannot be read.
     """
 
     def __init__(self, data_set: DataSet, party: str) -> None:
@@ -76,7 +75,6 @@ class Facts:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns, in the table's order."""
         return list(self._seen[1].names)
 
     @property
@@ -86,7 +84,7 @@ class Facts:
         return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
 
     def codes(self, columns: list[str], max_bin: int) -> NDArray[np.uint8]:
-        """Return the bins of columns, uint8 (n_rows, n_columns), as a training has them; all rows are read for that."""
+        """Return the bins of columns, uint8 (n_rows, n_columns), as in a training; this reads all rows."""
         categorical = self._data_set.categorical
         arrow = open_table(self._path, columns=columns, text=self._text, party=self._party)
         table = to_table(as_text(arrow, categorical), party=self._party, text_as_categories=True)
@@ -105,13 +103,8 @@ class Facts:
         return [*([] if self._data_set.id is None else [self._data_set.id]), *self._data_set.categorical]
 
 
-def facts_of(data_set: DataSet, party: str) -> Facts:
-    """Return what is known of a party's data set; nothing is read, and no query run, before it is asked for."""
-    return Facts(data_set, party)
-
-
 def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) -> PolicyVerdict:
-    """Return what a data set's policy says of a proposed job.
+    """Return the verdict of a data set's policy on a proposed job.
 
     Parameters
     ----------
@@ -121,15 +114,14 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
     party : str
         Whose data set it is.
     data_set : DataSet
-        One of those that the job names for this party; each has its own verdict.
+        One of the data sets that the job names for this party; each has its own verdict.
     facts : Facts
-        See `facts_of`.
     """
     case = _Case(job, verb, party, data_set, facts)
     findings: list[Finding] = []
     for rule, check in _RULES.items():
         if rule not in _FIRST and not all(finding.fine for finding in findings if finding.what in _FIRST):
-            break  # nobody makes us read tables for what is out of the question
+            break  # do not read tables for a job that is refused anyway
         try:
             found = check(case)
         except TreatyError as error:
@@ -139,15 +131,15 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
     return PolicyVerdict(all(finding.fine for finding in findings), data_set.policy.approve, findings)
 
 
-def over_budget(job: Job, verb: str, party: str, data_set: DataSet, played_as: str) -> str:
-    """Return why another attempt at a job would spend more than its policy allows; "" where it would not.
+def over_budget(job: Job, verb: str, party: str, data_set: DataSet, name_in_ledger: str) -> str:
+    """Return why another attempt at a job would exceed the budgets of its policy; "" if it would not.
 
-    Asked for again just before each attempt: other jobs, and earlier attempts, may have spent since it was approved.
-    `played_as` is what ledgers call the job.
+    This is checked before each attempt, as other jobs and earlier attempts may have spent since the approval.
+    `name_in_ledger` is the job's name in ledgers.
     """
-    case = _Case(job, verb, party, data_set, facts_of(data_set, party), played_as)
+    case = _Case(job, verb, party, data_set, Facts(data_set, party), name_in_ledger)
     found = [each for each in (_epsilon(case), _epsilon_total(case)) if each is not None]
-    return next((said for fine, said in found if not fine), "")
+    return next((sentence for fine, sentence in found if not fine), "")
 
 
 @dataclass(frozen=True)
@@ -157,7 +149,7 @@ class _Case:
     party: str
     data_set: DataSet
     facts: Facts
-    played_as: str = ""  # of a job that has begun: what ledgers call it
+    name_in_ledger: str = ""  # of a job that has started: its name in ledgers
 
     @property
     def policy(self) -> Policy:
@@ -165,7 +157,7 @@ class _Case:
 
     @cached_property
     def member(self) -> Member:
-        """The party's part of the job, with what the data set has to say of it."""
+        """The party's part of the job, completed by the settings of the data set."""
         return self.data_set.member(self.job.parties[self.party], aligned=self.job.align is not None)
 
     @cached_property
@@ -178,12 +170,12 @@ class _Case:
 
     @property
     def known(self) -> bool:
-        """Whether the system is one that comes with Treaty."""
+        """Whether the system is built in."""
         return any(self.job.protocol in systems for systems in SYSTEMS.values())
 
     @property
     def rounds_of_trees(self) -> int:
-        """Trees that a round has."""
+        """Trees per round."""
         return self.job.classes if self.job.classes > 2 else 1
 
     @cached_property
@@ -195,7 +187,7 @@ class _Case:
         return [name for name in self.member.columns or self.facts.columns if name not in without]
 
 
-_Found = tuple[bool, str] | None  # None: the policy has no such rule, or the job does not touch it
+_Found = tuple[bool, str] | None  # None: the policy has no such rule, or it does not apply to the job
 
 
 def _peers(case: _Case) -> _Found:
@@ -208,7 +200,7 @@ def _peers(case: _Case) -> _Found:
 def _systems(case: _Case) -> _Found:
     protocol, allowed = case.job.protocol, case.policy.systems
     if allowed is None:
-        return case.known, f"system {protocol!r}; allowed: every system that comes with Treaty"
+        return case.known, f"system {protocol!r}; allowed: every built-in system"
     return protocol in allowed, f"system {protocol!r}; allowed: {quoted(allowed) or 'none'}"
 
 
@@ -229,7 +221,7 @@ def _consents(case: _Case) -> _Found:
     asked += ["paper"] if own.mode == "paper" else []
     asked += ["dropout"] if getattr(own, "dropout", None) == "accept" else []
     if not asked:
-        return True, "no consent to what is broken or shows more"
+        return True, "no consent to broken or more revealing options"
     allowed = quoted(case.policy.consents) if case.policy.consents else "none"
     return set(asked) <= set(case.policy.consents), f"consent to {quoted(asked)}; allowed: {allowed}"
 
@@ -252,11 +244,11 @@ def _columns(case: _Case) -> _Found:
     asked, data_set, allowed = case.job.parties[case.party].columns, case.data_set, case.policy.columns
     hidden = [name for name in asked or () if name in data_set.drop or name not in (data_set.columns or asked or ())]
     if hidden:
-        return False, f"columns {quoted(hidden)}, which the data set leaves out"
+        return False, f"columns {quoted(hidden)}, which the data set excludes"
     if allowed is None:
         return None
     used = [*case.features, *(labels_of(case.job, case.party) if case.trains else ())]
-    if case.job.align is not None and data_set.id is None:  # the job says what ids are
+    if case.job.align is not None and data_set.id is None:  # the job names the id column
         used.append(id_column(case.job, case.party))
     more = [name for name in used if name not in allowed]
     return not more, f"columns {quoted(more or used) if used else 'none'}; allowed: {quoted(allowed) or 'none'}"
@@ -264,7 +256,7 @@ def _columns(case: _Case) -> _Found:
 
 def _least_rows(case: _Case) -> _Found:
     least = case.policy.least_rows
-    return None if least is None else (case.facts.rows >= least, f"{case.facts.rows} rows; allowed: from {least} on")
+    return None if least is None else (case.facts.rows >= least, f"{case.facts.rows} rows; allowed: {least} or more")
 
 
 def _least_child(case: _Case) -> _Found:
@@ -274,7 +266,7 @@ def _least_child(case: _Case) -> _Found:
     given = getattr(case.settings[1], "min_child_samples", None)
     if given is None:
         return False, f"cannot be decided: models of {case.job.protocol!r} have no leaves whose rows could be counted"
-    return given >= least, f"leaves of {given} rows (min_child_samples); allowed: from {least} on"
+    return given >= least, f"leaves of {given} rows (min_child_samples); allowed: {least} or more"
 
 
 def _sums(case: _Case) -> _Found:
@@ -288,7 +280,7 @@ def _sums(case: _Case) -> _Found:
 
 
 def _mode_of_sums(case: _Case) -> str | None:
-    """Return how sums of bins are shown; None where that is no question of the system, or its paper mode shows more."""
+    """Return how sums of bins are revealed; None if the system has none, or its paper mode reveals more."""
     own, _ = case.settings
     if not case.known or own.ciphers is None:
         return None
@@ -304,19 +296,19 @@ def _recoverable(case: _Case) -> _Found:
         return None
     allowed = f"allowed: {most:.0%} of the bins of its rows"
     if mode is None or own.mode == "paper":
-        return False, f"cannot be decided: what {job.protocol!r} shows is not only sums of bins; {allowed}"
+        return False, f"cannot be decided: what {job.protocol!r} reveals is not only sums of bins; {allowed}"
     if case.party == job.active:
-        return True, f"no sum of bins is shown of its own columns; {allowed}"
+        return True, f"no sum of bins of its own columns is revealed; {allowed}"
     codes = case.facts.codes(case.features, common.most_bins)
     decided = not case.trains or case.data_set.name in job.parties[case.party].eval_tables
     owners = len([name for name, member in job.parties.items() if member.role is None])
     share = expected_sides(codes, own.ciphers, common, case.rounds_of_trees, owners, decided=decided)
-    said = f"sides of splits tell {job.active} an estimated {share:.1%}"
+    estimate = f"sides of splits reveal to {job.active} an estimated {share:.1%}"
     if case.trains and mode == "open":
         varied = job.task != "classification" or job.weight is not None
         share = max(share, expected_share(codes, common, case.rounds_of_trees, varied=varied))
-        said = f"open sums, of which {job.active} may work out an estimated {share:.1%}"
-    return share <= most, f"{said}; {allowed}"
+        estimate = f"open sums, from which {job.active} may recover an estimated {share:.1%}"
+    return share <= most, f"{estimate}; {allowed}"
 
 
 def _epsilon(case: _Case) -> _Found:
@@ -324,7 +316,7 @@ def _epsilon(case: _Case) -> _Found:
     if most is None or not case.trains:
         return None
     paid, why = _cost(case)
-    own = _spent(case)[0] if paid and case.played_as else 0.0
+    own = _spent(case)[0] if paid and case.name_in_ledger else 0.0
     earlier = f", and epsilon {own:g} in earlier attempts" if own else ""
     return _in_all(case, own, paid) <= most * _ROUNDED, f"{why}{earlier}; allowed: epsilon {most:g}"
 
@@ -340,23 +332,23 @@ def _epsilon_total(case: _Case) -> _Found:
 
 
 def _spent(case: _Case) -> tuple[float, float]:
-    """Return what a person has paid of the data set so far: in earlier attempts at the job, and in other jobs."""
+    """Return what a person of the data set has paid so far: in earlier attempts at the job, and in other jobs."""
     folder = noise_folder(case.data_set.store, case.party)
     entries = read_ledger(folder) if (folder / FILE).exists() else []
-    own = [entry for entry in entries if job_of(entry) == case.played_as]
-    return per_person(own), per_person([entry for entry in entries if job_of(entry) != case.played_as])
+    own = [entry for entry in entries if job_of(entry) == case.name_in_ledger]
+    return per_person(own), per_person([entry for entry in entries if job_of(entry) != case.name_in_ledger])
 
 
 def _in_all(case: _Case, own: float, paid: float) -> float:
-    """Return what the job costs with one more attempt, where its earlier ones have cost `own` and one costs `paid`."""
+    """Return the job's cost after one more attempt; earlier ones cost `own`, and one costs `paid`."""
     return max(own, paid) if case.job.system.pays_once else own + paid
 
 
 def _cost(case: _Case) -> tuple[float, str]:
-    """Return the most that a job's noisy releases of the party's table cost a person, and what they are."""
+    """Return the maximum that a job's noisy releases of the party's table cost a person, and what they are."""
     own = case.settings[0]
     protocol, active = case.job.protocol, case.party == case.job.active
-    nothing = 0.0, "no release under noise of this table, so that no epsilon is paid"
+    nothing = 0.0, "no noisy release of this table, so no epsilon is paid"
     if protocol in _WITHOUT_EPSILON or (protocol in ("secureboost", "fedxgboost-ldp") and not active):
         return nothing
     if protocol in ("secureboost", "fedxgboost-ldp") and (labels := own.label_epsilon) is not None:
@@ -374,16 +366,16 @@ def _cost(case: _Case) -> tuple[float, str]:
         costs = own.epsilons(case.features)
         paid = math.fsum(costs.values())
         return paid, f"epsilon {paid:g} for randomised buckets of {len(costs)} columns"
-    return math.inf, f"cannot be decided: what system {protocol!r} costs is not known"
+    return math.inf, f"cannot be decided: the cost of system {protocol!r} is unknown"
 
 
 def _cost_of_gradients(case: _Case) -> tuple[float, str]:
     own, common = case.settings
     if own.mode == "paper":
-        return math.inf, "exact sums beside the noise, so that no epsilon holds (mode='paper')"
+        return math.inf, "exact sums in addition to the noise, so no epsilon holds (mode='paper')"
     trees = common.n_estimators * case.rounds_of_trees
     paid = trees * own.noise_epsilon
-    if own.epsilon_total is not None and own.delta is None:  # with a delta it limits what an accountant finds
+    if own.epsilon_total is not None and own.delta is None:  # with a delta, it limits the accountant's result
         paid = min(paid, own.epsilon_total)
     return paid, f"epsilon {paid:g} for noise on gradients of {trees} trees"
 

@@ -1,8 +1,8 @@
-"""A job as organisations propose and approve it: the same bytes at every node, named by their hash.
+"""A job as organisations propose and approve it: the same bytes at every node, identified by their hash.
 
-The active party's node signs the proposal, each party's node its approval of that hash (Ed25519). What is approved can
-never change: another option makes another hash. A proposal has no addresses, keys, files or folders; the name of a
-party's table is that of a data set declared at its node.
+The active party's node signs the proposal, and each party's node signs its approval of the hash (Ed25519). An approved
+job cannot change: any other option gives another hash. A proposal has no addresses, keys, files or folders; a party's
+table is named by a data set that its node declares.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Verb = Literal["train", "predict", "explain", "serve"]
 Kind = Literal[Verb, "check"]
 
 LARGEST = 256 << 10
-"""Bytes of a proposal, at most."""
+"""Maximum bytes of a proposal."""
 OPEN_FOR = timedelta(days=30)
-"""How long a proposal may wait to be approved by all."""
+"""How long a proposal may wait for all approvals."""
 CLOCK_SLACK = timedelta(hours=24)
-"""By how much the clocks of two organisations may differ."""
+"""Allowed difference between the clocks of two organisations."""
 MOST_PARTIES = 1000
-"""Parties of a job between nodes: each view of it may hold the approval of every one."""
+"""Maximum parties of a job between nodes: each status may hold the approval of every one."""
 MOST_DATA_SETS = 100
-"""Data sets of a party that a job may name."""
+"""Maximum data sets of a party in a job."""
 LONGEST_TEXT = 1000
-"""Characters of a name, an option or a column in a proposal."""
+"""Maximum characters of a name, an option or a column in a proposal."""
 LONGEST_WAIT = 30 * 86400.0
-"""Seconds that a proposal may have parties wait for a message."""
+"""Maximum seconds for which a proposal may let parties wait for a message."""
 MOST_CLASSES = 10_000
-"""Classes of a job between nodes: parties keep a column of numbers for each."""
+"""Maximum classes of a job between nodes: parties keep a column of numbers for each."""
 
 _OF_NODES = ("output", "checkpoints", "store", "wait", "n_jobs", "inbox_limit")
 _OF_MEMBERS = (
@@ -51,7 +51,7 @@ _OF_MEMBERS = (
     "cluster", "cluster_workers", "record", "record_megabytes", "most_recoverable", "most_epsilon",
     "most_epsilon_total",
 )  # fmt: skip
-"""Fields that are each node's own business, and no part of a proposal."""
+"""Fields that each node decides for itself; they are no part of a proposal."""
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,13 +63,13 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         The job, JSON as `Job.encoded` writes it.
     verb : {"train", "predict", "explain", "serve"}
     model : str
-        The training's id, of a prediction or explanation.
+        The id of the training, for all verbs but "train".
     submitted : str
         Date and time, UTC.
     nonce : str
-        Random, so that the same job submitted twice is two jobs.
+        Random, so that a job that is submitted twice has two ids.
     trial : bool
-        Nodes only check whether they could take part; nobody is asked, and nothing is played.
+        Nodes only check whether they could take part: no person is asked, and nothing runs.
     """
 
     job: Annotated[str, msgspec.Meta(max_length=LARGEST)]
@@ -81,7 +81,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def kind(self) -> Kind:
-        """What a node's database calls it: the verb, or "check" of a trial."""
+        """The verb, or "check" for a trial, as in the node's database."""
         return "check" if self.trial else self.verb
 
     def described(self) -> Job:
@@ -90,7 +90,7 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Raises
         ------
         ConfigError
-            If it is no valid job, or has fields that are each node's own business.
+            If the job is invalid, or has fields that each node decides for itself.
         """
         try:
             job = decoded_job(self.job.encode())
@@ -98,8 +98,9 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             check_whole(job, "the proposal")
         except TreatyError:
             raise
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # of msgspec, and of numbers too large
-            raise ConfigError(f"expected a job in the proposal, got {error}") from None
+        # From msgspec, and for numbers that are too large.
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"cannot read the job in the proposal: {error}") from None
         check_shared(job)
         return job
 
@@ -110,7 +111,7 @@ def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) ->
     Raises
     ------
     ConfigError
-        If the file is wrong, or names what is each node's own business.
+        If the file is wrong, or has fields that each node decides for itself.
     """
     job = read_job(file)
     check_shared(job)
@@ -127,18 +128,18 @@ def proposed(file: Path, verb: Verb, model: str = "", *, trial: bool = False) ->
 
 
 def read_proposal(content: bytes, code: Collection[str] = ()) -> Proposal:
-    """Decode a proposal that somebody sent; nothing of it is looked up or imported.
+    """Decode a proposal from a peer, without importing any code that it names.
 
     Parameters
     ----------
     code : collection of str
-        Systems and losses that do not come with Treaty, ``package.module:NAME``, that this node's own settings name.
+        Custom systems and losses, ``package.module:NAME``, that this node's settings allow.
 
     Raises
     ------
     ConfigError
-        If it is none, or too old, or from the future; or its job is of another system or loss, or has texts or numbers
-        that no job needs.
+        If it is no proposal, too old or from the future; if its system or loss is not allowed; or if it has texts or
+        numbers beyond the limits.
     """
     if len(content) > LARGEST:
         raise ConfigError(f"expected a proposal of at most {LARGEST} bytes, got {len(content)}")
@@ -146,50 +147,50 @@ def read_proposal(content: bytes, code: Collection[str] = ()) -> Proposal:
         proposal = msgspec.json.decode(content, type=Proposal)
         submitted = datetime.strptime(proposal.submitted, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"expected a proposal, got {error}") from None
+        raise ConfigError(f"cannot read the proposal: {error}") from None
     if (proposal.verb == "train") != (proposal.model == ""):
-        raise ConfigError("expected the id of a training of a prediction, explanation or service, and of nothing else")
+        raise ConfigError("expected the id of a training exactly if the job is a prediction, explanation or service")
     age = datetime.now(UTC) - submitted
     if not -CLOCK_SLACK <= age <= OPEN_FOR:
         raise ConfigError(
             f"expected a proposal of the last {OPEN_FOR.days} days, got one of {proposal.submitted}; submit it again, "
-            "or compare clocks"
+            "or compare the clocks"
         )
     _check_job(proposal.job, code)
     return proposal
 
 
 def _check_job(encoded: str, code: Collection[str]) -> None:
-    """Refuse a job before it is understood: to look for a system or a loss by its name is to run its module."""
+    """Refuse a job before it is interpreted: looking up a system or a loss by its name would run its module."""
     try:
         raw = msgspec.json.decode(encoded)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"expected a job in the proposal, got {error}") from None
+        raise ConfigError(f"cannot read the job in the proposal: {error}") from None
     if not isinstance(raw, dict) or not isinstance(parties := raw.get("parties"), dict):
-        raise ConfigError("expected a job with parties in the proposal, got something else")
+        raise ConfigError("the job in the proposal has no parties")
     known = {name for named in SYSTEMS.values() for name in named} | set(code)
     protocol = raw.get("protocol", "secureboost")
     if not isinstance(protocol, str) or protocol not in known:
         raise ConfigError(
-            "expected a system that comes with Treaty, or one that a policy here names, got "
-            + clean(repr(protocol), 80)
+            "expected a built-in system, or one that a policy here allows, got " + clean(repr(protocol), 80)
         )
     if stray := [name for name in names_of_code(raw).values() if name not in code]:
         raise ConfigError(
-            f"expected a loss that comes with Treaty, or one that a policy here names, got {clean(repr(stray[0]), 80)}"
+            f"expected a built-in loss, or one that a policy here allows, got {clean(repr(stray[0]), 80)}"
         )
     if not 2 <= len(parties) <= MOST_PARTIES:
-        raise ConfigError(f"expected from 2 to {MOST_PARTIES} parties, got {len(parties)}")
+        raise ConfigError(f"expected 2 to {MOST_PARTIES} parties, got {len(parties)}")
     check_names(parties)
     for text in _texts(raw):
-        if len(text) > LONGEST_TEXT or not text.isprintable():  # it is shown to people, on terminals too
+        # Texts are shown to people, also on terminals.
+        if len(text) > LONGEST_TEXT or not text.isprintable():
             raise ConfigError(
                 f"expected printable texts of at most {LONGEST_TEXT} characters in a job, got {clean(repr(text), 80)}"
             )
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in decoded JSON, names of fields too, however deep it is."""
+    """Yield all texts in decoded JSON, including field names, at any depth."""
     left = [value]
     while left:
         inner = left.pop()
@@ -202,22 +203,22 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def id_of(content: bytes) -> str:
-    """Return a proposal's hash, by which all nodes call the job: SHA-256, 64 hexadecimal digits."""
+    """Return a proposal's hash, the id of the job at all nodes: SHA-256, 64 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def name_of(job: Job, job_id: str) -> str:
-    """Return what a job is called where it is played, and in ledgers: no two jobs have the same."""
+    """Return the unique name of a job in its processes and in ledgers."""
     return f"{job.name[:180]} {job_id[:16]}"
 
 
 def statement(what: str, job: str, who: str) -> bytes:
-    """Return what is signed: `what` is "submit", "approve", "reject" or "cancel"."""
+    """Return the bytes that `who` signs to "submit" or "approve" a job."""
     return b"\0".join([b"treaty node 1", what.encode(), job.encode(), who.encode()])
 
 
 def check_shared(job: Job) -> None:
-    """Refuse a job that names addresses, keys, files or folders: those are each node's own business.
+    """Refuse a job that names addresses, keys, files or folders: each node decides these for itself.
 
     Raises
     ------
@@ -236,12 +237,12 @@ def check_shared(job: Job) -> None:
             try:
                 check_names([] if named is None else [named])
             except ConfigError as error:
-                raise ConfigError(f"parties.{party} names no data set of its node: {error}") from None
+                raise ConfigError(f"parties.{party} must name a data set of its node: {error}") from None
     for name, seconds in (("timeout", job.timeout), ("reconnect", job.reconnect)):
         if seconds > LONGEST_WAIT:
             raise ConfigError(f"expected {name} of at most {LONGEST_WAIT / 86400:g} days, got {seconds:g} seconds")
     if job.classes > MOST_CLASSES:
-        raise ConfigError(f"expected at most {MOST_CLASSES} classes, got more")
+        raise ConfigError(f"expected at most {MOST_CLASSES} classes, got {job.classes}")
     plain = Member()
     wrong += [
         f"parties.{party}.{name}"
@@ -251,8 +252,8 @@ def check_shared(job: Job) -> None:
     ]
     if wrong:
         raise ConfigError(
-            f"expected a job for nodes without {', '.join(wrong)}: each organisation's NODE.toml says where its node "
-            "is, and how its data sets are read; the job says what is trained"
+            f"expected a job for nodes without {', '.join(wrong)}: each organisation's NODE.toml has the address of "
+            "its node and how its data sets are read; the job only describes the training"
         )
 
 
@@ -266,7 +267,7 @@ def roles_of(job: Job, verb: Verb) -> Roles:
     """
     if verb != "train" and job.by_row:
         raise ConfigError(
-            f"expected no {verb} job with protocol {job.protocol!r}: who has a model there has the whole one, and "
+            f"expected no {verb} job with protocol {job.protocol!r}: each party with a model has all of it and "
             "predicts alone (treaty predict, treaty serve)"
         )
     if verb == "explain":
@@ -280,7 +281,7 @@ def roles_of(job: Job, verb: Verb) -> Roles:
 
 
 def check_same(job: Job, training: Job) -> None:
-    """Refuse a prediction that is not between the parties of the training, under its options, for its active party.
+    """Refuse a prediction whose parties, options or active party differ from those of the training.
 
     Raises
     ------
@@ -291,23 +292,23 @@ def check_same(job: Job, training: Job) -> None:
     differ = [field for field in fields if getattr(job, field) != getattr(training, field)]
     differ += ["parties"] if roles[0] != roles[1] else []
     if differ:
-        text = f"expected the parties and options of the training whose model is named, got other {', '.join(differ)}"
+        text = f"the parties and options must be those of the training; these differ: {', '.join(differ)}"
         raise ConfigError(text, public=text)
 
 
 def data_sets(job: Job, party: str, verb: Verb) -> list[str]:
-    """Return the names of a party's data sets that a job would read."""
+    """Return the names of the party's data sets that a job reads."""
     member = job.parties[party]
     named = [member.table, *member.eval_tables] if verb == "train" else [member.predict_table]
     return list(dict.fromkeys(name for name in named if name is not None))
 
 
 def rounds_of(job: Job, kind: Kind) -> int:
-    """Return how many rounds, or epochs, a training has at most; 0 of a prediction or a check."""
+    """Return the maximum rounds or epochs of a training; 0 for anything else."""
     return int(job.settings()[1].most_rounds) if kind == "train" else 0
 
 
 def in_words(job: Job, kind: Kind) -> str:
-    """Describe a job in one line: what is done, under which system, between whom."""
+    """Describe a job in one line: verb, name, system and parties."""
     of = {"train": "", "check": " only, nothing is trained"}.get(kind, " of a model")
     return f"{kind}{of}: {job.name} ({job.protocol}), {job.active} with the labels, {len(job.parties)} parties"

@@ -1,8 +1,10 @@
-"""Processes that play this organisation's party: how they are told what to play, watched, and ended."""
+"""Processes that run this organisation's party: how they are started, watched and ended.
+
+The proposal names data sets; the process gets a copy of the job (`local_job`) with files, keys, addresses and folders.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -24,19 +26,19 @@ from treaty.node.settings import Settings
 from treaty.node.worker import WorkerEvent, WorkerOrder
 from treaty.runs.job import Job
 
-# ----------------- A job as one node's process plays it: with its tables, key, addresses and folders in place of names
+LAST_WORDS = 20.0
+"""Seconds for a process that was asked to end to notify its peers and write its checkpoint."""
 
 
 def tables_of(job: Job, verb: Verb, settings: Settings, snapshots: Path | None = None) -> dict[str, str]:
-    """Return the files of the data sets that a job reads at this node, by the data sets' names: those it is judged by.
+    """Return the files of the data sets that a job reads at this node, by the names of the data sets.
 
-    A query's rows are kept in `snapshots` for the job, so that a later attempt has the same; None: where the newest
-    ones are.
+    The rows of a query are kept in `snapshots`, so that later attempts have the same rows; None: the newest snapshot.
 
     Raises
     ------
     ConfigError
-        If the job names a data set that this node does not have.
+        If the job names an unknown data set.
     """
     named = {of: settings.data_set(of) for of in data_sets(job, settings.name, verb)}
     return {
@@ -55,16 +57,16 @@ def local_job(
     tables: Mapping[str, str],
     addresses: Mapping[str, str],
 ) -> Job:
-    """Return the job as this organisation's process is to play it.
+    """Return the job as this organisation's process runs it.
 
     Parameters
     ----------
     cards : mapping of str to Card
-        Of all other parties.
+        The cards of all other parties.
     tables : mapping of str to str
-        See `tables_of`.
+        The files by data set, from `tables_of`.
     addresses : mapping of str to str
-        Where this party listens, and where it dials each party that it talks to.
+        Where this party listens, and where it dials each peer.
     """
     name = own.name
     certificates = {party: card.certificate for party, card in cards.items()} | {name: own.card.certificate}
@@ -90,8 +92,8 @@ def local_job(
         mine = msgspec.structs.replace(mine, cluster=main.cluster, cluster_workers=main.cluster_workers)
     store = None if main is None else main.store
     if name == job.active and store is not None and getattr(job.settings()[0], "mechanism", None) == "label_rr":
-        kept = str(Path(store) / f"{name}.noisy_labels")  # beside the ledger, so that no later job draws them again
-        mine = msgspec.structs.replace(mine, noisy_labels=kept)
+        # Labels are randomised once and kept with the ledger: a second draw would cost epsilon again.
+        mine = msgspec.structs.replace(mine, noisy_labels=str(Path(store) / f"{name}.noisy_labels"))
     folder = Path(settings.folder)
     return msgspec.structs.replace(
         job,
@@ -103,20 +105,10 @@ def local_job(
     )
 
 
-# ---------------------------------------------------------------- runner
-
-
-logger = logging.getLogger(__name__)
-
-LAST_WORDS = 20.0
-"""Seconds that a process which is told to end has to say so to others and to write its checkpoint."""
-
-
 class Process:
-    """One attempt of a job, playing.
+    """The process of one attempt at a job.
 
-    `on_event` is called with each of its events, from a thread of its own; the last one has an `end`, also where the
-    process was killed and could not say so.
+    `on_event` is called with each event, from a thread; the last event has an `end`, even if the process was killed.
     """
 
     def __init__(self, order: WorkerOrder, errors: Path, on_event: Callable[[WorkerEvent], None]) -> None:
@@ -128,7 +120,7 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
-                start_new_session=True,  # a key pressed at the node's terminal is the node's business
+                start_new_session=True,  # Ctrl-C at the node's terminal goes to the node alone
             )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
@@ -142,7 +134,7 @@ class Process:
         return self._process.pid
 
     def end(self) -> None:
-        """Tell it to end, and kill it where it has not done so in `LAST_WORDS` seconds; returns at once."""
+        """Ask the process to end, and kill it after `LAST_WORDS` seconds; returns at once."""
         if self._process.poll() is None:
             self._process.terminate()
             killing = threading.Timer(LAST_WORDS, self._kill)
@@ -150,7 +142,7 @@ class Process:
             killing.start()
 
     def wait(self, timeout: float) -> None:
-        """Wait until its last event was told."""
+        """Wait until the last event was handled; kill the process after `timeout` seconds."""
         self._reader.join(timeout)
         if self._reader.is_alive():
             self._kill()
@@ -167,7 +159,7 @@ class Process:
         for line in self._process.stdout:
             try:
                 event = decoder.decode(line)
-            except msgspec.MsgspecError:  # something that a library printed
+            except msgspec.MsgspecError:  # printed by a library
                 continue
             ended = ended or bool(event.end)
             self._on_event(event)
@@ -192,23 +184,22 @@ def order_of(
     sockets: Path,
     wait: float,
 ) -> WorkerOrder:
-    """Return what a process is told; arguments as of `local_job`.
+    """Return the order for a process; arguments as in `local_job`.
 
-    `sockets` is the folder of the node's sockets, `wait` are the seconds to wait for others to start.
+    `sockets` is the folder of the node's sockets, `wait` the seconds to wait for the others to start.
 
     Raises
     ------
     ConfigError
-        If the job names a data set that this node does not have.
+        If the job names an unknown data set.
     """
     name, folder = own.name, Path(settings.folder)
     checkpoints, output, log = checkpoints_of(folder, job_id), results_of(folder, job_id, model), log_of(folder, job_id)
     for made in (checkpoints, output, log.parent):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
     if verb == "train":
-        report_of(folder, job_id, name).unlink(
-            missing_ok=True
-        )  # so that one there tells of this attempt, see `keeps_part`
+        # A report that exists later is then of this attempt, see `keeps_part`.
+        report_of(folder, job_id, name).unlink(missing_ok=True)
     tables = tables_of(job, verb, settings, checkpoints)
     local = msgspec.structs.replace(
         local_job(job, job_id, verb, own, cards, settings, tables, addresses),

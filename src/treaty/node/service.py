@@ -1,4 +1,4 @@
-"""A node: talks to its peers, and plays its organisation's party in what all have approved."""
+"""A node: it exchanges notes with its peers, and runs its organisation's party in jobs that all have approved."""
 
 from __future__ import annotations
 
@@ -39,34 +39,36 @@ from treaty.node.worker import WorkerEvent
 logger = logging.getLogger(__name__)
 
 TICK = 0.5
-"""Seconds, at most, between two looks at all jobs."""
-TOLD_EVERY = 1.0
-"""Seconds, at least, between two notes of rounds that are done."""
+"""Maximum seconds between two checks of all jobs."""
+ROUNDS_EVERY = 1.0
+"""Minimum seconds between two updates of a job's finished rounds."""
 CONNECT_WAIT = 60.0
-"""Seconds that the processes of an attempt wait for each other."""
+"""Seconds for which the processes of an attempt wait for each other."""
 NOTED_EVERY = 3600.0
-"""Seconds, at least, between two entries of one kind about a peer in the audit log."""
-MOST_HEARD = 1000
-"""Notes of peers, and events of processes, that wait to be looked at; whoever says more meanwhile waits."""
+"""Minimum seconds between two audit log entries of one kind about a peer."""
+INBOX_SIZE = 1000
+"""Notes of peers and events of processes that may wait to be processed; senders of more are blocked."""
 
 
 class Node:
-    """An organisation's node, which works from `run` to `stop`.
+    """An organisation's node; `run` works until `stop` is called.
 
-    Raises ConfigError where the folder is another node's, keys or the database cannot be used, or the address cannot
-    be listened at.
+    Raises ConfigError if another node uses the folder, if keys or the database cannot be used, or if the node cannot
+    listen at its address.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.name, self.folder = settings, settings.name, Path(settings.folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = load_own(settings.keys, settings.name)
-        self._inbox: queue.Queue[tuple[Any, ...]] = queue.Queue(MOST_HEARD)
+        self._inbox: queue.Queue[tuple[Any, ...]] = queue.Queue(INBOX_SIZE)
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._unexpected = ("", "")
         self._warned_on: datetime.date | None = None
-        self._of_peers: dict[tuple[str, str], tuple[float, int]] = {}  # when a thing was last noted, and left out since
-        self._noted: dict[str, float] = {}  # by job: when its rounds were last written down
+        self._of_peers: dict[
+            tuple[str, str], tuple[float, int]
+        ] = {}  # time of the last entry, and the number left out since
+        self._noted: dict[str, float] = {}  # by job: when its rounds were last stored
         with ExitStack() as held:
             held.enter_context(_alone(self.folder))
             self.store = held.enter_context(Store(self.folder))
@@ -80,7 +82,7 @@ class Node:
             self.exchange = Exchange(own, self.jobs.trusted, self, self.door.node_socket, dialled, treaty.__version__)
             self._held = held.pop_all()
 
-    # what conversations ask and tell, from threads of theirs
+    # NodeHandlers: called by conversations, from their threads
 
     def met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
         self._put("met", peer, conversation, hello)
@@ -102,13 +104,14 @@ class Node:
     # the node's own thread
 
     def run(self) -> None:
-        """Do all there is to do, until `stop` is called."""
+        """Work until `stop` is called."""
         self.store.note({"what": "node started", "version": treaty.__version__})
         for peer in self.settings.peers:
             self.store.set_peer(peer, False, "it has not connected since this node was started")
         with self.jobs.lock:
             self.jobs.load(all_states=True)
-        for kept in (self.folder / "checkpoints").glob("*"):  # of jobs upon whose end this node was killed
+        # Remove checkpoints of jobs that had just ended when the node was killed.
+        for kept in (self.folder / "checkpoints").glob("*"):
             if self.store.has(kept.name) and self.store.job(kept.name).state in FINAL:
                 self._clear(kept.name)
         self.exchange.start()
@@ -117,18 +120,18 @@ class Node:
             while not self._stopping.is_set():
                 self._wake.wait(TICK)
                 self._wake.clear()
-                with self.jobs.lock, self._going_on("a look at all jobs"):
+                with self.jobs.lock, self._catching("a check of all jobs"):
                     self._look()
         finally:
             self._shut()
 
     def stop(self) -> None:
-        """Have `run` return, after processes have written their checkpoints."""
+        """Make `run` return after the processes have written their checkpoints."""
         self._stopping.set()
         self._wake.set()
 
     def before_end(self, call: Callable[[], None]) -> None:
-        """Have something called when the node stops, before its database is closed."""
+        """Register a function to call when the node stops, before its database is closed."""
         self._held.callback(call)
 
     def _shut(self) -> None:
@@ -139,7 +142,7 @@ class Node:
                 at.process.end()
         for at in playing:
             at.process.wait(LAST_WORDS + 5.0)
-        with self._held:  # closed also where the database cannot be written any more
+        with self._held:  # closes everything, even if the database cannot be written any more
             with self.jobs.lock:
                 self._read_inbox()
             self.exchange.close()
@@ -152,24 +155,24 @@ class Node:
         self._wake.set()
 
     def _look(self) -> None:
-        """Read what has come in, then bring each job further."""
+        """Process the inbox and commands, then advance each job."""
         self._warn_of_ends()
         self._read_inbox()
         if self.store.changed():
-            self.jobs.load(all_states=False)  # before commands, which may be about a job that was just submitted
+            self.jobs.load(all_states=False)  # before the commands, which may be about a new job
         for command in self.store.take_commands():
             try:
                 self.jobs.obey(command.job, command.command, msgspec.json.decode(command.argument or b"{}"))
             except (TreatyError, msgspec.MsgspecError) as error:
-                logger.warning("%s of %s was not done: %s", command.command, command.job[:12], error)
+                logger.warning("cannot %s %s: %s", command.command, command.job[:12], error)
         up = {peer for peer in self.settings.peers if self.exchange.is_up(peer)}
         for at in list(self.jobs.standings.values()):
-            with self._going_on(f"job {at.row.id[:12]}"):
+            with self._catching(f"job {at.row.id[:12]}"):
                 if self.jobs.bring_on(at):
                     self._act(at, up)
 
     def _warn_of_ends(self) -> None:
-        """Warn once a day of certificates that end soon: a node may run for longer than they last."""
+        """Warn once a day of certificates that end soon: a node may run longer than they are valid."""
         today = datetime.datetime.now(datetime.UTC).date()
         if self._warned_on != today:
             self._warned_on = today
@@ -177,14 +180,14 @@ class Node:
                 logger.warning(why)
 
     @contextmanager
-    def _going_on(self, what: str) -> Iterator[None]:
-        """Note an error that nobody expected, in place of ending the node and all its jobs."""
+    def _catching(self, what: str) -> Iterator[None]:
+        """Record an unexpected error, instead of ending the node and all its jobs."""
         try:
             yield
         except Exception as error:
             logger.exception("unexpected error - at %s", what)
             why = clean(f"{type(error).__name__}: {error}", 500)
-            if (what, why) != self._unexpected:  # one that comes again and again is in the node's log alone
+            if (what, why) != self._unexpected:  # a repeated error is only in the node's log
                 self._unexpected = what, why
                 with suppress(TreatyError):
                     self.store.note({"what": "unexpected error", "at": what, "why": why})
@@ -196,7 +199,7 @@ class Node:
             except queue.Empty:
                 return
             act: Any = {"met": self._met, "heard": self._heard, "left": self._left, "event": self._happened}[kind]
-            with self._going_on(kind):
+            with self._catching(kind):
                 act(*what)
 
     def _met(self, peer: str, conversation: NodeConversation, hello: Hello) -> None:
@@ -231,14 +234,14 @@ class Node:
                     fault, signature = f"{peer} sent a head of its audit log that its key has not signed", b""
                 else:
                     fault = self.store.note_head(peer, entry, digest, signature)
-                told = {"head": str(audit.AuditHead(entry, digest, signature))}  # signed, it is evidence
-                if fault and self._note_of(peer, {"what": "audit log of a peer", "why": fault, **told}):
+                evidence = {"head": str(audit.AuditHead(entry, digest, signature))}
+                if fault and self._note_of(peer, {"what": "audit log of a peer", "why": fault, **evidence}):
                     logger.warning("%s", fault)
 
     def _note_of(self, peer: str, event: dict[str, Any]) -> bool:
-        """Note what a peer may bring about as often as it likes: once an hour, with how often it has happened since.
+        """Record an event that a peer can cause at will: at most once an hour, with the number of times.
 
-        Return whether it is noted now.
+        Returns whether it is recorded now.
         """
         key, now = (peer, str(event["what"])), time.monotonic()
         since, left_out = self._of_peers.get(key, (-NOTED_EVERY, 0))
@@ -249,15 +252,15 @@ class Node:
         self.store.note({**event, "who": peer, **({"times": left_out + 1} if left_out else {})})
         return True
 
-    # playing
+    # running jobs
 
     def _act(self, at: OpenJob, up: set[str]) -> None:
-        """Do what follows for a job that all have approved."""
+        """Do the next step of a job that all have approved."""
         playing = [other for other in self.jobs.standings.values() if other.holds_place]
         place = at.lasts or (len(playing) < self.settings.max_running and not self.jobs.share_budget(at, playing))
         now = time.monotonic()
         if at.process is not None and not at.ending and set(at.linked) - self.jobs.trusted().keys():
-            at.ending = True  # a card was revoked, or has ended: nothing more is told
+            at.ending = True  # a card was revoked or has expired: send nothing more
             at.process.end()
         decision = decide(at, up, place=place, now=now)
         if decision in ("ask", "be ready") and (why := worn_out(at)):
@@ -274,12 +277,12 @@ class Node:
             case "finished":
                 self.jobs.end(at.row.id, "finished")
             case "went on without us":
-                self.jobs.end(at.row.id, "finished", "the job went on without this party")
+                self.jobs.end(at.row.id, "finished", "the job finished without this party")
 
     def _begin(self, at: OpenJob, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
         job_id, attempt = at.row.id, at.runs
-        self.jobs.change(at, **changes)  # it counts before anything can be told in it
+        self.jobs.change(at, **changes)  # the attempt counts before it can send anything
         try:
             self.jobs.check_budgets(at)
             sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
@@ -290,16 +293,16 @@ class Node:
             order = msgspec.structs.replace(order, answered=at.row.answered, most_answered=most_answered(at.row.total))
             errors = log_of(self.folder, job_id)
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
-        except (OSError, KeyError, TreatyError) as error:  # KeyError: a card that was there just now
+        except (OSError, KeyError, TreatyError) as error:  # KeyError: a card was revoked just now
             end = "wrong" if isinstance(error, TreatyError) else "again"
-            public = getattr(error, "public", None) or "its process could not begin"
+            public = getattr(error, "public", None) or "its process could not start"
             self._happened(job_id, attempt, WorkerEvent(end=end, said=str(error), public=public))
             return
         event = {"what": "started", "attempt": attempt, "process": at.process.pid}
         self.jobs.change(at, event=event)
 
     def _happened(self, job_id: str, attempt: int, event: WorkerEvent) -> None:
-        """Take in what a process has said."""
+        """Process an event of a process."""
         at = self.jobs.standings.get(job_id)
         if at is None or at.runs != attempt:
             return
@@ -309,51 +312,51 @@ class Node:
         self.door.close_job(job_id)
         done, trains = event.end == "done", at.proposal.verb == "train"
         numbers = over(at, done=done, kept=keeps_part(self.folder, job_id, self.name) if trains else done)
-        lead, helps = at.views.get(at.active), self.name not in at.roles.owners
-        said = min(lead.rounds, at.row.total) if lead is not None and helps else 0  # a helper's process reports none
-        numbers |= counted(at, max(event.done, said), event.answered)
+        lead, helps = at.views.get(at.job.active), self.name not in at.roles.owners
+        # A helper's process reports no rounds: take those of the active party.
+        of_lead = min(lead.rounds, at.row.total) if lead is not None and helps else 0
+        numbers |= counted(at, max(event.done, of_lead), event.answered)
         if done:
-            told: dict[str, Any] = {"what": "played", "attempt": attempt}
-            told |= {"sent": event.sent, "received": event.received} if event.sent or event.received else {}
-            told |= {"learned": [f"{who}: {each}" for who, said in event.learned.items() for each in said]}
-            told |= {"spent": event.spent} if event.spent else {}
+            entry: dict[str, Any] = {"what": "played", "attempt": attempt}
+            entry |= {"sent": event.sent, "received": event.received} if event.sent or event.received else {}
+            entry |= {"learned": [f"{who}: {each}" for who, facts in event.learned.items() for each in facts]}
+            entry |= {"spent": event.spent} if event.spent else {}
             self.jobs.change(
-                at, **numbers, state="waiting", reason=f"done; waiting to hear that {at.active} is", event=told
+                at, **numbers, state="waiting", reason=f"done; waiting for {at.job.active} to finish", event=entry
             )
         elif event.end == "wrong":
-            self.jobs.end(job_id, "failed", f"{self.name}: {event.public}", said=event.said)
+            self.jobs.end(job_id, "failed", f"{self.name}: {event.public}", detail=event.said)
         else:
             self._again(at, event, numbers)
 
     def _note_rounds(self, at: OpenJob, event: WorkerEvent) -> None:
         now, changes = time.monotonic(), {} if event.phase else counted(at, event.done, event.answered)
-        if changes and (now - self._noted.get(at.row.id, 0.0) >= TOLD_EVERY or event.done >= event.total):
+        if changes and (now - self._noted.get(at.row.id, 0.0) >= ROUNDS_EVERY or event.done >= event.total):
             self._noted[at.row.id] = now
             self.jobs.change(at, **changes)
 
     def _again(self, at: OpenJob, event: WorkerEvent, numbers: dict[str, int]) -> None:
-        """Wait for another attempt, or give the job up where attempts bring nothing."""
+        """Wait for another attempt, or give up if attempts make no progress."""
         stopped = {"what": "stopped", "attempt": at.ended, "why": event.said}
         self.jobs.change(at, **numbers, state="waiting", reason=event.said, event=stopped)
         at.not_before = time.monotonic() + pause_after(at)
-        if at.leads and not at.kept and (why := worn_out(at)):
+        if at.leads and not at.row.kept and (why := worn_out(at)):
             last = event.public or "its process ended; the details are in its log"
-            self.jobs.end(at.row.id, "failed", f"{self.name}: {why}; the last one: {last}", said=event.said)
+            self.jobs.end(at.row.id, "failed", f"{self.name}: {why}; the last one: {last}", detail=event.said)
 
     def _over(self, at: OpenJob) -> None:
-        """End the process of a job that has ended, and remove what was kept for its attempts alone."""
+        """End the process of a job that has ended, and remove what only its attempts needed."""
         self._noted.pop(at.row.id, None)
         for party in at.others:
-            self.exchange.say(party, self.head())  # so that others hold this log to what it says of the job
+            self.exchange.say(party, self.head())  # evidence of what this node's audit log says of the job
         if at.process is not None:
             at.process.end()
             self.door.close_job(at.row.id)
         self._clear(at.row.id)
 
     def _clear(self, job: str) -> None:
-        """Remove what was kept for the attempts of a job that has ended, in a while."""
-        clearing = (self.folder, job)
-        threading.Thread(target=clear_checkpoints, args=clearing, name="treaty-clear", daemon=True).start()
+        """Remove an ended job's checkpoints in another thread, as its process may still hold them."""
+        threading.Thread(target=clear_checkpoints, args=(self.folder, job), name="treaty-clear", daemon=True).start()
 
     def _tell(self, party: str, job: str) -> None:
         self.exchange.tell(party, job)
@@ -364,20 +367,20 @@ class Node:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Refuse a folder that another node's process has."""
+    """Refuse a folder that another node's process uses."""
     with (folder / ".lock").open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another node's process has the folder {folder}: stop it first") from None
+            raise ConfigError(f"another node's process uses the folder {folder}: stop it first") from None
         yield
 
 
 @contextmanager
 def _sockets(folder: Path) -> Iterator[Path]:
-    """Make a folder for sockets, which have short names that the node's own may not have; a killed node leaves its."""
+    """Make a folder for sockets in the system's temporary folder: paths of sockets must be short."""
     noted = folder / "sockets"
-    if noted.exists():
+    if noted.exists():  # a killed node has left its sockets
         left = Path(noted.read_text())
         if left.parent == Path(tempfile.gettempdir()) and left.name.startswith("treaty-"):
             shutil.rmtree(left, ignore_errors=True)

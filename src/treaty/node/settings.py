@@ -1,6 +1,6 @@
-"""NODE.toml: who an organisation's node is, whom it talks to, and which tables it offers to jobs under which rules.
+"""NODE.toml: a node's name, address and peers, and the tables that jobs may use, under which rules.
 
-Paths are relative to the file. Unknown names are refused: a misspelt rule of a policy would allow what it forbids.
+Paths are relative to the file. Unknown names are refused: a misspelt rule would allow what it is meant to forbid.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from treaty.runs.job import Member, fault_of
 from treaty.runs.toml_tables import Places, converted
 from treaty.systems import SYSTEMS, find_system
 
-# -------- names by which a page of this machine is asked for: one elsewhere can have its own lead here (DNS rebinding)
+logger = logging.getLogger(__name__)
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names of this machine. A local page answers to these alone: other names may lead here by DNS rebinding."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Return whether only this machine can reach a host."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -40,15 +41,10 @@ def is_loopback(host: str) -> bool:
 
 
 def asks_for(header: str, hosts: Collection[str] | None) -> bool:
-    """Whether a request's header ``Host`` names one of these hosts, written in lower case; None: any will do."""
+    """Return whether a request's header ``Host`` names one of these hosts (lower case; None: any)."""
     name = header if header.endswith("]") else header.rpartition(":")[0] or header
     return hosts is None or name.lower() in hosts
 
-
-# ---------------------------------------------------------------- settings
-
-
-logger = logging.getLogger(__name__)
 
 Sums = Literal["open", "sealed"]
 Consent = Literal["paper", "allow_insecure", "allow_exact_sums", "show_weights", "show_eval_margins", "dropout"]
@@ -64,9 +60,9 @@ class Web(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     Attributes
     ----------
     listen : str
-        ``host:port``, which only this machine can reach: 127.0.0.1, say.
+        ``host:port`` that only this machine can reach, such as 127.0.0.1:8080.
     open : bool
-        Consent to another host: whoever reaches it sees the page, which asks nobody who they are.
+        Allow another host: the page has no login, so everyone who can reach it sees it.
     """
 
     listen: HostPort
@@ -79,25 +75,25 @@ class PeerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Attributes
     ----------
     address : str or None
-        ``host:port`` where this node dials it. None: it dials this one.
+        ``host:port`` at which this node dials the peer. None: the peer dials this node.
     """
 
     address: HostPort | None = None
 
 
 class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a node takes on at most.
+    """Limits of what a node accepts.
 
     Attributes
     ----------
     job_hours : float
-        A job that has not ended so many hours after it was proposed has failed.
+        A job fails if it has not ended this many hours after its proposal.
     max_queued : int
-        Jobs of one peer that have not ended; further ones are refused.
+        Maximum jobs of one peer that have not ended.
     max_daily : int
-        Jobs of one peer within a day.
+        Maximum jobs of one peer within a day.
     max_checks : int
-        Trials of one peer within a day, which have this node read its tables and say whether they will do.
+        Maximum trials of one peer within a day; for each, this node reads and checks its tables.
     """
 
     job_hours: Positive = 168.0
@@ -107,41 +103,41 @@ class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a data set may be used for, see `treaty.node.policy`; None: the rule allows everything.
+    """What a data set may be used for (see `treaty.node.policy`). None: the rule allows everything.
 
     Attributes
     ----------
     peers : list of str
-        Who may take part: all other parties of a job must be among them. Nobody, unless named.
+        All other parties of a job must be in this list. Empty: nobody.
     systems : list of str or None
-        Systems by name. None: all that come with Treaty; others, ``package.module:NAME``, must be named.
+        Allowed systems. None: all built-in ones; custom ones, ``package.module:NAME``, must be listed.
     losses : list of str
-        Losses that do not come with Treaty, ``package.module:CLASS``, which jobs may name. None, unless named.
+        Allowed custom losses, ``package.module:CLASS``.
     verbs : list of {"train", "predict", "explain", "serve"} or None
     sums : list of {"open", "sealed"} or None
-        Which sums of bins a training may have.
+        How a training may reveal sums of bins.
     columns : list of str or None
-        The only columns that may be used, as label, weight or group either; ids need not be named where the data set
-        says which they are.
+        The only columns that may be used, also as label, weight or group. The id column need not be listed if the data
+        set names it.
     labels : bool
         Whether a training may take labels from it.
     consents : list of str
-        By which options a job may have this party consent to what is broken, or shows more: "allow_insecure",
+        Options by which a job may make this party consent to broken or more revealing protocols: "allow_insecure",
         "allow_exact_sums", "show_weights", "show_eval_margins", "paper" (mode="paper") and "dropout"
-        (dropout="accept"). None of them, unless named.
+        (dropout="accept"). Only listed ones are allowed.
     most_alignments : int
-        Alignments that a job may let one partner start within 30 days.
+        Maximum alignments that a job lets one partner start within 30 days.
     least_rows : int or None
-        Fewest rows that the table must have.
+        Minimum rows of the table.
     least_min_child_samples : int or None
-        Fewest rows of a leaf that a training may allow.
+        Minimum rows of a leaf that a training may allow.
     most_recoverable : float or None
-        Largest share of the table's bins that the active party may work out from open sums, or from sides of splits,
-        as estimated.
+        Maximum share of the table's bins that the active party may recover from open sums or sides of splits
+        (estimated).
     most_epsilon, most_epsilon_total : float or None
-        What noisy releases may cost a person of this table: by one job, and with all that the ledger already has.
+        Maximum cost of noisy releases for a person of this table: of one job, and of all jobs in the ledger.
     approve : bool
-        Whether a person must approve what passes all this. False: it is approved by itself.
+        Whether a person must approve a job that passes. False: it is approved automatically.
     """
 
     peers: list[str] = []
@@ -169,23 +165,23 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     table : str or None
         Path of a .csv, .csv.gz, .parquet or .arrow file, or of a folder of Parquet files.
     sql : str or None
-        In its place a query, one SELECT; it needs ORDER BY where there is no `id`.
+        Instead, a query: one SELECT, with ORDER BY if there is no `id`.
     database : str or None
-        Where the URI of the query's PostgreSQL database is: "env:NAME", a variable of the node's environment, or
-        "file:PATH", a file that only the node's user may read.
+        Where to read the URI of the PostgreSQL database: "env:NAME", an environment variable of the node, or
+        "file:PATH", a file that only the node's user can read.
     sql_seconds : float
-        Longest that the query may take.
+        Timeout of the query.
     id : str or None
-        Its column of ids.
+        Its id column.
     columns : list of str or None
-        The columns to use; None for all but `drop`.
+        Columns to use; None: all except `drop`.
     drop, categorical : list of str
-        Columns to leave out, and columns of categories whose cells may look like numbers.
+        Columns to leave out, and categorical columns whose cells may look like numbers.
     cluster, cluster_workers : str or None, int or None
-        The cluster that adds up its rows in trainings, as in a job file; protocols that cannot use one do without.
+        The cluster that adds up its rows in trainings, as in a job file; ignored by protocols that cannot use one.
     policy : Policy
     name, folder, ledgers : str
-        Its own name, the node's folder, and the data set of the same table whose store it has; not in the file.
+        Not in the file: its name, the node's folder, and the data set of the same table whose store it shares.
     """
 
     table: str | None = None
@@ -209,17 +205,17 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def path(self) -> str:
-        """What a job reads: the table, or of a query the snapshot that `fetch` makes."""
+        """The file that a job reads: the table, or the snapshot that `fetch` makes of a query."""
         return self.table or str(Path(self.folder) / "snapshots" / f"{self.name}.parquet")
 
     @property
     def store(self) -> str:
-        """Folder of what serves later jobs about it: ledgers, hints, counts of alignments."""
+        """Folder of what later jobs need: ledgers, hints, counts of alignments."""
         return str(Path(self.folder) / "stores" / (self.ledgers or self.name))
 
     @property
     def source(self) -> object:
-        """What two data sets over one table have in common: its file, or the query."""
+        """The file or query, which is equal for two data sets of one table."""
         try:
             found = None if self.table is None else Path(self.table).stat()
         except OSError:  # it is not there yet
@@ -227,7 +223,7 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return (self.database, self.sql) if found is None else (found.st_dev, found.st_ino)
 
     def member(self, given: Member, *, aligned: bool) -> Member:
-        """Return a party's fields of a job, as proposed, with its own of this data set; ids are no features."""
+        """Return a party's fields of a proposed job, completed by this data set; ids are no features."""
         unused = [] if aligned or self.id is None else [self.id]
         drop = [*self.drop, *unused, *given.drop]
         return msgspec.structs.replace(
@@ -242,7 +238,7 @@ class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         )
 
     def fetch(self, to: str | Path | None = None) -> Path:
-        """Run the query and keep its rows as a snapshot, at `path` or `to`; return where. A table is where it was.
+        """Run the query and store its rows as a snapshot, at `path` or `to`; return the path. A table stays in place.
 
         Raises ConfigError or DataError; neither shows the URI.
         """
@@ -260,13 +256,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes
     ----------
     name : str
-        The organisation's, as in jobs and in its card.
+        The organisation's name, as in jobs and in its card.
     listen : str or None
-        ``host:port`` of the one port. None: no port is opened, and this node dials its peers.
+        ``host:port`` of the node's only port. None: no port is opened, and this node dials its peers.
     folder, keys : str
-        Where the node keeps its jobs, models and ledgers; and its keys and its peers' cards.
+        Where the node stores its jobs, models and ledgers; and its keys and its peers' cards.
     max_running : int
-        Jobs that run at a time.
+        Maximum jobs that run at the same time.
     web : Web or None
     limits : Limits
     peers : dict of str to Peer
@@ -290,12 +286,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def code(self) -> set[str]:
-        """What the policies name of code that does not come with Treaty: systems and losses."""
+        """Custom systems and losses that policies allow."""
         policies = [data_set.policy for data_set in self.data.values()]
         return {name for policy in policies for name in (*(policy.systems or ()), *policy.losses) if is_code(name)}
 
     def data_set(self, name: str) -> DataSet:
-        """Return a data set by its name; ConfigError, which says nothing of the others, where there is none."""
+        """Return a data set by its name; ConfigError, whose public text hides the other names, if there is none."""
         if name not in self.data:
             raise ConfigError(
                 f"expected a data set of {self.name}, got {name!r}; it has {_listed(self.data)}",
@@ -325,7 +321,7 @@ def load_settings(path: str | Path) -> Settings:
     return settings
 
 
-_FILLED_IN = ("name", "folder", "ledgers")  # fields of a data set that are not the file's
+_FILLED_IN = ("name", "folder", "ledgers")  # fields of a data set that are not in the file
 _PLACES: Places = {
     "at the top": (Settings, Settings.__struct_fields__),
     "in [web]": (Web, Web.__struct_fields__),
@@ -337,7 +333,7 @@ _PLACES: Places = {
 
 
 def _converted(raw: dict[str, Any]) -> Settings:
-    """Convert a file's tables one by one, so that errors name table and field."""
+    """Convert the file's tables one by one, so that errors name table and field."""
     kinds: dict[str, Any] = {"web": Web, "limits": NodeLimits}
     ready: dict[str, Any] = {
         name: converted(f"[{name}]", raw[name], kind, _PLACES, {}) for name, kind in kinds.items() if name in raw
@@ -362,7 +358,7 @@ def _converted(raw: dict[str, Any]) -> Settings:
 
 
 def _absolute(settings: Settings, here: Path) -> Settings:
-    """Return the settings with absolute paths; data sets get their names and the node's folder."""
+    """Return the settings with absolute paths; data sets get their name and the node's folder."""
     folder = placed(here, settings.folder)
 
     def of_data(name: str, data_set: DataSet) -> DataSet:
@@ -377,16 +373,17 @@ def _absolute(settings: Settings, here: Path) -> Settings:
 
 
 def _sharing(data: Mapping[str, DataSet]) -> dict[str, DataSet]:
-    """Give data sets over one table one store: each with a ledger of its own, people would pay every budget again."""
+    """Let data sets of one table share one store: with separate ledgers, people would pay every budget again."""
     over: dict[object, list[DataSet]] = {}
     for data_set in data.values():
         over.setdefault(data_set.source, []).append(data_set)
     of_name = {}
     for alike in over.values():
         begun = [data_set.name for data_set in alike if Path(data_set.store).exists()]
-        if len(begun) > 1:  # by an earlier version, or before they had one table
+        if len(begun) > 1:  # written by an earlier version, or before they had the same table
             logger.warning(
-                "data sets %s are one table and have a ledger each: people of it pay the budgets of all", _listed(begun)
+                "data sets %s have the same table but separate ledgers: its people pay the budgets of all",
+                _listed(begun),
             )
         first = begun[0] if begun else alike[0].name
         for data_set in alike:
@@ -396,21 +393,21 @@ def _sharing(data: Mapping[str, DataSet]) -> dict[str, DataSet]:
 
 
 def _check(settings: Settings) -> None:
-    """Refuse what is of the right type and cannot be meant."""
+    """Refuse values that have the right type but make no sense."""
     check_names([settings.name])
     _check_ports(settings)
     web = settings.web
     if web is not None and not web.open and not is_loopback(web.listen.rpartition(":")[0].strip("[]")):
         raise ConfigError(
-            f"[web] listen = {web.listen!r} can be reached from other machines, and the page asks nobody who they are: "
-            "take 127.0.0.1, or say open = true if whoever reaches it may see jobs, models and peers"
+            f"[web] listen = {web.listen!r} can be reached from other machines, and the page has no login: use "
+            "127.0.0.1, or set open = true if everyone who can reach it may see jobs, models and peers"
         )
     if settings.name in settings.peers:
-        raise ConfigError(f"[peers.{settings.name}] is this node itself: take it out")
+        raise ConfigError(f"[peers.{settings.name}] is this node itself: remove it")
     for name, peer in settings.peers.items():
         if peer.address is None and settings.listen is None:
             raise ConfigError(
-                f"[peers.{name}] has no address, and this node has no `listen`: neither could dial the other; name one"
+                f"[peers.{name}] has no address, and this node has no `listen`: neither can dial the other; add one"
             )
     for data_set in settings.data.values():
         _check_data(data_set)
@@ -424,7 +421,7 @@ def _check_ports(settings: Settings) -> None:
         raise ConfigError(f"expected `listen` and [web] listen to differ, got {settings.listen!r} twice")
     ports |= {f"[peers.{name}] address": address for name, address in settings.dialled.items()}
     for where, address in ports.items():
-        least = 1 if where.endswith("address") else 0  # a node that listens at 0 takes any free port
+        least = 1 if where.endswith("address") else 0  # listening at port 0 takes any free port
         if fault := fault_of(address, least):
             raise ConfigError(f"{where} = {address!r}: {fault}")
 
@@ -450,7 +447,7 @@ def _check_data(data_set: DataSet) -> None:
 
 
 def _check_policy(data_set: DataSet, settings: Settings) -> None:
-    """Refuse names that a policy misspells."""
+    """Refuse misspelt names in a policy."""
     where, policy = f"[data.{data_set.name}.policy]", data_set.policy
     for name in policy.peers:
         if name not in settings.peers and name != settings.name:

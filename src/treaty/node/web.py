@@ -91,7 +91,7 @@ def app(
         The host names that requests may ask for: this refuses pages elsewhere whose name resolves to this machine (DNS
         rebinding). None: any, if it listens to other machines, too.
     """
-    metrics, (template, style) = _registry(store, name, describe), page_template()
+    metrics, (template, style) = registry(store, name, describe), page_template()
 
     def shown(**values: Any) -> Response:
         return HTMLResponse(template.render(name=name, head=store.head(), now=time.time(), **values))
@@ -216,7 +216,7 @@ class Serving:
         self._socket.close()
 
 
-def _registry(store: Store, name: str, describe: Callable[[JobRow], JobView]) -> CollectorRegistry:
+def registry(store: Store, name: str, describe: Callable[[JobRow], JobView]) -> CollectorRegistry:
     """Return what Prometheus reads: metrics of the node's database and of its process."""
     made = CollectorRegistry()
     made.register(_StoreCollector(store, name, describe))

@@ -1,6 +1,6 @@
-"""A process that plays this organisation's party in one attempt at a job; it is started by its node, and ends with it.
+"""The process that runs this organisation's party in one attempt at a job. It ends with its node.
 
-It is written an `WorkerOrder` on standard input, and writes events on standard output, a line of JSON each.
+It reads a `WorkerOrder` from standard input, and writes events to standard output, each as one line of JSON.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from treaty.systems.vertical.online import Asked
 
 logger = logging.getLogger("treaty.node.worker")  # it runs as __main__
 
-OFTEN = 0.2  # seconds, at least, between two events about rounds
+EVENT_INTERVAL = 0.2  # minimum seconds between two events about rounds
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to play.
+    """What to run.
 
     Attributes
     ----------
@@ -53,17 +53,17 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     name : str
     verb : {"train", "predict", "explain", "serve"}
     resume : bool
-        At the active party: go on from the checkpoint, if there is one.
+        At the active party: resume from the checkpoint, if there is one.
     log, lock : str
-        Files: of the log, which is added to; held by the one process that may write the job's checkpoints.
+        Files: the log, which is appended to; and the lock of the one process that may write the job's checkpoints.
     result : str
-        Where predictions, or contributions, are written.
+        File for predictions or contributions.
     online : str
-        Socket at which a service's process can be asked.
+        Socket at which a service takes requests.
     fetch : dict of str to DataSet
-        Files that are to hold the rows of queries.
+        Data sets of queries, by the file for their rows.
     answered, most_answered : int
-        Rounds of a training in which this party has taken part, over all attempts, and the most of them.
+        Rounds of a training in which this party has taken part, over all attempts, and their maximum.
     """
 
     job: str
@@ -80,26 +80,26 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What has happened.
+    """An event of the process.
 
     Attributes
     ----------
     phase : str
-        What is being done before the first round; "" for rounds.
+        The step before the first round that is under way; "" for rounds.
     done, total : int
     answered : int
         Rounds in which this party has taken part, over all attempts.
     end : str
-        "": it goes on. "done"; "again": somebody else, or the network, or the system failed, and another attempt may
-        do; "wrong": this party's own options, tables or ledgers will not do.
+        "" if it runs; "done"; "again" if another party, the network or the system failed, so that another attempt may
+        succeed; "wrong" if this party's own options, tables or ledgers are wrong.
     said, public : str
-        What went wrong, for this organisation and for others.
+        What went wrong: for this organisation, and for others.
     sent, received : dict of str to int
         Bytes to, and from, each peer.
     learned : dict of str to list of str
-        What each party learned, in words.
+        What each party learned, in sentences.
     spent : str
-        What this party's noise cost.
+        What this party's noise has cost.
     """
 
     phase: str = ""
@@ -116,32 +116,32 @@ class WorkerEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 def main() -> None:
-    """Play what standard input says; the exit code is 0 when that went well."""
+    """Run the order on standard input; the exit code is 0 on success."""
     order = msgspec.json.decode(line_of_parent(), type=WorkerOrder)
-    job, tell = decoded_job(order.job.encode(), trusted=True), _Teller(order.answered)
+    job, write = decoded_job(order.job.encode(), trusted=True), _EventWriter(order.answered)
     gc.freeze()
     _log_to(Path(order.log))
     try:
         with ended_by_signals(), alone(Path(order.lock)):
-            transcript = _play(order, job, tell)
+            transcript = _play(order, job, write)
     except BaseException as error:
-        failure = replace(_failure(error), done=tell.so_far.done, answered=tell.so_far.answered)
+        failure = replace(_failure(error), done=write.so_far.done, answered=write.so_far.answered)
         logger.warning("%s: ended before it was done: %s", order.name, failure.said)
-        with suppress(BrokenPipeError):  # the node was killed: nobody hears it
-            tell(failure)
+        with suppress(BrokenPipeError):  # the node was killed
+            write(failure)
             sys.stdout.flush()
-        os._exit(1)  # a call of gRPC that was cut off half-way can keep the interpreter from ending
+        os._exit(1)  # a gRPC call that was interrupted can keep the interpreter from ending
     success = _success(order, job, transcript)
     logger.info("%s: done%s", order.name, "".join(_traffic(success)))
     with suppress(BrokenPipeError):
-        tell(success)
+        write(success)
 
 
-def _play(order: WorkerOrder, job: Job, tell: _Teller) -> Transcript | None:
-    """Play; return what a prediction or an explanation has sent and received, which no report has."""
+def _play(order: WorkerOrder, job: Job, write: _EventWriter) -> Transcript | None:
+    """Run the job; return the transcript of a prediction or explanation, which has no report."""
     for file, data_set in order.fetch.items():
         if not Path(file).exists():
-            tell.phase("running a query", 0, 1)
+            write.phase("running a query", 0, 1)
             data_set.fetch(file)
     if order.verb == "train":
         total = job.settings()[1].most_rounds
@@ -149,43 +149,43 @@ def _play(order: WorkerOrder, job: Job, tell: _Teller) -> Transcript | None:
 
         def progress(done: int, part: Any) -> None:
             log(done, part)
-            tell.rounds(done, total)
-            if done < total and tell.so_far.answered >= order.most_answered:
-                said = f"its attempts have taken {order.most_answered} rounds, of the {total} that the job has"
-                raise ConfigError(f"{order.name}: {said}; submit the job again", public=said)
+            write.rounds(done, total)
+            if done < total and write.so_far.answered >= order.most_answered:
+                why = f"its attempts have taken {order.most_answered} rounds, but the job has {total}"
+                raise ConfigError(f"{order.name}: {why}; submit the job again", public=why)
 
-        train_party(job, order.name, progress, resume=order.resume, phase=tell.phase)
+        train_party(job, order.name, progress, resume=order.resume, phase=write.phase)
         return None
     if order.verb == "serve":
-        _serve(order, job, tell)
+        _serve(order, job, write)
         return None
     result, noted = Path(order.result), list[Transcript]()
     if order.verb == "explain":
-        found = explain_party(job, order.name, tell.phase, noted.append)
+        found = explain_party(job, order.name, write.phase, noted.append)
         if found:
             write_predictions(result, found)
         return noted[0] if noted else None
-    ids, margins = predict_party(job, order.name, tell.phase, noted.append)
+    ids, margins = predict_party(job, order.name, write.phase, noted.append)
     if margins is not None:
         columns: dict[str, Any] = {} if ids is None else {id_column(job, order.name): ids}
         write_predictions(result, {**columns, **find_part(job, order.name).predictions(margins)})
     return noted[0] if noted else None
 
 
-def _serve(order: WorkerOrder, job: Job, tell: _Teller) -> None:
-    """Take part in a service; at the active party take requests at a socket."""
+def _serve(order: WorkerOrder, job: Job, write: _EventWriter) -> None:
+    """Take part in a service; the active party takes requests at a socket."""
     schema, normalise = find_part(job, order.name).schema, () if job.align is None else job.align.normalise
 
     def ready(numbers: dict[str, int]) -> Iterator[Asked | None]:
         by_value = {id_value(one): number for one, number in numbers.items()}
-        tell(WorkerEvent(phase=f"serving {len(by_value)} rows", done=1, total=1))
+        write(WorkerEvent(phase=f"serving {len(by_value)} rows", done=1, total=1))
         return iter(Requests(Path(order.online), by_value, schema, normalise))
 
-    serve_online(job, order.name, ready, tell.phase)
+    serve_online(job, order.name, ready, write.phase)
 
 
 def _success(order: WorkerOrder, job: Job, transcript: Transcript | None) -> WorkerEvent:
-    """Say what a training has cost and told, by its report, and what anything else has sent and received."""
+    """Return the last event: traffic, and for a training what was learned and spent, from its report."""
     if transcript is not None:
         sent = {pair.receiver: total.nbytes for pair, total in transcript.by_pair("sent").items()}
         return WorkerEvent(end="done", sent=sent, received=received_by(transcript))
@@ -197,32 +197,34 @@ def _success(order: WorkerOrder, job: Job, transcript: Transcript | None) -> Wor
 
 
 def _traffic(event: WorkerEvent) -> Iterator[str]:
-    """Yield what went to and came from each peer, in words."""
+    """Yield the bytes sent to and received from each peer, in words."""
     for peer in sorted(event.sent.keys() | event.received.keys()):
         yield f"; {event.sent.get(peer, 0):,} bytes sent to {peer}, {event.received.get(peer, 0):,} received from it"
 
 
 def _failure(error: BaseException) -> WorkerEvent:
-    """Say how an attempt failed: where others may be the reason, the job is tried again."""
-    if isinstance(error, RoundVoid):  # too few members were there in time
+    """Return the last event of a failed attempt; the job is retried if others may be the reason."""
+    if isinstance(error, RoundVoid):  # too few members answered in time
         return WorkerEvent(end="again", said=str(error), public=error.public or str(error))
     if isinstance(error, PeerError) or not isinstance(error, TreatyError):
         own = isinstance(error, OSError)
-        public = "a file of its own, or its system, failed" if own else getattr(error, "public", None)
+        public = "one of its files, or its system, failed" if own else getattr(error, "public", None)
         said = str(error) or type(error).__name__
-        said = "it was told to end" if isinstance(error, SystemExit | KeyboardInterrupt) else said
+        said = "its process was terminated" if isinstance(error, SystemExit | KeyboardInterrupt) else said
         return WorkerEvent(end="again", said=said, public=public or (said if isinstance(error, PeerError) else ""))
-    usual = "its program failed" if isinstance(error, LocalProtocolError | CryptoError) else "its own files will not do"
+    usual = (
+        "its program failed" if isinstance(error, LocalProtocolError | CryptoError) else "its own files cannot be used"
+    )
     return WorkerEvent(end="wrong", said=str(error), public=error.public or usual)
 
 
-class _Teller:
-    """Writes events, of rounds and steps only now and then; `so_far` has all rounds, after `answered` earlier ones."""
+class _EventWriter:
+    """Writes events; those of rounds and steps at most every `EVENT_INTERVAL`. `so_far` counts all rounds."""
 
     def __init__(self, answered: int = 0) -> None:
         self._lock = threading.Lock()
         self._last = 0.0
-        self._answered, self._first = answered, -1  # finished rounds that the attempt began with
+        self._answered, self._first = answered, -1  # rounds finished before this attempt
         self.so_far = WorkerEvent(answered=answered)
 
     def __call__(self, event: WorkerEvent) -> None:
@@ -232,24 +234,24 @@ class _Teller:
 
     def rounds(self, done: int, total: int) -> None:
         self._first = done if self._first < 0 else self._first
-        answered = max(self.so_far.answered, self._answered + done - self._first)  # a model for each class begins at 0
+        answered = max(self.so_far.answered, self._answered + done - self._first)  # each class's model restarts at 0
         self.so_far = WorkerEvent(done=done, total=total, answered=answered)
-        self._now_and_then(self.so_far, last=done >= total)
+        self._write_limited(self.so_far, last=done >= total)
 
     def phase(self, title: str, done: int, total: int) -> None:
-        self._now_and_then(
+        self._write_limited(
             WorkerEvent(phase=re.sub(r" at unix:\S+", "", title), done=done, total=total), last=done >= total
         )
 
-    def _now_and_then(self, event: WorkerEvent, *, last: bool) -> None:
+    def _write_limited(self, event: WorkerEvent, *, last: bool) -> None:
         now = time.monotonic()
-        if last or now - self._last >= OFTEN:
+        if last or now - self._last >= EVENT_INTERVAL:
             self._last = now
             self(event)
 
 
 def _log_to(file: Path) -> None:
-    """Add to the job's log, which only its owner may read: errors may show cells of a table."""
+    """Append to the job's log, which only its owner may read: errors may show cells of a table."""
     os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     handler = logging.FileHandler(file, encoding="utf-8")
     formatter = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
