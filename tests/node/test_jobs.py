@@ -17,7 +17,7 @@ from treaty.node.proposals import name_of
 from treaty.node.settings import Policy
 from treaty.node.store import JobRow
 from treaty.node.verdicts import verdict_on
-from treaty.node.web import _registry
+from treaty.node.web import registry
 from treaty.privacy.ledger import Entry, Ledger, model_job
 
 NOISY = {
@@ -128,7 +128,7 @@ def test_a_check_is_listed_as_one_and_not_as_a_training(shop):
     listed = CliRunner().invoke(app, ["jobs", "--node", str(shop.made["shop"].settings)]).output
     assert [line.split()[1] for line in listed.splitlines()[1:] if line.strip()] == ["train:", "check"]
     assert describe(shop.store, shop.settings, row).title.startswith("check only, nothing is trained: a job")
-    counts = _registry(shop.store, "shop", lambda row: describe(shop.store, shop.settings, row))
+    counts = registry(shop.store, "shop", lambda row: describe(shop.store, shop.settings, row))
     shown = generate_latest(counts).decode()
     assert 'treaty_jobs{kind="check",state="finished"} 1.0' in shown
     assert 'treaty_jobs{kind="train",state="finished"} 0.0' in shown
