@@ -424,7 +424,7 @@ def test_a_fit_broken_off_goes_on_with_fresh_masks_to_the_same_model(monkeypatch
     ("options", "match"),
     [
         ({"backend": "triples"}, "option backend='triples': expected one of lattice, dealer, ou"),
-        ({"insecure_test_key_bits": 512}, 'key_bits and insecure_test_key_bits are of backend="ou" alone'),
+        ({"insecure_test_key_bits": 512}, 'key_bits and insecure_test_key_bits are for backend="ou" alone'),
         (
             {"backend": "lattice", "fractional_bits": 24},
             'at most 20 under the lattice map, got 24; take backend="dealer"',

@@ -21,15 +21,15 @@ class FederBoostVertical(SystemOptions):
         "paper" permits buckets in the clear (``epsilon=inf``), and between organisations eval sets and rows to predict
         that have the values of rows trained on but no ids. Buckets are tie-aware in both modes.
     allow_insecure : bool, default False
-        Without effect: this system has nothing that needs consent beside `mode`.
+        Without effect: this system has nothing else than `mode` that needs consent.
     epsilon : float or None, default None
-        Privacy parameter per value of each passive column; None is 4, infinite is no noise, in paper mode alone. A
-        person's values in all columns add up.
+        Privacy parameter per value of each passive column. None is 4; infinite is no noise, in paper mode only. The
+        epsilons of a person's values in all columns add up.
     epsilon_person : float or None, default None
-        Privacy parameter per person, shared evenly by a party's columns; in place of `epsilon`.
+        Privacy parameter per person, shared evenly by a party's columns; replaces `epsilon`.
     unbiased : bool or None, default None
-        Whether splits on columns that no tree has used yet are chosen on sums corrected for the noise. None is False:
-        no gain was measured.
+        Whether splits on columns that no tree has used yet are chosen on sums corrected for the noise. None is False,
+        as no gain was measured.
     """
 
     system: ClassVar[str] = "federboost-vertical"

@@ -8,40 +8,22 @@ active party puts noise on every row's gradient, once for each tree (`noise.Nois
 the clear. Every party computes the scores of its own candidates; the owner of the best one splits. Output: the active
 party gets the trees and all leaf values, every party its own splits.
 
-====================  =============  ==================================================  ========================
-message               from -> to     content                                             protection
-====================  =============  ==================================================  ========================
-`NoiseSetup`          active ->      model id, records of kept rounds, fixed point       TLS
-`ColumnCount`         passive ->     how many columns it has                             TLS
-`NoisyTree`           active ->      noisy gradients of the tree's rows; hessians, for   local differential
-                                     scores of the second order; their totals; sampled   privacy, epsilon a tree
-                                     rows, columns
-`Scores`              passive ->     of each node of the level, its best score           TLS
-`ScoredSplitRequest`  active ->      the nodes that the receiver splits                  TLS
-`ScoredSplitAnswer`   passive ->     record numbers, which rows of the nodes go left     TLS
-`LevelDivision`       active ->      which nodes of the last level were split, and how:  TLS; made of what was
-                                     which of their rows go left, and their totals       sent
-`CheckpointRequest`, `CheckpointReceipt`        both ways      write a checkpoint; it is written                   TLS
-`DecideRequest`       active ->      record numbers (eval rows, prediction, `refit`)     TLS
-`Decisions`           passive ->     which rows go left at each record                   TLS
-`Finish`              active ->      training is over                                    TLS
-====================  =============  ==================================================  ========================
-
-All nodes of a level travel in one message each way, and in one more to and from those who split.
+All nodes of a level travel in one message each way, and in one more to and from those who split. The messages are in
+`scoring`; each says what it tells its receiver.
 
 **What epsilon covers.** Scores, splits, totals of nodes, leaf values, and so the margins that the next gradients are
 computed from, are made of noisy gradients and columns alone. So all that passive parties see, row sets and the number
-of trees included, depends on labels only through what epsilon covers. True labels are used for two things: gradients
-before their noise, and, with `refit`, leaf values of the finished model, which nobody is sent. Epsilon does not cover
-columns (which rows go left at each split is told as it is), labels of eval sets where they stop training early, and the
-order of magnitude of the largest weight or target (the fixed point of what is sent).
+of trees included, depends on labels only through what epsilon covers. True labels are used for gradients before their
+noise and, with `refit`, for leaf values of the finished model, which are sent to no party. Epsilon does not cover
+columns (rows are sent as they go left at each split), labels of eval sets that stop training early, or the order of
+magnitude of the largest weight or target (the fixed point of what is sent).
 
 Adversary: honest but curious; the noise holds whatever passive parties do and whoever colludes with whom.
 
-Deviations from the paper: no exact sum is sent, for noise beside exact sums of nested nodes protects nothing. The score
-of the first order takes the right child's sum from its own rows: as printed, from the exact total, it is wrong by the
-variance of the left sum over lambda on average, and prefers splits with many rows on the left. Denominators are not
-below lambda / 2. Gradients are sent once for each tree, not for each node. ``mode="paper"`` has the published form.
+Deviations from the paper: no exact sum is sent, because noise next to exact sums of nested nodes protects nothing. The
+score of the first order takes the right child's sum from its own rows: as printed, from the exact total, it is wrong by
+the variance of the left sum over lambda on average, and prefers splits with many rows on the left. Denominators are not
+below lambda / 2. Gradients are sent once for each tree, not for each node. ``mode="paper"`` plays the published form.
 """
 
 from __future__ import annotations
@@ -75,7 +57,7 @@ from treaty.systems.fedxgboost_ldp.scoring import (
     TreeReader,
     left_totals,
 )
-from treaty.systems.pooled.training import own_columns
+from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import agree_on_terms, boosting_of, finish, open_training, start_of
 from treaty.systems.vertical.decisions import ask_all
@@ -120,13 +102,10 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
         weighted=data.weight is not None, model_id=part.model_id, job=party.job, first_tree=len(forest.trees),
         threads=threads,
     )  # fmt: skip
-    others = {}
-    for peer in party.peers:
-        party.send(peer, NoiseSetup(*start_of(training, peer), *noise.units, noise.noisy_hess))
-        n_columns = party.receive(peer, ColumnCount).count
-        others[peer] = ScoredColumns(party, peer, n_columns, training.records[peer], first_order=options.first_order)
+    others = _columns_of_others(inputs, training, noise)
     own = own_columns(data.table, common.most_bins, part.splits, threads)
     sources = [others.get(name, own) for name in inputs.roles.owners]
+    # scores have their own rules: leaf weights are made of hessians even where scores leave them out
     rules = common.rules_of(*noise.units)
     scoring = scoring_rules(rules, first_order=options.first_order, noisy_hess=noise.noisy_hess)
 
@@ -183,6 +162,18 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
         _refit(inputs, part)
     finish(party)
     return part
+
+
+def _columns_of_others(
+    inputs: RoleInput[FedXGBoostLDP], training: Training, noise: NoisyGradients
+) -> dict[str, ScoredColumns]:
+    """Send every passive party the set-up; return its columns as a source of scores."""
+    party, others = inputs.party, {}
+    for peer in party.peers:
+        party.send(peer, NoiseSetup(*start_of(training, peer), *noise.units, noise.noisy_hess))
+        n_columns, records = party.receive(peer, ColumnCount).count, training.records[peer]
+        others[peer] = ScoredColumns(party, peer, n_columns, records, first_order=inputs.options.first_order)
+    return others
 
 
 def _check_scores(

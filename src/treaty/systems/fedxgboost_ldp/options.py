@@ -18,29 +18,29 @@ class FedXGBoostLDP(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" sends exact sums beside the noise, so that no epsilon holds; it needs `allow_insecure`. Its mechanism
+        "paper" sends exact sums next to the noise, so that no epsilon holds; it needs `allow_insecure`. Its mechanism
         and score are the paper's.
     allow_insecure : bool, default False
-        Consent to paper mode; every party has to give its own.
+        Consent to paper mode. Every party must give its own.
     mechanism : {"piecewise", "laplace", "duchi", "hybrid", "label_rr"} or None, default None
-        Noise on every row's gradient, which each tree costs `epsilon`; None is "piecewise", in paper mode "duchi".
+        Noise on every row's gradient, which costs `epsilon` in each tree; None is "piecewise", in paper mode "duchi".
         "label_rr" trains on labels that were randomised once instead, which costs `epsilon` for all trees together.
     epsilon : float or None, default None
         Privacy parameter of each gradient of one tree, None is 1; under "label_rr" of each label, and required.
     epsilon_total : float or None, default None
-        The most that all releases in the active party's ledger may cost a person; training ends where the next tree
-        would pass it.
+        The most that all releases in the active party's ledger may cost a person. Training ends before a tree that
+        would exceed it.
     delta : float or None, default None
-        With `epsilon_total`: releases cost what an accountant finds at this delta, where that is less than their sum.
+        With `epsilon_total`: releases cost what an accountant finds at this delta, if that is less than their sum.
     split_score : {"first_order", "second_order"} or None, default None
-        What splits are chosen by: sums of gradients alone, which None is in paper mode, or with hessians, which None is
-        in safe mode.
+        Whether splits are chosen by sums of gradients alone or with hessians. None is "first_order" in paper mode,
+        "second_order" in safe mode.
     clip : float or None, default None
         Gradients are clipped to [-clip, clip] before noise. None: the largest there can be, for two classes 1.
     clip_hess : float or None, default None
         Hessians that carry noise are clipped to [0, clip_hess]. None: the largest there can be, for two classes 1/4.
     refit : bool or None, default None
-        Whether leaf values of the finished model are computed anew from true labels; nobody is sent them. None is
+        Whether leaf values of the finished model are recomputed from true labels; they are sent to no party. None is
         False: leaf values are made of what passive parties were sent.
     """
 
@@ -81,43 +81,37 @@ class FedXGBoostLDP(SystemOptions):
 
     @property
     def estimates_base_score(self) -> bool:
-        """Not under noise on gradients: a mean of true labels would change every gradient beside its noise."""
+        """Whether it may be a mean of true labels, which would change every gradient outside its noise."""
         return not self.adds_noise
 
     def check(self, common: Any) -> None:
-        labels = self.mechanism == "label_rr"
-        if self.delta is not None and self.epsilon_total is None:
-            raise ConfigError("delta goes with epsilon_total; give both or leave delta out")
-        if labels and self.epsilon is None:
-            raise ConfigError(
-                "mechanism='label_rr' goes with the epsilon that labels may cost: epsilon=1.0 for example"
-            )
-        if labels and (self.clip is not None or self.clip_hess is not None):
-            raise ConfigError("clip and clip_hess are about noise on gradients, which mechanism='label_rr' has not")
-        if labels and self.refit:
-            raise ConfigError(
-                "refit takes true labels, and mechanism='label_rr' has them randomised once; leave one out"
-            )
-        if labels and self.mode == "paper":
-            raise ConfigError(
-                "mode='paper' is the protocol as published, noise on gradients beside exact sums; mechanism='label_rr' "
-                "is none of its mechanisms and sends no exact sum: take mode='safe'"
-            )
-        if common.goss:
-            raise ConfigError("goss draws rows by their true gradients, and so shows which are large; use subsample")
-        if common.loss_class.refreshes_leaves:
-            raise ConfigError(
-                f"objective={common.objective!r} has leaf values made of true labels, of which the noisy gradients of "
-                'later trees would tell more than their epsilon: take "huber", or another system'
-            )
-        if common.loss_class.takes == "groups":
-            raise ConfigError(
-                f"objective={common.objective!r} has gradients made of the labels of all rows of a group, so that a "
-                "label would cost the epsilon of each: take another system"
-            )
-        if common.reg_lambda == 0.0:
-            raise ConfigError("expected reg_lambda above 0: sums of noise are divided by it")
-        if self.mode == "paper":
+        labels, paper = self.mechanism == "label_rr", self.mode == "paper"
+        objective, loss = f"objective={common.objective!r}", common.loss_class
+        for refused, why in (
+            (self.delta is not None and self.epsilon_total is None,
+             "delta goes with epsilon_total; give both or leave delta out"),
+            (labels and self.epsilon is None,
+             "mechanism='label_rr' goes with the epsilon that labels may cost: epsilon=1.0 for example"),
+            (labels and (self.clip is not None or self.clip_hess is not None),
+             "clip and clip_hess are about noise on gradients, which mechanism='label_rr' does not add"),
+            (labels and self.refit,
+             "refit takes true labels, and mechanism='label_rr' randomises them once; leave one out"),
+            (labels and paper,
+             "mode='paper' is the protocol as published, noise on gradients next to exact sums; mechanism='label_rr' "
+             "is none of its mechanisms and sends no exact sum: take mode='safe'"),
+            (common.goss,
+             "goss draws rows by their true gradients, and so shows which are large; use subsample"),
+            (loss.refreshes_leaves,
+             f"{objective} makes leaf values of true labels, of which the noisy gradients of later trees would tell "
+             'more than their epsilon: take "huber", or another system'),
+            (loss.takes == "groups",
+             f"{objective} makes gradients of the labels of all rows of a group, so that a label would cost the "
+             "epsilon of each: take another system"),
+            (common.reg_lambda == 0.0, "expected reg_lambda above 0: sums of noise are divided by it"),
+        ):  # fmt: skip
+            if refused:
+                raise ConfigError(why)
+        if paper:
             check_consent(self)
             if self.epsilon_total is not None:
                 raise ConfigError("mode='paper' has no epsilon that epsilon_total could limit: leave it out")
@@ -127,7 +121,7 @@ def check_consent(options: FedXGBoostLDP) -> None:
     """Refuse the published protocol unless this party's own options consent to it."""
     if options.mode == "paper" and not options.allow_insecure:
         raise ConfigError(
-            "mode='paper' sends the exact sum of gradients of every node beside the noisy ones, and no epsilon holds; "
+            "mode='paper' sends the exact sum of gradients of every node next to the noisy ones, and no epsilon holds; "
             "it needs allow_insecure=True of every party",
             public="it does not consent to what fedxgboost-ldp shows as published (allow_insecure)",
         )

@@ -43,7 +43,7 @@ def conclusions(
             f"there are trees{most} ({active}'s report has the sum)"
         )
     if options.mode == "paper":
-        cost += "; and exact sums of gradients beside them, so that no epsilon holds (mode='paper')"
+        cost += "; and exact sums of gradients next to them, so that no epsilon holds (mode='paper')"
     learned = {active: ["the shape of all trees and all leaf values"]}
     if options.refit:
         learned[active].append("of all training rows, those outside the node too, the side at every split (refit)")

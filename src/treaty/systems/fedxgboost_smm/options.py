@@ -30,37 +30,37 @@ class FedXGBoostSMM(SystemOptions):
     Parameters
     ----------
     mode : {"safe", "paper"}, default "safe"
-        "paper" is the published, broken protocol; it needs `allow_insecure`.
+        "paper" is the published protocol, which is broken; it needs `allow_insecure`.
     allow_insecure : bool, default False
-        Consent to paper mode, or to keys for tests; every party has to give its own.
+        Consent to paper mode, or to keys for tests. Every party must give its own.
     backend : {"lattice", "dealer", "ou"} or None, default None
-        In safe mode, how the exact matrix product is computed. "lattice", which None is too, needs no third party; with
-        "dealer" a third party without data hands out random matrices, by far the fastest once every bin of every row
-        was sent under a mask, 8 bytes each; "ou" encrypts every row afresh for every node.
+        In safe mode, how the exact matrix product is computed. "lattice" (None) needs no third party. With "dealer" a
+        third party without data hands out random matrices: by far the fastest, after every bin of every row was sent
+        once under a mask, 8 bytes each. "ou" encrypts every row again for every node.
     reveal : {"column", "node", "argmax"} or None, default None
         "column" (None) and "node" as for `SecureBoost`. With "argmax", in safe mode on the lattice map, the active
-        party learns no sums, only which splits are best; sides of nodes' rows are transferred. It is
-        ``SecureBoost(sums="sealed")``, and needs what that needs.
+        party learns no sums, only which splits are best. This is ``SecureBoost(sums="sealed")``, with the same
+        requirements.
     key_bits : {2048, 3072} or None, default None
         With ``backend="ou"``: size of the modulus; None is 3072.
     insecure_test_key_bits : int or None, default None
-        With ``backend="ou"``: a smaller key, for tests alone; needs `allow_insecure`, and every party must name the
-        same.
+        With ``backend="ou"``: a smaller key, for tests only. It needs `allow_insecure`, and the same size at every
+        party.
     version : {1, 2} or None, default None
-        In paper mode: 1, which None is too, gives the active party the sums of passive parties' candidates; 2 gives
-        each passive party the sums of its own candidates, of which it tells only the best gain.
+        In paper mode: 1 (None) gives the active party the sums of passive parties' candidates. 2 gives each passive
+        party the sums of its own candidates, of which it sends only the best gain.
     null_vectors : int or None, default None
-        In paper mode: how many null vectors are drawn for a node, the paper's r; None is 32. All three numbers shrink
-        where a node has few rows.
+        In paper mode: how many null vectors are drawn for a node, the paper's r; None is 32. This and the next two
+        numbers shrink where a node has few rows.
     bit_columns : int or None, default None
-        In version 2: how many columns of random bits the candidates of a node are mixed with, the paper's l1; None is
-        twice as many as there are candidates.
+        In version 2: how many columns of random bits the candidates of a node are mixed with, the paper's l1. None is
+        twice the number of candidates.
     normal_columns : int or None, default None
         In version 2: how many columns of normal numbers the candidates of a node are mixed with, the paper's l2; None
         is 8.
     allow_exact_sums : bool, default False
         Consent, in safe mode, to a training whose exact sums would show the active party more than a tenth of a passive
-        party's bins, row by row, by an estimate from rows, bins, depth and trees. Every party has to give its own.
+        party's bins, row by row, by an estimate from rows, bins, depth and trees. Every party must give its own.
     """
 
     system: ClassVar[str] = "fedxgboost-smm"
@@ -86,7 +86,7 @@ class FedXGBoostSMM(SystemOptions):
 
     @property
     def ciphers(self) -> CipherOptions:
-        """What these options say of how sums are hidden in safe mode."""
+        """How sums are hidden in safe mode."""
         return CipherOptions(
             cipher=self.cipher,
             reveal=None if self.reveal == "argmax" else self.reveal,
@@ -99,7 +99,7 @@ class FedXGBoostSMM(SystemOptions):
 
     @property
     def has_dealer(self) -> bool:
-        """Whether a third party without data deals random matrices."""
+        """Whether a third party without data hands out random matrices."""
         return self.mode == "safe" and self.backend == "dealer"
 
     @property
@@ -109,28 +109,27 @@ class FedXGBoostSMM(SystemOptions):
         return Sizes(**{name: value for name, value in named.items() if value is not None})
 
     def check(self, common: Any) -> None:
-        """Refuse options that do not go together, in either mode."""
+        """Raise ConfigError for options that do not fit together, in either mode."""
+        mixing = "bit_columns", "normal_columns"
         if self.mode == "paper":
             check_consent(self)
             for name in ("backend", "reveal", "key_bits", "insecure_test_key_bits"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"option {name} is for safe mode of 'fedxgboost-smm'; leave it out in paper mode")
-            if self.version != 2:
-                for name in ("bit_columns", "normal_columns"):
-                    if getattr(self, name) is not None:
-                        raise ConfigError(
-                            f"option {name} is about what version 2 mixes candidates with; leave it out, or take "
-                            "version=2"
-                        )
+            for name in mixing if self.version != 2 else ():
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"option {name} is about what version 2 mixes candidates with; leave it out, or take version=2"
+                    )
             return
         if self.version is not None:
             raise ConfigError("version is for mode='paper'; in safe mode the active party gets the sums: leave it out")
-        for name in ("null_vectors", "bit_columns", "normal_columns"):
+        for name in ("null_vectors", *mixing):
             if getattr(self, name) is not None:
                 raise ConfigError(f"option {name} is for mode='paper', which draws null vectors; leave it out")
         if (self.key_bits or self.insecure_test_key_bits) and self.backend != "ou":
             raise ConfigError(
-                'key_bits and insecure_test_key_bits are of backend="ou" alone; the others have no such key'
+                'key_bits and insecure_test_key_bits are for backend="ou" alone; the others have no such key'
             )
         check_test_key(self)
         if self.reveal == "argmax":
