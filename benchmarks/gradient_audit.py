@@ -23,7 +23,7 @@ from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, RoleInput, star
 from treaty.systems.vertical.active import roles_by_column

@@ -31,7 +31,7 @@ from treaty.privacy.randomised_response import randomise_labels
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput, star
 from treaty.systems.vertical.active import roles_by_column

@@ -19,7 +19,7 @@ from treaty.attacks.opened_sums import grouped, known_share
 from treaty.data.binning import fit_bins
 from treaty.errors import ConfigError, TreatyError
 from treaty.models.checkpoints import sides_folder
-from treaty.systems.secureboost import roles
+from treaty.systems.secureboost import secureboost
 from treaty.systems.vertical.encrypted_columns import TreeEnd
 from treaty.systems.vertical.told_sides import ToldSides
 
@@ -80,7 +80,7 @@ def test_an_owner_that_reaches_its_limit_ends_the_job() -> None:
     }  # fmt: skip
 
     def passive(party: Any) -> Any:
-        return roles.passive(role_input(party, tables, y, options, most_recoverable=0.05))
+        return secureboost.passive(role_input(party, tables, y, options, most_recoverable=0.05))
 
     with pytest.raises(TreatyError, match=r"expected at most 5\.0% \(most_recoverable\): train fewer or shallower"):
         play_training(tables, y, replace={"p1": passive}, **options)
@@ -95,7 +95,7 @@ def test_a_tree_that_is_broken_off_is_counted(tmp_path: Path) -> None:
     }  # fmt: skip
 
     def passive(store: str) -> Any:
-        return lambda party: roles.passive(role_input(party, tables, y, options, store=tmp_path / store))
+        return lambda party: secureboost.passive(role_input(party, tables, y, options, store=tmp_path / store))
 
     def active(party: Any) -> Any:
         send = party.send
@@ -106,7 +106,7 @@ def test_a_tree_that_is_broken_off_is_counted(tmp_path: Path) -> None:
             send(to, sent)
 
         party.send = until_the_end
-        return roles.active(role_input(party, tables, y, options))
+        return secureboost.active(role_input(party, tables, y, options))
 
     with pytest.raises(ConfigError, match="seen enough"):
         play_training(tables, y, replace={"p0": active, "p1": passive("broken off")}, **options)

@@ -12,7 +12,7 @@ from flat import flat
 from tables import FAST_KEY, cut, real_table, with_categories, with_gaps
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
-from treaty.systems.vertical import encrypted, encrypted_columns
+from treaty.systems.vertical import column_owner, encrypted_columns
 from treaty.systems.vertical.column_owner import SplitOwner
 
 TREES = 5
@@ -51,7 +51,7 @@ def stop_active(monkeypatch, tree):
 def stop_passive(monkeypatch, tree):
     """Stop a passive party in the midst of a tree, once it has recorded a split."""
     record, seen = SplitOwner.record, []
-    checked_sample = encrypted.checked_sample
+    checked_sample = column_owner.checked_sample
 
     def counting(*arguments):
         seen.append(1)
@@ -63,7 +63,7 @@ def stop_passive(monkeypatch, tree):
             raise Interrupted
         return answer
 
-    monkeypatch.setattr(encrypted, "checked_sample", counting)
+    monkeypatch.setattr(column_owner, "checked_sample", counting)
     monkeypatch.setattr(SplitOwner, "record", stopping)
 
 

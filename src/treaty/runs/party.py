@@ -54,6 +54,7 @@ from treaty.systems.system import (
     Roles,
     Signer,
 )
+from treaty.systems.vertical.audit.keeping import keep_for_audit
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -210,7 +211,7 @@ def _training_inputs(
     folder, most = job.parties[name].keep_for_audit, job.parties[name].audit_gigabytes
     keeping = AuditFolder(Path(folder), int(most * 1e9)) if folder else None
     vouched = [*([roles.active, name] if keeping else []), *job.system.vouched(roles, own, name)]
-    return RoleInput(
+    inputs = RoleInput(
         party=party, options=own, common=common, roles=roles, data=tables.data, classes=tables.classes,
         n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
         eval_sets=tables.eval_sets, threads=cores(job.n_jobs), progress=progress, phase=phase, keeper=keeper,
@@ -218,8 +219,10 @@ def _training_inputs(
         vouching=pinned_vouching(job, name, vouched) if vouched else Signer(),
         patience=patience_of(job), most_recoverable=job.parties[name].most_recoverable,
         row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
-        audit=keeping,
     )  # fmt: skip
+    if keeping is not None:
+        keep_for_audit(inputs, keeping)
+    return inputs
 
 
 def _warn_of_trees(job: Job, name: str, part: Any, tables: TrainingTables) -> None:

@@ -58,6 +58,19 @@ class Observer:
         """Release files and folders: the role has ended, well or by an error."""
 
 
+class Evidence:
+    """What a party adds to its messages so that it can be held to them later; this one adds nothing.
+
+    `number` is that of the record that an observer keeps for an audit, empty without one.
+    """
+
+    number: bytes = b""
+
+    def signature(self, peer: str) -> bytes:
+        """Sign all that a peer was sent so far in this training."""
+        return b""
+
+
 class Observers(Observer):
     """Several observers as one; each call goes to all of them, in order."""
 

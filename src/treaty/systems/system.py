@@ -25,7 +25,7 @@ from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems.expected import Expected, Shape, not_expected
 from treaty.systems.leakage import Routes, Stage, learned
-from treaty.systems.observers import Observers, Recording
+from treaty.systems.observers import Evidence, Observers, Recording
 from treaty.systems.options import CommonOptions, SystemOptions, Term, given, public_terms
 
 if TYPE_CHECKING:
@@ -185,8 +185,8 @@ class RoleInput(Generic[Own, Common]):
     epsilon_limits : EpsilonLimits or None
         This party's own, which its ledger keeps to besides those of the job's options.
     vouching : Signer
-    audit : AuditFolder or None
-        Where this party keeps a record for an audit of gradients. None: it keeps none.
+    evidence : Evidence
+        What this party adds to its messages so that it can be held to them later.
     recording : Recording or None
         Where this party notes what it opens, for attacks on its own view. None: nowhere.
     most_recoverable : float or None
@@ -232,7 +232,7 @@ class RoleInput(Generic[Own, Common]):
     store: Path | None = None
     epsilon_limits: EpsilonLimits | None = None
     vouching: Signer = Signer()
-    audit: AuditFolder | None = None
+    evidence: Evidence = field(default_factory=Evidence)
     recording: Recording | None = None
     most_recoverable: float | None = None
     patience: float | None = None

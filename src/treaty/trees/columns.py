@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers, contiguous, pieces, side_by_side
 from treaty.machine.shared_work import share
-from treaty.trees.boosting import TreeSample
+from treaty.trees.boosting import Boosting, TreeSample
 from treaty.trees.ensemble import Tree
+from treaty.trees.growth import Growth
 from treaty.trees.histograms import Histograms
 from treaty.trees.partition import RowPartition, look_up_left
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
@@ -285,6 +286,32 @@ class SplitSearch:
         for source in self.sources.values():
             source.end_tree()
         self._parents.clear()  # not empty if the tree ended early
+
+
+def grow_tree(
+    search: SplitSearch, sample: TreeSample, rules: SplitRules, threads: int = 1
+) -> tuple[Tree, RowPartition]:
+    """Grow a tree level by level; return it, and which node each row is in."""
+    rows, growth = sample.partition(threads), Growth(sample.totals, rules)
+    while growth.level is not None:
+        search.ask(growth.level, rows)
+        chosen = growth.take(search.choose(growth.level))
+        if chosen is not None:
+            nodes, children, splits = chosen
+            records, left = search.decide(nodes, splits, rows)
+            rows.divide(nodes, children, left)
+            search.shown.divided(nodes, children, rows)
+            growth.divided(records)
+    search.end()
+    return growth.tree(), rows
+
+
+def grow_trees(boosting: Boosting, sources: Sequence[SumsSource]) -> None:
+    """Grow all trees of a training on the columns of `sources`."""
+    for a_round in boosting:
+        for sample in a_round.trees():
+            search = SplitSearch(sources, sample, boosting.rules, boosting.threads)
+            a_round.add(*grow_tree(search, sample, boosting.rules, boosting.threads))
 
 
 class JoinedColumns(ColumnSource):

@@ -15,11 +15,10 @@ from treaty.messaging.certificates import make_identity
 from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.messaging.messages import Array, pack
 from treaty.messaging.party import Party, run_role
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.vertical import column_owner
 from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.decisions import DecideRequest
-from treaty.systems.vertical.encrypted import Setup
 from treaty.systems.vertical.encrypted_columns import (
     BinLayout,
     Hint,
@@ -30,6 +29,7 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeStart,
 )
 from treaty.systems.vertical.named_rows import NamedRows
+from treaty.systems.vertical.setup import Setup
 
 SEEN: dict[str, BaseException] = {}
 

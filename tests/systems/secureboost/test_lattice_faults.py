@@ -15,7 +15,7 @@ from systems.vertical.playing import OPTIONS, play_training, role_input, tables_
 from treaty.crypto.lattice.linear_map import LinearMapServer
 from treaty.errors import CryptoError, PeerError, PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array, pack
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.vertical.encrypted_columns import Hint, Sums, TreeEnd
 from treaty.systems.vertical.named_rows import NamedRows
 

@@ -27,7 +27,7 @@ from treaty.crypto.lattice.ring import packed_words, unpack
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.models.trees import forest_of
-from treaty.systems.vertical import column_owner, encrypted, encrypted_columns, public_seed
+from treaty.systems.vertical import column_owner, encrypted_columns, public_seed, setup
 
 SEED_TO_PASSIVE = (public_seed.SeedOffer, public_seed.SeedCommitments, public_seed.SeedShares)
 LATTICE_TO_PASSIVE = {**TO_PASSIVE, **{kind.__name__: kind for kind in SEED_TO_PASSIVE}}
@@ -184,9 +184,9 @@ def test_the_search_finds_a_planted_leak(monkeypatch, samples, what):
 
     grad = np.frombuffer(secrets_of_active(tables, y)["gradients"][0], np.int64)
     monkeypatch.setattr(encrypted_columns.EncryptedGradients, "ask", asking)
-    for module in (encrypted, encrypted_columns, column_owner):
+    for module in (setup, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: pack([*payload, planted()]))
-    for module in (encrypted, encrypted_columns):
+    for module in (setup, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-1], peer, of))
     played = train(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p1"], LATTICE_TO_PASSIVE)]

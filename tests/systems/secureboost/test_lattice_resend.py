@@ -25,7 +25,7 @@ from treaty.messaging.messages import decode_body, decode_envelope
 from treaty.messaging.party import Party, run_role
 from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.runs.threads import play
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
 from treaty.systems.vertical.encrypted_columns import SumsRequest

@@ -15,7 +15,7 @@ from treaty.models.trees import forest_of
 from treaty.systems.options import public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import column_owner, decisions, encrypted, encrypted_columns, named_rows
+from treaty.systems.vertical import column_owner, decisions, encrypted_columns, named_rows, setup
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -23,7 +23,7 @@ from treaty.trees.objectives import make_objective
 TO_PASSIVE = {
     "Terms": Terms,
     "Verdict": Verdict,
-    "Setup": encrypted.Setup,
+    "Setup": setup.Setup,
     "HintReceipt": encrypted_columns.HintReceipt,
     "TreeStart": encrypted_columns.TreeStart,
     "TreeEnd": encrypted_columns.TreeEnd,
@@ -147,9 +147,9 @@ def test_the_search_finds_a_planted_leak(monkeypatch, what):
         "packed labels": np.packbits(y.astype(bool)),
     }[what]
     pack, unpack = encrypted_columns.pack, encrypted_columns.unpack
-    for module in (encrypted, encrypted_columns, column_owner):
+    for module in (setup, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: pack([*payload, planted]))
-    for module in (encrypted, encrypted_columns):
+    for module in (setup, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-1], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p1"], TO_PASSIVE)]
@@ -160,9 +160,9 @@ def test_the_search_finds_a_planted_threshold_and_name(monkeypatch):
     tables, y = tables_and_labels()
     planted = [Array.of(tables["p1"].columns[0]), Array.of(np.frombuffer(b"name", np.uint8))]
     unpack = encrypted_columns.unpack
-    for module in (encrypted, encrypted_columns, column_owner):
+    for module in (setup, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "pack", lambda payload: [*map(Array.of, payload), *planted])
-    for module in (encrypted, encrypted_columns):
+    for module in (setup, encrypted_columns, column_owner):
         monkeypatch.setattr(module, "unpack", lambda payload, peer, of: unpack(payload[:-2], peer, of))
     played = play_training(tables, y)
     contents = [content for _, _, content in received(played.transcripts["p0"], TO_ACTIVE)]

@@ -32,13 +32,13 @@ from treaty.messaging.messages import Array
 from treaty.privacy.exact_sums import OpenedNode, known_bins
 from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import exact_sums
 from treaty.systems.vertical.links import LinkEcho, LinkProbe
 from treaty.systems.vertical.sealed import active as sealed_active
 from treaty.systems.vertical.sealed import level
-from treaty.systems.vertical.sealed.active import SealedFinder
+from treaty.systems.vertical.sealed.active import SealedSearch
 from treaty.systems.vertical.sealed.level import places_of
 
 
@@ -463,7 +463,7 @@ def uniform(values: np.ndarray, kinds: int = 256) -> float:
 
 def test_the_attack_on_exact_sums_finds_nothing_in_what_is_opened_under_seal(monkeypatch):
     nodes: list[OpenedNode] = []
-    honest = SealedFinder._tournament
+    honest = SealedSearch._tournament
 
     def watching(finder, shown, own):
         found = honest(finder, shown, own)
@@ -473,7 +473,7 @@ def test_the_attack_on_exact_sums_finds_nothing_in_what_is_opened_under_seal(mon
             nodes.append(OpenedNode(rows.copy(), *finder._derivatives, shares[..., 0].astype(np.int64)))
         return found
 
-    monkeypatch.setattr(SealedFinder, "_tournament", watching)
+    monkeypatch.setattr(SealedSearch, "_tournament", watching)
     X, y = real_table("binary")
     tables = cut(X, 2)
     treaty.GBDTClassifier(SEALED, n_jobs=1, n_estimators=5, max_bin=16).fit(tables, y)
@@ -495,7 +495,7 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
     opened: list[dict[int, np.ndarray]] = []
     lefts: list[dict[int, int]] = []
     orders = []
-    honest = SealedFinder._tournament
+    honest = SealedSearch._tournament
 
     def watching(finder, shown, own):
         found = honest(finder, shown, own)
@@ -515,7 +515,7 @@ def test_the_inversion_of_histograms_finds_nothing_in_what_is_opened_under_seal(
         orders.append(order)
         return found
 
-    monkeypatch.setattr(SealedFinder, "_tournament", watching)
+    monkeypatch.setattr(SealedSearch, "_tournament", watching)
     treaty.GBDTClassifier(SEALED, n_jobs=1, n_estimators=5, max_bin=16).fit(tables, y)
     by_class = np.zeros((2, offsets[-1]), np.int64)  # which the attacker does not have either
     for feature, column in enumerate(codes.T):

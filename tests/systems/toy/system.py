@@ -28,9 +28,8 @@ from treaty.systems.system import PartySpec, RoleInput, Roles, System
 from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.leakage import PREDICT
 from treaty.trees.boosting import Boosting
-from treaty.trees.columns import ColumnSource, SplitSearch
+from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import SplitTable
-from treaty.trees.growth import Growth
 
 
 @dataclass(kw_only=True, repr=False)
@@ -91,20 +90,7 @@ def active(inputs: RoleInput) -> ModelPart:
         data.y, data.weight, forest, rules, plan, threads=inputs.threads,
         on_round=lambda state: inputs.observers.round_finished(state.rounds, training.part),
     )  # fmt: skip
-    for a_round in boosting:
-        for sample in a_round.trees():
-            rows, growth = sample.partition(inputs.threads), Growth(sample.totals, rules)
-            search = SplitSearch(sources, sample, rules, inputs.threads)
-            while growth.level is not None:
-                search.ask(growth.level, rows)
-                chosen_splits = growth.take(search.choose(growth.level))
-                if chosen_splits is not None:
-                    nodes, children, best = chosen_splits
-                    records, left = search.decide(nodes, best, rows)
-                    rows.divide(nodes, children, left)
-                    growth.divided(records)
-            search.end()
-            a_round.add(growth.tree(), rows)
+    grow_trees(boosting, sources)
     for name, splits in chosen.items():
         features = np.array([feature for feature, _ in splits], np.int32)
         left = np.array([left for _, left in splits], np.bool_).reshape(-1, 256)

@@ -13,7 +13,7 @@ from treaty.data.table import Table, to_table
 from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.options import SystemOptions
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, RoleInput, Roles, star
 

@@ -20,8 +20,9 @@ from treaty.messaging.messages import Array
 from treaty.runs.threads import play
 from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
-from treaty.systems.secureboost import roles as secureboost
-from treaty.systems.system import AuditFolder, LabelledRows
+from treaty.systems.observers import play_role
+from treaty.systems.secureboost import secureboost
+from treaty.systems.system import AuditFolder, LabelledRows, RoleInput
 from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.audit import keeping
 from treaty.systems.vertical.audit.record import ActiveHeader, KeptTree, RecordFile, read_parts
@@ -40,6 +41,12 @@ CIPHERS = {
 }
 
 
+def kept(inputs: RoleInput, folder: Path, limit: int = LIMIT) -> RoleInput:
+    """Have a party keep a record in a folder."""
+    keeping.keep_for_audit(inputs, AuditFolder(folder, limit))
+    return inputs
+
+
 def kept_training(folder: Path, *, rows: int = 240, bare: bool = False, **options):
     """Train with records in a folder of each party, p0 perhaps without columns; return the folders by party."""
     tables, y = tables_and_labels(2, rows)
@@ -49,7 +56,7 @@ def kept_training(folder: Path, *, rows: int = 240, bare: bool = False, **option
     folders = {name: folder / name for name in tables}
 
     def role(program):
-        return lambda party: program(role_input(party, tables, y, given, audit=AuditFolder(folders[party.name], LIMIT)))
+        return lambda party: play_role(program, kept(role_input(party, tables, y, given), folders[party.name]))
 
     replace = {name: role(secureboost.active if name == "p0" else secureboost.passive) for name in tables}
     play_training(tables, y, replace=replace, **options)
@@ -96,9 +103,7 @@ def test_an_honest_training_by_matrix_products_passes(tmp_path, backend):
 
     def role(name):
         program = smm.active if name == "p0" else smm.passive
-        return lambda party: program(
-            role_input(party, tables, y, given, FedXGBoostSMM, audit=AuditFolder(folders[name], LIMIT))
-        )
+        return lambda party: play_role(program, kept(role_input(party, tables, y, given, FedXGBoostSMM), folders[name]))
 
     play({name: role(name) for name in tables}, star_of(tables), job="test", protocol="fedxgboost-smm", timeout=60)
     (verdict,) = audit(folders["p0"], folders["p1"])
@@ -125,18 +130,9 @@ def test_other_losses_and_weights_pass(tmp_path, task, cipher):
         lead = name == "p0"
         data = LabelledRows(tables[name], y.astype(float) if lead else np.zeros(0), weight if lead else None)
         program = secureboost.active if lead else secureboost.passive
-        keeping = AuditFolder(folders[name], LIMIT)
-        return lambda party: program(
-            role_input(
-                party,
-                tables,
-                y,
-                given,
-                data=data,
-                classes=classes if lead else None,
-                audit=keeping,
-                n_classes=len(classes or ()) or 2,
-            )
+        fields = {"classes": classes if lead else None, "n_classes": len(classes or ()) or 2}
+        return lambda party: play_role(
+            program, kept(role_input(party, tables, y, given, data=data, **fields), folders[name])
         )
 
     play({name: role(name) for name in tables}, star_of(tables), job="test", protocol="secureboost", timeout=60)
@@ -351,7 +347,8 @@ def test_records_too_large_are_refused_before_anything_is_encrypted(tmp_path, mo
         def role(party, small=small):
             program = secureboost.active if party.name == "p0" else secureboost.passive
             limit = 1000 if party.name == small else LIMIT
-            return program(role_input(party, tables, y, given, audit=AuditFolder(tmp_path / small / party.name, limit)))
+            inputs = role_input(party, tables, y, given)
+            return play_role(program, kept(inputs, tmp_path / small / party.name, limit))
 
         with pytest.raises(ConfigError, match=f"{small}: expected a record for an audit of at most 0.000001 GB"):
             play_training(tables, y, replace=dict.fromkeys(tables, role), **CIPHERS[cipher])
@@ -379,9 +376,9 @@ def test_a_record_is_no_larger_than_was_estimated(tmp_path, monkeypatch, cipher)
 def test_a_passive_party_keeps_no_record_that_nobody_can_open(tmp_path):
     tables, y = tables_and_labels(2)
 
-    def keeping(party):
-        return secureboost.passive(role_input(party, tables, y, OPTIONS, audit=AuditFolder(tmp_path, LIMIT)))
+    def keeping_alone(party):
+        return play_role(secureboost.passive, kept(role_input(party, tables, y, OPTIONS), tmp_path))
 
     with pytest.raises(ConfigError, match=r"p1 is to keep a record for an audit, but p0 keeps none"):
-        play_training(tables, y, replace={"p1": keeping})
+        play_training(tables, y, replace={"p1": keeping_alone})
     assert not list(tmp_path.iterdir())

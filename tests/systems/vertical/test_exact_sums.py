@@ -15,7 +15,7 @@ from tables import real_table
 from treaty import FedXGBoostSMM, GBDTClassifier, GBDTRegressor, SecureBoost
 from treaty.errors import ConfigError
 from treaty.runs.job import Job, Member
-from treaty.systems.vertical import encrypted, exact_sums
+from treaty.systems.vertical import exact_sums, setup
 
 LATTICE = SecureBoost(encryption="lattice", sums="open")
 LIMIT = 0.1
@@ -90,10 +90,10 @@ def copies(tmp_path: Path, **own: dict[str, Any]) -> dict[str, Job]:
 
 def test_the_owner_refuses_by_itself_and_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An active party that consents, and would look away, gets no bin's sums, and not even how many bins there are."""
-    checks = encrypted.check_share
+    checks = setup.check_share
     got: list[str] = []
     monkeypatch.setattr(
-        encrypted, "check_share", lambda inputs, *given: inputs.party.name == "bank" or checks(inputs, *given)
+        setup, "check_share", lambda inputs, *given: inputs.party.name == "bank" or checks(inputs, *given)
     )
     receive = treaty.messaging.party.Party.receive
     monkeypatch.setattr(
@@ -119,9 +119,9 @@ def test_one_partys_consent_is_not_enough(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_active_party_refuses_what_an_owner_has_let_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = encrypted.check_share
+    checks = setup.check_share
     monkeypatch.setattr(
-        encrypted, "check_share", lambda inputs, *given: inputs.party.name == "shop" or checks(inputs, *given)
+        setup, "check_share", lambda inputs, *given: inputs.party.name == "shop" or checks(inputs, *given)
     )
     said = train_in_threads(monkeypatch, copies(tmp_path))
     assert "exact sums would show bank" in said["bank"]

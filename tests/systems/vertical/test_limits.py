@@ -17,7 +17,7 @@ from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError
 from treaty.messaging.messages import Array, pack
-from treaty.messaging.party import Party
+from treaty.messaging.party import Party, agree
 from treaty.models.checkpoints import Keeper
 from treaty.runs.threads import play
 from treaty.systems import find_system
@@ -26,8 +26,8 @@ from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.systems.vertical import active as leading
+from treaty.systems.vertical.column_owner import EncryptedOwner
 from treaty.systems.vertical.decisions import DecideRequest, RowSets
-from treaty.systems.vertical.encrypted import _answering
 from treaty.systems.vertical.encrypted_columns import SumsRequest
 from treaty.systems.vertical.links import LinkProbe
 from treaty.systems.vertical.passive import TrainingLimits, TreeLimits
@@ -93,7 +93,7 @@ def train(
         if party.name in liars:
             honest_terms = {**role_input(party, honest).public_terms, "trees of a round": honest.get("n_classes", 1)}
             terms = {name: honest_terms.get(name, value) for name, value in terms.items()}
-        party.agree(party, terms, **others)
+        agree(party, terms, **others)
 
     for module in (leading, smm, dealing):
         monkeypatch.setattr(module, "agree", say)
@@ -314,10 +314,11 @@ def test_a_level_has_one_spare_node_where_vectors_are_about_two():
     limits = TreeLimits("bank", 3, 1)
     limits.start(np.arange(2, dtype=np.int32))
     server = SimpleNamespace(spare=1, add=add, answer=list)
-    _, _, answer = _answering(server, limits, "bank", 9, lambda *_: None)
+    owner = EncryptedOwner.__new__(EncryptedOwner)  # with what it answers by alone
+    owner._server, owner._limits, owner._active = server, limits, "bank"
 
     def ask(vectors, last):
-        return answer(SumsRequest(pack([np.zeros((vectors, 1), np.uint32)]), last))
+        return owner.sums(SumsRequest(pack([np.zeros((vectors, 1), np.uint32)]), last))
 
     ask(1, True)  # the root
     ask(1, False)

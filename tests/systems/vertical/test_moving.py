@@ -14,7 +14,7 @@ from treaty.messaging.certificates import make_identity
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.secureboost import roles as secureboost
+from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
 from treaty.systems.system import PartySpec, Signer

@@ -13,29 +13,19 @@ from treaty import FedXGBoostSMM, GBDTClassifier, SecureBoost
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.privacy.exact_sums import OpenedNode, known_bins
+from treaty.systems.observers import Recording, observing
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.vertical import encrypted
-from treaty.systems.vertical.exact_sums import WatchedColumns, expected_share
-from treaty.trees.columns import SumsFinder
+from treaty.systems.vertical.exact_sums import expected_share
 
 
-def opened_by(monkeypatch: pytest.MonkeyPatch, system: Any, **options: Any) -> list[OpenedNode]:
+def opened_by(system: Any, **options: Any) -> list[OpenedNode]:
     """Train between two parties; return what the active one opened of the other's columns."""
-    nodes: list[OpenedNode] = []
-
-    def watching(sources: Any, *given: Any, **named: Any) -> SumsFinder:
-        sources = [
-            WatchedColumns(source, nodes.append) if isinstance(source, encrypted.PassiveColumns) else source
-            for source in sources
-        ]
-        return SumsFinder(sources, *given, **named)
-
+    recording = Recording()
     X, y = real_table("binary")
-    with monkeypatch.context() as patch:
-        patch.setattr(encrypted, "SumsFinder", watching)
+    with observing(lambda inputs: [recording] if inputs.party.name == "a" else []):
         model = GBDTClassifier(system, n_jobs=1, random_state=0, max_bin=32, **options)
         model.fit({"a": X.iloc[:, :6], "b": X.iloc[:, 6:]}, y)
-    return nodes
+    return recording.nodes["b"]
 
 
 def truth() -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
@@ -45,14 +35,14 @@ def truth() -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     return bins.transform(table), bins.offsets
 
 
-def test_bins_are_worked_out_from_what_a_job_opened_whatever_the_cipher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bins_are_worked_out_from_what_a_job_opened_whatever_the_cipher() -> None:
     codes, offsets = truth()
     systems = [
         SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True),
         SecureBoost(insecure_test_key_bits=512, allow_insecure=True, allow_exact_sums=True),
         FedXGBoostSMM(backend="dealer", allow_exact_sums=True),
     ]
-    found = [known_bins(opened_by(monkeypatch, system), offsets, len(codes)) for system in systems]
+    found = [known_bins(opened_by(system), offsets, len(codes)) for system in systems]
     assert (found[0] == codes)[found[0] >= 0].all()
     assert 0.5 < (found[0] >= 0).mean() < expected_share(codes, BoostingOptions()) < 1.0
     for other in found[1:]:
@@ -67,17 +57,17 @@ def test_bins_are_worked_out_from_what_a_job_opened_whatever_the_cipher(monkeypa
     ],
     ids=str,
 )
-def test_sampled_rows_and_columns_mislead_nobody(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_sampled_rows_and_columns_mislead_nobody(options: dict[str, Any]) -> None:
     codes, offsets = truth()
     system = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True)
-    found = known_bins(opened_by(monkeypatch, system, **options), offsets, len(codes))
+    found = known_bins(opened_by(system, **options), offsets, len(codes))
     assert (found == codes)[found >= 0].all()
     assert (found >= 0).any()
 
 
 @pytest.mark.slow
-def test_nodes_hidden_by_the_purity_guard_mislead_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_hidden_by_the_purity_guard_mislead_nobody() -> None:
     codes, offsets = truth()
     guarded = SecureBoost(encryption="lattice", sums="open", allow_exact_sums=True, purity_guard=0.4)
-    found = known_bins(opened_by(monkeypatch, guarded), offsets, len(codes))
+    found = known_bins(opened_by(guarded), offsets, len(codes))
     assert (found == codes)[found >= 0].all()

@@ -15,7 +15,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.channel import Link as PlayedLink
 from treaty.messaging.party import Party
 from treaty.runs import threads
-from treaty.systems.vertical import cipher_choice, encrypted, links
+from treaty.systems.vertical import cipher_choice, links, setup
 from treaty.systems.vertical.cipher_choice import Estimate, JobSize, cost_of_sealing
 from treaty.systems.vertical.links import Link, LinkEcho, LinkProbe, measure
 from treaty.systems.vertical.sealed.level import MOST_STEP, comparisons_of_a_step
@@ -124,7 +124,7 @@ def test_a_long_training_is_warned_of(
 def test_sums_that_cannot_be_sealed_are_said_to_be_open_and_why(caplog: pytest.LogCaptureFixture) -> None:
     X, y = real_table("binary", rows=100)
     model = treaty.GBDTClassifier(treaty.SecureBoost(), n_estimators=1, max_depth=1, max_bin=3, reg_alpha=0.5)
-    with caplog.at_level(logging.INFO, logger=encrypted.logger.name):
+    with caplog.at_level(logging.INFO, logger=setup.logger.name):
         model.fit(cut(X, 2), y)
     assert "p0: sums are open: they cannot be sealed with reg_alpha=0.5" in caplog.text
     assert model.parts_["p0"].choice.endswith("; sums are open: they cannot be sealed with reg_alpha=0.5")

@@ -22,7 +22,7 @@ Roles: one active party (labels, perhaps features), any number of passive partie
 without data (`dealer`). Rows are aligned. Output: the active party gets the trees and all leaf weights, every party
 its own splits. The trees are, bit for bit, those of the plain grower on the joined table.
 
-Messages are those of `vertical.encrypted` under a blind cipher, with the backend's payloads:
+Messages are those of SecureBoost under a blind cipher, with the backend's payloads:
 
 ====================  =============  =====================================================  =====================
 message               from -> to     content                                                protection
@@ -60,8 +60,13 @@ from treaty.models.trees import ModelPart
 from treaty.systems.fedxgboost_smm import dealer as dealing
 from treaty.systems.fedxgboost_smm import published
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
+from treaty.systems.observers import TreeFinished
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical import encrypted
+from treaty.systems.vertical.active import boosting_of, open_training
+from treaty.systems.vertical.column_owner import bin_own_columns
+from treaty.systems.vertical.encrypted_columns import SumsPiece, TreeEnd, TreeRows, TreeStart
+from treaty.systems.vertical.setup import set_up_active, set_up_passive
+from treaty.trees.columns import grow_tree
 
 
 def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
@@ -87,17 +92,22 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     """
     if inputs.options.mode == "paper":
         return published.active(inputs)
-    party, dealer = inputs.party, _meet_dealer(inputs)
-    if dealer is None:
-        return encrypted.train_active(inputs, inputs.options.ciphers)
+    party, dealer, training = inputs.party, _meet_dealer(inputs), open_training(inputs)
 
     def client_of(bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]]) -> SumsClient:
+        assert dealer is not None
         slots = {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}
         return dealing.asker(party, dealer, bounds, slots, inputs.threads)
 
-    part = encrypted.train_active(inputs, inputs.options.ciphers, client_of=client_of)
-    party.send(dealer, dealing.DealEnd())
-    return part
+    with set_up_active(inputs, training, client_of=None if dealer is None else client_of) as sums:
+        for a_round in boosting_of(inputs, training, sums.sources):
+            for sample in a_round.trees():
+                tree, rows = grow_tree(sums.search(sample), sample, sums.rules, inputs.threads)
+                a_round.add(tree, rows)
+                inputs.observers.event(TreeFinished(tree, rows))
+    if dealer is not None:
+        party.send(dealer, dealing.DealEnd())
+    return training.part
 
 
 def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
@@ -105,13 +115,21 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     if inputs.options.mode == "paper":
         return published.passive(inputs)
     dealer = _meet_dealer(inputs)
-    if dealer is None:
-        return encrypted.train_passive(inputs, inputs.options.ciphers)
 
     def server_of(setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> SumsServer:
+        assert dealer is not None
         return dealing.holder(inputs.party, dealer, setup, codes, offsets, inputs.threads)
 
-    return encrypted.train_passive(inputs, inputs.options.ciphers, server_of=server_of)
+    bins, codes = bin_own_columns(inputs)
+    with set_up_passive(inputs, bins, codes, server_of=None if dealer is None else server_of) as owner:
+        return owner.follow({
+            TreeStart: owner.start_tree,
+            TreeRows: owner.add_rows,
+            SumsPiece: owner.add_piece,
+            owner.asks: owner.sums,
+            owner.names: lambda message: owner.divide(owner.chosen(message)),
+            TreeEnd: owner.end_tree,
+        })  # fmt: skip
 
 
 def _meet_dealer(inputs: RoleInput) -> str | None:

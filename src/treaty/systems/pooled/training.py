@@ -28,9 +28,8 @@ from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
-from treaty.trees.columns import ColumnSource, MakeSums, SplitSearch
+from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
-from treaty.trees.growth import Growth
 from treaty.trees.metrics import check_metrics
 from treaty.trees.objectives import Objective, loss_class, make_objective
 
@@ -239,20 +238,7 @@ def train(inputs: RoleInput) -> ModelPart:
         eval_sets=[watched(rows, splits, threads) for rows in inputs.eval_sets],
         on_round=on_round, resume=training.resume, threads=threads,
     )  # fmt: skip
-    for a_round in boosting:
-        for sample in a_round.trees():
-            rows, growth = sample.partition(threads), Growth(sample.totals, rules)
-            search = SplitSearch([source], sample, rules, threads)
-            while growth.level is not None:
-                search.ask(growth.level, rows)
-                chosen = growth.take(search.choose(growth.level))
-                if chosen is not None:
-                    nodes, children, best = chosen
-                    records, left = search.decide(nodes, best, rows)
-                    rows.divide(nodes, children, left)
-                    growth.divided(records)
-            search.end()
-            a_round.add(growth.tree(), rows)
+    grow_trees(boosting, [source])
     return part
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from treaty.models.trees import ModelPart
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.options import learned_from_test_key
@@ -16,16 +13,13 @@ from treaty.systems.secureboost.hidden_prediction import (
     PredictionKey,
     SealedTerms,
     Station,
-    hidden_active,
-    hidden_passive,
 )
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.secureboost.roles import active, passive
-from treaty.systems.system import RoleInput, Roles, System
+from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
+from treaty.systems.system import Roles, System
 from treaty.systems.vertical.active import fellow_owners, roles_by_column
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.encrypted_columns import Sums
 from treaty.systems.vertical.encrypted_disclosures import conclusions_from_sums, small_leaves
 from treaty.systems.vertical.expected_sums import expected_of_sums
@@ -105,16 +99,6 @@ ROUTES: dict[Stage, Routes] = {
 
 
 # ---------------------------------------------------------------- system
-
-
-def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
-    """Return margins (n_rows, n_outputs) as the active party; with `he_inference` from encrypted leaf weights."""
-    return hidden_active(inputs) if inputs.options.hides_decisions else predict_active(inputs)
-
-
-def follow_prediction(inputs: RoleInput[SecureBoost]) -> None:
-    """Take part in a prediction as a passive party, see `predict`."""
-    return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)
 
 
 def warm_up(options: SecureBoost | None) -> list[SecureBoost]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -22,6 +23,7 @@ from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, ModelId
 from treaty.messaging.party import Party, Term, agree
+from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import Training, begin
@@ -47,6 +49,14 @@ class Start(Message):
     resumed: bool
     records: Annotated[int, msgspec.Meta(ge=0)]
     rounds: Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class BoostingBegins:
+    """Event at the active party: trees will be grown from this state on."""
+
+    part: ModelPart
+    state: RoundState
 
 
 def agree_on_terms(inputs: RoleInput) -> None:
@@ -104,7 +114,7 @@ def boosting_of(
         inputs.observers.round_finished(state.rounds, part)
 
     inputs.observers.round_finished(forest.rounds, part)
-    return Boosting(
+    boosting = Boosting(
         data.y, data.weight, forest, rules or inputs.common.rules(forest.objective),
         inputs.common.plan(sum(len(source.categorical) for source in sources)),
         eval_sets=[
@@ -113,6 +123,8 @@ def boosting_of(
         ],
         on_round=on_round, resume=training.resume, threads=inputs.threads,
     )  # fmt: skip
+    inputs.observers.event(BoostingBegins(part, boosting.state))
+    return boosting
 
 
 def grow(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.payload import Payload
+from treaty.crypto.sums.encrypted_sums import SumsServer
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
-from treaty.messaging.conversation import Table
-from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, view
+from treaty.messaging.conversation import Order, Table
+from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
-from treaty.models.trees import record_split
+from treaty.models.trees import ModelPart, record_split
 from treaty.privacy.exact_sums import COMMITMENT_BYTES
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import agree_on_terms
@@ -24,12 +25,17 @@ from treaty.systems.vertical.encrypted_columns import (
     HintReceipt,
     SplitAnswer,
     SplitColumns,
+    SplitRequest,
+    Sums,
     SumsPiece,
+    SumsRequest,
     TreeEnd,
     TreeRows,
     TreeStart,
 )
-from treaty.systems.vertical.passive import between_trees
+from treaty.systems.vertical.exact_sums import check_sides
+from treaty.systems.vertical.named_rows import take_nodes
+from treaty.systems.vertical.passive import Follower, Handlers, TreeLimits, between_trees
 from treaty.systems.vertical.told_sides import ToldSides
 from treaty.trees.ensemble import SplitTable
 
@@ -232,3 +238,93 @@ def send_hint(party: Party, hint: Iterator[Payload]) -> None:
             party.receive(active, HintReceipt)
         party.send(active, Hint(pack(piece)))
     party.receive(active, HintReceipt)
+
+
+class EncryptedOwner:
+    """A passive party's end of a training on hidden sums: checks what it is asked, and answers.
+
+    `server` is its end of the cipher, `splits` decide rows, `told` counts what their sides give away. With `by_column`
+    it decides all rows of the table at a split. `asks` and `names` are the messages that ask for sums and name splits.
+    """
+
+    asks: type[SumsRequest] = SumsRequest
+    names: type[Message] = SplitRequest
+
+    def __init__(
+        self,
+        inputs: RoleInput,
+        follower: Follower,
+        server: SumsServer,
+        splits: SplitOwner,
+        told: ToldSides,
+        *,
+        by_column: bool,
+    ) -> None:
+        (self._active,) = inputs.party.peers
+        self._inputs, self._follower, self._server, self._splits, self._told = inputs, follower, server, splits, told
+        self._by_column, self._n_rows = by_column, inputs.rows.table.n_rows
+        self._n_columns = len(inputs.rows.table.schema.names)
+        self._limits = TreeLimits(self._active, inputs.common.max_depth, inputs.common.fewest_rows)
+        self._grown = 0.0  # share of bins that the last tree gave away
+
+    def follow(self, handlers: Handlers) -> ModelPart:
+        """Answer the active party until it is done."""
+        return self._follower.follow(Order(encrypted_table(self.asks, self.names), "between trees"), handlers)
+
+    def start_tree(self, start: TreeStart) -> None:
+        """Take a tree's sample and its first encrypted gradients."""
+        self._follower.limits.tree()
+        check_sides(self._inputs, self._follower.part.sides[self._inputs.party.name], self._grown)
+        self._follower.next_tree()
+        sample, columns = checked_sample(start, self._active, self._n_rows, self._n_columns)
+        self._limits.start(columns)
+        if sample is not None:
+            self._limits.sampled(sample)
+        self._server.begin_tree(unpack(start.payload, self._active, "TreeStart"), sample, columns, start.n_rows)
+
+    def add_rows(self, rows: TreeRows) -> None:
+        """Take more of the tree's sample and encrypted gradients."""
+        more = None if rows.rows is None else ascending(rows.rows, self._n_rows, self._active, "TreeRows.rows")
+        if more is not None:
+            self._limits.sampled(more)
+        self._server.add_rows(unpack(rows.payload, self._active, "TreeRows"), more)
+
+    def add_piece(self, piece: SumsPiece) -> None:
+        """Take some rows' part of a question."""
+        self._add(piece)
+
+    def _add(self, piece: SumsPiece | SumsRequest) -> int:
+        """Return the number of nodes that a question is about, 0 before its last part."""
+        query = unpack(piece.payload, self._active, type(piece).__name__)
+        # a vector of all rows for each node, where there are any, is work and memory: limits come first
+        vectors = len(query[0]) if query and query[0].ndim > 1 else 0
+        self._limits.asked(vectors + self._server.spare * (vectors - 1) if vectors else 0)
+        return self._server.add(query)
+
+    def sums(self, request: SumsRequest) -> Sums | None:
+        """Return the encrypted bin sums of nodes of a level."""
+        spare = self._server.spare if request.last else 0
+        self._limits.sums(self._add(request) - spare, last=request.last)
+        return Sums(pack(self._server.answer()))
+
+    def chosen(self, message: Any) -> SplitRequest:
+        """Return the splits that a message names."""
+        assert isinstance(message, SplitRequest)
+        return message
+
+    def divide(self, request: SplitRequest) -> Iterator[Message]:
+        """Record splits; yield which rows go left."""
+        self._limits.split(request)
+        if self._by_column:
+            return self._splits.divide_table(request)
+        named = take_nodes(self._inputs.party, self._active, request.features.shape[0], self._n_rows)
+        return self._splits.divide_nodes(request, named, self._limits.node_sizes)
+
+    def end_tree(self, _: TreeEnd) -> None:
+        """Drop the tree's gradients; note what its splits gave away."""
+        sides, name = self._follower.part.sides, self._inputs.party.name
+        self._grown, sides[name] = self._told.share - sides[name], self._told.share
+        self._server.end_tree()
+
+    def close(self) -> None:
+        """End the last tree, if it was broken off."""

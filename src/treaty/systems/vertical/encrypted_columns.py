@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -23,7 +24,7 @@ from treaty.messaging.leakage import Leakages, MessageLeakage
 from treaty.messaging.messages import Array, Arrays, Message, bits_of, pack, take_columns, take_rows, unpack, view
 from treaty.messaging.party import Party
 from treaty.privacy.exact_sums import commit
-from treaty.systems.observers import Recording
+from treaty.systems.observers import Evidence, Observers, SidesLearned, SumsOpened
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS, RowSize
 from treaty.systems.vertical.named_rows import send_nodes
@@ -234,25 +235,29 @@ class Recorded(Protocol):
     def records(self) -> Array: ...
 
 
-class Notes(Protocol):
-    """What notes all that is sent, for an audit (`audit.record.ActiveRecord`)."""
+@dataclass(frozen=True, slots=True)
+class GradientsCommitted:
+    """Event: a tree's gradients are committed to; `nonce` opens the commitment."""
 
-    def note(self, peer: str, message: Message) -> None: ...
-    def begin_tree(self, nonce: bytes) -> None: ...
-    def signature(self, peer: str) -> bytes: ...
+    nonce: bytes
 
 
 class EncryptedGradients:
     """Gradients and queries that go to all passive parties alike: encrypted once per tree, asked once per level.
 
-    `commitment` is to the current tree's gradients; what opens it goes to `notes`, where a record is kept for an audit.
+    `commitment` is to the current tree's gradients.
     """
 
-    def __init__(self, party: Party, client: SumsClient, n_rows: int, first_tree: int = 0) -> None:
-        self.client = client
-        self.notes: Notes | None = None
+    def __init__(
+        self,
+        party: Party,
+        client: SumsClient,
+        n_rows: int,
+        first_tree: int = 0,
+        observers: Observers | None = None,
+    ) -> None:
+        self.client, self.party, self.observers = client, party, observers or Observers()
         self._next_tree = first_tree
-        self.party = party
         self._told = 0
         self._n_rows = n_rows
         self._tree: Int64 | None = None
@@ -269,8 +274,7 @@ class EncryptedGradients:
             sampled = (grad, hess) if rows is None else (grad[rows], hess[rows])
             self.commitment, nonce = commit(*sampled, self._next_tree)
             self._next_tree += 1
-            if self.notes is not None:
-                self.notes.begin_tree(nonce)
+            self.observers.event(GradientsCommitted(nonce))
             if rows is not None and not blind:
                 self._position = np.full(self._n_rows, -1, np.int32)
                 self._position[rows] = np.arange(len(rows), dtype=np.int32)
@@ -297,7 +301,7 @@ class EncryptedGradients:
             for peer in self.party.peers:
                 columns = Array.of(self._columns[peer])
                 first = TreeStart(of_piece, len(sampled[0]), columns, self.commitment, packed)
-                self._send(peer, TreeRows(of_piece, packed) if number else first)
+                self.party.send(peer, TreeRows(of_piece, packed) if number else first)
             self.party.round += number == 0  # the tree's first message begins its round
 
     def ask(self, level: Level, partition: RowPartition) -> None:
@@ -317,19 +321,14 @@ class EncryptedGradients:
             held = next(query)
             for following in query:
                 for peer in self.party.peers:
-                    self._send(peer, SumsPiece(pack(held)))
+                    self.party.send(peer, SumsPiece(pack(held)))
                 held = following
             for peer in self.party.peers:
-                self._send(peer, self._request(peer, held, piece, last=number + 1 == len(self._pieces)))
+                self.party.send(peer, self._request(peer, held, piece, last=number + 1 == len(self._pieces)))
 
     def _request(self, peer: str, query: Payload, piece: slice, *, last: bool) -> Message:
         """Return the question for a piece of the level's nodes."""
         return SumsRequest(pack(query), last)
-
-    def _send(self, peer: str, message: Message) -> None:
-        if self.notes is not None:
-            self.notes.note(peer, message)
-        self.party.send(peer, message)
 
     def sums(self, peer: str) -> NDArray[Any]:
         """Return what a peer answered: int64 (nodes, slots, 3)."""
@@ -354,16 +353,16 @@ class PassiveColumns:
 
     `gradients` is set before the first tree, once the cipher is set up for the layouts of all peers. With `by_column`
     the owner decides all rows at a split and is not told the node's (``reveal="column"``). `known` is the share of bins
-    that their owner expects exact sums to show. With `notes` the ends of trees are signed, for an audit.
+    that their owner expects exact sums to show. `evidence` signs what was sent, at the end of a tree.
     """
 
     gradients: EncryptedGradients
-    notes: Notes | None = None
-    recording: Recording | None = None
+    evidence = Evidence()
 
-    def __init__(self, party: Party, peer: str, n_rows: int) -> None:
+    def __init__(self, party: Party, peer: str, n_rows: int, observers: Observers | None = None) -> None:
         self.peer = peer
         self.by_column = False
+        self.observers = observers or Observers()
         self._party = party
         self._n_rows = n_rows
         self._decided: list[NDArray[np.uint8]] = []
@@ -384,14 +383,17 @@ class PassiveColumns:
         self.gradients.start_tree(self.peer, grad, hess, rows, columns)
 
     def end_tree(self) -> None:
-        self._party.send(self.peer, TreeEnd() if self.notes is None else TreeEnd(self.notes.signature(self.peer)))
+        self._party.send(self.peer, TreeEnd(self.evidence.signature(self.peer)))
 
     def ask_sums(self, level: Level, rows: RowPartition) -> None:
+        self._level = level, rows
         self.gradients.ask(level, rows)
 
     def sums(self) -> Int64:
         """Decrypt the answer."""
-        return self.gradients.sums(self.peer)
+        found = self.gradients.sums(self.peer)
+        self.observers.event(SumsOpened(self.peer, *self._level, found))
+        return found
 
     def ask_left(self, features: Int32, left_bins: Bools, rows: Int32, starts: Int64) -> None:
         self._asked = rows, starts
@@ -411,15 +413,14 @@ class PassiveColumns:
         named, going = np.zeros((2, self._n_rows), np.bool_)  # the answer has the table's order, the partition its own
         named[rows] = True
         going[named] = bits
-        self.note_sides(going[rows])
+        self._report_sides(going[rows])
         return records, going[rows]
 
-    def note_sides(self, left: Bools) -> None:
-        """Note the sides of the nodes asked about, where this party keeps a recording."""
-        if self.recording is not None:
-            rows, starts = self._asked
-            for first, last in pairwise(starts):
-                self.recording.note_sides(self.peer, rows[first:last].copy(), left[first:last].copy())
+    def _report_sides(self, left: Bools) -> None:
+        """Report the sides of the rows of the nodes asked about."""
+        rows, starts = self._asked
+        for first, last in pairwise(starts):
+            self.observers.event(SidesLearned(self.peer, rows[first:last], left[first:last]))
 
     def _left_of_columns(self) -> tuple[Int32, Bools]:
         (rows, starts), peer = self._asked, self.peer
@@ -435,10 +436,9 @@ class PassiveColumns:
                 self._party, peer, self._n_rows, len(told), answer, lambda m: m.new, n_new, "SplitColumns.new"
             )
             self._decided.extend(new.copy())  # a view would keep its whole message in memory
-            if (recording := self.recording) is not None:
-                for column in new:
-                    of_all = np.unpackbits(column, count=self._n_rows).view(np.bool_)
-                    recording.note_sides(peer, np.arange(self._n_rows, dtype=np.int32), of_all)
+            for column in new:
+                of_all = np.unpackbits(column, count=self._n_rows).view(np.bool_)
+                self.observers.event(SidesLearned(peer, np.arange(self._n_rows, dtype=np.int32), of_all))
             of_splits = view(answer.columns, np.int32, (len(told),), peer=peer, what="SplitColumns.columns")
             if np.any(of_splits < 0) or np.any(of_splits >= len(self._decided)):
                 raise PeerProtocolError(peer, f"expected numbers of columns sent - at SplitColumns.columns from {peer}")
@@ -469,7 +469,7 @@ def sums_bounds(n_rows: int, objective: Objective, common: BoostingOptions) -> S
 
 
 def take_hints(
-    client: SumsClient, sources: Sequence[PassiveColumns], party: Party, progress: Callable[[int, int], None] | None
+    client: SumsClient, sources: Sequence[PassiveColumns], party: Party, progress: Callable[[int, int], None]
 ) -> None:
     """Receive every passive party's hint, piece by piece in turn, so that one piece of each is on its way at most."""
     left = {source: int(source.offsets[-1]) for source in sources}
@@ -479,6 +479,5 @@ def take_hints(
             piece = unpack(party.receive(source.peer, Hint).payload, source.peer, "Hint")
             left[source] = client.accept_hint(source.peer, piece, source.offsets)
             party.send(source.peer, HintReceipt())
-            if progress is not None:
-                progress(slots - sum(left.values()), slots)
+            progress(slots - sum(left.values()), slots)
         waiting = [source for source in waiting if left[source]]

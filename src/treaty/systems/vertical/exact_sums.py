@@ -5,20 +5,15 @@ The owner of columns estimates what they will give away; it refuses that itself,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, M, view
 from treaty.messaging.transcript import Entry, Transcript
-from treaty.privacy.exact_sums import OpenedNode, estimated_share
-from treaty.systems.observers import Recording
+from treaty.privacy.exact_sums import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_options import CipherOptions
@@ -32,9 +27,6 @@ from treaty.systems.vertical.encrypted_columns import (
 )
 from treaty.systems.vertical.named_rows import NamedNodes, NamedRows
 from treaty.systems.vertical.told_sides import estimated_sides
-from treaty.trees.columns import SumsSource
-from treaty.trees.partition import RowPartition
-from treaty.trees.splits import Level, complete_sums
 
 MOST_SHARE = 0.1
 """The largest estimated share of a party's bins that may become known without `allow_exact_sums`."""
@@ -107,61 +99,6 @@ def check_sides(inputs: RoleInput, share: float, grown: float) -> None:
             f"{inputs.party.name} raise its limit",
             public="its limit on what splits may tell of its rows (most_recoverable) is reached: train fewer trees",
         )
-
-
-class WatchedColumns:
-    """A source of sums whose opened sums are noted: of the nodes asked about, and of their siblings by subtraction.
-
-    The grower, or the active party, uses it as `columns`, a `SumsSource`; `note` is called with each node.
-    """
-
-    def __init__(self, columns: SumsSource, note: Callable[[OpenedNode], None]) -> None:
-        self.columns = columns
-        self.offsets: Int32s = columns.offsets
-        self.categorical: Flags = columns.categorical
-        self._note = note
-
-    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        self._gradients = grad.copy(), hess.copy()
-        self._parents: Integers | None = None
-        self.columns.start_tree(grad, hess, rows, columns)
-
-    def end_tree(self) -> None:
-        self.columns.end_tree()
-
-    def ask_sums(self, level: Level, rows: RowPartition) -> None:
-        followed = level.parent_index >= 0
-        self._level, self._followed = level, followed
-        members, starts = rows.rows(np.concatenate([level.asked, level.nodes[followed]]), sampled=True)
-        self._rows = [members[first:last].copy() for first, last in pairwise(starts)]
-        self.columns.ask_sums(level, rows)
-
-    def sums(self) -> Integers:
-        asked = self.columns.sums()
-        self._parents = complete_sums(self._level, asked, self._parents)
-        for rows, sums in zip(self._rows, [*asked, *self._parents[self._followed]], strict=True):
-            self._note(OpenedNode(rows, *self._gradients, sums.copy()))
-        return asked
-
-    def ask_left(self, features: Int32s, left_bins: Flags, rows: Int32s, starts: Integers) -> None:
-        self.columns.ask_left(features, left_bins, rows, starts)
-
-    def left(self) -> tuple[Int32s, Flags]:
-        return self.columns.left()
-
-
-def watched(
-    recording: Recording | None, sources: Sequence[SumsSource], others: Mapping[str, SumsSource]
-) -> Sequence[SumsSource]:
-    """Return sources of sums of which those of other parties are noted in a recording, where there is one."""
-    if recording is None:
-        return sources
-    watching: dict[int, SumsSource] = {}
-    for name, columns in others.items():
-        recording.offsets[name] = columns.offsets
-        recording.nodes[name] = []
-        watching[id(columns)] = WatchedColumns(columns, partial(recording.note_node, name))
-    return [watching.get(id(source), source) for source in sources]
 
 
 # ---------- what a passive party's transcript tells of the rows of nodes: the input of the attacks in `treaty.privacy`

@@ -9,7 +9,6 @@ from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Wh
 from treaty.systems.pooled.system import checkpoints_routes
 from treaty.systems.vertical.contributions import ColumnNumbers, ColumnsRequest, OwnContributions
 from treaty.systems.vertical.decisions import DecideRequest, Decisions, Finish, RecordCount
-from treaty.systems.vertical.encrypted import Setup
 from treaty.systems.vertical.encrypted_columns import (
     BinLayout,
     Hint,
@@ -40,6 +39,7 @@ from treaty.systems.vertical.sealed.level import (
     TournamentTerms,
     WonCandidates,
 )
+from treaty.systems.vertical.setup import Setup
 
 SECUREBOOST = "arXiv 1901.08755"
 _WHO = "docs/secureboost.md, Who learns what, and who may collude"

@@ -161,9 +161,8 @@ class Follower:
         self._first, self._trees = start.rounds, 0  # rounds that were there, trees since
 
     def report(self, rounds: int) -> None:
-        """Tell the role's progress function how many rounds are done."""
-        if self._inputs.progress is not None:
-            self._inputs.progress(rounds, self.part)
+        """Report how many rounds are done."""
+        self._inputs.observers.round_finished(rounds, self.part)
 
     def next_tree(self) -> None:
         """Report the rounds so far; from here on the party's round is the new tree's number, from 1."""

@@ -1,4 +1,4 @@
-"""The active party's end of sealed sums: a split finder that learns which splits are best, and no passive party's sum.
+"""The active party's end of sealed sums: it learns which splits are best, and no passive party's sum.
 
 Level by level, for all passive parties that have columns in the tree, in the job's order:
 
@@ -49,8 +49,10 @@ from treaty.systems.vertical.sealed.level import (
     places_of,
     take_steps,
 )
-from treaty.trees.columns import SumsFinder
+from treaty.trees.boosting import TreeSample
+from treaty.trees.columns import MayShow, SplitSearch, SumsSource
 from treaty.trees.exact import bound, fraction
+from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, SplitRules, Splits
 
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2
@@ -183,7 +185,7 @@ class SealedPeer(PassiveColumns):
         left = bits_at(columns, rows, starts) ^ pads[rows].astype(np.bool_)
         going = np.add.reduceat(left, starts[:-1], dtype=np.int64)
         self._sizes.append(np.stack([going, np.diff(starts) - going], axis=1))
-        self.note_sides(left)
+        self._report_sides(left)
         return records, left
 
     def end_tree(self) -> None:
@@ -230,43 +232,55 @@ def make_ends(
         peer.end = End(0, made[name], places_of(bounds), widths, step)
 
 
-class SealedFinder(SumsFinder):
-    """The split finder whose sources, but for the own one, are `SealedPeer`s; see the module's docstring."""
+class SealedSearch(SplitSearch):
+    """The search for a tree's splits among own columns and those of `SealedPeer`s; see the module's docstring."""
 
-    gradients: SealedGradients
-
-    def begin_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> None:
-        super().begin_tree(grad, hess, rows, columns)
-        self._derivatives = grad, hess
+    def __init__(
+        self,
+        sources: Sequence[SumsSource],
+        sample: TreeSample,
+        rules: SplitRules,
+        threads: int = 1,
+        *,
+        own: int | None = None,
+        alone: bool = False,
+        may_show: MayShow | None = None,
+    ) -> None:
+        super().__init__(sources, sample, rules, threads, own=own, alone=alone, may_show=may_show)
+        assert own is not None
+        self._own_source = own
+        self._derivatives = sample.grad, sample.hess
         self._order: Order | None = None
-        self._peers = {k: source for k, source in self._sources.items() if isinstance(source, SealedPeer)}
+        self._peers = {k: source for k, source in self.sources.items() if isinstance(source, SealedPeer)}
         self._chain = [k for k, peer in self._peers.items() if len(peer.candidates)]
+        for peer in self._peers.values():
+            self.gradients = peer.gradients
         if self._peers:
             self.gradients.chain, self.gradients.turns = [self._peers[k].peer for k in self._chain], []
-            self.gradients.own_place = sum(k < self._own_source for k in self._chain)
+            self.gradients.own_place = sum(k < own for k in self._chain)
 
-    @property
-    def _own_source(self) -> int:
-        assert self._own is not None
-        return self._own
-
-    def best_splits(self, level: Level) -> Splits:
-        shown, asked = self._parts_of(level)
-        own = asked.pop(self._own_source, None)
-        for_others = next(iter(asked.values()), None) if self._chain else None
-        if for_others is not None:
+    def ask(self, level: Level, rows: RowPartition) -> None:
+        """Ask passive parties for masked sums, in the order that both ends share; sum up own columns."""
+        self._rows = rows
+        self._shown_of_level, for_others = self.shown.part(level)
+        self._asks_others = bool(self._chain and len(for_others.nodes))
+        if self._asks_others:
             self._order, in_order = Order.of(for_others, self._order)
             self.gradients.order = self._order
             if level.depth:
-                of_siblings, _ = self._rows.rows(self._order.nodes[len(self._order.parents) :], sampled=False)
-                self.gradients.turns.append(np.bincount(of_siblings, minlength=self._n_rows).astype(np.uint8))
-            self.gradients.ask(in_order, self._rows)
-        found = Splits.none(len(level.nodes), self._own_source)
-        if own is not None:
-            self._sources[self._own_source].ask_sums(own, self._rows)
-            found = self._scan(self._own_source, own)
-        if for_others is not None:
-            self._settle(np.flatnonzero(shown), level, found)
+                of_siblings, _ = rows.rows(self._order.nodes[len(self._order.parents) :], sampled=False)
+                self.gradients.turns.append(
+                    np.bincount(of_siblings, minlength=len(self._derivatives[0])).astype(np.uint8)
+                )
+            self.gradients.ask(in_order, rows)
+        self._asked = {self._own_source: level}
+        self.sources[self._own_source].ask_sums(level, rows)
+
+    def choose(self, level: Level) -> Splits:
+        """Return the best splits, of which passive parties' are known by the rows that they send left alone."""
+        found = self.scan(self._own_source, level)
+        if self._asks_others:
+            self._settle(np.flatnonzero(self._shown_of_level), level, found)
         return found
 
     def _settle(self, shown: NDArray[np.intp], level: Level, found: Splits) -> None:

@@ -12,10 +12,12 @@ from treaty.crypto.transfer.sealed_sums import NUMBER, OWNER, Known, Widths, fit
 from treaty.crypto.transfer.stock import Paths, open_transfers
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Int32s
-from treaty.messaging.messages import Array, column_pieces, row_pieces, take_rows, view
+from treaty.messaging.messages import Array, Message, column_pieces, row_pieces, take_rows, view
+from treaty.systems.observers import SidesLearned
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.column_owner import SplitOwner
-from treaty.systems.vertical.encrypted_columns import SplitRequest, TreeEnd
+from treaty.systems.vertical.column_owner import EncryptedOwner, SplitOwner
+from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart
+from treaty.systems.vertical.passive import Follower
 from treaty.systems.vertical.sealed.candidates import Candidates, MovingKey
 from treaty.systems.vertical.sealed.level import (
     CHOICE_BITS,
@@ -33,19 +35,33 @@ from treaty.systems.vertical.sealed.level import (
     places_of,
     take_steps,
 )
+from treaty.systems.vertical.told_sides import ToldSides
 
 
-class SealedOwner:
+class SealedOwner(EncryptedOwner):
     """Finds the best splits of own columns together with the active party, and learns those that won.
 
-    Made after the hint is sent. `offsets` has the first slot of each own feature; `owner` decides rows.
+    Made after the hint is sent. `offsets` has the first slot of each own feature.
     """
 
-    def __init__(self, inputs: RoleInput, server: LatticeSumsServer, offsets: Int32s, owner: SplitOwner) -> None:
-        party, (self._active,) = inputs.party, inputs.party.peers
-        self._owner, self._n_rows, self._recording = owner, inputs.rows.table.n_rows, inputs.recording
-        self._party, self._key = party, MovingKey(party, inputs.vouching)
-        self._told: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
+    asks = SealedSumsRequest
+    names = WonCandidates
+
+    def __init__(
+        self,
+        inputs: RoleInput,
+        follower: Follower,
+        server: LatticeSumsServer,
+        splits: SplitOwner,
+        told: ToldSides,
+        *,
+        by_column: bool,
+        offsets: Int32s,
+    ) -> None:
+        super().__init__(inputs, follower, server, splits, told, by_column=by_column)
+        party = inputs.party
+        self._party, self._key, self._shares_of = party, MovingKey(party, inputs.vouching), server
+        self._divided: list[tuple[int, float, float, int]] = []  # a tree's splits: record, rows it may divide, depth
         self._columns = offsets, inputs.rows.table.schema.categorical, server.have_missing
         party.send(self._active, SealedColumns(Array.of(server.have_missing), self._key.signed()))
         terms = party.receive(self._active, TournamentTerms)
@@ -61,7 +77,9 @@ class SealedOwner:
         transfers = take_steps(party, {self._active: open_transfers()})[self._active]
         self._end = End(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
-    def start_tree(self, columns: Int32s) -> None:
+    def start_tree(self, start: TreeStart) -> None:
+        super().start_tree(start)
+        columns = view(start.columns, np.int32, (None,), peer=self._active, what="TreeStart.columns")
         self._candidates = Candidates(*self._columns, columns)
         self._before: Wide | None = None
         self._parts: list[Wide] = []
@@ -70,8 +88,13 @@ class SealedOwner:
         self._trails: list[list[int]] = [[]]  # of each node of the level, own splits above it, by record number
         self._paths, self._paths_of_nodes = Paths(self._end.transfers, self._n_rows), np.zeros((1, 0), np.uint8)
 
-    def find(self, request: SealedSumsRequest, shares: Wide) -> None:
-        """Take own shares of the nodes of a request; after a level's last one, find its best splits."""
+    def sums(self, request: SumsRequest) -> None:
+        """Send the masked sums of nodes of a level; after its last ones, find its best splits."""
+        assert isinstance(request, SealedSumsRequest)
+        answer = super().sums(request)
+        assert answer is not None
+        self._party.send(self._active, answer)
+        shares = self._shares_of.shares
         if not len(self._candidates):  # none of its columns is in the tree's sample
             return
         parents = view(request.parents, np.int32, (len(shares),), peer=self._active, what="SealedSumsRequest.parents")
@@ -114,7 +137,7 @@ class SealedOwner:
         else:
             self._party.send(active, OwnerShares(Array.of(best[:, OWNER, 0])))
 
-    def won(self, message: WonCandidates) -> SplitRequest:
+    def chosen(self, message: WonCandidates) -> SplitRequest:
         """Open own candidates at the nodes that they won; return the splits as a request names them."""
         active, what = self._active, "WonCandidates"
         nodes = view(message.nodes, np.int32, (None,), peer=active, what=f"{what}.nodes")
@@ -128,8 +151,15 @@ class SealedOwner:
         columns, left_bins = self._candidates.splits(numbers.astype(np.int32))
         return SplitRequest(Array.of(columns), Array.of(np.packbits(left_bins, axis=1)))
 
-    def divide(self, request: SplitRequest) -> Iterator[SplitSides]:
-        """Record the splits that `won` has returned, and offer the sides of all rows: the other end reads its own."""
+    def divide(self, request: SplitRequest) -> Iterator[Message]:
+        """Record splits; yield which rows go left, unless all rows are decided under pads: see `_offer`."""
+        if self._by_column:
+            return super().divide(request)
+        self._limits.split(request)
+        return self._offer(request)
+
+    def _offer(self, request: SplitRequest) -> Iterator[SplitSides]:
+        """Record the splits that `chosen` returned; offer the sides of all rows, of which the other end reads some."""
         party, active, paths, n_rows = self._party, self._active, self._paths, self._n_rows
         while paths.levels < self._paths_of_nodes.shape[1]:
             for of, choices in take_rows(party, active, n_rows, CHOICE_BITS, SideChoices):
@@ -138,33 +168,41 @@ class SealedOwner:
                 flips = view(choices.flips, np.uint64, words, peer=active, what="SideChoices.flips")
                 paths.accept(message, flips, of)
             paths.levels += 1
-        features, left_bins = self._owner.asked(request)
-        records, first = self._owner.record(features, left_bins), paths.next_level()
+        features, left_bins = self._splits.asked(request)
+        records, first = self._splits.record(features, left_bins), paths.next_level()
         for place, record in zip(self._won, np.frombuffer(records.data, np.int32).tolist(), strict=True):
-            self._told.append((record, *self._owner.may_divide(record, self._trails[place]), paths.levels + 1))
+            self._divided.append((record, *self._splits.may_divide(record, self._trails[place]), paths.levels + 1))
             self._trails[place] = [*self._trails[place], record]
         for part in column_pieces(len(features), n_rows):
             nodes = self._paths_of_nodes[self._won[part]]
             for of in row_pieces(n_rows, part.stop - part.start):
-                sides = self._owner.sides(features[part], left_bins[part], of)
-                if self._recording is not None:
-                    for left in np.unpackbits(sides, axis=1, count=of.stop - of.start).view(np.bool_):
-                        self._recording.note_sides(party.name, np.arange(of.start, of.stop, dtype=np.int32), left)
+                sides = self._splits.sides(features[part], left_bins[part], of)
+                rows = np.arange(of.start, of.stop, dtype=np.int32)
+                for left in np.unpackbits(sides, axis=1, count=len(rows)).view(np.bool_):
+                    self._inputs.observers.event(SidesLearned(party.name, rows, left))
                 yield SplitSides(records, Array.of(paths.hide(sides, nodes, first, of)))
 
-    def end_tree(self, end: TreeEnd | None) -> None:
+    def end_tree(self, end: TreeEnd) -> None:
+        if not self._by_column:
+            self._count(end)
+        super().end_tree(end)
+
+    def close(self) -> None:
+        self._count(None)
+
+    def _count(self, end: TreeEnd | None) -> None:
         """Count what the sides of the tree's splits tell, by the numbers of rows that went left and right.
 
         Of a tree that was broken off (None) nobody says them: each split is taken to halve a node's rows.
         """
         if end is None:
-            sizes = np.array([(8 * depth, 8 * depth) for *_, depth in self._told], np.uint8).reshape(-1, 2)
+            sizes = np.array([(8 * depth, 8 * depth) for *_, depth in self._divided], np.uint8).reshape(-1, 2)
         else:
             sent = Array.of(np.empty((0, 2), np.uint8)) if end.rows is None else end.rows
-            sizes = view(sent, np.uint8, (len(self._told), 2), peer=self._active, what="TreeEnd.rows")
+            sizes = view(sent, np.uint8, (len(self._divided), 2), peer=self._active, what="TreeEnd.rows")
         rows = self._n_rows * 0.5 ** (sizes / 8.0)
-        self._owner.tell(
+        self._splits.tell(
             (record, min(1.0, left / max(1.0, below)), min(1.0, right / max(1.0, above)))
-            for (record, below, above, _), (left, right) in zip(self._told, rows.tolist(), strict=True)
+            for (record, below, above, _), (left, right) in zip(self._divided, rows.tolist(), strict=True)
         )
-        self._told = []
+        self._divided = []

@@ -1,0 +1,191 @@
+"""SecureBoost: lossless boosting on columns of several parties, over encrypted gradients. Both roles, as in the paper.
+
+Cheng, Fan, Jin, Liu, Chen, Papadopoulos, Yang, "SecureBoost: A Lossless Federated Learning Framework", IEEE
+Intelligent Systems 2021 (arXiv 1901.08755); packing after Chen et al., SecureBoost+ (arXiv 2110.10927).
+
+Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned.
+Output: the active party gets the trees and all leaf weights, every party its own splits. The trees are, bit for bit,
+those of the plain grower on the joined table.
+
+Comments give the lines of the paper's algorithms; every line of a printed listing counts, with `for`, `end for` and
+comments. All nodes of a level are asked about in one message, and of two siblings only the smaller, as the other's sums
+are the parent's less these. Under the lattice map nodes are encrypted vectors, so that passive parties do not see their
+rows. Under sealed sums (``sums="sealed"``) the search compares sums under seal and opens none: `HiddenSums.search` then
+returns another kind of search, and `set_up_passive` another owner, and the algorithms are the same.
+
+====================  =============  ==================================================  ========================
+message               from -> to     content                                             protection
+====================  =============  ==================================================  ========================
+`BinLayout`           passive ->     bins per feature, which are categorical, what       TLS
+                                     exact sums will show by an estimate
+`LinkProbe`           active ->      nothing, to measure the link (cipher "auto",        TLS
+                                     sealed sums)
+`LinkEcho`            passive ->     how much its answers may still leak                 TLS
+`Setup`               active ->      model id, which cipher, its key and field widths    TLS
+`Seed...`             both ways      lattice: a public seed of all (`public_seed`)       commitments
+`Hint`                passive ->     the cipher's own set-up answer, in pieces           TLS; lattice: cipher
+`HintReceipt`         active ->      the piece has arrived                               TLS
+`TreeStart`           active ->      sampled rows and columns, encrypted gradients;      cipher
+                                     blind: sampled columns
+`TreeRows`            active ->      more of both, where rows are many                   cipher
+`SumsPiece`           active ->      as `SumsRequest`, of some rows                      as `SumsRequest`
+`SumsRequest`         active ->      which rows are in each node of the level;           TLS: the passive party
+                                     blind: an encrypted vector per node                 learns them; cipher
+`Sums`                passive ->     encrypted bin sums of all nodes asked               cipher, re-randomised
+                                                                                         or flooded
+`SplitRequest`        active ->      of each node the owner won: feature, bins going     TLS
+                                     left
+`NamedRows`           active ->      the nodes' rows (reveal="column": not sent)         TLS
+`SplitAnswer`         passive ->     record numbers, which rows of the nodes go left     TLS
+`SplitColumns`        passive ->     reveal="column": which rows of the table go left    TLS
+`TreeEnd`             active ->      the tree is grown                                   TLS
+`CheckpointRequest`,  both ways      write a checkpoint; it is written                   TLS
+`CheckpointReceipt`
+`DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
+`Decisions`           passive ->     which rows go left at each record                   TLS
+`Finish`              active ->      training is over                                    TLS
+====================  =============  ==================================================  ========================
+
+Adversary: honest but curious, no party colluding with the active one. What each party learns is in `disclosures`.
+Deviations from the paper: candidates are not shuffled, for their sums are nested and show the order anyway; the active
+party computes leaf weights from its own gradients; missing values and categories. ``mode="paper"`` has the paper's
+cipher, keys, and answers without re-randomisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.errors import ConfigError
+from treaty.messaging.messages import Message
+from treaty.models.trees import ModelPart, margins
+from treaty.privacy.label_leaks import mixed_nodes
+from treaty.systems.observers import TreeFinished
+from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
+from treaty.systems.secureboost.options import SecureBoost
+from treaty.systems.system import RoleInput
+from treaty.systems.vertical.active import boosting_of, open_training
+from treaty.systems.vertical.column_owner import EncryptedOwner, bin_own_columns
+from treaty.systems.vertical.decisions import collect, predict_passive
+from treaty.systems.vertical.encrypted_columns import Sums, SumsPiece, SumsRequest, TreeEnd, TreeRows, TreeStart
+from treaty.systems.vertical.setup import set_up_active, set_up_passive
+from treaty.trees.columns import MayShow, SplitSearch
+from treaty.trees.growth import Growth
+from treaty.trees.partition import RowPartition
+from treaty.trees.splits import Level, Splits
+
+# ---------------------------------------------------------------- training
+
+
+def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
+    """Train as the active party; labels are, for `label_rr`, the noisy ones."""
+    may_show, alone_rounds = _guard(inputs), inputs.options.rl_trees or 0
+    training = open_training(inputs)
+    with set_up_active(inputs, training, alone_rounds=alone_rounds) as sums:  # keys, layouts of bins, hints
+        for a_round in boosting_of(inputs, training, sums.sources):
+            # Reduced-Leakage SecureBoost (section 6): the first trees know the labels best, so passive parties see
+            # nothing of them; later trees are fitted to residuals.
+            alone = a_round.number < alone_rounds
+            for sample in a_round.trees():
+                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, sums.rules)
+                search = sums.search(sample, alone=alone, may_show=may_show)  # <g_i>, <h_i> go to all passive parties
+                while growth.level is not None:
+                    search.ask(growth.level, rows)  # algorithm 1, at every passive party
+                    chosen = growth.take(find_splits(search, growth.level))
+                    if chosen is not None:
+                        split_nodes(search, growth, rows, *chosen)
+                search.end()
+                tree = growth.tree()  # leaf weights follow from the active party's own gradients
+                a_round.add(tree, rows)
+                inputs.observers.event(TreeFinished(tree, rows))
+    return training.part
+
+
+def passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
+    """Train as a passive party: answer the active one until it is done."""
+    bins, codes = bin_own_columns(inputs)  # [Alg. 1, lines 1-3] S_k: cuts at quantiles of each feature k, once a job
+    with set_up_passive(inputs, bins, codes) as owner:
+        return owner.follow({
+            TreeStart: owner.start_tree,  # <g_i>, <h_i> of the first rows ...
+            TreeRows: owner.add_rows,  # ... and of more
+            SumsPiece: owner.add_piece,  # which rows are in I, as far as it is long
+            owner.asks: partial(aggregate, owner),
+            owner.names: partial(partition_rows, owner),
+            TreeEnd: owner.end_tree,
+        })  # fmt: skip
+
+
+def _guard(inputs: RoleInput[SecureBoost]) -> MayShow | None:
+    if inputs.options.purity_guard is None:
+        return None
+    if inputs.classes is None:
+        raise ConfigError("purity_guard is about classes; a regression has none: leave it out (None)")
+    return mixed_nodes(inputs.rows.y, len(inputs.classes), inputs.options.purity_guard)
+
+
+# ---------------------------------------------------------------- algorithm 1: aggregate encrypted gradient statistics
+
+
+def aggregate(owner: EncryptedOwner, request: SumsRequest) -> Sums | None:
+    """Return encrypted sums of gradients over every bin of every feature, of all nodes of a level."""
+    # [Alg. 1, lines 4-7] <G_kv> and <H_kv> are products of the ciphertexts of the rows of I in bin v of feature k
+    return owner.sums(request)
+
+
+# ---------------------------------------------------------------- algorithm 2: split finding
+
+
+def find_splits(search: SplitSearch, level: Level) -> Splits:
+    """Return the best split of every node of a level, as the active party."""
+    # [Alg. 2, lines 1-2] g and h, the sums over I, are `level.totals`
+    # [Alg. 2, lines 3-9] for each party i, in the job's order, for each feature k, for each bin v:
+    # [Alg. 2, line 10] D(<G_kv>) and D(<H_kv>) are opened; under seal they stay shares of two parties
+    # [Alg. 2, lines 11-12] g_l and h_l are prefix sums, g_r and h_r the node's less these
+    # [Alg. 2, line 13] the score is the gain, compared exactly in whole numbers; the first of equal ones wins
+    return search.choose(level)  # [Alg. 2, lines 14-16]
+
+
+def partition_rows(owner: EncryptedOwner, message: Any) -> Iterator[Message]:
+    """Record the splits that a message names, and say which rows go left, as the passive party i_opt."""
+    splits = owner.chosen(message)  # [Alg. 2, lines 17-18] k_opt and v_opt; under seal the active party has but shares
+    # [Alg. 2, line 19] cut v_opt of feature k_opt is a value of its own, by which it partitions I
+    # [Alg. 2, line 20] it records that value, and returns [record id, I_L]
+    yield from owner.divide(splits)
+
+
+def split_nodes(
+    search: SplitSearch,
+    growth: Growth,
+    rows: RowPartition,
+    nodes: NDArray[np.int32],
+    children: NDArray[np.int32],
+    splits: Splits,
+) -> None:
+    """Have the owners of the chosen splits partition their nodes, and divide all rows, as the active party."""
+    records, left = search.decide(nodes, splits, rows)
+    rows.divide(nodes, children, left)  # [Alg. 2, lines 21-22] I is split by I_L ...
+    growth.divided(records)  # ... and the node gets [party id, record id]
+    search.shown.divided(nodes, children, rows)  # purity_guard: children of one class are hidden from now on
+
+
+# ---------------------------------------------------------------- federated inference (section 5)
+#
+# The paper walks down the trees node by node, asking each node's owner. Here the active party asks every owner once,
+# for the sides of all rows at all of its records in use, and walks alone: one round trip, and owners see no paths.
+
+
+def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
+    """Return margins (n_rows, n_outputs) as the active party; with `he_inference` from encrypted leaf weights."""
+    if inputs.options.hides_decisions:
+        return hidden_active(inputs)
+    return margins(collect(inputs), inputs.part.forest.objective, inputs.threads)
+
+
+def follow_prediction(inputs: RoleInput[SecureBoost]) -> None:
+    """Take part in a prediction as a passive party, see `predict`."""
+    return hidden_passive(inputs) if inputs.options.hides_decisions else predict_passive(inputs)
