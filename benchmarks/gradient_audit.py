@@ -22,6 +22,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
 from treaty.runs.warm_up import compile_kernels
+from treaty.systems.observers import play_role
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
@@ -42,13 +43,13 @@ def trained(tables: dict, y: np.ndarray, own: SecureBoost, common: BoostingOptio
         lead = party.name == "bank"
         program = secureboost.active if lead else secureboost.passive
         data = LabelledRows(tables[party.name], y if lead else np.zeros(0))
-        keeping = None if folder is None else AuditFolder(folder / party.name, 1 << 34)
-        return program(
-            RoleInput(
-                party=party, options=own, common=common, roles=roles, data=data, classes=[0, 1] if lead else None,
-                threads=THREADS, audit=keeping,
-            )
+        inputs = RoleInput(
+            party=party, options=own, common=common, roles=roles, data=data, classes=[0, 1] if lead else None,
+            threads=THREADS,
         )  # fmt: skip
+        if folder is not None:
+            keeping.keep_for_audit(inputs, AuditFolder(folder / party.name, 1 << 34))
+        return play_role(program, inputs)
 
     begun = time.process_time()
     play(dict.fromkeys(tables, role), star(roles, own), job="audit", protocol=own.system, timeout=3600)

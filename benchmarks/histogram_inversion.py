@@ -32,8 +32,8 @@ from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreemen
 from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.trees.boosting import Forest, boost
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.boosting import Boosting, Forest
+from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values
 from treaty.trees.objectives import Objective, make_objective
 from treaty.trees.partition import RowPartition
@@ -109,7 +109,7 @@ def train(
     )
     source.watch(noise, objective)
     forest = Forest(objective, ("all",))
-    boost(SumsFinder([source], len(y), rules), y, None, forest, rules, options.plan(n_columns))
+    grow_trees(Boosting(y, None, forest, rules, options.plan(n_columns)), [source])
     margins = np.zeros((len(rest), 1))
     margins_from_values(forest.trees, join_splits([splits], [n_columns]), data.x[rest].astype(np.float32), margins)
     trees = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]

@@ -25,8 +25,8 @@ from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_p
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, RoleInput, Roles, star
 from treaty.systems.vertical.decisions import collect, predict_passive
-from treaty.trees.boosting import Forest, boost
-from treaty.trees.columns import SumsFinder
+from treaty.trees.boosting import Boosting, Forest
+from treaty.trees.columns import grow_trees
 from treaty.trees.ensemble import SplitTable, Tree
 
 THREADS = 2
@@ -43,8 +43,8 @@ def grow(data: Data, parties: int, rounds: int, depth: int) -> tuple[dict[str, M
     forest, splits = Forest(objective, tuple(names), [0, 1]), {name: SplitTable() for name in names}
     sources = [own_columns(tables[name], options.max_bin, splits[name], THREADS) for name in names]
     rules = options.rules(objective)
-    finder = SumsFinder(sources, len(y), rules, THREADS)
-    boost(finder, y, None, forest, rules, options.plan(data.x.shape[1]), threads=THREADS)
+    boosting = Boosting(y, None, forest, rules, options.plan(data.x.shape[1]), threads=THREADS)
+    grow_trees(boosting, sources)
     return {
         name: ModelPart(
             model_id="benchmark", party=name, schema=tables[name].schema, splits=splits[name],

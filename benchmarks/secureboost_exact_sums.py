@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 from data import Data, arguments, default_of_credit_card_clients, give_me_some_credit, report
-from opened_sums import columns_of, grow, opened_by_job
+from opened_sums import WatchedColumns, columns_of, grow, opened_by_job
 from treaty import FedXGBoostSMM, SecureBoost
 from treaty.machine.arrays import Integers
 from treaty.machine.process import cores
 from treaty.privacy.exact_sums import OpenedNode, known_bins
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.vertical.exact_sums import WatchedColumns, expected_share
+from treaty.systems.vertical.exact_sums import expected_share
 from treaty.trees.columns import ColumnSource
 from treaty.trees.splits import complete_sums
 

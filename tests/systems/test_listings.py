@@ -17,6 +17,8 @@ SYSTEMS = Path(treaty.__file__).parent / "systems"
 LISTINGS = {  # file, label of the algorithm, number of its lines or steps
     "FedXGBoost-SMM, version 1": ("fedxgboost_smm/published.py", "SMM 1", 5),
     "FedXGBoost-SMM, version 2": ("fedxgboost_smm/published.py", "SMM 2", 7),
+    "SecureBoost, aggregation": ("secureboost/secureboost.py", "Alg. 1", 7),
+    "SecureBoost, split finding": ("secureboost/secureboost.py", "Alg. 2", 22),
     "FedXGBoost-LDP": ("fedxgboost_ldp/fedxgboost_ldp.py", "Alg. 5", 5),
     "FederBoost by column": ("federboost_vertical/federboost_vertical.py", "Vertical", 6),
 }
