@@ -117,13 +117,13 @@ def node(settings: str) -> None:
 
 def worker(folder: str) -> None:
     """Play a party."""
-    from treaty.messaging.grpc_link import Link
+    from treaty.messaging.grpc_link import PeerLink
     from treaty.messaging.party import Party
     from treaty.node.worker import main
 
     ahead(float(os.environ.get("FAULTS_SKEW", "0")))
     plan, count, lock = Plan(Path(folder), "worker"), [0], threading.Lock()
-    write, hand_over = Party._write, Link._hand_over
+    write, hand_over = Party._write, PeerLink._hand_over
     listed = None if plan.there else (plan.folder / "messages").open("w", buffering=1)
 
     def counted(party: Party, talk: Any, message: Any, *given: Any) -> None:
@@ -142,7 +142,7 @@ def worker(folder: str) -> None:
 
     Party._write = counted  # type: ignore[method-assign]
     if "FAULTS_TWICE" in os.environ:
-        Link._hand_over = handed_over  # type: ignore[method-assign]
+        PeerLink._hand_over = handed_over  # type: ignore[method-assign]
     plan.at("begin")
     main()
 

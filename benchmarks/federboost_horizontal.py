@@ -67,7 +67,7 @@ from namespaces import NotPermitted, train_in_namespaces
 from treaty import GBDTClassifier
 from treaty.data.quantile_search import QuantileSearch
 from treaty.data.table import to_table
-from treaty.messaging.channel import Link
+from treaty.messaging.channel import LinkSpeed
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.runs import threads as simulation
@@ -484,7 +484,7 @@ def draw(rows: list[dict], quick: bool) -> None:
 # ---------------------------------------------------------------- a slow link
 
 
-def played(rows: Rows, options: Mapping[str, Any], link: Link | None) -> tuple[float, RunRecord]:
+def played(rows: Rows, options: Mapping[str, Any], link: LinkSpeed | None) -> tuple[float, RunRecord]:
     """Train in threads over a link; return seconds and transcripts too."""
     kept: list[RunRecord] = []
 
@@ -551,7 +551,7 @@ def over_links(quick: bool) -> list[dict]:
         nbytes = slowest_bytes(found.transcripts, "p0")
         for delay in (0.05,) if quick else (0.05, 0.1):
             before, start = cpu_of_others(), time.perf_counter()
-            took, _ = played(rows, options, Link(RATE, delay))
+            took, _ = played(rows, options, LinkSpeed(RATE, delay))
             others = (cpu_of_others() - before) / (time.perf_counter() - start)
             predicted = crossed * delay + 8 * nbytes / RATE
             result.append({

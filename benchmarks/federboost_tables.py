@@ -57,7 +57,7 @@ from data import (
 )  # fmt: skip
 from federboost_horizontal import RATE, at_random, crossings, slowest_bytes
 from treaty import GBDTClassifier
-from treaty.messaging.channel import Link
+from treaty.messaging.channel import LinkSpeed
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import per_person, read_ledger
@@ -128,7 +128,7 @@ def again(quick: bool) -> list[dict[str, object]]:
 # ---------------------------------------------------------------- parties
 
 
-def transcripts_of(fit: Callable[[], object], link: Link | None = None) -> tuple[Mapping[str, Transcript], float]:
+def transcripts_of(fit: Callable[[], object], link: LinkSpeed | None = None) -> tuple[Mapping[str, Transcript], float]:
     """Return every party's transcript of a fit in threads, over a link if there is one, and its seconds."""
     kept: list[RunRecord] = []
 
@@ -206,7 +206,7 @@ def over_links(quick: bool) -> list[dict[str, object]]:
         transcripts, bare = transcripts_of(fit)
         predicted = crossings(transcripts, acknowledged=False) * DELAY + 8 * slowest_bytes(transcripts, "p0") / RATE
         before = cpu_of_others()
-        _, took = transcripts_of(fit, Link(RATE, DELAY))
+        _, took = transcripts_of(fit, LinkSpeed(RATE, DELAY))
         rows.append({
             "data": title,
             "split by": split,

@@ -134,16 +134,16 @@ def squirrel(quick: bool) -> list[dict]:
 
 
 def links(quick: bool) -> list[dict]:
-    from treaty.messaging.channel import Link
+    from treaty.messaging.channel import LinkSpeed
     from treaty.runs import threads
 
     tables, y = tables_of_clients()
     rows, play = [], threads.play
     for round_trip in (0.2e-3,) if quick else (0.2e-3, 20e-3, 100e-3):
         for step in (0, 1) if quick else (0, 1, 20, 100, 500):  # 0: as measured
-            link = Link(bits_per_second=100e6, delay=round_trip / 2)
+            link = LinkSpeed(bits_per_second=100e6, delay=round_trip / 2)
 
-            def slowly(*given: Any, line: Link = link, **named: Any) -> Any:
+            def slowly(*given: Any, line: LinkSpeed = link, **named: Any) -> Any:
                 return play(*given, **{**named, "link": line})
 
             said: list[int] = []

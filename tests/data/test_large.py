@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.data import large
-from treaty.data.large import WORDS, Column, Scratch, SortedRecords, records
+from treaty.data.large import WORDS, FileColumn, Scratch, SortedRecords, records
 from treaty.errors import ConfigError
 from treaty.machine.arrays import forget
 
@@ -88,7 +88,7 @@ def test_files_are_closed_at_the_end_and_on_an_error() -> None:
 
 
 def test_mapped_columns_outlive_their_file_and_leave_memory_when_forgotten(folder: Path) -> None:
-    column = Column(np.int64)
+    column = FileColumn(np.int64)
     for start in range(0, 1 << 18, 1 << 16):
         column.append(np.arange(start, start + (1 << 16)))
     values = column.mapped()

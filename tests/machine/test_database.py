@@ -16,9 +16,9 @@ from treaty.cli.main import app
 from treaty.errors import ConfigError
 from treaty.machine import database
 from treaty.machine.database import kept_file, mark_of, set_aside
-from treaty.privacy.ledger import Entry, Ledger
+from treaty.privacy.ledger import Ledger, LedgerEntry
 
-ENTRIES = [Entry(f"draw {k}", "spring", "duchi", f"gradients of tree {k}", 1.0 / (k + 1)) for k in range(60)]
+ENTRIES = [LedgerEntry(f"draw {k}", "spring", "duchi", f"gradients of tree {k}", 1.0 / (k + 1)) for k in range(60)]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_no_flipped_bit_lets_a_draw_be_paid_twice_or_a_budget_be_passed(folder, 
     mark = kept_file(folder).read_bytes()
     for bit in flipped(folder / "ledger", 500):
         try:
-            Ledger(folder).spend([*ENTRIES, Entry("new", "fall", "duchi", "tree", 1.0)], most=total + 1.0)
+            Ledger(folder).spend([*ENTRIES, LedgerEntry("new", "fall", "duchi", "tree", 1.0)], most=total + 1.0)
             entries = Ledger(folder).entries()
             assert [entry.draw for entry in entries] == [*(entry.draw for entry in ENTRIES), "new"], bit
         except ConfigError:
@@ -109,7 +109,7 @@ def test_what_is_missing_is_refused_by_name_with_what_to_do(folder, lost, text):
 
 def test_an_older_copy_is_refused(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
-    Ledger(folder).spend([Entry("new", "fall", "duchi", "tree", 1.0)])
+    Ledger(folder).spend([LedgerEntry("new", "fall", "duchi", "tree", 1.0)])
     shutil.copytree(tmp_path / "copy", folder, dirs_exist_ok=True)
     with pytest.raises(ConfigError, match="is an older copy: 2 of 3 changes"):
         Ledger(folder)
@@ -132,12 +132,12 @@ def test_another_ledger_and_another_key_are_refused(folder, tmp_path):
 
 def test_the_file_beside_may_be_behind_as_after_a_crash_but_not_ahead(folder):
     before = kept_file(folder).read_bytes()
-    Ledger(folder).spend([Entry("new", "fall", "duchi", "tree", 1.0)])
+    Ledger(folder).spend([LedgerEntry("new", "fall", "duchi", "tree", 1.0)])
     ahead = kept_file(folder).read_bytes()
     kept_file(folder).write_bytes(before)  # the crash came between
     ledger = Ledger(folder)
     assert len(ledger.entries()) == 61
-    ledger.spend([Entry("newer", "fall", "duchi", "tree", 1.0)])
+    ledger.spend([LedgerEntry("newer", "fall", "duchi", "tree", 1.0)])
     assert kept_file(folder).read_bytes() != ahead
     assert mark_of(folder).changes == 4
 
@@ -146,7 +146,7 @@ def test_reading_changes_nothing(folder):
     before = (folder / "ledger").read_bytes(), kept_file(folder).read_bytes()
     ledger = Ledger(folder)
     ledger.spend(ENTRIES)  # all paid
-    ledger.check([Entry("new", "fall", "duchi", "tree", 1.0)])
+    ledger.check([LedgerEntry("new", "fall", "duchi", "tree", 1.0)])
     assert ((folder / "ledger").read_bytes(), kept_file(folder).read_bytes()) == before
     assert sorted(path.name for path in folder.iterdir()) == ["key", "ledger"]
 
@@ -182,10 +182,10 @@ def test_to_begin_anew_sets_the_old_one_aside_and_loses_nothing(folder):
 @pytest.mark.slow
 def test_jobs_that_make_a_ledger_at_once_share_it(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
+        "import sys; from pathlib import Path; from treaty.privacy.ledger import LedgerEntry, Ledger\n"
         "sys.stdin.readline()\n"
         "ledger = Ledger(Path(sys.argv[1]))\n"
-        "ledger.spend([Entry(sys.argv[2], 'job', 'duchi', 'tree', 1.0)])\n"
+        "ledger.spend([LedgerEntry(sys.argv[2], 'job', 'duchi', 'tree', 1.0)])\n"
         "print(ledger.key.hex())\n"
     )
     jobs = [
@@ -215,7 +215,7 @@ def test_the_command_asks_before_it_forgets(folder):
 
 def test_a_job_that_opens_a_ledger_while_another_spends_refuses_nothing(folder, monkeypatch):
     """Between its looks at the ledger and at the file beside it, another job would spend if it could."""
-    other = threading.Thread(target=lambda: Ledger(folder).spend([Entry("new", "fall", "duchi", "tree", 1.0)]))
+    other = threading.Thread(target=lambda: Ledger(folder).spend([LedgerEntry("new", "fall", "duchi", "tree", 1.0)]))
 
     def looks(of):
         if not other.ident:

@@ -6,12 +6,12 @@ import pytest
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerAborted, PeerLost, PeerTimeout
 from treaty.messaging import channel
-from treaty.messaging.channel import Link, memory_channels
+from treaty.messaging.channel import LinkSpeed, memory_channels
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.runs.threads import play
 
-SLOW = Link(bits_per_second=1e6, delay=0.1)
+SLOW = LinkSpeed(bits_per_second=1e6, delay=0.1)
 PATIENCE = 20  # seconds; no upper bound of a time is claimed beyond this
 
 
@@ -38,7 +38,7 @@ def test_a_party_that_has_gone_is_not_told_of_later_departures():
 @pytest.mark.parametrize(("rate", "delay"), [(0.0, 0.1), (-1.0, 0.1), (math.nan, 0.1), (1e6, -0.1), (1e6, math.nan)])
 def test_link_refuses_rates_and_delays_that_mean_nothing(rate, delay):
     with pytest.raises(ConfigError, match="expected bits_per_second above 0 and delay of 0 or more"):
-        Link(rate, delay)
+        LinkSpeed(rate, delay)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1000, 50_000])
@@ -51,7 +51,7 @@ def test_frame_arrives_after_its_time_on_the_line_plus_the_delay(nbytes):
 
 
 def test_second_frame_is_due_when_both_have_left_plus_the_delay_and_the_sender_does_not_wait():
-    channels = memory_channels(["clinic", "lab", "shop"], Link(1e6, 100.0))
+    channels = memory_channels(["clinic", "lab", "shop"], LinkSpeed(1e6, 100.0))
     start = time.monotonic()
     channels["lab"].send("shop", bytes(3_000_000), 5)
     channels["lab"].send("clinic", bytes(1_000_000), 5)
@@ -63,7 +63,7 @@ def test_second_frame_is_due_when_both_have_left_plus_the_delay_and_the_sender_d
 
 
 def test_request_and_answer_take_two_delays():
-    channels = memory_channels(["clinic", "lab"], Link(math.inf, 0.15))
+    channels = memory_channels(["clinic", "lab"], LinkSpeed(math.inf, 0.15))
     start = time.monotonic()
     channels["clinic"].send("lab", b"?", 5)
     channels["lab"].send("clinic", channels["lab"].receive(PATIENCE).frame, 5)
@@ -91,7 +91,7 @@ def test_frames_to_several_peers_share_the_uplink():
 
 
 def test_uplinks_of_two_senders_are_apart():
-    channels = memory_channels(["clinic", "lab", "shop"], Link(1e6, 0.0))
+    channels = memory_channels(["clinic", "lab", "shop"], LinkSpeed(1e6, 0.0))
     channels["lab"].send("clinic", bytes(4_000_000), 5)  # 32 s, which the other sender does not wait for
     channels["shop"].send("clinic", b"small", 5)
     first = channels["clinic"].receive(PATIENCE)
@@ -100,7 +100,7 @@ def test_uplinks_of_two_senders_are_apart():
 
 
 def test_line_that_was_idle_has_saved_nothing_up():
-    channels = memory_channels(["clinic", "lab"], Link(1e6, 0.0))
+    channels = memory_channels(["clinic", "lab"], LinkSpeed(1e6, 0.0))
     channels["lab"].send("clinic", b"before", 5)
     channels["clinic"].receive(PATIENCE)
     time.sleep(0.3)
@@ -111,7 +111,7 @@ def test_line_that_was_idle_has_saved_nothing_up():
 
 
 def test_frames_of_a_sender_keep_their_order_over_a_link():
-    channels = memory_channels(["clinic", "lab"], Link(1e8, 0.01))
+    channels = memory_channels(["clinic", "lab"], LinkSpeed(1e8, 0.01))
     sizes = [5000 if n % 3 else 1 for n in range(60)]
     for n, size in enumerate(sizes):
         channels["lab"].send("clinic", bytes([n]) * size, 5)
@@ -133,7 +133,7 @@ def test_departure_travels_behind_the_last_frame():
 
 
 def test_what_is_sent_to_a_party_before_its_departure_is_heard_of_vanishes():
-    channels = memory_channels(["clinic", "lab"], Link(1e6, 100.0))
+    channels = memory_channels(["clinic", "lab"], LinkSpeed(1e6, 100.0))
     channels["lab"].close()
     channels["clinic"].send("lab", b"to nobody", 5)
     assert channels["clinic"].receive(0.01) is None
@@ -151,7 +151,7 @@ def test_abort_explains_a_departure_over_a_link_too():
 
 
 def test_threads_that_send_at_once_queue_at_one_uplink():
-    channels = memory_channels(["clinic", "lab"], Link(1e6, 0.0))
+    channels = memory_channels(["clinic", "lab"], LinkSpeed(1e6, 0.0))
     start = time.monotonic()
     threads = [threading.Thread(target=channels["lab"].send, args=("clinic", bytes(5000), 5)) for _ in range(8)]
     for thread in threads:
@@ -168,7 +168,7 @@ def test_play_passes_its_link_on():
     roles = {"clinic": ask, "lab": lambda party: party.send("clinic", party.receive("clinic", Count))}
     links = {"clinic": ["lab"], "lab": ["clinic"]}
     start = time.monotonic()
-    assert play(roles, links, job="j", protocol="p", link=Link(1e6, 0.1)).results["clinic"] == 1
+    assert play(roles, links, job="j", protocol="p", link=LinkSpeed(1e6, 0.1)).results["clinic"] == 1
     assert 0.2 <= time.monotonic() - start < PATIENCE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.messaging.transcript import OTHERS, Entry, Timeline, Transcript, joined, timeline_of
+from treaty.messaging.transcript import OTHERS, Timeline, Transcript, TranscriptEntry, joined, timeline_of
 
 MESSAGES = st.lists(st.tuples(st.floats(0.0, 5000.0), st.integers(1, 10**9)), min_size=1, max_size=40)
 
@@ -16,7 +16,7 @@ def transcript(party: str, began: float, sent: list[tuple[str, float, int]]) -> 
     kept.began = began
     for peer, seconds, nbytes in sent:
         direction = "sent" if nbytes > 0 else "received"
-        kept._entries.append(Entry(direction, peer, "Sums", 1, abs(nbytes), seconds))
+        kept._entries.append(TranscriptEntry(direction, peer, "Sums", 1, abs(nbytes), seconds))
     return kept
 
 

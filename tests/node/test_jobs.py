@@ -18,7 +18,7 @@ from treaty.node.settings import Policy
 from treaty.node.store import JobRow
 from treaty.node.verdicts import verdict_on
 from treaty.node.web import registry
-from treaty.privacy.ledger import Entry, Ledger, model_job
+from treaty.privacy.ledger import Ledger, LedgerEntry, model_job
 
 NOISY = {
     **JOB, "protocol": "federboost-vertical", "federboost-vertical": {"epsilon": 0.25},
@@ -38,16 +38,16 @@ def test_an_attempt_is_refused_where_others_have_spent_unless_an_earlier_one_has
     at = shop.jobs.standings[shop.proposed(NOISY)]
     shop.jobs.check_budgets(at)  # nothing is spent yet: 0.75 of 1
     ledger = Ledger(noise_folder(shop.jobs.settings.data["rows"].store, "shop"))
-    ledger.spend([Entry("draw 1", "another job", "bucket_rr", "a column", 0.2)])
+    ledger.spend([LedgerEntry("draw 1", "another job", "bucket_rr", "a column", 0.2)])
     shop.jobs.check_budgets(at)
-    ledger.spend([Entry("draw 2", "another job", "bucket_rr", "a column", 0.05)])
+    ledger.spend([LedgerEntry("draw 2", "another job", "bucket_rr", "a column", 0.05)])
     shop.jobs.change(at, state="approved")
     shop.jobs.change(at, state="running", event={"what": "started", "attempt": 1})
-    ledger.spend([Entry("draw 3", "a third job", "bucket_rr", "a column", 0.05)])
+    ledger.spend([LedgerEntry("draw 3", "a third job", "bucket_rr", "a column", 0.05)])
     with pytest.raises(BudgetSpent, match=r"epsilon 0\.75 for .*epsilon 0\.3 so far"):  # the first attempt paid nothing
         shop.jobs.check_budgets(at)
     with_policy(shop, most_epsilon_total=1.06, most_epsilon=0.75)
-    ledger.spend([Entry("draw 4", name_of(at.job, at.row.id), "bucket_rr", "columns", 0.75)])
+    ledger.spend([LedgerEntry("draw 4", name_of(at.job, at.row.id), "bucket_rr", "columns", 0.75)])
     shop.jobs.check_budgets(at)  # its buckets have the same noise again
 
 
@@ -64,7 +64,7 @@ def test_an_attempt_that_pays_again_is_refused_where_it_cannot(shop, rule):
     with_policy(shop, **{rule: 1.0})
     shop.jobs.check_budgets(at)
     ledger = Ledger(noise_folder(shop.jobs.settings.data["rows"].store, "shop"))
-    ledger.spend([Entry("a draw", model_job(name_of(at.job, at.row.id), "0123456789"), "any", "sums", 0.6)])
+    ledger.spend([LedgerEntry("a draw", model_job(name_of(at.job, at.row.id), "0123456789"), "any", "sums", 0.6)])
     with pytest.raises(BudgetSpent, match=r"epsilon 0\.6 (so far|in earlier attempts)"):
         shop.jobs.check_budgets(at)
 

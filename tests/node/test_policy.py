@@ -14,7 +14,7 @@ from treaty.models.checkpoints import noise_folder
 from treaty.node import policy as policies
 from treaty.node.policy import Facts, Finding, PolicyVerdict, verdict
 from treaty.node.settings import DataSet, Policy
-from treaty.privacy.ledger import FILE, Entry, Ledger
+from treaty.privacy.ledger import FILE, Ledger, LedgerEntry
 from treaty.runs.job import Align, Job, Member
 from treaty.systems import OPTIONS, SYSTEMS, option_class
 
@@ -353,10 +353,10 @@ def test_the_ledger_counts(folder: Path) -> None:
     proposed = job(own={"mechanism": "label_rr", "epsilon": 0.1})
     rule: dict[str, Any] = {"party": "clinic", "most_epsilon_total": 1.0}
     ledger = noise_folder(folder / "state" / "stores" / "t", "clinic")
-    Ledger(ledger).spend([Entry(str(k), "earlier", "label_rr", "labels", 0.1) for k in range(9)])
+    Ledger(ledger).spend([LedgerEntry(str(k), "earlier", "label_rr", "labels", 0.1) for k in range(9)])
     check(True, "epsilon 0.1 for labels randomised once, and epsilon 0.9 so far; allowed: epsilon 1 together",
           "most_epsilon_total", folder, proposed, **rule)  # fmt: skip
-    Ledger(ledger).spend([Entry("more", "earlier", "label_rr", "labels", 0.1)])
+    Ledger(ledger).spend([LedgerEntry("more", "earlier", "label_rr", "labels", 0.1)])
     check(False, "epsilon 0.1 for labels randomised once, and epsilon 1 so far; allowed: epsilon 1 together",
           "most_epsilon_total", folder, proposed, **rule)  # fmt: skip
     assert found("most_epsilon_total", folder, job(), **rule).fine  # which costs nothing

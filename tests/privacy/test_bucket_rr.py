@@ -15,7 +15,7 @@ from scipy import stats
 
 from noise_keys import keep_key
 from treaty.errors import ConfigError
-from treaty.privacy.randomised_response import BucketCost, BucketLedger, Column, randomise_buckets
+from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn, randomise_buckets
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 17, 256])
 
@@ -54,7 +54,9 @@ def test_the_ledgers_own_noise_has_the_chances_of_randomised_response(tmp_path, 
     keep_key(tmp_path / "a.noise", bytes(range(32)))
     codes = np.repeat(np.arange(size, dtype=np.uint8), max(4_000, 50_000 // size))
     noisy, _ = BucketLedger(tmp_path / "a.noise").noisy(
-        np.stack([codes, codes], axis=1), [Column("a", size, 4.0, b""), Column("b", size, 1.0, b"")], rows_of(codes)
+        np.stack([codes, codes], axis=1),
+        [RandomisedColumn("a", size, 4.0, b""), RandomisedColumn("b", size, 1.0, b"")],
+        rows_of(codes),
     )
     for column, epsilon in zip(noisy.T, (4.0, 1.0), strict=True):
         assert likelihood(codes, column, size, epsilon) > 1e-6  # false alarm: one key in a million
@@ -121,8 +123,8 @@ def test_one_bucket_and_no_noise_leave_buckets_as_they_are(size, epsilon):
 
 # ---------------------------------------------------------------- the ledger
 
-AGE = Column("age", 9, 1.5, b"edges")
-INCOME = Column("income", 4, 2.5, b"others")
+AGE = RandomisedColumn("age", 9, 1.5, b"edges")
+INCOME = RandomisedColumn("income", 4, 2.5, b"others")
 
 
 def rows_of(codes):

@@ -21,16 +21,16 @@ from tables import real_table
 from treaty.cli.main import app
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.privacy.discrete_gaussian import epsilon_of
-from treaty.privacy.ledger import Entry, EpsilonLimits, Ledger, cost, model_job, per_person, read_ledger
-from treaty.privacy.randomised_response import BucketLedger, Column
+from treaty.privacy.ledger import EpsilonLimits, Ledger, LedgerEntry, cost, model_job, per_person, read_ledger
+from treaty.privacy.randomised_response import BucketLedger, RandomisedColumn
 
 
 def entry(number, epsilon=1.0, **others):
-    return Entry(f"draw {number}", "job", "duchi", f"gradients of tree {number}", epsilon, **others)
+    return LedgerEntry(f"draw {number}", "job", "duchi", f"gradients of tree {number}", epsilon, **others)
 
 
 def sums(rho, delta=1e-6):
-    return Entry(f"sums {rho}", "job", "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
+    return LedgerEntry(f"sums {rho}", "job", "discrete Gaussian", "sums of a training", rho=rho, delta=delta)
 
 
 # ---------------------------------------------------------------- adding up
@@ -129,7 +129,7 @@ def test_of_one_draw_that_is_entered_twice_the_dearer_cost_counts(ledger):
             ledger.check(twice, most=2.0 + 3.0 * number)
         ledger.spend(twice)
         assert ledger.entries()[number] == entry(number, 3.0)
-    on_sums = [Entry("sums", "job", "discrete Gaussian", "sums", rho=rho, delta=1e-6) for rho in (0.2, 0.1)]
+    on_sums = [LedgerEntry("sums", "job", "discrete Gaussian", "sums", rho=rho, delta=1e-6) for rho in (0.2, 0.1)]
     ledger.spend(on_sums)
     assert ledger.entries()[2].rho == 0.2
 
@@ -171,7 +171,7 @@ def test_the_partys_own_limits_hold_whatever_limit_a_job_has(tmp_path):
     ledger = Ledger(tmp_path, EpsilonLimits(job=2.0, total=3.0))
 
     def of(job, number):
-        return Entry(f"{job} {number}", model_job(job, f"{number:08x}"), "duchi", "gradients", 1.0)
+        return LedgerEntry(f"{job} {number}", model_job(job, f"{number:08x}"), "duchi", "gradients", 1.0)
 
     ledger.spend([of("one", 1), of("one", 2)], most=9.0, delta=1e-6)
     with pytest.raises(BudgetSpent, match=r"may pay epsilon 2 in one job \(most_epsilon\), has paid 2 and would pay 3"):
@@ -197,7 +197,7 @@ def test_costs_that_are_none_are_refused(ledger, wrong):
 
 def test_all_mechanisms_of_a_party_are_in_one_file(tmp_path):
     codes = np.zeros((5, 1), np.uint8)
-    BucketLedger(tmp_path).noisy(codes, [Column("age", 4, 2.0, b"")], np.arange(5), "spring")
+    BucketLedger(tmp_path).noisy(codes, [RandomisedColumn("age", 4, 2.0, b"")], np.arange(5), "spring")
     Ledger(tmp_path).spend([entry(1), sums(0.1)])
     found = read_ledger(tmp_path)
     assert [(e.job, e.mechanism, e.what, e.epsilon) for e in found[:1]] == [("spring", "bucket_rr", "age", 2.0)]
@@ -217,12 +217,12 @@ def test_the_key_stays_and_other_folders_have_others(tmp_path):
 @pytest.mark.slow
 def test_two_jobs_at_once_cannot_both_take_the_last_of_a_budget(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
+        "import sys; from pathlib import Path; from treaty.privacy.ledger import LedgerEntry, Ledger\n"
         "from treaty.errors import BudgetSpent\n"
         "ledger, taken = Ledger(Path(sys.argv[1])), 0\n"
         "for k in range(30):\n"
         "    try:\n"
-        "        ledger.spend([Entry(f'{sys.argv[2]} {k}', sys.argv[2], 'duchi', 'tree', 1.0)], most=40.0)\n"
+        "        ledger.spend([LedgerEntry(f'{sys.argv[2]} {k}', sys.argv[2], 'duchi', 'tree', 1.0)], most=40.0)\n"
         "        taken += 1\n"
         "    except BudgetSpent:\n"
         "        pass\n"
@@ -253,9 +253,9 @@ def test_a_job_that_dies_while_it_writes_leaves_all_or_nothing(tmp_path):
 
 def test_a_ledger_is_read_after_a_job_was_killed_while_it_wrote(tmp_path):
     script = (
-        "import os, signal, sys; from pathlib import Path; from treaty.privacy.ledger import Entry, Ledger\n"
+        "import os, signal, sys; from pathlib import Path; from treaty.privacy.ledger import LedgerEntry, Ledger\n"
         "ledger = Ledger(Path(sys.argv[1]))\n"
-        "ledger.spend([Entry('draw 1', 'job', 'duchi', 'gradients of tree 1', 1.0)])\n"
+        "ledger.spend([LedgerEntry('draw 1', 'job', 'duchi', 'gradients of tree 1', 1.0)])\n"
         "ledger._db.connection.execute('PRAGMA cache_size = 1')\n"  # the file changes before the end
         "with ledger._db.transaction() as db:\n"
         "    for k in range(2000):\n"
@@ -306,7 +306,7 @@ def test_noise_on_sums_is_entered_by_every_participant_and_jobs_add_up(tmp_path)
 
 
 def test_the_command_prints_what_was_paid(tmp_path):
-    Ledger(tmp_path).spend([entry(1), entry(2), Entry("labels", "spring", "label_rr", "labels", 1.5)])
+    Ledger(tmp_path).spend([entry(1), entry(2), LedgerEntry("labels", "spring", "label_rr", "labels", 1.5)])
     result = CliRunner().invoke(app, ["ledger", str(tmp_path)])
     assert result.exit_code == 0
     assert result.output.splitlines() == [
@@ -338,6 +338,9 @@ def test_every_fit_has_a_line_of_its_own(tmp_path, protocol):
 
 
 def test_an_epsilon_beyond_floats_is_not_understated():
-    both = [Entry("a", "job", "duchi", "x", 1000.0), Entry("b", "job", "gaussian", "y", rho=0.05, delta=1e-6)]
+    both = [
+        LedgerEntry("a", "job", "duchi", "x", 1000.0),
+        LedgerEntry("b", "job", "gaussian", "y", rho=0.05, delta=1e-6),
+    ]
     assert per_person(both) == math.inf
     assert per_person(both[:1], 1e-6) == 1000.0

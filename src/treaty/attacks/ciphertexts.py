@@ -23,7 +23,7 @@ from treaty.crypto.payload import Packing, Payload, SumsBounds, from_words
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import unpack
-from treaty.messaging.transcript import Entry
+from treaty.messaging.transcript import TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.systems.vertical.encrypted_columns import Sums, SumsPiece, SumsRequest, TreeRows, TreeStart
 from treaty.systems.vertical.exact_sums import content_of
@@ -111,7 +111,7 @@ def recognised_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def keyed_cipher(view: View, entries: Sequence[Entry]) -> KeyedCipher | None:
+def keyed_cipher(view: View, entries: Sequence[TranscriptEntry]) -> KeyedCipher | None:
     """Return the cipher of a party's messages; None where it has no key, or a ciphertext for each row and node."""
     setups = [content_of(entry, Setup) for entry in entries if entry.step == Setup.__name__]
     if not setups or setups[0].encryption not in ("ou", "paillier") or view.inputs.options.ciphers.blind:
@@ -127,7 +127,7 @@ def keyed_cipher(view: View, entries: Sequence[Entry]) -> KeyedCipher | None:
 
 
 def recognised(
-    entries: Sequence[Entry], nodes: Sequence[OpenedNode], cipher: KeyedCipher
+    entries: Sequence[TranscriptEntry], nodes: Sequence[OpenedNode], cipher: KeyedCipher
 ) -> Iterator[tuple[list[Bin], list[Rows | None]]]:
     """Yield the bins of each ciphertext that came back from a peer, and the rows of each, or None where not known.
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from treaty.data.large import WORDS, Column, Scratch, SortedRecords, records
+from treaty.data.large import WORDS, FileColumn, Scratch, SortedRecords, records
 from treaty.machine.arrays import forget, pieces
 from treaty.machine.kernels import inner, kernel
 
@@ -160,10 +160,10 @@ def group_rows_in_files(
         return RowGroups(data.mapped(), offsets.mapped(), rows.mapped(), starts.mapped(), rows.length)
 
 
-def _columns(stack: ExitStack) -> tuple[Column, Column, Column, Column]:
+def _columns(stack: ExitStack) -> tuple[FileColumn, FileColumn, FileColumn, FileColumn]:
     """Open files for data, offsets, rows and starts."""
     data, offsets, rows, starts = (
-        stack.enter_context(closing(Column(kind))) for kind in (np.uint8, np.int64, np.int64, np.int64)
+        stack.enter_context(closing(FileColumn(kind))) for kind in (np.uint8, np.int64, np.int64, np.int64)
     )
     offsets.append(np.zeros(1, np.int64))
     starts.append(np.zeros(1, np.int64))

@@ -223,7 +223,7 @@ class Scratch:
 # ---------------------------------------------------------------- files
 
 
-class Column:
+class FileColumn:
     """An array that is written to a file piece by piece and mapped into memory when complete."""
 
     def __init__(self, dtype: DTypeLike) -> None:

@@ -1,6 +1,6 @@
 """Channels between threads of one process, carrying the same encoded frames as the network does.
 
-They are as fast as the machine unless a `Link` says how slow the parties' lines are.
+They are as fast as the machine unless a `LinkSpeed` says how slow the parties' lines are.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ _SMALL = 4096  # bytes of a frame that never waits: the last word of a party, sa
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSpeed:
     """The uplink of every party, as at a home or an office: scarce, and shared by what it sends to all peers.
 
     A frame of n bytes waits until the frames sent before it, to any peer, have left; takes ``8 n / bits_per_second``
@@ -174,11 +174,11 @@ class Link:
         if not (self.bits_per_second > 0 and self.delay >= 0):
             raise ConfigError(
                 f"expected bits_per_second above 0 and delay of 0 or more, got {self.bits_per_second} and "
-                f"{self.delay} - at Link"
+                f"{self.delay} - at LinkSpeed"
             )
 
 
-def memory_channels(names: Iterable[str], link: Link | None = None) -> dict[str, MemoryChannel]:
+def memory_channels(names: Iterable[str], link: LinkSpeed | None = None) -> dict[str, MemoryChannel]:
     """Connect parties of one process, each with each; names must differ. Without a link, frames arrive at once."""
     names = list(names)
     if len(set(names)) != len(names):
@@ -191,11 +191,13 @@ def memory_channels(names: Iterable[str], link: Link | None = None) -> dict[str,
 class MemoryChannel:
     """One party's end; made by `memory_channels`. Closing it tells all others that this party is gone.
 
-    Over a `Link` that news travels as an empty frame behind the frames sent before; until it arrives, what others send
-    to the party vanishes without an error.
+    Over a `LinkSpeed` that news travels as an empty frame behind the frames sent before. Until it arrives, what others
+    send to the party vanishes without an error.
     """
 
-    def __init__(self, name: str, inboxes: dict[str, Inbox], departures: dict[str, float], link: Link | None) -> None:
+    def __init__(
+        self, name: str, inboxes: dict[str, Inbox], departures: dict[str, float], link: LinkSpeed | None
+    ) -> None:
         self._name = name
         self._inboxes = inboxes  # shared by all ends: a party that has closed is no longer in it
         self._departures = departures  # shared too: when the others hear that a party has closed
@@ -259,7 +261,7 @@ class MemoryChannel:
             for inbox in list(self._inboxes.values()):
                 inbox.put(PeerLost(self._name, f"{self._name} is lost: it has closed its channel"), due)
 
-    def _due(self, nbytes: int, link: Link) -> float:
+    def _due(self, nbytes: int, link: LinkSpeed) -> float:
         """Queue a frame at the uplink; return when it arrives."""
         with self._queueing:
             self._uplink_free = max(self._uplink_free, time.monotonic()) + 8 * nbytes / link.bits_per_second

@@ -4,10 +4,10 @@ Each message is checked against the place it claims. When it comes in: job, prot
 has authenticated), receiver, and ``seq``, which must be exactly the next number of its ordered pair. When the role
 asks for it: round and message class. Whatever does not fit is a `PeerProtocolError`.
 
-`Order` says which classes a role may ask for when: a table of states, the messages allowed in each, and the state that
-follows. In use::
+`MessageOrder` says which classes a role may ask for when: a table of states, the messages allowed in each, and the
+state that follows. In use::
 
-    order = Order(TABLE, "between trees")
+    order = MessageOrder(TABLE, "between trees")
     message = party.receive(active, *order.allowed)  # refuses every other message
     order.take(message)
 
@@ -226,7 +226,7 @@ Table = Mapping[str, Mapping[type[Message], str | tuple[str, str]]]
 false, and after the last one."""
 
 
-class Order:
+class MessageOrder:
     """Where a conversation stands in its table."""
 
     def __init__(self, table: Table, state: str) -> None:

@@ -30,7 +30,7 @@ from treaty.machine.process import concurrently
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import Arrival, Inbox
 from treaty.messaging.conversation import INBOX_LIMIT, Credit
-from treaty.messaging.grpc_link import Link, Pings
+from treaty.messaging.grpc_link import PeerLink, Pings
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import FRAME_BYTES, VERSION, Introduction
 from treaty.messaging.messages import clean
@@ -102,7 +102,7 @@ class GrpcChannel:
             self._terms,
             job,
         )
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PeerLink] = {}
 
     @property
     def name(self) -> str:
@@ -214,7 +214,7 @@ class GrpcChannel:
         self._inbox.close()
         self._credit.close()
         self._server.close()
-        concurrently(Link.close, self._links.values(), len(self._links))
+        concurrently(PeerLink.close, self._links.values(), len(self._links))
 
     def __enter__(self) -> "GrpcChannel":
         return self
@@ -244,8 +244,8 @@ class GrpcChannel:
         """Return how terms differ from those of peers; who may be lost hears of it, and leaves."""
         return [found for peer, link in self._links.items() if peer not in may_lose for found in link.differences]
 
-    def _dial(self, peer: str, address: str) -> Link:
-        return Link(
+    def _dial(self, peer: str, address: str) -> PeerLink:
+        return PeerLink(
             Introduction(VERSION, self._name, self._server.incarnation, self._job),
             peer,
             address,

@@ -69,7 +69,7 @@ class Pings:
     reconnect: float
 
 
-class Link:
+class PeerLink:
     """The connection of one party to one peer.
 
     `pinned` is the only certificate accepted of the peer; `on_lost` is called once, with the error, when the peer is

@@ -35,7 +35,7 @@ from treaty.messaging.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_TIMEOUT = 10.0
+ABORT_NOTICE_TIMEOUT = 10.0
 """Seconds that an abort, or a goodbye to a peer that is not needed, may take per peer; both are best effort."""
 
 Result = TypeVar("Result")
@@ -297,9 +297,9 @@ class Party:
             talk = self._talks[peer]
             # who misses a goodbye takes the end of the connection for a failure: a broken one is given time to return
             waits_for_it = peer in self._heard and peer not in self._expendable and isinstance(message, Goodbye)
-            patience = max(self.timeout, FAREWELL_TIMEOUT) if waits_for_it else FAREWELL_TIMEOUT
+            patience = max(self.timeout, ABORT_NOTICE_TIMEOUT) if waits_for_it else ABORT_NOTICE_TIMEOUT
             # A thread stuck in `send` holds the lock: then the broken connection must tell the peer.
-            if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=FAREWELL_TIMEOUT):
+            if talk.left or peer in self._lost or not self._sending[peer].acquire(timeout=ABORT_NOTICE_TIMEOUT):
                 return
             try:
                 (frame,) = talk.write(message, self.round)

@@ -36,7 +36,7 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TranscriptEntry:
     """One message, seen from the party that keeps the transcript."""
 
     direction: Direction
@@ -68,7 +68,7 @@ class Transcript:
         self._room = float("inf")  # bytes of contents that may still be kept
         self._start = time.monotonic()
         self._lock = threading.Lock()
-        self._entries: list[Entry] = []
+        self._entries: list[TranscriptEntry] = []
 
     def record(
         self, direction: Direction, peer: str, step: str, round: int, nbytes: int, content: bytes | None = None
@@ -77,7 +77,7 @@ class Transcript:
         with self._lock:
             kept = content if self.record_content else None
             seconds = time.monotonic() - self._start
-            self._entries.append(Entry(direction, peer, step, round, nbytes, seconds, kept))
+            self._entries.append(TranscriptEntry(direction, peer, step, round, nbytes, seconds, kept))
             self._room -= 0 if kept is None else len(kept)
             if self._room < 0 and self.record_content:
                 self.record_content = False
@@ -88,7 +88,7 @@ class Transcript:
         with self._lock:
             self.record_content, self._room = True, most
 
-    def restore(self, entries: Iterable[Entry]) -> None:
+    def restore(self, entries: Iterable[TranscriptEntry]) -> None:
         """Take over messages that another transcript has recorded."""
         with self._lock:
             self._entries.extend(entries)
@@ -99,7 +99,7 @@ class Transcript:
             self._entries.clear()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TranscriptEntry, ...]:
         """All messages so far, in the order they were recorded."""
         with self._lock:
             return tuple(self._entries)
@@ -115,10 +115,10 @@ class Transcript:
         """Return messages and bytes per message class name; `direction` as in `by_pair`."""
         return self._totals(direction, lambda entry: entry.step)
 
-    def _pair(self, entry: Entry) -> Pair:
+    def _pair(self, entry: TranscriptEntry) -> Pair:
         return Pair(self.party, entry.peer) if entry.direction == "sent" else Pair(entry.peer, self.party)
 
-    def _totals(self, direction: Direction | None, key: Callable[[Entry], Key]) -> dict[Key, Total]:
+    def _totals(self, direction: Direction | None, key: Callable[[TranscriptEntry], Key]) -> dict[Key, Total]:
         totals: dict[Key, Total] = {}
         for entry in self.entries:
             if direction in (None, entry.direction):

@@ -70,7 +70,7 @@ class RebuiltRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class TableAgreement:
     """How well a rebuilt table agrees with the true one, rows matched one to one to agree best.
 
     `mean` is the share of right bins, `mostly` that of rows with at least 90 % right bins, `labels` that of right
@@ -115,7 +115,9 @@ def rebuild(found: RebuiltRows, by_class: Integers, offsets: Int32s, seed: int =
     return np.concatenate(tables), np.repeat([0, 1], sizes)
 
 
-def agreement(codes: Integers, labels: Integers, true_codes: NDArray[np.integer], y: NDArray[np.integer]) -> Agreement:
+def agreement(
+    codes: Integers, labels: Integers, true_codes: NDArray[np.integer], y: NDArray[np.integer]
+) -> TableAgreement:
     """Compare a rebuilt table, codes (n_rows, n_features) and labels (n_rows,), with the true one."""
     alike = np.zeros((len(codes), len(true_codes)), np.float32)
     for ours, theirs in zip(codes.T, true_codes.T, strict=True):
@@ -123,7 +125,7 @@ def agreement(codes: Integers, labels: Integers, true_codes: NDArray[np.integer]
     alike /= codes.shape[1]
     rows, matched = linear_sum_assignment(alike, maximize=True)
     right, labels_right = alike[rows, matched], labels[rows] == y[matched]
-    return Agreement(float(right.mean()), float((right >= 0.9).mean()), float(labels_right.mean()))
+    return TableAgreement(float(right.mean()), float((right >= 0.9).mean()), float(labels_right.mean()))
 
 
 def _keys(sums: Integers) -> Integers:

@@ -53,7 +53,7 @@ _ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """What one release costs."""
 
     draw: str  # what distinguishes this draw of noise from all others
@@ -78,12 +78,12 @@ def model_job(job: str, model_id: str) -> str:
     return f"{job}, model {model_id[:8]}"
 
 
-def job_of(entry: Entry) -> str:
+def job_of(entry: LedgerEntry) -> str:
     """Return the job that an entry is of: its attempts may each have begun another model."""
     return re.sub(r", model [0-9a-f]{8}$", "", entry.job)
 
 
-def per_person(entries: Sequence[Entry], delta: float | None = None) -> float:
+def per_person(entries: Sequence[LedgerEntry], delta: float | None = None) -> float:
     """Return the epsilon that entries cost a person together.
 
     With a delta it is the smaller of the sum of epsilons and what an accountant finds at this delta. Without, it is
@@ -101,7 +101,7 @@ def per_person(entries: Sequence[Entry], delta: float | None = None) -> float:
     return min(found, added) if rho == 0.0 else found
 
 
-def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
+def cost(entries: Sequence[LedgerEntry], delta: float | None = None) -> str:
     """Describe what entries cost, always per value and per person together; `delta` as of `per_person`."""
     values = sorted({entry.epsilon for entry in entries if entry.epsilon > 0.0})
     each = "none" if not values else f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
@@ -112,13 +112,13 @@ def cost(entries: Sequence[Entry], delta: float | None = None) -> str:
     return f"{', '.join(parts)}; {_person(entries, used)} over {len(entries)} release{'' if len(entries) == 1 else 's'}"
 
 
-def summary(entries: Sequence[Entry]) -> str:
+def summary(entries: Sequence[LedgerEntry]) -> str:
     """Describe what entries are about, by the first and the last of them."""
     first, last = entries[0].what, entries[-1].what
     return first if first == last else f"{first} to {last}"
 
 
-def _person(entries: Sequence[Entry], delta: float | None) -> str:
+def _person(entries: Sequence[LedgerEntry], delta: float | None) -> str:
     total, added = per_person(entries, delta), math.fsum(entry.epsilon for entry in entries)
     without_delta = not any(entry.rho for entry in entries) and f"{total:.4g}" == f"{added:.4g}"
     if delta is None or without_delta:
@@ -171,12 +171,12 @@ class Ledger:
         """The 32 bytes that noise is computed from, so that a draw has the same noise in a later job."""
         return self._key
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """Return all entries, the oldest first."""
         with self._db.transaction() as db:
             return _entries(db)
 
-    def spend(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
+    def spend(self, entries: Sequence[LedgerEntry], *, most: float | None = None, delta: float | None = None) -> None:
         """Enter releases before they are made: all of them, or none.
 
         Entries whose draw is in the ledger already cost nothing. Raises BudgetSpent, and then nothing may be released,
@@ -189,7 +189,7 @@ class Ledger:
             rows = [(e.draw, e.job, e.mechanism, e.what, e.epsilon, e.rho, e.delta) for e in new]
             db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
 
-    def check(self, entries: Sequence[Entry], *, most: float | None = None, delta: float | None = None) -> None:
+    def check(self, entries: Sequence[LedgerEntry], *, most: float | None = None, delta: float | None = None) -> None:
         """Refuse releases that would cost too much, as `spend` would, and enter nothing.
 
         For releases that are only useful together. Another job may spend meanwhile, so each must still be entered
@@ -199,13 +199,13 @@ class Ledger:
             self._affordable(db, entries, most, delta)
 
     def _affordable(
-        self, db: sqlite3.Connection, entries: Sequence[Entry], most: float | None, delta: float | None
-    ) -> list[Entry]:
+        self, db: sqlite3.Connection, entries: Sequence[LedgerEntry], most: float | None, delta: float | None
+    ) -> list[LedgerEntry]:
         """Return the entries that are not in the ledger yet, if a person may pay for them as well."""
         for entry in entries:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
-        wanted: dict[str, Entry] = {}
+        wanted: dict[str, LedgerEntry] = {}
         for entry in entries:  # of one draw the most expensive counts
             other = wanted.get(entry.draw)
             if other is None or (entry.epsilon, entry.rho) > (other.epsilon, other.rho):
@@ -230,7 +230,7 @@ class Ledger:
         return new
 
 
-def read_ledger(path: Path) -> list[Entry]:
+def read_ledger(path: Path) -> list[LedgerEntry]:
     """Return the entries of a ledger's file, or of the folder it is in; raise ConfigError if there is none."""
     folder = path if path.is_dir() else path.parent
     if not (folder / FILE).is_file() or (path != folder and path.name != FILE):
@@ -238,5 +238,5 @@ def read_ledger(path: Path) -> list[Entry]:
     return Ledger(folder).entries()  # which is checked, and a killed job's unfinished transaction rolled back
 
 
-def _entries(db: sqlite3.Connection) -> list[Entry]:
-    return [Entry(*row) for row in db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY rowid")]  # noqa: S608
+def _entries(db: sqlite3.Connection) -> list[LedgerEntry]:
+    return [LedgerEntry(*row) for row in db.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY rowid")]  # noqa: S608

@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 from treaty.errors import ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.machine.arrays import Floats, Integers
-from treaty.privacy.ledger import Entry, Ledger
+from treaty.privacy.ledger import Ledger, LedgerEntry
 
 FORMAT = Format("noisy-labels", 2)
 Randomness = Callable[[int], bytes]
@@ -88,11 +88,11 @@ def stored_noisy_labels(
     if not path.exists():
         noisy = randomise_labels(labels, n_classes, epsilon)
         # without `replace`, two jobs that start at once share one draw
-        write_file(path, _Kept(n_classes, epsilon, digest, noisy), FORMAT, "", replace=False)
-    return _checked(read_file(path, _Kept, FORMAT), path, labels, n_classes, epsilon)
+        write_file(path, _NoisyLabels(n_classes, epsilon, digest, noisy), FORMAT, "", replace=False)
+    return _checked(read_file(path, _NoisyLabels, FORMAT), path, labels, n_classes, epsilon)
 
 
-class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _NoisyLabels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file's content; `digest` binds the noisy labels to the true ones."""
 
     n_classes: int
@@ -101,7 +101,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: Integers
 
 
-def _checked(kept: _Kept, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
+def _checked(kept: _NoisyLabels, path: Path, labels: Integers, n_classes: int, epsilon: float) -> Integers:
     remedy = (
         "labels drawn again cost their epsilon again: keep the options they were drawn with, or move this file away "
         "(in a job, name another as noisy_labels), but keep the ledger and its key (.noise), which count every draw"
@@ -158,7 +158,7 @@ MECHANISM = "bucket_rr"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RandomisedColumn:
     """How a column of `size` buckets (k) is randomised, with `epsilon` per value (infinite: no noise).
 
     `name` is for the ledger, which does not leave the party. `edges` identify the buckets.
@@ -241,7 +241,7 @@ class BucketLedger(Ledger):
     def noisy(
         self,
         codes: NDArray[np.uint8],
-        columns: Sequence[Column],
+        columns: Sequence[RandomisedColumn],
         row_numbers: Integers,
         job: str = "",
         persons: bytes = b"",
@@ -255,7 +255,7 @@ class BucketLedger(Ledger):
         places = first[which].astype("<u8")  # of each row's first copy
         draws = [self._draw(column, persons, places, codes[:, f]) for f, column in enumerate(columns)]
         self.spend([
-            Entry(draw, job, MECHANISM, column.name, column.epsilon)
+            LedgerEntry(draw, job, MECHANISM, column.name, column.epsilon)
             for draw, column in zip(draws, columns, strict=True)
         ])  # fmt: skip
         noisy = np.empty_like(codes)
@@ -268,7 +268,9 @@ class BucketLedger(Ledger):
                 ever[entry.what] += entry.epsilon
         return noisy, BucketCost(now, ever)
 
-    def _draw(self, column: Column, persons: bytes, places: NDArray[np.uint64], codes: NDArray[np.uint8]) -> str:
+    def _draw(
+        self, column: RandomisedColumn, persons: bytes, places: NDArray[np.uint64], codes: NDArray[np.uint8]
+    ) -> str:
         """Return the name of a column's draw: a keyed digest of column and persons, every row's place and bucket.
 
         Without the persons, others with the same buckets would get the same noise: who knows the values of the first

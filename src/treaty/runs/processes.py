@@ -34,7 +34,7 @@ from treaty.data.table import Table
 from treaty.errors import ConfigError, TreatyError
 from treaty.machine.process import ended_by_signals, usable_cores
 from treaty.messaging.certificates import check_names, make_identity
-from treaty.messaging.party import FAREWELL_TIMEOUT
+from treaty.messaging.party import ABORT_NOTICE_TIMEOUT
 from treaty.messaging.transcript import joined
 from treaty.models.linear import LinearPart
 from treaty.runs.job import Job, Member, decoded_job
@@ -51,7 +51,7 @@ PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
 RECONNECT = 2.0  # seconds, at most, to dial again: on one machine a connection that broke is a process that ended
 FAILED_WITH_OTHERS = 1  # exit code of errors that are not about a party's own options and tables: mostly another's
 # seconds of grace before survivors are killed: in a farewell they hear what went wrong
-GRACE = FAREWELL_TIMEOUT + 5.0
+GRACE = ABORT_NOTICE_TIMEOUT + 5.0
 LAST_WORDS = 5.0  # seconds in which a process that is to end may do so by itself
 FROM_PARENT = "-"  # in place of a job file: the job is on standard input
 

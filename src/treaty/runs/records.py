@@ -20,7 +20,7 @@ from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party
-from treaty.messaging.transcript import Entry, Transcript
+from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.runs.job import Job, decoded_job
 from treaty.runs.threads import Recorded
@@ -136,7 +136,8 @@ def read_record(path: Path) -> Recorded:
     job, name = decoded_job(record.job), record.party
     transcript = Transcript(name, record_content=True)
     transcript.restore(
-        Entry(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content) for of in record.messages
+        TranscriptEntry(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content)
+        for of in record.messages
     )
     roles, (own, common) = job.roles(), job.settings()
     data = None

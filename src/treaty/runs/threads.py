@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import PeerAborted, PeerError, PeerTimeout
 from treaty.machine.process import cores
-from treaty.messaging.channel import Arrival, Link, MemoryChannel, memory_channels
+from treaty.messaging.channel import Arrival, LinkSpeed, MemoryChannel, memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
@@ -62,7 +62,7 @@ def play(
     protocol: str,
     timeout: float = 3600.0,
     record_content: bool = False,
-    link: Link | None = None,
+    link: LinkSpeed | None = None,
     one_at_a_time: bool | None = None,
 ) -> RunRecord:
     """Run every role, which takes its `Party`, in a thread of its own.
@@ -283,7 +283,7 @@ class Run:
         ]
 
 
-def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: Link | None = None) -> RunRecord:
+def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed | None = None) -> RunRecord:
     """Train with every party in a thread of its own; results are what the role programs return."""
     system, roles, every = run.system, run.roles, cores(run.n_jobs)
     # where rows are split all owners work at the same time; a party without rows waits then

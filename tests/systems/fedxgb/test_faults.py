@@ -29,7 +29,7 @@ from systems.fedxgb.test_roles import BOTH, SHOWN, assert_exact, assert_follow
 from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout, TreatyError
 from treaty.messaging.channel import MemoryChannel
 from treaty.messaging.messages import Array
-from treaty.messaging.party import FAREWELL_TIMEOUT, Party
+from treaty.messaging.party import ABORT_NOTICE_TIMEOUT, Party
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import domain as crowd_edges
 from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
@@ -132,7 +132,7 @@ def test_a_user_that_takes_nothing_has_no_more_time_than_one_that_sends_nothing(
     program = dying(lambda leaves: user_program(parts, options, classes, layout, "p4", leaves), hangs)
     crowded = play_crowd(parts, options, classes, layout=layout, roles={"p4": program}, patience=2.5)
     assert_went_on_without(crowded, parts, ["p4"])
-    assert given <= {2.5, FAREWELL_TIMEOUT}
+    assert given <= {2.5, ABORT_NOTICE_TIMEOUT}
     assert 2.5 in given
 
 

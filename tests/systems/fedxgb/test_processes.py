@@ -279,7 +279,7 @@ def test_a_killed_user_ends_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_user_whose_connection_is_alive_ends_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(party, "FAREWELL_TIMEOUT", 1.0)
+    monkeypatch.setattr(party, "ABORT_NOTICE_TIMEOUT", 1.0)
     path = write_job(tmp_path, trees=12, timeout=15)  # it counts as gone after 20 s
     process = start(path, "user2", dies=("Attendance", 3, ""), by=signal.SIGSTOP)
     try:

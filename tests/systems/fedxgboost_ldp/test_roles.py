@@ -18,7 +18,7 @@ from systems.vertical.playing import role_input, star_of, tables_and_labels
 from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerLost, PeerProtocolError, TreatyError
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array
 from treaty.messaging.party import Terms, Verdict
 from treaty.models.checkpoints import Keeper, load_checkpoint
@@ -705,7 +705,7 @@ def test_garbage_from_the_active_party_is_its_fault(change, text):
 
 
 def test_what_belongs_to_a_level_may_come_only_after_a_tree_and_a_split_once_a_level():
-    order = Order(CONVERSATION, "between trees")
+    order = MessageOrder(CONVERSATION, "between trees")
     assert not {ScoredSplitRequest, LevelDivision} & set(order.allowed)
     order.state = "scored"
     assert {ScoredSplitRequest, LevelDivision, NoisyTree} <= set(order.allowed)

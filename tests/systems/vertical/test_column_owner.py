@@ -9,7 +9,7 @@ import pytest
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array
 from treaty.runs.threads import play
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
@@ -39,9 +39,9 @@ MESSAGES = {
 }
 
 
-def order_after(*steps: str) -> Order:
+def order_after(*steps: str) -> MessageOrder:
     """Return where a training stands after these messages, each of which is allowed when it comes."""
-    order = Order(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees")
+    order = MessageOrder(tree_table(TreeStart, SumsRequest, SplitRequest), "between trees")
     for step in steps:
         assert type(MESSAGES[step]) in order.allowed
         order.take(MESSAGES[step])

@@ -12,7 +12,7 @@ from tables import cut, real_table
 from treaty.crypto.payload import SumsBounds
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.errors import ConfigError
-from treaty.messaging.channel import Link as PlayedLink
+from treaty.messaging.channel import LinkSpeed as PlayedLink
 from treaty.messaging.party import Party
 from treaty.runs import threads
 from treaty.systems.vertical import cipher_choice, links, setup

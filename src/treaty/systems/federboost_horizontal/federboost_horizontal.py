@@ -57,7 +57,7 @@ from treaty.data.binning import Bins
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.process import stay_on_one_core
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, encode_body
@@ -293,13 +293,13 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
     rows, sums, setup, kept = _join(inputs)
     printed = b"" if inputs.keeper is None else printed_rows([rows], setup.message.classes)
     if kept is not None:
-        order = Order(CONVERSATION, "rounds")
+        order = MessageOrder(CONVERSATION, "rounds")
         own, told = _on_kept_bins(inputs, setup, rows, kept)
     elif setup.message.rounds is None:
-        order = Order(CONVERSATION, "new")
+        order = MessageOrder(CONVERSATION, "new")
         own, told = _search(inputs, sums, order, rows, setup)
     else:
-        order = Order(CONVERSATION, "resumed")
+        order = MessageOrder(CONVERSATION, "resumed")
         own, told = _resume_with_leader(inputs, sums, order, rows, setup.message, printed)
     _follow_rounds(inputs, sums, order, own, setup.noise, partial(_keep, inputs, own, told, printed))
     own.forest.clipped_rows = own.shard.clipped
@@ -327,7 +327,7 @@ def _join(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, Member
 
 
 def _search(
-    inputs: RoleInput, sums: Membership, order: Order, rows: LabelledRows, setup: _ModelSetup
+    inputs: RoleInput, sums: Membership, order: MessageOrder, rows: LabelledRows, setup: _ModelSetup
 ) -> tuple[OwnRows, CommonBins]:
     """Take part in the search for bins; return a training without trees, and the bins as told."""
     lead, classes = inputs.roles.active, setup.message.classes
@@ -341,7 +341,12 @@ def _search(
 
 
 def _resume_with_leader(
-    inputs: RoleInput, sums: Membership, order: Order, rows: LabelledRows, message: ModelBegin, printed: bytes
+    inputs: RoleInput,
+    sums: Membership,
+    order: MessageOrder,
+    rows: LabelledRows,
+    message: ModelBegin,
+    printed: bytes,
 ) -> tuple[OwnRows, CommonBins]:
     """Resume the training that the leader resumes; return also the bins as told, which are the checkpoint's."""
     lead, told = inputs.roles.active, sums.next(order)
@@ -354,7 +359,12 @@ def _resume_with_leader(
 
 
 def _follow_rounds(
-    inputs: RoleInput, sums: Membership, order: Order, own: OwnRows, noise: SumNoise, keep: Callable[[int], None]
+    inputs: RoleInput,
+    sums: Membership,
+    order: MessageOrder,
+    own: OwnRows,
+    noise: SumNoise,
+    keep: Callable[[int], None],
 ) -> None:
     """Do what the leader asks for until the model is finished."""
     lead, common, progress, forest = inputs.roles.active, inputs.common, inputs.progress, own.forest

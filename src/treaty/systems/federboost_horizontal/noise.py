@@ -29,7 +29,7 @@ from treaty.privacy.discrete_gaussian import (
     noise_share,
     rho_for,
 )
-from treaty.privacy.ledger import DEFAULT_DELTA, Entry, EpsilonLimits, Ledger, cost
+from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.horizontal.quantiles import most_probes
 from treaty.systems.pooled.options import BoostingOptions
@@ -153,7 +153,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
         costs["search for bins"] = math.fsum(each.rho for each in search)
     mechanism = "discrete Gaussian"
     ledger.spend([
-        Entry(secrets.token_hex(16), job, mechanism, what, rho=rho, delta=delta) for what, rho in costs.items()
+        LedgerEntry(secrets.token_hex(16), job, mechanism, what, rho=rho, delta=delta) for what, rho in costs.items()
     ])  # fmt: skip
     return f"{said}. In the ledger: {cost(ledger.entries())}"
 

@@ -19,7 +19,7 @@ from treaty.data.columns import Category
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import decode_body, digests_in, encode_body
 from treaty.models.checkpoints import checkpoint_file, fingerprint
 from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
@@ -90,7 +90,12 @@ def agree_on_bins(
 
 
 def answer_search(
-    inputs: RoleInput, sums: Membership, order: Order, rows: LabelledRows, labels: OwnLabels, noise: SumNoise
+    inputs: RoleInput,
+    sums: Membership,
+    order: MessageOrder,
+    rows: LabelledRows,
+    labels: OwnLabels,
+    noise: SumNoise,
 ) -> CommonBins:
     """Take part in the search for a start and for bins, until the leader tells them.
 

@@ -40,7 +40,7 @@ from treaty.messaging.messages import (
 )
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_file
-from treaty.privacy.randomised_response import BucketCost, BucketLedger, Column, chances, unbiased
+from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn, chances, unbiased
 from treaty.systems.sizes import MOST_COLUMNS
 from treaty.systems.vertical.decisions import RecordCount
 from treaty.trees.columns import ColumnSource, MakeSums
@@ -105,7 +105,7 @@ def noisy_buckets(
             "under the same noise; leave them out where that is too much: %s", FEW_BUCKETS, ", ".join(few),
         )  # fmt: skip
     columns = [
-        Column(name, int(size), epsilon, _edges(bins, f))
+        RandomisedColumn(name, int(size), epsilon, _edges(bins, f))
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons.items(), strict=True))
     ]
     noisy, spent = ledger.noisy(codes, columns, row_numbers, job, persons)

@@ -51,7 +51,7 @@ from numpy.typing import NDArray
 
 from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins, fit_bins
-from treaty.messaging.conversation import Order, Table
+from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart
@@ -226,5 +226,5 @@ def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
         return RecordCount(len(part.splits))
 
     return follower.follow(
-        Order(CONVERSATION, "training"), {ChosenSplits: record, CheckpointRequest: keep, Finish: end}
+        MessageOrder(CONVERSATION, "training"), {ChosenSplits: record, CheckpointRequest: keep, Finish: end}
     )

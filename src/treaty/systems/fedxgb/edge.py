@@ -11,7 +11,7 @@ from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.secure_aggregation import RoundVoid
 from treaty.errors import PeerProtocolError
 from treaty.machine.process import stay_on_one_core
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, Message, view
 from treaty.systems.fedxgb.authority import Credentials, authority_of, gather_sound, patience_of, send_each_or_leave_out
 from treaty.systems.fedxgb.cohorts import Rules, Standing
@@ -89,7 +89,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
     at_start = domain.heard.digest
     agreed: CommonBins | None = None
     rows: Rows = None
-    order = Order(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
+    order = MessageOrder(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
     limits = ServerLimits(server, inputs.common.n_estimators, inputs.common.max_depth, most_rounds(task.origins))
     progress = inputs.progress or (lambda done, part: None)
     progress(0, None)

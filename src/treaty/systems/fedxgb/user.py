@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from treaty.data.quantile_search import sorted_keys
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.process import stay_on_one_core
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Message, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import Credentials, authority_of
@@ -97,7 +97,7 @@ def user(inputs: RoleInput[FedXGB]) -> NDArray[np.float64]:
     labels = OwnLabels(inputs, rows, task.classes, edge)
     sums = sums_as(party, edge, credentials, credentials.seed_with(inputs.roles.active, task.server), inputs.absence)
     sums.heard.hear(task)
-    instructions = _Instructions(inputs, edge, sums, Order(user_order(options), "begun"))
+    instructions = _Instructions(inputs, edge, sums, MessageOrder(user_order(options), "begun"))
     agreed = _answer_search(instructions, rows, labels, common.most_bins, inputs.phase)
     summary = instructions.next()
     assert isinstance(summary, RowSummary)
@@ -125,7 +125,7 @@ class _Instructions:
     vector: Callable[[], NDArray[np.int64]]
     """Returns this user's part of the next sum, int64 (length,); the same again when the sum is repeated."""
 
-    def __init__(self, inputs: RoleInput, edge: str, sums: UserSums, order: Order) -> None:
+    def __init__(self, inputs: RoleInput, edge: str, sums: UserSums, order: MessageOrder) -> None:
         self.edge = edge
         self._party, self._sums = inputs.party, sums
         self._note = None if inputs.recording is None else inputs.recording.note_given

@@ -37,7 +37,7 @@ import numpy as np
 
 from treaty.errors import BudgetSpent, PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, row_pieces
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import ModelPart, leaves
@@ -211,7 +211,7 @@ def passive(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     reader = TreeReader(party, table.n_rows, len(columns.categorical), first_order=options.first_order)
     owner = _Owner(columns, reader, rules, inputs.threads)
     party.send(active, ColumnCount(len(columns.categorical)))
-    order = Order(CONVERSATION, "between trees")
+    order = MessageOrder(CONVERSATION, "between trees")
 
     def start_tree(tree: NoisyTree) -> Scores | None:
         follower.limits.tree()

@@ -16,7 +16,7 @@ import numpy as np
 from treaty.errors import BudgetSpent, ConfigError
 from treaty.machine.arrays import pieces
 from treaty.machine.shared_work import share
-from treaty.privacy.ledger import Entry, Ledger, cost, model_job
+from treaty.privacy.ledger import Ledger, LedgerEntry, cost, model_job
 from treaty.privacy.mechanisms import ON_GRID, STEPS, clip_to_steps, keystream, largest, to_sent
 from treaty.systems.fedxgboost_ldp.options import FedXGBoostLDP
 from treaty.systems.vertical.encrypted_columns import Int32, Int64
@@ -61,7 +61,7 @@ class NoisyGradients:
 
     Attributes
     ----------
-    spent : list of Entry
+    spent : list of LedgerEntry
         The releases of this model, one for each tree, including those before a resumption.
     stopped : str
         Why no further tree may be released; empty as long as one may.
@@ -217,9 +217,9 @@ class NoisyGradients:
         unpaid = [entry for k in trees if (entry := self._entry(f"tree {k}", k)).what not in paid]
         self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
 
-    def _entry(self, draw: str, tree: int) -> Entry:
+    def _entry(self, draw: str, tree: int) -> LedgerEntry:
         epsilon = math.inf if self._paper else self.epsilon  # exact sums go beside the noise
-        return Entry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
+        return LedgerEntry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
 
     def report(self, rounds: int) -> str:
         """Return a sentence on what was paid, in this training and in the whole ledger, and whether that ended it."""

@@ -42,7 +42,7 @@ from threadpoolctl import threadpool_limits
 from treaty.crypto.keystream import Keystream
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.machine.arrays import Flags, Int32s, Integers
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Array, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
@@ -327,7 +327,7 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
 
     order = tree_table(PaperTree, NodeRows, WonNodes if second else SplitRequest)
     return follower.follow(
-        Order(order, "between trees"),
+        MessageOrder(order, "between trees"),
         {
             PaperTree: start_tree,
             TreeEnd: lambda _: None,

@@ -56,7 +56,7 @@ from treaty.crypto.sharing.secure_aggregation import (
 )
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, encode_body, view
 from treaty.messaging.party import Party
@@ -282,7 +282,7 @@ class Membership:
         """Make masks depend on what the collector told all members."""
         self.member.told.hear(message)
 
-    def next(self, order: Order) -> Message:
+    def next(self, order: MessageOrder) -> Message:
         """Receive what the collector tells all members next, one of the messages that `order` allows now."""
         message = self._party.receive(self._collector, *order.allowed)
         order.take(message)

@@ -22,7 +22,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import copied
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records, record_split, records_used
-from treaty.privacy.ledger import Entry, Ledger
+from treaty.privacy.ledger import Ledger, LedgerEntry
 from treaty.privacy.randomised_response import stored_noisy_labels
 from treaty.systems.options import SystemOptions, plain
 from treaty.systems.pooled.options import BoostingOptions
@@ -132,7 +132,7 @@ def noisy_labels(
     limit: dict[str, Any] = {
         name: getattr(options, of, None) for name, of in (("most", "epsilon_total"), ("delta", "delta"))
     }
-    entry = partial(Entry, job=job, mechanism="label_rr", what="labels", epsilon=options.label_epsilon)
+    entry = partial(LedgerEntry, job=job, mechanism="label_rr", what="labels", epsilon=options.label_epsilon)
     if not Path(path).exists():
         ledger.check([entry("not drawn yet")], **limit)  # before drawing: refused labels must not be kept
     noisy = stored_noisy_labels(path, y, len(classes), options.label_epsilon)

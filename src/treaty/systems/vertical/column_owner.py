@@ -12,7 +12,7 @@ from treaty.crypto.payload import Payload
 from treaty.crypto.sums.encrypted_sums import SumsServer
 from treaty.data.binning import Bins, fit_bins
 from treaty.errors import PeerProtocolError
-from treaty.messaging.conversation import Order, Table
+from treaty.messaging.conversation import MessageOrder, Table
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, unpack, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
@@ -54,7 +54,7 @@ def show_layout(inputs: RoleInput, bins: Bins, known: float | None = None) -> No
 
 
 def tree_table(start: type[Message], sums: type[Message], split: type[Message]) -> Table:
-    """Return the `Order` of messages to a passive party: per level sums, then at most one split.
+    """Return the `MessageOrder` of messages to a passive party: per level sums, then at most one split.
 
     The arguments are a system's own messages: `start` begins a tree, `sums` asks about nodes of a level (the level's
     last request has `last` set), `split` names splits.
@@ -269,7 +269,7 @@ class EncryptedOwner:
 
     def follow(self, handlers: Handlers) -> ModelPart:
         """Answer the active party until it is done."""
-        return self._follower.follow(Order(encrypted_table(self.asks, self.names), "between trees"), handlers)
+        return self._follower.follow(MessageOrder(encrypted_table(self.asks, self.names), "between trees"), handlers)
 
     def start_tree(self, start: TreeStart) -> None:
         """Take a tree's sample and its first encrypted gradients."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import Array, M, view
-from treaty.messaging.transcript import Entry, Transcript
+from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import estimated_share
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import RoleInput
@@ -167,7 +167,7 @@ def _names_rows(request: SumsRequest | SumsPiece) -> bool:
     return not request.payload or len(request.payload[0].shape) == 1
 
 
-def _asked(pieces: list[Array], entry: Entry, n_sampled: int) -> NDArray[np.int64]:
+def _asked(pieces: list[Array], entry: TranscriptEntry, n_sampled: int) -> NDArray[np.int64]:
     """Return 1 + the asked node of each sampled row, 0 for rows of no asked node."""
     dtype = np.uint16 if any(piece.dtype == "uint16" for piece in pieces) else np.uint8
     what = "SumsRequest.payload[0]"
@@ -180,7 +180,7 @@ def _asked(pieces: list[Array], entry: Entry, n_sampled: int) -> NDArray[np.int6
     return np.where(slots == np.iinfo(dtype).max, 0, slots + 1)
 
 
-def content_of(entry: Entry, kind: type[M]) -> M:
+def content_of(entry: TranscriptEntry, kind: type[M]) -> M:
     """Return a recorded message; raise ConfigError when the transcript keeps no contents."""
     message = entry.message(kind)
     if message is None:
@@ -188,6 +188,6 @@ def content_of(entry: Entry, kind: type[M]) -> M:
     return message
 
 
-def array_of(entry: Entry, array: Array, field: str, length: int | None) -> Cells:
+def array_of(entry: TranscriptEntry, array: Array, field: str, length: int | None) -> Cells:
     """Return an int32 field of a recorded message, checked."""
     return view(array, np.int32, (length,), peer=entry.peer, what=f"{entry.step}.{field}")

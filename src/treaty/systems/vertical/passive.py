@@ -6,7 +6,7 @@ A system's role program uses it like this::
     ...  # tell the active party about own columns, and receive the system's `Start`
     follower = Follower(inputs, start)
     ...  # make the owner of the columns, which records splits in follower.part.splits
-    return follower.follow(Order(TABLE, "between trees"), {MyRequest: owner.answer})
+    return follower.follow(MessageOrder(TABLE, "between trees"), {MyRequest: owner.answer})
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.messaging.conversation import Order
+from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.messages import Message, view
 from treaty.models.checkpoints import checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart, keep_records
@@ -170,7 +170,7 @@ class Follower:
         self._trees += 1
         self._inputs.party.round = self._trees
 
-    def follow(self, order: Order, handlers: Handlers) -> ModelPart:
+    def follow(self, order: MessageOrder, handlers: Handlers) -> ModelPart:
         """Answer the active party until `Finish`; it, `DecideRequest` and `CheckpointRequest` have handlers already."""
         handlers = {DecideRequest: self.decide, CheckpointRequest: self.keep, Finish: self._finish, **handlers}
         while order.allowed:
@@ -196,7 +196,7 @@ class Follower:
     def _finish(self, _: Finish) -> None:
         self.report(self._rounds)
 
-    def _answer(self, order: Order, handlers: Handlers) -> None:
+    def _answer(self, order: MessageOrder, handlers: Handlers) -> None:
         # a method, so that no message, of many ciphertexts perhaps, is held while the next is waited for
         party, active = self._inputs.party, self._active
         message = party.receive(active, *order.allowed)
