@@ -17,13 +17,18 @@ PART := tests/cli tests/data tests/messaging tests/models tests/runs/test_proces
 
 .PHONY: demo test test-rest test-all test-lowest test-newest package test-part lint type docs snippets bench clean
 
-# Python files are compiled on all cores, and those of the libraries' own tests not at all: pip takes twice as long.
+# Python files are compiled on all cores: pip takes twice as long. Those of large libraries that are hardly used are left to
+# whoever imports them. pip works on one core; where tests follow, kernels are compiled on another meanwhile.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --no-compile -c $(CONSTRAINTS) -e . --group $(GROUP)
-	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib src
+	$(BIN)/pip install --quiet --no-compile -c $(CONSTRAINTS) -e .
+	$(MEANWHILE) $(BIN)/pip install --quiet --no-compile -c $(CONSTRAINTS) --group $(GROUP)
+	$(BIN)/python -m compileall -q -j 0 -x '/(tests?|ray|pip|setuptools|mypy|fontTools)/' $(VENV)/lib src
 	touch $@
+
+test test-rest test-all: MEANWHILE = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c \
+    "from treaty.runs.warm_up import compile_kernels; compile_kernels()" > /dev/null 2>&1 &
 
 # Parties are processes: without bytecode each would compile the package's Python files anew, for half a second.
 demo: $(STAMP)

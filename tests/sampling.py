@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 COSTS = Path(__file__).with_name("costs.txt")
-OF_A_FILE = 0.4  # seconds for each file, about
+OF_A_FILE = 0.3  # seconds for each file, about
 LISTED = 0.1  # from which seconds on a test is in `costs.txt`
 QUICK = 0.02  # what others take, on average
 Costs = Mapping[str, float]
