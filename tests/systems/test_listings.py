@@ -15,6 +15,7 @@ import treaty
 
 SYSTEMS = Path(treaty.__file__).parent / "systems"
 LISTINGS = {  # file, label of the algorithm, number of its lines or steps
+    "FedXGBoost-SMM, safe form": ("fedxgboost_smm/fedxgboost_smm.py", "SMM safe", 6),
     "FedXGBoost-SMM, version 1": ("fedxgboost_smm/published.py", "SMM 1", 5),
     "FedXGBoost-SMM, version 2": ("fedxgboost_smm/published.py", "SMM 2", 7),
     "SecureBoost, aggregation": ("secureboost/secureboost.py", "Alg. 1", 7),

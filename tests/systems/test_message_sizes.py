@@ -31,7 +31,7 @@ from treaty.systems.fedxgb.messages import Task
 from treaty.systems.fedxgb.secfind import Sum
 from treaty.systems.fedxgb.shares import Dealer, WantedLeaves, WantedLevel, WantedRows
 from treaty.systems.fedxgboost_ldp.scoring import ColumnCount
-from treaty.systems.fedxgboost_smm.dealer import DealOrder
+from treaty.systems.fedxgboost_smm.fedxgboost_smm import DealOrder
 from treaty.systems.fedxgboost_smm.node_products import NodeRows, named_rows
 from treaty.systems.horizontal.rows import RowsDescription
 from treaty.systems.logistic.setup import TableSize, TrainingSizes

@@ -14,7 +14,7 @@ from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
-from treaty.systems.fedxgboost_smm.dealer import DEALER, dealer
+from treaty.systems.fedxgboost_smm.fedxgboost_smm import DEALER, dealer
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.system import RoleInput
 

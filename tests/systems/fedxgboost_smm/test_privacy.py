@@ -29,7 +29,14 @@ from treaty.systems.fedxgboost_smm.attacks import (
     two_valued,
     vectors_used,
 )
-from treaty.systems.fedxgboost_smm.dealer import AskerSeed, DealEnd, DealOrder, DealRequest, DealtShares, HolderSeed
+from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
+    AskerSeed,
+    DealEnd,
+    DealOrder,
+    DealRequest,
+    DealtShares,
+    HolderSeed,
+)
 from treaty.systems.vertical.encrypted_columns import Hint, SplitRequest, Sums, SumsRequest, TreeStart
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 from treaty.systems.vertical.named_rows import NamedRows

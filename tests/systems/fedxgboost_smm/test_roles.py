@@ -22,7 +22,7 @@ from treaty.errors import ConfigError, CryptoError, PeerAborted, PeerProtocolErr
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
-from treaty.systems.fedxgboost_smm.dealer import (
+from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     AskerSeed,
     DealEnd,
     DealOrder,

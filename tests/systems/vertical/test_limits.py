@@ -21,7 +21,7 @@ from treaty.messaging.party import Party, agree
 from treaty.models.checkpoints import Keeper
 from treaty.runs.threads import play
 from treaty.systems import find_system
-from treaty.systems.fedxgboost_smm import dealer as dealing
+from treaty.systems.fedxgboost_smm import fedxgboost_smm as dealing
 from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput

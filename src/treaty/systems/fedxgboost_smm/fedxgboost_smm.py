@@ -1,72 +1,196 @@
-"""FedXGBoost-SMM in safe mode: the published method's secure matrix product, made secure, and exact.
+"""FedXGBoost-SMM in its safe form: split sums by a secure matrix product, exact in integers.
 
 Le, Liu, Nguyen, Liu, Liu, Cai, Hirche, "FedXGBoost: Privacy-Preserving XGBoost for Federated Learning", 2021 (arXiv
-2106.10662), gets all left sums of a node as a product M'V: M in {0,1}^(n x l) has a column per candidate of a passive
-party, V = [g h] is the active party's. It computes the product by null vectors (Karr, Lin, Reiter, Sanil,
-2009), which shows each party the other's matrix (`published`, which ``mode="paper"`` plays). Here
-product, roles and receiver of the result, the active party (version 1), are the same; but one of three exchangeable
-backends computes it, all of them exact in integers:
+2106.10662), gets all left sums of a node as a product M^T V: M in {0,1}^(n x l) has a column per candidate of a passive
+party, V = [g h] is the active party's. The paper computes the product by null vectors, which show each party the
+other's matrix (`published`, which ``mode="paper"`` plays). Here product, roles and receiver of the result, the active
+party (version 1), are the same, but one of three exchangeable backends computes it:
 
 ============  =====================================================================================================
-`backend`     how M'V is hidden
+`backend`     how M^T V is hidden
 ============  =====================================================================================================
 "lattice"     the hinted lattice map (`crypto.sums.lattice_sums`): M is hinted once, V_node encrypted per node
-"dealer"      a third role deals random matrices (`crypto.vectors.matrix_triples`): M is masked once, V_node per node
-"ou"          Okamoto-Uchiyama (`crypto.sums.additive_sums`): every row encrypted afresh for every node
+"dealer"      a third role deals random matrices (`crypto.sums.triple_sums`): M is masked once, V_node per node
+"ou"          Okamoto-Uchiyama (`crypto.sums.blind_sums`): every row encrypted again for every node
 ============  =====================================================================================================
 
 M has a column per bin, as candidates' sums are sums over bins. V_node is V with zeros outside the node (also in the
 column of ones that counts), over all rows: *blind nodes*, of which a passive party does not learn the rows.
 
-Roles: one active party (labels, perhaps features), any number of passive parties (features), under "dealer" a dealer
-without data (`dealer`). Rows are aligned. Output: the active party gets the trees and all leaf weights, every party
-its own splits. The trees are, bit for bit, those of the plain grower on the joined table.
+Roles: one active party (labels, perhaps features), any number of passive parties (features), with "dealer" a dealer
+without data. Rows are aligned. Output: the active party gets the trees and all leaf weights, every party its own
+splits. The trees are, bit for bit, those of the plain grower on the joined table. Messages are those of SecureBoost
+under a blind cipher, with the backend's payloads, and the dealer's below.
 
-Messages are those of SecureBoost under a blind cipher, with the backend's payloads:
-
-====================  =============  =====================================================  =====================
-message               from -> to     content                                                protection
-====================  =============  =====================================================  =====================
-`BinLayout`, `Setup`  both ways      bins per feature; model id, backend, bounds            TLS
-`Hint`                passive ->     dealer: F = M - B, 8 bytes per bin and row             one-time pad B
-`HintReceipt`         active ->      a piece of the hint has arrived                        TLS
-`TreeStart`           active ->      sampled columns                                        TLS
-`SumsRequest`         active ->      dealer: E = V_node - A of all nodes of the level       one-time pad A
-`Sums`                passive ->     dealer: S = M E + D of all nodes                       one-time pad C
-`SplitRequest`        active ->      of each node the owner won: feature, bins going left   TLS
-`SplitColumns`        passive ->     which rows of the table go left; each column once      TLS
-====================  =============  =====================================================  =====================
-
-and, under "dealer", those of `dealer`. With ``reveal="node"`` a split's owner is told the node's rows instead, and
-answers for these alone (`SplitAnswer`).
-
-Adversary: honest but curious, no party colluding with the active one; the dealer colludes with nobody: with the active
-party it has every passive party's bins, with a passive party all gradients and nodes. What each learns is in
-`disclosures`. Deviations from the paper: results go to the active party alone; all nodes of a level in one message, of
-two siblings only the smaller is asked for; the active party computes leaf weights from its own gradients.
+Adversary: honest but curious, no party colluding with the active one. The dealer colludes with no party: with the
+active party it has every passive party's bins, with a passive party all gradients and nodes. Deviations from the paper:
+results go to the active party alone; all nodes of a level travel in one message, of two siblings only the smaller is
+asked for; the active party computes leaf weights from its own gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.payload import Payload, SumsBounds
+from treaty.crypto.payload import Payload, SumsBounds, check_payload
 from treaty.crypto.sums.encrypted_sums import SumsClient, SumsServer
-from treaty.messaging.party import agree
+from treaty.crypto.sums.triple_sums import (
+    SEED_BYTES,
+    VECTOR_WORDS,
+    TripleDealer,
+    TripleSumsClient,
+    TripleSumsServer,
+    Words,
+)
+from treaty.errors import PeerProtocolError
+from treaty.messaging.leakage import MessageLeakage
+from treaty.messaging.messages import Array, Message, view
+from treaty.messaging.party import Party, agree
 from treaty.models.trees import ModelPart
-from treaty.systems.fedxgboost_smm import dealer as dealing
 from treaty.systems.fedxgboost_smm import published
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.observers import TreeFinished
+from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.active import boosting_of, open_training
 from treaty.systems.vertical.column_owner import bin_own_columns
 from treaty.systems.vertical.encrypted_columns import SumsPiece, TreeEnd, TreeRows, TreeStart
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
-from treaty.trees.columns import grow_tree
+from treaty.trees.growth import Growth
+
+DEALER = "dealer"
+"""Name of the dealer that `fit` plays."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+
+
+class DealOrder(Message):
+    """The number of rows, and of bins of each passive party."""
+
+    leakage: ClassVar = MessageLeakage("how many rows there are, and bins at each passive party", "control")
+
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
+    slots: dict[str, Annotated[int, msgspec.Meta(ge=0, le=MOST_SLOTS)]]
+
+
+class AskerSeed(Message):
+    """Seed of the active party's masks A and C."""
+
+    leakage: ClassVar = MessageLeakage("a seed of its masks", "nothing")
+
+    seed: bytes
+
+
+class HolderSeed(Message):
+    """Seed of a passive party's mask B."""
+
+    leakage: ClassVar = MessageLeakage("a seed of its mask", "nothing")
+
+    seed: bytes
+
+
+class DealRequest(Message):
+    """Deal for `count` vectors from number `first` on."""
+
+    leakage: ClassVar = MessageLeakage("how many nodes are asked about", "control")
+
+    first: _Count
+    count: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+
+
+class DealtShares(Message):
+    """Shares uint64 (vectors, 2, bins) for the vectors from number `first` on."""
+
+    leakage: ClassVar = MessageLeakage("how many nodes there are; random numbers", "masked")
+
+    first: _Count
+    shares: Array
+
+
+class DealEnd(Message):
+    """Training is over."""
+
+    leakage: ClassVar = MessageLeakage("that training is over", "control")
+
+
+# ---------------------------------------------------------------- the dealer
+
+
+def dealer(inputs: RoleInput[FedXGBoostSMM]) -> None:
+    """Deal until the active party is done; all parties are the dealer's peers."""
+    party, active, threads = inputs.party, inputs.roles.active, inputs.threads
+    agree(party, inputs.public_terms)
+    wanted = party.receive(active, DealOrder)
+    holders = [peer for peer in party.peers if peer != active]
+    if sorted(wanted.slots) != sorted(holders):
+        raise PeerProtocolError(active, f"expected the bins of {', '.join(holders)} - at DealOrder.slots from {active}")
+    made = TripleDealer(wanted.rows, wanted.slots, threads)
+    party.send(active, AskerSeed(made.asker_seed))
+    for holder, seed in made.holder_seeds.items():
+        party.send(holder, HolderSeed(seed))  # [SMM safe, step 1] once: a random B for each passive party
+    made.prepare()
+    common, dealt = inputs.common, 0
+    of_level = 1 << max(0, common.max_depth - 1)
+    # a vector for every node of every tree
+    most = common.n_estimators * inputs.trees_a_round * ((1 << common.max_depth) - 1)
+    while isinstance(request := party.receive(active, DealRequest, DealEnd, follow=True), DealRequest):
+        dealt += request.count
+        if request.count > of_level:
+            raise PeerProtocolError(
+                active, f"expected vectors of at most {of_level} nodes of a level - at DealRequest.count from {active}"
+            )
+        if dealt > most:
+            raise PeerProtocolError(
+                active, f"expected at most {most} vectors, as the job's options say - at DealRequest from {active}"
+            )
+        # [SMM safe, step 2] for each node a fresh A, and shares C + D = B A; A and C come from the active party's seed
+        for holder, shares in made.deal(request.first, request.count).items():
+            party.send(holder, DealtShares(request.first, Array.of(shares)))
+        made.prepare()  # before the next request, while the others compute
+
+
+def _asker(party: Party, name: str, bounds: SumsBounds, slots: dict[str, int], threads: int) -> TripleSumsClient:
+    """Return the active party's end of the sums, whose masks the dealer, party `name`, gives it."""
+    party.send(name, DealOrder(bounds.n_rows, slots))
+    seed = _seed(party.receive(name, AskerSeed), name)
+
+    def deal(first: int, count: int) -> None:
+        party.send(name, DealRequest(first, count))
+
+    return TripleSumsClient(bounds, seed, deal, threads=threads)
+
+
+def _holder(
+    party: Party, name: str, setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32], threads: int
+) -> TripleSumsServer:
+    """Return a passive party's end of the sums, whose mask and shares the dealer, party `name`, gives it."""
+    check_payload(setup, "the set-up", (np.int64, (3,)))
+    bounds, slots = SumsBounds(*(int(x) for x in setup[0])), int(offsets[-1])
+    seed = _seed(party.receive(name, HolderSeed), name)
+
+    def shares(first: int, count: int) -> Words:
+        dealt = party.receive(name, DealtShares)
+        if dealt.first != first:
+            raise PeerProtocolError(
+                name, f"expected shares for vector {first}, got {dealt.first} - at DealtShares.first from {name}"
+            )
+        return view(dealt.shares, np.uint64, (count, VECTOR_WORDS, slots), peer=name, what="DealtShares.shares")
+
+    return TripleSumsServer(bounds, codes, offsets, seed, shares, threads=threads)
+
+
+def _seed(message: AskerSeed | HolderSeed, name: str) -> bytes:
+    if len(message.seed) != SEED_BYTES:
+        raise PeerProtocolError(name, f"expected {SEED_BYTES} bytes - at {type(message).__name__}.seed from {name}")
+    return message.seed
+
+
+# ---------------------------------------------------------------- active party
 
 
 def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
@@ -75,7 +199,7 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     Parameters
     ----------
     inputs : RoleInput
-        With labels, own columns (perhaps none), and as peers every passive party and the dealer, where there is one.
+        With labels, own columns (perhaps none), and as peers every passive party and the dealer, if there is one.
 
     Returns
     -------
@@ -85,10 +209,10 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     Raises
     ------
     ConfigError, PeerProtocolError
-        When parties disagree on parameters or rows, or a party sends what the protocol does not allow; in paper mode
-        when consent is missing or sums do not fit float64.
+        If parties disagree on parameters or rows, or a party sends what the protocol does not allow; in paper mode
+        if consent is missing or sums do not fit float64.
     CryptoError
-        When sums do not fit the backend, or a passive party's answer or the dealer's shares do not add up.
+        If sums do not fit the backend, or a passive party's answer or the dealer's shares do not add up.
     """
     if inputs.options.mode == "paper":
         return published.active(inputs)
@@ -97,17 +221,34 @@ def active(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
     def client_of(bounds: SumsBounds, offsets: Mapping[str, NDArray[np.int32]]) -> SumsClient:
         assert dealer is not None
         slots = {peer: int(of_peer[-1]) for peer, of_peer in offsets.items()}
-        return dealing.asker(party, dealer, bounds, slots, inputs.threads)
+        return _asker(party, dealer, bounds, slots, inputs.threads)
 
+    # [SMM safe, step 3] F = M^T - B from every passive party, once; without a dealer its hint of M, or nothing
     with set_up_active(inputs, training, client_of=None if dealer is None else client_of) as sums:
         for a_round in boosting_of(inputs, training, sums.sources):
             for sample in a_round.trees():
-                tree, rows = grow_tree(sums.search(sample), sample, sums.rules, inputs.threads)
+                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, sums.rules)
+                search = sums.search(sample)
+                while growth.level is not None:
+                    search.ask(growth.level, rows)  # [SMM safe, step 4] E = V_node - A of each node to be asked about
+                    # [SMM safe, step 5] each passive party answers S = M^T E + D
+                    # [SMM safe, step 6] M^T V_node = S + F A + C; gains, and the best of all parties
+                    chosen = growth.take(search.choose(growth.level))
+                    if chosen is not None:
+                        nodes, children, splits = chosen
+                        records, left = search.decide(nodes, splits, rows)
+                        rows.divide(nodes, children, left)
+                        growth.divided(records)
+                search.end()
+                tree = growth.tree()
                 a_round.add(tree, rows)
                 inputs.observers.event(TreeFinished(tree, rows))
     if dealer is not None:
-        party.send(dealer, dealing.DealEnd())
+        party.send(dealer, DealEnd())
     return training.part
+
+
+# ---------------------------------------------------------------- passive party
 
 
 def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
@@ -118,22 +259,22 @@ def passive(inputs: RoleInput[FedXGBoostSMM]) -> ModelPart:
 
     def server_of(setup: Payload, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> SumsServer:
         assert dealer is not None
-        return dealing.holder(inputs.party, dealer, setup, codes, offsets, inputs.threads)
+        return _holder(inputs.party, dealer, setup, codes, offsets, inputs.threads)
 
-    bins, codes = bin_own_columns(inputs)
-    with set_up_passive(inputs, bins, codes, server_of=None if dealer is None else server_of) as owner:
+    bins, codes = bin_own_columns(inputs)  # M
+    with set_up_passive(inputs, bins, codes, server_of=None if dealer is None else server_of) as owner:  # step 3
         return owner.follow({
             TreeStart: owner.start_tree,
             TreeRows: owner.add_rows,
             SumsPiece: owner.add_piece,
-            owner.asks: owner.sums,
+            owner.asks: owner.sums,  # step 5
             owner.names: lambda message: owner.divide(owner.chosen(message)),
             TreeEnd: owner.end_tree,
         })  # fmt: skip
 
 
 def _meet_dealer(inputs: RoleInput) -> str | None:
-    """Compare options with the dealer, where there is one, and set it apart from the parties with data."""
+    """Compare options with the dealer, if there is one, and set it apart from the parties with data."""
     dealer = inputs.roles.holder("dealer")
     if dealer is not None:
         inputs.party.set_aside(dealer)

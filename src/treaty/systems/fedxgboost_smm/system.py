@@ -8,7 +8,7 @@ from dataclasses import replace
 from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.systems.expected import Expected, Shape, Trees, not_expected
-from treaty.systems.fedxgboost_smm.dealer import (
+from treaty.systems.fedxgboost_smm.fedxgboost_smm import (
     DEALER,
     AskerSeed,
     DealEnd,
@@ -16,9 +16,10 @@ from treaty.systems.fedxgboost_smm.dealer import (
     DealRequest,
     DealtShares,
     HolderSeed,
+    active,
     dealer,
+    passive,
 )
-from treaty.systems.fedxgboost_smm.fedxgboost_smm import active, passive
 from treaty.systems.fedxgboost_smm.node_products import (
     BestGains,
     CandidateVectors,
