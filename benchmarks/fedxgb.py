@@ -62,14 +62,13 @@ from treaty.runs.fit import no_rows
 from treaty.runs.threads import Run, RunRecord, train_in_threads
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.fedxgb import authority
-from treaty.systems.fedxgb.domain import DomainSums
 from treaty.systems.fedxgb.messages import RoundStart
 from treaty.systems.fedxgb.options import SERVER, FedXGB
-from treaty.systems.fedxgb.secfind import Crowd, UserSums
+from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows
 from treaty.systems.fedxgb.shares import Dealer
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.horizontal.members import ToldDigest
+from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.quantiles import Count
 from treaty.systems.options import names_of
 from treaty.systems.pooled import training as pooled
@@ -492,10 +491,10 @@ class Clock:
 
         return timed
 
-    def hearing(self, hear: Callable[[ToldDigest, Message], None]) -> Callable[[ToldDigest, Message], None]:
+    def hearing(self, hear: Callable[[TranscriptDigest, Message], None]) -> Callable[[TranscriptDigest, Message], None]:
         """Wrap what everybody does with what the server told all."""
 
-        def heard(own: ToldDigest, message: Message) -> None:
+        def heard(own: TranscriptDigest, message: Message) -> None:
             if type(message) in HEARD:
                 self.turn(HEARD[type(message)])
             hear(own, message)
@@ -511,7 +510,7 @@ class Clock:
             for owner, names, stage in INSIDE:
                 for name in names:
                     patches.enter_context(patch.object(owner, name, self.inside(stage, getattr(owner, name))))
-            patches.enter_context(patch.object(ToldDigest, "hear", self.hearing(ToldDigest.hear)))
+            patches.enter_context(patch.object(TranscriptDigest, "update", self.hearing(TranscriptDigest.update)))
             yield
 
 

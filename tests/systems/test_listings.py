@@ -21,6 +21,10 @@ LISTINGS = {  # file, label of the algorithm, number of its lines or steps
     "SecureBoost, aggregation": ("secureboost/secureboost.py", "Alg. 1", 7),
     "SecureBoost, split finding": ("secureboost/secureboost.py", "Alg. 2", 22),
     "FedXGBoost-LDP": ("fedxgboost_ldp/fedxgboost_ldp.py", "Alg. 5", 5),
+    "FederBoost's quantiles": ("horizontal/quantiles.py", "Quantiles", 5),
+    "FederBoost by row": ("federboost_horizontal/federboost_horizontal.py", "Training", 4),
+    "SecBoost": ("fedxgb/secboost.py", "SecBoost", 8),
+    "SecFind": ("fedxgb/secfind.py", "SecFind", 9),
     "FederBoost by column": ("federboost_vertical/federboost_vertical.py", "Vertical", 6),
 }
 MOST_LINES = 350

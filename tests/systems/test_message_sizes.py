@@ -27,8 +27,7 @@ from treaty.messaging.messages import (
 from treaty.messaging.party import Party, Terms
 from treaty.systems.alignment.common_rows import JoinLayout, arranged
 from treaty.systems.federboost_vertical.buckets import Buckets, NoisyColumns
-from treaty.systems.fedxgb.messages import Task
-from treaty.systems.fedxgb.secfind import Sum
+from treaty.systems.fedxgb.messages import Sum, Task
 from treaty.systems.fedxgb.shares import Dealer, WantedLeaves, WantedLevel, WantedRows
 from treaty.systems.fedxgboost_ldp.scoring import ColumnCount
 from treaty.systems.fedxgboost_smm.fedxgboost_smm import DealOrder

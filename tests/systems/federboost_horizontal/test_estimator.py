@@ -26,10 +26,10 @@ from treaty.errors import ConfigError, DataError
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint
 from treaty.models.trees import load_part, record_split
 from treaty.runs import fit as runs
-from treaty.systems.federboost_horizontal import setup as horizontal_search
+from treaty.systems.federboost_horizontal import federboost_horizontal as by_row
 from treaty.systems.federboost_horizontal.system import SYSTEM
-from treaty.systems.federboost_horizontal.trees import TreeLeader, TreeMember
-from treaty.systems.horizontal.quantiles import told_by_search
+from treaty.systems.federboost_horizontal.trees import TreeMember
+from treaty.systems.horizontal.quantiles import shown_by_search
 from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
@@ -75,11 +75,11 @@ def pooled_rows(rows):
 def seen(monkeypatch):
     """Return what later fits leave behind: the bins that were found, and every participant's part."""
     kept = {}
-    choose_bins, train = horizontal_search.choose_bins, runs.train_in_threads
+    lead_search, train = by_row.lead_search, runs.train_in_threads
 
-    def choosing(*arguments, **options):
-        found = choose_bins(*arguments, **options)
-        kept["bins"] = found[0]
+    def searching(*arguments, **options):
+        found = lead_search(*arguments, **options)
+        kept["bins"] = found.bins
         return found
 
     def training(run, keepers):
@@ -87,7 +87,7 @@ def seen(monkeypatch):
         kept["parts"] = played.results
         return played
 
-    monkeypatch.setattr(horizontal_search, "choose_bins", choosing)
+    monkeypatch.setattr(by_row, "lead_search", searching)
     monkeypatch.setattr(runs, "train_in_threads", training)
     return kept
 
@@ -562,14 +562,14 @@ def test_prediction_and_eval_sets_take_plain_tables(rows):
 
 def stop_leader(monkeypatch, round_):
     """Stop the leader when it starts a round."""
-    grow, count = TreeLeader.grow, itertools.count()
+    grow, count = by_row.grow_round, itertools.count()
 
-    def stopping(self):
+    def stopping(*arguments):
         if next(count) == round_:
             raise Interrupted
-        return grow(self)
+        return grow(*arguments)
 
-    monkeypatch.setattr(TreeLeader, "grow", stopping)
+    monkeypatch.setattr(by_row, "grow_round", stopping)
 
 
 def stop_member(monkeypatch, round_):
@@ -629,9 +629,9 @@ def test_a_resumed_fit_grows_no_finished_round_again_and_searches_no_bins(monkey
         stop_leader(patch, 3)
         with pytest.raises(Interrupted):
             estimator("binary").fit(rows, checkpoint=tmp_path)
-    grown, grow = [], TreeLeader.grow
-    monkeypatch.setattr(TreeLeader, "grow", lambda self: (grown.append(1), grow(self))[1])
-    monkeypatch.delattr(horizontal_search, "choose_bins")
+    grown, grow = [], by_row.grow_round
+    monkeypatch.setattr(by_row, "grow_round", lambda *arguments: (grown.append(1), grow(*arguments))[1])
+    monkeypatch.delattr(by_row, "lead_search")
     model = estimator("binary", n_estimators=6).fit(rows, checkpoint=tmp_path)
     assert len(grown) == 3
     assert model.n_iter_ == 6
@@ -728,7 +728,7 @@ def test_a_leader_without_data_cannot_take_its_own_rows_off():
         ({"epsilon_total": 2.0}, "than (2, 1e-06) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0, "delta": 0.01}, "than (2, 0.01) differential privacy", NAMES[:4]),
         ({"epsilon_total": 2.0}, "under noise, nothing alone; with all others", ["north"]),
-        ({"spent": told_by_search(2)}, "lie as few as 2 rows, whose values", ["north"]),
+        ({"spent": shown_by_search(2)}, "lie as few as 2 rows, whose values", ["north"]),
     ],
     ids=str,
 )

@@ -17,15 +17,14 @@ from flips import damaged, flipped
 from marks import all_but_first_slow
 from systems.federboost_horizontal.playing import dealt, member, options_of, role_input, roles_of
 from tables import real_table, with_categories, with_gaps
-from treaty import GBDTClassifier, GBDTRegressor
 from treaty.data.table import to_table
 from treaty.errors import PeerProtocolError
+from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
 from treaty.files import read_file
 from treaty.models.checkpoints import noise_folder
 from treaty.privacy.discrete_gaussian import rho_for
 from treaty.privacy.ledger import DEFAULT_DELTA, read_ledger
 from treaty.runs.threads import play
-from treaty.systems.federboost_horizontal import federboost_horizontal as roles
 from treaty.systems.federboost_horizontal import setup as search
 from treaty.systems.federboost_horizontal.federboost_horizontal import leader as leader_program
 from treaty.systems.federboost_horizontal.setup import FORMAT, FREE_OF_BINS, kept_file
@@ -168,7 +167,7 @@ def offers(monkeypatch):
         found.append(len(bins) // 32)
         return describe(data, classes, bins)
 
-    monkeypatch.setattr(roles, "describe", describing)
+    monkeypatch.setattr(search, "describe", describing)
     return found
 
 

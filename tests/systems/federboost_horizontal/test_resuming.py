@@ -10,7 +10,7 @@ import pytest
 from systems.federboost_horizontal.playing import dealt, options_of, train
 from treaty.errors import ConfigError
 from treaty.models.checkpoints import Keeper
-from treaty.systems.federboost_horizontal.trees import TreeLeader
+from treaty.systems.federboost_horizontal import federboost_horizontal as by_row
 
 SAMPLED = {"subsample": 0.7, "colsample_bytree": 0.5, "n_estimators": 5}
 
@@ -26,15 +26,15 @@ def keepers(folder, names, *, resume=False):
 
 def interrupted(monkeypatch, folder, parts, options, classes, leader, after=2):
     """Train until a round fails."""
-    grow, count = TreeLeader.grow, itertools.count()
+    grow, count = by_row.grow_round, itertools.count()
 
-    def stopping(self):
+    def stopping(*arguments):
         if next(count) == after:
             raise Interrupted
-        return grow(self)
+        return grow(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TreeLeader, "grow", stopping)
+        patch.setattr(by_row, "grow_round", stopping)
         with pytest.raises(Interrupted):
             train(parts, options, classes, leader=leader, keepers=keepers(folder, {*parts, leader}))
 

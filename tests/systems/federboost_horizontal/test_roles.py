@@ -30,7 +30,7 @@ from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, Seale
 from treaty.systems.horizontal.members import Collector, SurvivorSignature
 from treaty.systems.horizontal.quantiles import (
     ProbeRequest,
-    told_by_search,
+    shown_by_search,
 )
 from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import SplitTable
@@ -183,7 +183,7 @@ def test_no_interval_of_few_rows_is_probed():
             known |= {k: int(np.searchsorted(ordered[f], k)) for k in keys[offsets[f] : offsets[f + 1]].tolist()}
     assert len(asked) > 5
     fewest = min(b - a for known in opened for a, b in pairwise(sorted(known.values())) if b > a)
-    assert told_by_search(fewest) == played.results["p0"].spent  # it limits, it does not prevent
+    assert shown_by_search(fewest) == played.results["p0"].spent  # it limits, it does not prevent
 
 
 # ---------------------------------------------------------------- a leader that departs from the protocol
@@ -194,14 +194,14 @@ def test_every_message_to_all_counts_in_masks(monkeypatch):
     parts, _, classes = dealt("binary", 3)
     for kind, field in ((TreeStep, "left_bins"), (ProbeRequest, "keys")):
 
-        def lie(self, message, kind=kind, field=field):
-            honest = dict.fromkeys(self._others(), message)
+        def lie(self, messages, kind=kind, field=field, send=Collector.send):
+            message = messages.get("p1")
             array = getattr(message, field, None)
             if isinstance(message, kind) and array.data.nbytes:
                 other = np.array(np.frombuffer(array.data, array.dtype).reshape(array.shape))
                 other.reshape(-1)[0] ^= 1
-                honest["p1"] = msgspec.structs.replace(message, **{field: Array.of(other)})
-            self.send(honest)
+                messages = {**messages, "p1": msgspec.structs.replace(message, **{field: Array.of(other)})}
+            send(self, messages)
 
         opened = []
         total = Collector.total
@@ -211,7 +211,7 @@ def test_every_message_to_all_counts_in_masks(monkeypatch):
             return opened[-1]
 
         with monkeypatch.context() as patched:
-            patched.setattr(Collector, "_send_all", lie)
+            patched.setattr(Collector, "send", lie)
             patched.setattr(Collector, "total", note)
             with contextlib.suppress(Exception):
                 train(parts, options_of(n_estimators=1), classes)

@@ -19,11 +19,10 @@ from treaty.runs.threads import play
 from treaty.systems.fedxgb import secfind as crowd_users
 from treaty.systems.fedxgb.authority import Credentials, certify
 from treaty.systems.fedxgb.cohorts import Rules, Standing
-from treaty.systems.fedxgb.domain import DomainSums
-from treaty.systems.fedxgb.messages import TrainingEnd, UserOffer
+from treaty.systems.fedxgb.messages import Call, Cohort, Domain, TrainingEnd, UserOffer
 from treaty.systems.fedxgb.paper import PaperUserSums
-from treaty.systems.fedxgb.secfind import Call, Cohort, Domain, UserSums
-from treaty.systems.horizontal.members import ToldDigest
+from treaty.systems.fedxgb.secfind import DomainSums, UserSums
+from treaty.systems.horizontal.members import TranscriptDigest
 
 LENGTH = 2000
 VICTIM = "u03"
@@ -78,7 +77,7 @@ def own_vector(name, number):
 
 def server_key(name, number, attempt=0):
     """The key of the mask that a user shares with the server."""
-    nonce = mask_nonce("job", "fedxgb", number, attempt, f"server {ToldDigest(b'').digest.hex()}")
+    nonce = mask_nonce("job", "fedxgb", number, attempt, f"server {TranscriptDigest(b'').digest.hex()}")
     return mask_key(server_seed(name), nonce)
 
 

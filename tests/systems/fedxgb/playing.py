@@ -20,11 +20,10 @@ from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.trees import ModelPart
 from treaty.runs.threads import play
-from treaty.systems.fedxgb.domain import DomainSums
 from treaty.systems.fedxgb.options import FedXGB, Leaves
-from treaty.systems.fedxgb.secfind import Crowd, UserSums
+from treaty.systems.fedxgb.secboost import user
+from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.fedxgb.user import user
 from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows, RoleInput, Roles
@@ -172,8 +171,8 @@ def play_crowd(
 def _note(crowded: Crowded, patched: ExitStack) -> None:
     total, give, of_domain = Crowd.total, UserSums.give, DomainSums.total
 
-    def note_total(self: Crowd, length: int) -> NDArray[np.int64]:
-        opened = total(self, length)
+    def note_total(self: Crowd, length: int, own: None = None) -> NDArray[np.int64]:
+        opened = total(self, length, own)
         crowded.opened.append(Sums(self._party.round, self._number, opened, list(self.cohort)))
         return opened
 

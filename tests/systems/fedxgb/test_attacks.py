@@ -31,7 +31,7 @@ from treaty.errors import ConfigError, CryptoError, PeerProtocolError
 from treaty.messaging.transcript import Transcript
 from treaty.systems.fedxgb import secfind as crowd_users
 from treaty.systems.fedxgb.cohorts import Cohorts
-from treaty.systems.fedxgb.domain import DomainSums
+from treaty.systems.fedxgb.messages import Agreements, Call, Cohort, MaskKey
 from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.paper import (
     KEY_BYTES,
@@ -43,15 +43,7 @@ from treaty.systems.fedxgb.paper import (
     pairs_of,
     rebuilt,
 )
-from treaty.systems.fedxgb.secfind import (
-    Agreements,
-    Call,
-    Cohort,
-    Crowd,
-    MaskKey,
-    UserSums,
-    server_mask,
-)
+from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums, server_mask
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, Survivors
 

@@ -10,7 +10,8 @@ from treaty.errors import PeerLost, PeerProtocolError
 from treaty.messaging.party import Party
 from treaty.runs.threads import play
 from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
-from treaty.systems.fedxgb.secfind import Call, Cohort, Domain, UserSums
+from treaty.systems.fedxgb.messages import Call, Cohort, Domain
+from treaty.systems.fedxgb.secfind import UserSums
 
 ROLES = {"a": "user", "b": "user", "e": "edge", "s": "server"}
 
@@ -124,7 +125,7 @@ def test_domain_without_the_own_keys_or_with_uncertified_ones_is_refused(known):
     own, other = known["a"].certified, known["b"].certified
     sums_of(known).meet(Domain({"a": own, "b": other}, 3))
     for users in ({"b": other}, {"a": other, "b": other}):
-        with pytest.raises(PeerProtocolError, match="expected the keys that a sent among the users'"):
+        with pytest.raises(PeerProtocolError, match="the domain's users lack a"):
             sums_of(known).meet(Domain(users, 3))
     with pytest.raises(PeerProtocolError, match="expected keys of c as user"):
         sums_of(known).meet(Domain({"a": own, "c": other}, 3))

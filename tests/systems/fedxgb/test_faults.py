@@ -31,14 +31,13 @@ from treaty.messaging.channel import MemoryChannel
 from treaty.messaging.messages import Array
 from treaty.messaging.party import ABORT_NOTICE_TIMEOUT, Party
 from treaty.runs.threads import play
-from treaty.systems.fedxgb import domain as crowd_edges
+from treaty.systems.fedxgb import domain, secfind
 from treaty.systems.fedxgb.authority import Credentials, KeyCertificate, KeyRequest, certify
-from treaty.systems.fedxgb.domain import DomainSums
-from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.messages import Attendance, UserOffer
+from treaty.systems.fedxgb.messages import Agreement, Attendance, MaskKey, UserOffer
 from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
-from treaty.systems.fedxgb.secfind import Agreement, MaskKey
+from treaty.systems.fedxgb.secboost import edge
+from treaty.systems.fedxgb.secfind import DomainSums
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares
 
 
@@ -138,7 +137,8 @@ def test_a_user_that_takes_nothing_has_no_more_time_than_one_that_sends_nothing(
 
 def test_users_lost_one_after_another_do_not_hold_a_sum_up_for_long(monkeypatch):
     now, each, waited = [0.0], [0.0], []
-    monkeypatch.setattr(crowd_edges, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (domain, secfind):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     gather = DomainSums.gather
 
     def gathered(self, names, kind, patience):
@@ -162,10 +162,10 @@ def test_a_domain_that_gives_nothing_for_many_trees_warns_once(crowd, caplog):
     with caplog.at_level(logging.WARNING):
         crowded = play_crowd(parts, options, classes, layout=layout, roles={"p9": program})
     assert {len(sums.cohort) for sums in crowded.of_tree(8)} == {12}
-    said = [record.message for record in caplog.records if record.name == crowd_edges.__name__]
+    said = [record.message for record in caplog.records if record.name == domain.__name__]
     assert sorted(said) == [
         "edge1 adds nothing to the rest of a tree: no permitted cohort among 2 users",
-        "edge1 goes on without p9",
+        "edge1 continues without p9",
     ]
 
 

@@ -10,13 +10,15 @@ from marks import all_but_first_slow
 from systems.fedxgb.playing import Crowded, crowd_rows, laid_out, options_of, play_crowd, role_input
 from treaty.errors import PeerProtocolError, TreatyError
 from treaty.messaging.messages import Array
-from treaty.systems.fedxgb import messages, server
-from treaty.systems.fedxgb.domain import DomainSums
-from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, ServerLimits, Splits, SumLimit, terms_of
-from treaty.systems.fedxgb.secfind import ATTEMPTS, Sum
+from treaty.systems.fedxgb import meeting
+from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit
+from treaty.systems.fedxgb.meeting import terms_of
+from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, Splits, Sum
+from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
 from treaty.systems.fedxgb.secpred import LeafShares, Turn
 from treaty.systems.fedxgb.system import SYSTEM
-from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, LabelUnits, ProbeRequest, TrainingStart
+from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
+from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
 
 EDGES = ("edge0", "edge1", "edge2")
 AGREED = {"n_estimators": 1, "max_depth": 2}
@@ -31,8 +33,7 @@ def play_hostile(
     layout = laid_out(list(parts), 3)
     honest, others = options_of(**AGREED, **shown), options_of(**{**AGREED, **wanted}, **shown)
     told = terms_of(role_input(None, honest, layout))
-    monkeypatch.setattr(server, "terms_of", lambda inputs: told)
-    monkeypatch.setattr(messages, "terms_of", lambda inputs: told)
+    monkeypatch.setattr(meeting, "terms_of", lambda inputs: told)
 
     def program(role: str) -> Any:
         return lambda party: SYSTEM.train[role](

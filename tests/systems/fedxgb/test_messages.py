@@ -8,7 +8,8 @@ import pytest
 from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
-from treaty.systems.fedxgb.messages import Splits, Values, edge_order, user_order
+from treaty.systems.fedxgb.conversation import edge_order, user_order
+from treaty.systems.fedxgb.messages import Splits, Values
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secfind import Crowd
 
@@ -47,7 +48,7 @@ def test_training_ends_from_every_state_and_every_state_is_reached(which):
 def test_what_comes_out_of_order_is_refused(kind, state, monkeypatch):
     """The server tells a tree before bins are summed up, or its leaf values twice."""
     parts, _, classes = crowd_rows(users=6)
-    options, tell = options_of(expose="model", n_estimators=1, max_depth=1), Crowd.tell
+    options, tell = options_of(expose="model", n_estimators=1, max_depth=1), Crowd.broadcast
     none = Array.of(np.zeros(0, np.int32))
 
     def twice(crowd, message):
@@ -57,6 +58,6 @@ def test_what_comes_out_of_order_is_refused(kind, state, monkeypatch):
         if kind is Splits and type(message).__name__ == "CommonBins":
             tell(crowd, Splits(none, none))
 
-    monkeypatch.setattr(Crowd, "tell", twice)
+    monkeypatch.setattr(Crowd, "broadcast", twice)
     with pytest.raises(PeerProtocolError, match=f"got {kind.__name__}"):
         play_crowd(parts, options, classes, layout=laid_out(list(parts)))

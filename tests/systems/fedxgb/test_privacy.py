@@ -17,10 +17,11 @@ from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.data.table import Table
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import secfind as crowd_users
-from treaty.systems.fedxgb.edge import edge
 from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
 from treaty.systems.fedxgb.options import domains
-from treaty.systems.fedxgb.secpred import RowShares, SideShares, SplitShares, ValueShares
+from treaty.systems.fedxgb.pieces import RowShares
+from treaty.systems.fedxgb.secboost import edge
+from treaty.systems.fedxgb.secpred import SideShares, SplitShares, ValueShares
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import ProbeRequest
@@ -177,9 +178,9 @@ def altered(told):
 
 def lying(options, layout, kind, to, monkeypatch):
     """Return edge1's program, which tells the users `to` (None: all, and goes by it itself) something else."""
-    truths, hear = {}, Membership.hear
+    truths, update = {}, Membership.update
     # among edge servers it says what it was told, so that their masks cancel
-    monkeypatch.setattr(Membership, "hear", lambda self, told: hear(self, truths.get(id(told), (told, told))[1]))
+    monkeypatch.setattr(Membership, "update", lambda self, told: update(self, truths.get(id(told), (told, told))[1]))
 
     def run(party):
         receive, send_each = party.receive, party.send_each

@@ -15,8 +15,7 @@ from marks import all_but_first_slow
 from runs.test_resume import Interrupted
 from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.messages import decode_body, encode_body
-from treaty.systems.fedxgb import edge as edge_role
-from treaty.systems.fedxgb import user as user_role
+from treaty.systems.fedxgb import meeting, secboost
 from treaty.systems.fedxgb.kept import row_key, seed_of_rows
 from treaty.systems.fedxgb.messages import Task, TrainingEnd
 from treaty.systems.fedxgb.secfind import Crowd
@@ -100,7 +99,7 @@ def test_holders_of_shares_take_the_rows_of_the_first_run_alone_down_finished_tr
     rows["user 3"] = np.tile(X, (2, 1))[:invented] + 1.0, np.tile(y, 2)[:invented]
     check, told = seed_of_rows, []
     monkeypatch.setattr(
-        user_role, "seed_of_rows", lambda *given, **more: b"s" * 32 if given[1] == "user 3" else check(*given, **more)
+        meeting, "seed_of_rows", lambda *given, **more: b"s" * 32 if given[1] == "user 3" else check(*given, **more)
     )
     left = SharedRows.left
 
@@ -113,7 +112,7 @@ def test_holders_of_shares_take_the_rows_of_the_first_run_alone_down_finished_tr
     caplog.set_level(logging.WARNING)
     with pytest.raises(PeerProtocolError, match="expected user 3 among the users whose rows"):
         model(**own).fit(rows, checkpoint=tmp_path)
-    assert "goes on without user 3: its rows are not those that it shared in the first run" in caplog.text
+    assert "continues without user 3: its rows are not those that it shared in the first run" in caplog.text
     assert invented not in told
 
 
@@ -143,7 +142,7 @@ def test_the_last_cohort_goes_on(tmp_path):
 
 def test_a_training_goes_on_where_the_server_failed_after_it_had_said_that_it_was_over(tmp_path, monkeypatch):
     """Its model was not saved, so everybody's files have to be there still."""
-    tell, end = Crowd.tell, edge_role.edge
+    tell, end = Crowd.broadcast, secboost.edge
 
     def failing(self, message):
         tell(self, message)
@@ -151,13 +150,13 @@ def test_a_training_goes_on_where_the_server_failed_after_it_had_said_that_it_wa
             raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(Crowd, "tell", failing)
+        patch.setattr(Crowd, "broadcast", failing)
         with pytest.raises(Interrupted):
             model().fit(rows_of_nine(), checkpoint=tmp_path)
     assert kinds_in(tmp_path) == [".checkpoint", *[".cohorts"] * 3, *[".digest"] * 9]
     assert trees_of(model().fit(rows_of_nine(), checkpoint=tmp_path)) == trees_of(model().fit(rows_of_nine()))
     assert not list(tmp_path.iterdir())
-    assert end is edge_role.edge
+    assert end is secboost.edge
 
 
 def test_a_training_begun_anew_by_mistake_leaves_what_an_earlier_one_needs_until_it_has_a_tree(tmp_path):

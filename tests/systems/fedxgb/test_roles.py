@@ -33,10 +33,9 @@ from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.party import Party
 from treaty.models.trees import predict_pooled, record_split
-from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.messages import Attendance
+from treaty.systems.fedxgb.messages import Attendance, MaskKey
 from treaty.systems.fedxgb.options import domains
-from treaty.systems.fedxgb.secfind import MaskKey
+from treaty.systems.fedxgb.secboost import edge
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.system import LabelledRows
 from treaty.trees.columns import ColumnSource, SumsFinder
@@ -366,12 +365,12 @@ def test_a_tree_ends_at_the_level_at_which_nobody_is_left(shown):
 def test_training_ends_with_the_model_so_far_where_users_stay_away(shown, caplog):
     parts, _, classes = crowd_rows(users=9)
     leaves = {name: (lambda n, s: n > 2 and s == "call") for name in parts if name != "p5"}
-    with caplog.at_level(logging.WARNING, "treaty.systems.fedxgb.trees"):
+    with caplog.at_level(logging.WARNING, "treaty.systems.fedxgb.secboost"):
         crowded = play_crowd(parts, options_of(n_estimators=5, **shown), classes, edges=3, leaves=leaves)
     assert not crowded.failures
     assert len(crowded.model.forest.trees) == 2
     assert_follow(crowded, parts, parts)
-    assert [record.getMessage() for record in caplog.records if record.name == "treaty.systems.fedxgb.trees"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "treaty.systems.fedxgb.secboost"] == [
         "training ends after 2 of 5 rounds: no domain has enough users left to open a sum: one of its groups, of three "
         "users or a few more, must be there"
     ]

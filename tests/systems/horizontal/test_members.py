@@ -10,7 +10,7 @@ import pytest
 from systems.horizontal.uniform import looks_uniform
 from treaty.errors import PeerProtocolError
 from treaty.messaging.certificates import make_identity
-from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, ToldDigest
+from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, TranscriptDigest
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import Signer
 
@@ -22,14 +22,14 @@ def members_told(told):
     for name, one in made.items():
         one.agree(pairs)
         for message in told[name]:
-            one.told.hear(message)
+            one.received.update(message)
     return made
 
 
 def member_of(name, begun=b"", vouching=None, job="job"):
     """A member of sums, of no party in particular."""
     party = SimpleNamespace(name=name, job=job, protocol="test")
-    return Member(party, vouching or Signer(), ToldDigest(begun), SumRules())
+    return Member(party, vouching or Signer(), TranscriptDigest(begun), SumRules())
 
 
 def test_masks_cancel_only_between_members_that_were_told_the_same():
@@ -52,7 +52,7 @@ def test_whoever_was_lost_is_not_let_in_again():
     one = members_told({"p0": [], "p1": [], "p2": []})["p0"]
     one.without_lost(["p1", "p2"], "p0")
     one.without_lost(["p1"], "p0")
-    with pytest.raises(PeerProtocolError, match="lost before"):
+    with pytest.raises(PeerProtocolError, match="were reported lost: p2"):
         one.without_lost(["p1", "p2"], "p0")
 
 

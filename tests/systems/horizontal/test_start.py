@@ -12,7 +12,7 @@ from systems.federboost_horizontal.playing import bins_told, dealt, options_of, 
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.systems.horizontal.members import Collector
-from treaty.systems.horizontal.quantiles import LabelUnits, OwnLabels, TrainingStart
+from treaty.systems.horizontal.rows import LabelUnits, OwnLabels, TrainingStart
 from treaty.trees.losses.fixed_point import TallyUnits
 
 
@@ -46,7 +46,7 @@ def test_units_that_labels_do_not_fit_are_refused(changes):
     labels, rows = labels_of()
     counted = labels.answer(FITTING)
     np.testing.assert_array_equal(counted, labels.loss.tallies(rows.y, None, TallyUnits(2.0**10, 1.0, 40)))
-    with pytest.raises(PeerProtocolError, match=r"expected units that everybody's labels fit.*at LabelUnits from p0"):
+    with pytest.raises(PeerProtocolError, match=r"expected units that all labels fit.*at LabelUnits from p0"):
         labels.answer(msgspec.structs.replace(FITTING, **changes))
 
 
@@ -80,14 +80,14 @@ def test_a_start_that_no_loss_has_is_refused(task, options, told):
 def test_labels_are_summed_once_in_a_search(monkeypatch, kind):
     """Sums in other units, or bounds from other starts, would tell more of the labels with each."""
     parts, _, classes = dealt("regression", 3)
-    tell = Collector.tell_all
+    tell = Collector.broadcast
 
     def twice(self, message):
         tell(self, message)
         if isinstance(message, kind):
             tell(self, message)
 
-    monkeypatch.setattr(Collector, "tell_all", twice)
+    monkeypatch.setattr(Collector, "broadcast", twice)
     with pytest.raises(PeerProtocolError, match=kind.__name__):
         train(parts, options_of(), classes)
 

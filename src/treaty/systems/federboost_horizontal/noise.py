@@ -31,7 +31,7 @@ from treaty.privacy.discrete_gaussian import (
 )
 from treaty.privacy.ledger import DEFAULT_DELTA, EpsilonLimits, Ledger, LedgerEntry, cost
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.horizontal.quantiles import most_probes
+from treaty.systems.horizontal.quantiles import SearchNoise, most_probes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import LabelledRows
 from treaty.trees.objectives import Objective
@@ -55,13 +55,16 @@ class SumNoise:
     honest: int = 1
     budget: NoiseBudget | None = None
 
-    def on_opening(self, counts: Integers) -> Integers:
-        """Add the own share to the first vector."""
-        return self._on(counts, np.array([self.opening]))
-
-    def on_search(self, counts: Integers) -> Integers:
-        """Add the own share to counts below probes."""
-        return self._on(counts, np.array([self.search]))
+    @property
+    def of_search(self) -> SearchNoise | None:
+        """What is added to the own part of the opening and of counts below probes."""
+        if self.budget is None:
+            return None
+        return SearchNoise(
+            lambda counts: self._on(counts, np.array([self.opening])),
+            lambda counts: self._on(counts, np.array([self.search])),
+            SEARCH_ROUNDS,
+        )
 
     def on_trees(self, sums: Integers, objective: Objective) -> Integers:
         """Add the own share to sums of (grad, hess, rows), one after the other."""

@@ -1,146 +1,238 @@
-"""Both ends of the search for where a horizontal job's trees start, and for its bins.
+"""What comes before and beside a training by row: terms, columns, classes, noise, kept bins, checkpoints.
 
-`horizontal.start` and `horizontal.quantiles` say what is summed, and what that shows.
+**Kept bins.** Bins depend on everybody's rows, columns and classes, and on some options, but not on the trees that are
+grown on them. Each party keeps them in `NAME.bins` beside ledgers, with digests of its own rows and of all else that
+they depend on. A participant's description names, by SHA-256, the bins that it keeps for these very rows, found with
+the same participants, leader and options; of other trainings it says nothing. If all name the same bins, and columns
+and classes are the same, training begins with them: no probe, no count and no cut is sent. Under noise the search was
+paid for when it was made, and is not paid again. If a file is lost or damaged, or rows have changed, bins are searched
+for again, and paid for again.
+
+**Checkpoints.** All parties keep their own after the same rounds; the leader's decides which one training resumes from.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import secrets
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 
 from treaty.data.binning import Bins
 from treaty.data.columns import Category
-from treaty.data.quantile_search import sorted_keys
-from treaty.errors import PeerProtocolError
+from treaty.data.table import Schema
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
-from treaty.messaging.conversation import MessageOrder
-from treaty.messaging.messages import decode_body, digests_in, encode_body
-from treaty.models.checkpoints import checkpoint_file, fingerprint
-from treaty.systems.federboost_horizontal.noise import SEARCH_ROUNDS, SumNoise
-from treaty.systems.horizontal.members import Collector, Membership
-from treaty.systems.horizontal.quantiles import (
-    CommonBins,
-    Count,
+from treaty.machine.process import stay_on_one_core
+from treaty.messaging.conversation import Table as OrderTable
+from treaty.messaging.leakage import MessageLeakage
+from treaty.messaging.messages import Message, decode_body, digests_in, encode_body
+from treaty.messaging.party import Term, agree
+from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
+from treaty.models.trees import ModelPart, keep_records, records_used
+from treaty.privacy.ledger import model_job
+from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, StepSender, TreeStep
+from treaty.systems.horizontal.members import Collector, SumRules
+from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest, agreed_objective, unpack_bins
+from treaty.systems.horizontal.rows import (
     LabelUnits,
-    Opening,
+    ModelBegin,
     OwnLabels,
-    ProbeRequest,
+    RowsDescription,
     TrainingStart,
-    agreed_start,
-    answer_probes,
-    choose_bins,
-    most_rounds,
-    told_by_search,
+    all_classes,
+    all_columns,
+    checkpoint_with,
+    common_rows,
+    describe,
+    no_rows,
+    printed_rows,
+    schema_of,
 )
-from treaty.systems.horizontal.rows import ModelBegin
+from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
+from treaty.trees.boosting import Forest, RoundState
+from treaty.trees.ensemble import SplitTable
 from treaty.trees.losses.custom import Custom
 from treaty.trees.objectives import Objective
 
+logger = logging.getLogger(__name__)
+
+_FEW_CELLS = 1 << 20  # of a participant's table: summing them takes less time than the messages about it
+
+
+class ModelEnd(Message):
+    """The model is finished; how many rounds it has."""
+
+    leakage: ClassVar = MessageLeakage("how many rounds the model has", "control")
+
+    rounds: Annotated[int, msgspec.Meta(ge=0)]
+
+
+CONVERSATION: OrderTable = {
+    "new": {Count: "counted", CommonBins: "rounds"},
+    "counted": {LabelUnits: "labels", ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
+    "labels": {TrainingStart: "search"},
+    "search": {ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
+    "resumed": {CommonBins: "rounds"},
+    "rounds": {TreeStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
+    "finished": {},
+}
+"""Which message the leader may send to a member when, once keys are agreed on; `TreeMember` checks each `TreeStep`."""
+
+
+# ---------------------------------------------------------------- terms, columns, classes, noise
+
+
+def may_be_two(options: FederBoostHorizontal) -> bool:
+    """Whether two participants are allowed, each of whom can find the other's histograms from the sum."""
+    return options.mode == "paper" or options.epsilon_total is not None
+
+
+def check_members(options: FederBoostHorizontal, members: Sequence[str]) -> None:
+    """Refuse too few participants: a sum would show what one of them has, or none could be lost."""
+    least = 2 if may_be_two(options) else 3
+    if len(members) < least:
+        raise ConfigError(
+            f"expected {least} participants with data or more, got {len(members)}: "
+            + (
+                "of a sum of two each sees the other's part; add noise (epsilon_total), or allow it (mode='paper')"
+                if len(members) > 1
+                else "one participant's table is trained on under protocol 'pooled'"
+            )
+        )
+    if options.dropout == "accept" and len(members) < 4:
+        raise ConfigError(
+            f'dropout="accept" continues without a lost participant: expected 4 participants or more, '
+            f"got {len(members)}"
+        )
+    if options.dropout == "accept" and options.epsilon_total is not None:
+        raise ConfigError(
+            'dropout="accept" restarts trees after a loss, which would cost more than epsilon_total: leave out either'
+        )
+
+
+def sum_rules(options: FederBoostHorizontal) -> SumRules:
+    return SumRules(recover=options.dropout == "accept", allow_two=may_be_two(options))
+
+
+def compare_terms(inputs: RoleInput[FederBoostHorizontal]) -> None:
+    """Compare terms with all others, and refuse too few participants."""
+    cells = 0 if inputs.data is None else inputs.data.table.n_rows * len(inputs.data.table.columns)
+    if not inputs.alone and cells < _FEW_CELLS:
+        stay_on_one_core()
+    agree(inputs.party, _terms(inputs))
+    check_members(inputs.options, inputs.roles.owners)
+
+
+def _terms(inputs: RoleInput) -> dict[str, Term]:
+    return {**inputs.public_terms, "participants": list(inputs.roles.owners)}
+
 
 @dataclass(frozen=True, slots=True)
-class FoundBins:
-    """What a search ends with: bins, and the loss with bounds that hold for the gradients of all of so many rows.
+class ModelSetup:
+    """What is fixed before sums: the leader's message, everybody's columns, the noise, in words what it cost."""
 
-    `spent` says in words how small the groups were that the search parted, or what all noise of the training costs.
+    message: ModelBegin
+    schema: Schema
+    noise: SumNoise
+    paid: str
+
+    @classmethod
+    def of(cls, inputs: RoleInput[FederBoostHorizontal], message: ModelBegin) -> ModelSetup:
+        """Plan the training's noise and enter it in the own ledger, before any sum is opened."""
+        schema = schema_of(message.names, message.categories, message.origins)
+        members, search = len(inputs.roles.owners), not message.bins
+        noise = plan_noise(inputs.options, inputs.common, schema, message.classes, members, search=search)
+        store, job = None if inputs.data is None else inputs.store, model_job(inputs.party.job, message.model_id)
+        return cls(message, schema, noise, pay(noise, store, inputs.party.name, job, inputs.epsilon_limits))
+
+    def first_message(self, inputs: RoleInput) -> bytes:
+        """Encode what all received at the beginning: masks cancel only between parties that received the same."""
+        return msgspec.json.encode(_terms(inputs), order="sorted") + encode_body(self.message)
+
+
+def agree_on_model(
+    inputs: RoleInput[FederBoostHorizontal],
+) -> tuple[ModelSetup, Checkpoint | None, KeptBins | None]:
+    """As the leader, receive the descriptions, pay for noise, and tell all which model begins or is resumed.
+
+    Returns the checkpoint to resume from, and the kept bins that a fresh training uses, if any.
     """
-
-    bins: Bins
-    objective: Objective
-    all_rows: int
-    spent: str
-
-
-def agree_on_bins(
-    inputs: RoleInput, collector: Collector, rows: LabelledRows, classes: list[Category] | None, noise: SumNoise
-) -> FoundBins:
-    """As the leader, with own `rows`: open the number of rows, the start and bounds, then search for bins."""
-    common, has_rows, schema = inputs.common, inputs.data is not None, rows.table.schema
-    labels = OwnLabels(inputs, rows, classes, inputs.party.name)
-    opening = Opening(schema, bounds=labels.n_bounds if noise.budget is None else 0)
-    own = opening.of(rows.table, labels.bounds)
-    while True:
-        collector.tell_all(Count())
-        opened = collector.total(opening.length, noise.on_opening(own) if has_rows else None)
-        cohort = collector.summed
-        objective = agreed_start(
-            labels, opening, opened, lambda own, length: collector.total(length, own), collector.tell_all,
-            has_rows=has_rows,
-        )  # fmt: skip
-        all_rows = opening.rows(opened)
-        objective.check_sums(all_rows)
-        bins, smallest = choose_bins(
-            lambda own, length: collector.total(length, own if own is None else noise.on_search(own)),
-            collector.tell_all, opening, opened, schema, common.most_bins, own=rows.table if has_rows else None,
-            least_rows=common.fewest_rows, most_rounds=_search_rounds(noise, schema.origins), threads=inputs.threads,
-        )  # fmt: skip
-        if collector.summed == cohort:  # sums with and without a lost member do not fit together
-            break
-    if noise.budget is not None:
-        return FoundBins(bins, objective, all_rows, str(noise.budget))
-    fewest = int(smallest[smallest > 0].min(initial=all_rows))
-    spent = told_by_search(fewest)
-    return FoundBins(bins, objective, all_rows, spent)
+    party, members, data = inputs.party, inputs.roles.owners, inputs.data
+    described = {name: party.receive(name, RowsDescription) for name in members if name != party.name}
+    own_bins = bins_for_rows(inputs)
+    if data is not None:
+        described[party.name] = describe(data, inputs.classes, b"".join(own_bins))
+        check_noise(inputs.options, data, inputs.classes)
+    labels = all_classes(described)
+    names, categories, origins = all_columns([described[name] for name in members])
+    found = _leaders_checkpoint(inputs.keeper, noisy=inputs.options.epsilon_total is not None)
+    model_id = secrets.token_hex(16) if found is None else found.part.model_id
+    rounds = None if found is None else min(found.rounds, inputs.common.n_estimators)
+    message = ModelBegin(model_id, names, categories, labels, rounds, origins=origins)
+    offers = {n: d.bins for n, d in described.items()}
+    kept = None if found is not None else _chosen_bins(inputs, own_bins, offers, message)
+    setup = ModelSetup.of(inputs, message if kept is None else msgspec.structs.replace(message, bins=kept.digest))
+    for peer in party.peers:
+        party.send(peer, setup.message)
+    return setup, found, kept
 
 
-def answer_search(
-    inputs: RoleInput,
-    sums: Membership,
-    order: MessageOrder,
-    rows: LabelledRows,
-    labels: OwnLabels,
-    noise: SumNoise,
-) -> CommonBins:
-    """Take part in the search for a start and for bins, until the leader tells them.
+def leaders_rows(inputs: RoleInput, setup: ModelSetup) -> tuple[LabelledRows, list[LabelledRows]]:
+    """Return own rows, none if the leader brings none, and eval sets, in everybody's columns and classes."""
+    name, schema, classes = inputs.party.name, setup.schema, setup.message.classes
+    own = None if inputs.data is None else common_rows(inputs.data, schema, inputs.classes, classes, name)
+    evals = [common_rows(of, schema, inputs.classes, classes, name) for of in inputs.eval_sets]
+    return own or no_rows(schema), evals
 
-    Raises PeerProtocolError when the leader restarts although nobody was lost, or asks for more than a search takes.
+
+def join_model(inputs: RoleInput[FederBoostHorizontal]) -> tuple[LabelledRows, ModelSetup, KeptBins | None]:
+    """As a member, describe own rows, bring them to everybody's columns and classes, and pay for noise.
+
+    Returns also the kept bins that the training uses, if any.
     """
-    leader, max_bin, threads = inputs.roles.active, inputs.common.most_bins, inputs.threads
-    opening = Opening(rows.table.schema, bounds=labels.n_bounds if noise.budget is None else 0)
-    ordered = sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
-    rounds, cohort = 0, frozenset[str]()
-    while True:
-        match sums.next(order):
-            case Count():
-                if sums.member.there == cohort:
-                    raise PeerProtocolError(leader, f"expected one search for bins - at Count from {leader}")
-                rounds, cohort = _search_rounds(noise, rows.table.schema.origins), sums.member.there
-                sums.give(noise.on_opening(opening.of(rows.table, labels.bounds)))
-            case LabelUnits() | TrainingStart() as told:  # never under noise
-                sums.give(labels.answer(told))
-            case ProbeRequest() as asked:
-                if rounds == 0:
-                    raise PeerProtocolError(leader, f"expected no more probes - at ProbeRequest from {leader}")
-                rounds -= 1
-                sums.give(noise.on_search(answer_probes(asked, ordered, max_bin, leader, threads)))
-            case CommonBins() as bins:
-                return bins
+    party, lead, data = inputs.party, inputs.roles.active, inputs.rows
+    own_bins = bins_for_rows(inputs)
+    party.send(lead, describe(data, inputs.classes, b"".join(own_bins)))
+    message = party.receive(lead, ModelBegin)
+    schema = schema_of(message.names, message.categories, message.origins)
+    rows = common_rows(data, schema, inputs.classes, message.classes, party.name)
+    check_noise(inputs.options, rows, message.classes)
+    if message.rounds is not None and inputs.options.epsilon_total is not None:
+        raise ConfigError(
+            "cannot resume with epsilon_total: sums would be opened again, at a further cost; start a fresh training"
+        )
+    kept = None
+    if message.bins and message.rounds is None:
+        kept = own_bins.get(message.bins)
+        if kept is None or kept.terms != _terms_of_bins(inputs, message):
+            raise PeerProtocolError(lead, f"expected bins that were offered and fit - at ModelBegin.bins from {lead}")
+    return rows, ModelSetup.of(inputs, message), kept
 
 
-def _search_rounds(noise: SumNoise, origins: Mapping[str, int]) -> int:
-    """Return how many rounds the search for quantiles may take."""
-    return most_rounds(origins) if noise.budget is None else SEARCH_ROUNDS
+def fresh(
+    inputs: RoleInput, setup: ModelSetup, rows: LabelledRows, bins: Bins, objective: Objective, spent: str
+) -> OwnRows:
+    """Return a training without trees."""
+    message, name = setup.message, inputs.party.name
+    part = ModelPart(
+        model_id=message.model_id, party=name, schema=setup.schema, splits=SplitTable(),
+        forest=Forest(objective, (name,), message.classes), spent=spent,
+    )  # fmt: skip
+    return OwnRows.of(inputs, rows, part, bins, Draws.fresh(inputs))
 
 
-# ----------------------------------------------------------------
-# Common bins of earlier trainings, which each party keeps, so that a later one on the same rows needs no search.
-#
-# Bins depend on everybody's rows, columns and classes, and on some options, but not on the trees that are grown on
-# them. So each party keeps, in `NAME.bins` beside ledgers, the bins as all were told them, with digests of its own rows
-# and of all else that they depend on. A participant's description names, by SHA-256, the bins that it keeps for its
-# very rows and were found with the same participants, leader and options; of other trainings it says nothing. If all
-# name one, and columns and classes are the same, the training begins with it: no probe, no count and no cut is sent.
-# Under noise the search was paid for when it was made, and is not paid again.
-#
-# Where a file is lost or damaged, or anybody's rows have changed, bins are searched for anew, and paid for anew.
-
-logger = logging.getLogger(__name__)
+# ---------------------------------------------------------------- kept bins
 
 MOST_KEPT = 16
 """Bins that a party keeps, of as many numbers of bins, say. The oldest go first."""
@@ -160,7 +252,7 @@ class KeptBins(msgspec.Struct):
 
     `rows` are a digest of the own rows; `setting` of options, participants and leader, which are known before anybody
     describes its rows; `terms` of all that bins depend on but rows. `bins` is an encoded `CommonBins`.
-    At the leader `all_rows` says how many rows all had, and `spent`, in words, what the search showed.
+    At the leader `all_rows` is the number of everybody's rows, and `spent`, in words, what the search showed.
     """
 
     rows: bytes
@@ -175,10 +267,6 @@ class KeptBins(msgspec.Struct):
         """SHA-256 by which parties name them."""
         return hashlib.sha256(b"treaty common bins" + self.terms + self.bins).digest()
 
-    def told(self, name: str) -> CommonBins:
-        """Return the bins as they were told; `name` is the party that keeps them."""
-        return decode_body(self.bins, CommonBins, peer=name)
-
 
 class _File(msgspec.Struct):
     """The oldest first."""
@@ -187,7 +275,7 @@ class _File(msgspec.Struct):
 
 
 def kept_file(store: Path, party: str) -> Path:
-    """Return where a party keeps bins."""
+    """Return the path at which a party keeps bins."""
     return checkpoint_file(store, party).with_suffix(".bins")
 
 
@@ -202,43 +290,44 @@ def bins_for_rows(inputs: RoleInput) -> dict[bytes, KeptBins]:
     return {entry.digest: entry for entry in found if entry.rows == rows}
 
 
-def offered(found: Mapping[bytes, KeptBins]) -> bytes:
-    """Return what a participant's description says of bins that it has kept."""
-    return b"".join(found)
-
-
-def chosen_bins(
+def _chosen_bins(
     inputs: RoleInput, found: Mapping[bytes, KeptBins], offers: Mapping[str, bytes], begin: ModelBegin
 ) -> KeptBins | None:
     """Return the newest bins that fit the training which `begin` describes, if all participants have offered them."""
     common = set(found)
     for name, digests in offers.items():
         common &= digests_in(digests, MOST_KEPT, peer=name, what="RowsDescription.bins")
-    terms = _terms_of(inputs, begin)
+    terms = _terms_of_bins(inputs, begin)
     fitting = [entry for digest, entry in found.items() if digest in common and entry.terms == terms]
     return fitting[-1] if fitting else None
 
 
-def agreed_bins(inputs: RoleInput, found: Mapping[bytes, KeptBins], begin: ModelBegin) -> KeptBins:
-    """Return the bins that the leader names; PeerProtocolError where they were not offered, or are of other terms."""
-    kept = found.get(begin.bins)
-    if kept is None or kept.terms != _terms_of(inputs, begin):
-        leader = inputs.roles.active
-        raise PeerProtocolError(leader, f"expected bins that were offered and fit - at ModelBegin.bins from {leader}")
-    return kept
-
-
-def keep_bins(inputs: RoleInput, begin: ModelBegin, told: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
+def keep_bins(inputs: RoleInput, begin: ModelBegin, bins: CommonBins, *, all_rows: int = 0, spent: str = "") -> None:
     """Keep bins that a search has found, in place of earlier ones on the same terms; without a store, nothing.
 
-    Nothing, too, of a loss of one's own: next time its class may be another one under its name, with other bounds.
+    Bins of a user's own loss are not kept: next time another class, with other bounds, may have its name.
     """
     if inputs.store is None or inputs.common.loss_class is Custom:
         return
-    new = KeptBins(_rows_of(inputs), _setting_of(inputs), _terms_of(inputs, begin), encode_body(told), all_rows, spent)
+    terms = _terms_of_bins(inputs, begin)
+    new = KeptBins(_rows_of(inputs), _setting_of(inputs), terms, encode_body(bins), all_rows, spent)
     entries = [entry for entry in _read(inputs) if (entry.rows, entry.terms) != (new.rows, new.terms)]
     name = inputs.party.name
     write_cached(kept_file(inputs.store, name), _File([*entries, new][-MOST_KEPT:]), FORMAT, name)
+
+
+def on_kept_bins(
+    inputs: RoleInput, setup: ModelSetup, rows: LabelledRows, kept: KeptBins
+) -> tuple[OwnRows, CommonBins]:
+    """Return a training without trees on bins of an earlier one, and the message of then."""
+    name = inputs.party.name
+    message = decode_body(kept.bins, CommonBins, peer=name)
+    own = OwnLabels(inputs, rows, setup.message.classes, name).starting(message.start, "CommonBins")
+    objective = agreed_objective(message, own, noise=setup.noise.budget is not None, peer=name)
+    objective.check_sums(kept.all_rows)
+    bins = unpack_bins(message, setup.schema, inputs.common.most_bins, name)
+    logger.info("%s: bins are those of an earlier training", name)
+    return fresh(inputs, setup, rows, bins, objective, setup.paid or kept.spent), message
 
 
 def _read(inputs: RoleInput) -> list[KeptBins]:
@@ -270,10 +359,102 @@ def _setting_of(inputs: RoleInput) -> bytes:
     return _digest([options, inputs.roles.active, inputs.roles.owners])
 
 
-def _terms_of(inputs: RoleInput, begin: ModelBegin) -> bytes:
+def _terms_of_bins(inputs: RoleInput, begin: ModelBegin) -> bytes:
     """Digest what bins depend on besides rows: the setting, and everybody's columns and classes."""
     return _digest([_setting_of(inputs).hex(), begin.names, begin.categories, begin.classes, begin.origins])
 
 
 def _digest(content: object) -> bytes:
     return hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest()
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+class CheckpointWriter:
+    """Writes a party's checkpoints, if it keeps any; `printed` is the fingerprint of its rows and eval sets."""
+
+    def __init__(self, inputs: RoleInput, rows: Sequence[LabelledRows], classes: list[Category] | None) -> None:
+        self._inputs = inputs
+        self.printed = b"" if inputs.keeper is None else printed_rows(rows, classes)
+
+    def request(self, collector: Collector, steps: StepSender, own: OwnRows, bins: CommonBins, rounds: int) -> None:
+        """As the leader, have everybody write a checkpoint if one is due."""
+        if self._inputs.keeper is not None and self._inputs.keeper.due:
+            began = time.perf_counter()
+            steps.flush()
+            collector.broadcast(CheckpointRequest(rounds))
+            collector.receive_all(CheckpointReceipt)
+            self._write(self._inputs.keeper, own, bins, rounds, began)
+
+    def answer(self, own: OwnRows, bins: CommonBins, due: CheckpointRequest) -> None:
+        """As a member, write the checkpoint that the leader wants."""
+        lead, rounds = self._inputs.roles.active, own.forest.rounds
+        if due.rounds != rounds:
+            raise PeerProtocolError(
+                lead, f"expected {rounds} rounds, got {due.rounds} - at CheckpointRequest from {lead}"
+            )
+        if self._inputs.keeper is not None:
+            self._write(self._inputs.keeper, own, bins, rounds)
+        self._inputs.party.send(lead, CheckpointReceipt())
+
+    def _write(self, keeper: Keeper, own: OwnRows, bins: CommonBins, rounds: int, began: float | None = None) -> None:
+        state, given = RoundState(rounds, own.shard.margins.copy(), own.draws.state), self._inputs.given
+        keeper.keep(lambda: checkpoint_with(own.part, given, self.printed, state, bins), began)
+
+
+def _leaders_checkpoint(keeper: Keeper | None, *, noisy: bool) -> Checkpoint | None:
+    """Return the leader's checkpoint, if it has one to resume from; refuse a participant's, and any under noise."""
+    found = None if keeper is None else keeper.found()
+    if found is None:
+        return None
+    if Draws.kept(found.random_state or "[null, 0]").rng is None:
+        raise ConfigError(
+            f"{found.part.party}: cannot resume as the leader: its checkpoint is of a training that another party led; "
+            f"set active back to that party, or {ANEW}",
+            public="it cannot resume as the leader: another party led the training of its checkpoint",
+        )
+    if noisy:
+        raise ConfigError(
+            "cannot resume with epsilon_total: sums opened since the checkpoint would be opened again, at a further "
+            "cost; start a fresh training without these checkpoints, which costs a whole epsilon_total again"
+        )
+    return found
+
+
+def members_checkpoint(keeper: Keeper | None, model_id: str, rounds: int) -> Checkpoint:
+    """Return the own checkpoint of a model that the leader resumes; ConfigError if none has as many rounds."""
+    found = None if keeper is None else keeper.found()
+    if found is None or found.part.model_id != model_id or found.part.forest is None or found.rounds < rounds:
+        raise ConfigError(
+            f"cannot resume: expected a checkpoint of model {model_id[:8]} with {rounds} rounds, got "
+            + ("none" if found is None else f"one of model {found.part.model_id[:8]} with {found.rounds}")
+            + f" - at {keeper.path if keeper else 'this party, which keeps none'}",
+            public="it has no checkpoint of the training to resume",
+        )
+    return found
+
+
+def resumed(
+    inputs: RoleInput,
+    found: Checkpoint,
+    rounds: int,
+    rows: LabelledRows,
+    printed: bytes,
+    bins: CommonBins | None = None,
+) -> OwnRows:
+    """Resume a training after `rounds` rounds; the checkpoint's later trees are dropped.
+
+    Raises ConfigError if the checkpoint is of other options, parties or rows (`printed` is their `fingerprint`), and
+    PeerProtocolError if the leader sent other `bins`.
+    """
+    name, part, leader = inputs.party.name, found.part, inputs.roles.active
+    found.check(inputs.given, inputs.may_change, (name,), printed)
+    assert part.forest is not None
+    part.forest.cut(rounds)
+    keep_records(part.splits, records_used(part.forest.trees, 1)[0])
+    kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.most_bins, name)
+    own = OwnRows.of(inputs, rows, part, kept, Draws.kept(found.random_state or ""))
+    if bins is not None and found.bins != encode_body(bins):
+        raise PeerProtocolError(leader, f"bins are not those of the checkpoint - at CommonBins from {leader}")
+    return own

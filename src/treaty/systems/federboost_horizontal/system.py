@@ -8,12 +8,12 @@ from treaty.errors import ConfigError
 from treaty.models.trees import ModelPart
 from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
-from treaty.systems.federboost_horizontal.federboost_horizontal import ModelEnd, check_members, leader, member
+from treaty.systems.federboost_horizontal.federboost_horizontal import leader, member
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.setup import ModelEnd, check_members
 from treaty.systems.federboost_horizontal.trees import TreeStep
 from treaty.systems.horizontal.leakage import input_routes, keys_routes, lost_routes, search_routes, sums_of_rows
-from treaty.systems.horizontal.quantiles import START, SUMS_OF_LABELS, starts_from_sums
-from treaty.systems.horizontal.rows import ModelBegin, RowsDescription
+from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, ModelBegin, RowsDescription, starts_from_sums
 from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import checkpoints_routes
@@ -98,7 +98,7 @@ def expected(roles: Roles, options: FederBoostHorizontal, common: BoostingOption
             continue
         found.agree([(owner, lead)])
         found.send(owner, lead, 8.0 * sums.numbers, sums.sums)
-        found.send(lead, owner, sums.told, sums.sums)
+        found.send(lead, owner, sums.received, sums.sums)
     masks = len(roles.owners) * sums.numbers * 10e-9
     computing = trees.growing(shape.rows, max(shape.columns.values())) / shape.threads
     found.seconds = computing + masks + sums.sums * 2 * ROUND_TRIP

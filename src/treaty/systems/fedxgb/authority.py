@@ -165,7 +165,7 @@ def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: f
         except PeerProtocolError as error:
             if error.peer not in waiting:
                 raise
-            logger.warning("%s goes on without %s: %s", party.name, error.peer, error)
+            logger.warning("%s continues without %s: %s", party.name, error.peer, error)
             party.leave_out(error.peer)
             waiting.remove(error.peer)
 
@@ -174,5 +174,5 @@ def send_each_or_leave_out(party: Party, messages: Mapping[str, Message], timeou
     """Send to users; leave out those who are gone, or do not take their message in time."""
     reached = party.send_each(messages, timeout=timeout)
     for name in messages.keys() - set(reached):
-        logger.warning("%s goes on without %s, which has not taken a message", party.name, name)
+        logger.warning("%s continues without %s, which has not taken a message", party.name, name)
         party.leave_out(name)

@@ -4,23 +4,23 @@
 Those of the running cohort are taken first, then the steadiest (stability times activity, times the share of calls at
 which the edge server itself did not lose them); ties are broken at random.
 
-**What may be opened.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Of numbers
-that stay the same from tree to tree, such as rows by bin at the root, many sums give away all their linear
-combinations. Gradients change, but late in a job only by a little, so one rule holds for all sums of a job: no linear
-combination of a domain's cohorts isolates one user or two (`permitted`). So a user that tells the server its own
-vectors finds nobody with it. Two may: the third of their group, or, with other sums, a user of another group.
+**What may be opened.** Two opened sums whose cohorts differ by a few users give away those few users' sum. Many sums
+of numbers that stay the same from tree to tree, such as rows by bin at the root, give away all their linear
+combinations. Gradients change, but late in a job only a little. So one rule holds for all sums of a job: no linear
+combination of a domain's cohorts isolates one user or two (`permitted`). A user that tells the server its own vectors
+thus finds nobody with it. Two may find the third of their group or, with other sums, a user of another group.
 
 Under that rule a domain of n users has at most n - 2 independent cohorts in a job, however they are chosen. Each
-cohort whose sum does not follow from earlier ones uses one up. So that users may be lost as often as they like, the
+cohort whose sum does not follow from earlier ones uses one up. Users may be lost as often as they like, because the
 domain is dealt into **groups** of three users or more. All groups count as opened from the beginning: sums over whole
 groups show no more than the groups' own sums, and use nothing up.
 
 * A tree begins with all users there, while that is permitted beside the groups and leaves room for another deal;
   afterwards with the whole groups among them.
-* Where users are lost as a tree grows, it goes on with the whole groups among those left.
-* Where no whole group is there, or whole groups had less than half of the users there for `_POOR_TREES` trees, the
-  domain is dealt anew, and users who are away get groups of their own: another **epoch**, if its groups are permitted
-  after all that was opened. That works once or twice in a job. Groups whose sums were never opened cost nothing.
+* If users are lost as a tree grows, it continues with the whole groups among those left.
+* If no whole group is there, or whole groups had less than half of the users there for `_POOR_TREES` trees, the domain
+  is dealt again, and users who are away get groups of their own: another **epoch**, if its groups are permitted after
+  all that was opened. That works once or twice in a job. Groups whose sums were never opened cost nothing.
 
 With `Rules.whole` all sums are over whole groups, which are dealt once. Of groups of g users, g - 2 in collusion with
 the server then find nobody, however long a job.
@@ -172,7 +172,7 @@ class Cohorts:
         groups: Iterable[Collection[str]],
         running: Collection[str] = (),
     ) -> Cohorts:
-        """Return the cohorts of a job that goes on."""
+        """Return the cohorts of a job that resumes."""
         cohorts = cls(rules, rng)
         cohorts.users, cohorts.groups = frozenset(users), [frozenset(group) for group in groups]
         cohorts.running = frozenset(running)
@@ -209,7 +209,7 @@ class Cohorts:
         return max(whole, self.opened.largest(taken), key=len)
 
     def keep(self, came: Collection[str]) -> list[str] | None:
-        """Return those of a tree's users whose vectors came whose sum may be opened, sorted; None if there are none."""
+        """Return the largest subset of `came` whose sum may be opened, sorted; None if there is none."""
         if len(came) >= self._rules.least_change and (
             not self.groups or frozenset(came) == self.running or self._follows(came)
         ):

@@ -1,40 +1,24 @@
-"""An edge server's end of the sums of its domain: who takes part, what they send each other, what is opened.
-
-See `sums.user` for the messages. The sums opened here look uniformly random to the edge server: each user's vector lies
-under a mask that the user shares with the server.
-"""
+"""Who of a domain is there, takes part in the tree that grows, or is lost: at its edge server, and at each user."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.crypto.sharing.key_agreement import is_mask_key, unsigned
 from treaty.crypto.sharing.secure_aggregation import Aggregator, Round, RoundVoid, enough
-from treaty.errors import CryptoError, PeerProtocolError
+from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
-from treaty.systems.fedxgb.authority import CertifiedKeys
-from treaty.systems.fedxgb.cohorts import LEAST, Cohorts, Rules, Standing, select
-from treaty.systems.fedxgb.secfind import (
-    ATTEMPTS,
-    AbsenceNotice,
-    Agreement,
-    Agreements,
-    Call,
-    Cohort,
-    Domain,
-    MaskKey,
-    MaskKeys,
-    sum_round,
-)
-from treaty.systems.horizontal.masked_sums import OwnInput, SumAggregator
-from treaty.systems.horizontal.members import ToldDigest
+from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
+from treaty.systems.fedxgb.cohorts import Cohorts, Opened, Rules, Standing, select
+from treaty.systems.fedxgb.messages import AbsenceNotice, Cohort, Domain
+from treaty.systems.fedxgb.options import Leaves, Stage
+from treaty.systems.horizontal.masked_sums import SumAggregator
+from treaty.systems.horizontal.members import TranscriptDigest
 
 logger = logging.getLogger(__name__)
 
@@ -44,22 +28,13 @@ FIRST_PATIENCE = 3  # times `patience` a user has for a step of a job's first su
 MOST_PATIENCE = 4  # times `patience` a sum waits for users lost one after another; others wait for the edge server
 
 
-class SumSetup(NamedTuple):
-    """What an edge server has once shares are passed on: mask keys by user, sealed shares by sender and receiver."""
-
-    round: Round
-    keys: dict[str, bytes]
-    sealed: dict[str, dict[str, bytes]]
-    aggregator: Aggregator
-
-
-class DomainSums(SumAggregator):
-    """A domain's cohort and its sums.
+class DomainCohort(SumAggregator):
+    """A domain's users at their edge server: who is there, who takes part in the tree that grows, who is lost.
 
     `users` have their keys, already checked. A user silent for `patience` seconds counts as lost for the tree, and is
-    asked again as the next begins; one that takes no message for so long is lost for good. `heard` digests what users
-    were told, as they do; `there` are those not lost for good. `cohorts` are those of a training that goes on; `keep`
-    is called with them before another sum is opened.
+    asked again as the next begins; one that takes no message for so long is lost for good. `transcript` digests what
+    users were sent, as they do; `there` are those not lost for good. `cohorts` are those of a training that resumes;
+    `keep` is called with them before another sum is opened.
     """
 
     def __init__(
@@ -72,13 +47,13 @@ class DomainSums(SumAggregator):
         cohorts: Cohorts | None = None,
         keep: Callable[[Cohorts], None] = lambda _: None,
     ) -> None:
-        self.heard = ToldDigest(b"")
+        self.transcript = TranscriptDigest(b"")
         self.there = list(users)
         self._party, self._users, self._standings = party, users, standings
         self._rules, self._patience = rules, patience
         self._rng = np.random.default_rng()
         self._cohorts, self._keep = cohorts or Cohorts(rules, self._rng), keep
-        self._cohort: list[str] = []  # as the tree began, or as it went on with fewer
+        self._cohort: list[str] = []  # as the tree began, or as it continued with fewer
         self._running: list[str] = sorted(self._cohorts.running)  # those of them still there
         self._silent: dict[str, int] = {}
         self._idle = False  # gave nothing to the last sum
@@ -94,7 +69,7 @@ class DomainSums(SumAggregator):
         before = self._cohorts.running
         cohort = sorted(ordered) if everybody else self._cohorts.begin(ordered, away)
         if cohort is None:
-            self._sit_out(f"no permitted cohort among {len(ordered)} users")
+            self._skip_rest_of_tree(f"no permitted cohort among {len(ordered)} users")
         for name in cohort or ():
             self._standings[name].called += 1
         if before != self._cohorts.running:
@@ -102,78 +77,26 @@ class DomainSums(SumAggregator):
         self._form(cohort or ())
 
     def keep(self) -> None:
-        """Keep the cohorts for a training that goes on, once there are any."""
+        """Keep the cohorts for a training that resumes, once there are any."""
         if self._cohorts.users is not None:
             self._keep(self._cohorts)
 
     def _form(self, cohort: Collection[str]) -> None:
-        """Go on with a cohort, and tell it."""
+        """Continue with a cohort, and tell it."""
         self._cohort, self._running = list(cohort), list(cohort)
         self.send(dict.fromkeys(self._cohort, Cohort(self._cohort)))
 
-    def total(self, number: int, length: int) -> tuple[NDArray[np.int64], list[str], int]:
-        """Open sum `number` of the cohort's next vectors, of `length` numbers.
-
-        Returns the sum int64 (length,), zeros where none could be opened; whose vectors are in it, sorted; and the
-        attempt at which it was opened.
-        """
-        why = ""
-        self._until = time.monotonic() + MOST_PATIENCE * self._patience
-        for attempt in range(ATTEMPTS):
-            try:
-                call = Call(number, attempt)
-                this_round = self._round(call, length)
-                if len(self._running) < this_round.least:  # a smaller cohort can
-                    self._form(self._cohorts.keep(self._running) or ())
-                    this_round = self._round(call, length)
-                opened, users = self._attempt(this_round, call)
-            except CryptoError as void:
-                why = str(void)
-                logger.info("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, why)
-                if time.monotonic() > self._until:
-                    break
-                continue
-            self._count(users)
-            self._idle = False
-            return opened, users, attempt
-        self._sit_out(why)
-        self._running = []
-        self._count([])
-        return np.zeros(length, np.int64), [], 0
-
-    def _count(self, users: Sequence[str]) -> None:
-        """Note whose rows are in the first sum."""
+    def _counted(self, users: Sequence[str]) -> None:
+        """Note whose rows are in the first sum: nobody else takes part later."""
         if self._cohorts.users is None:
             self._cohorts.users = frozenset(users)
             self.keep()
 
-    def _sit_out(self, why: str) -> None:
+    def _skip_rest_of_tree(self, why: str) -> None:
         """Warn that the domain adds nothing, once until it adds again: that may last hundreds of trees."""
         level = logging.INFO if self._idle else logging.WARNING
         logger.log(level, "%s adds nothing to the rest of a tree: %s", self._party.name, why)
         self._idle = True
-
-    def _round(self, call: Call, length: int) -> Round:
-        if len(self._cohort) < LEAST:
-            raise RoundVoid(f"the round is void: expected {LEAST} users or more, got {len(self._cohort)}")
-        return sum_round(self._party, call, {name: self._users[name].key for name in self._cohort}, length, self.heard)
-
-    def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
-        """Open the sum of the running cohort's vectors, once; return also whose they are."""
-        self.send(dict.fromkeys(self._running, call))
-        setup = self._begin(this_round)
-        return self.open_sum(this_round, setup.aggregator, setup.sealed)
-
-    def _begin(self, this_round: Round) -> SumSetup:
-        """Pass on mask keys and shares."""
-        made = self._sound(self._gather(MaskKey), lambda m, _: is_mask_key(m.public), "a mask key")
-        keys = {name: message.public for name, message in made.items()}
-        aggregator = Aggregator(this_round, unsigned(keys), signed=False)
-        self.send({
-            name: MaskKeys(keys, {u: m.tags.get(name, b"") for u, m in made.items() if u != name}) for name in made
-        })  # fmt: skip
-        sealed, _ = self.pass_shares(aggregator, keys)
-        return SumSetup(this_round, keys, sealed, aggregator)
 
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
         """Leave users out until the sum of the others may be opened after the earlier sums."""
@@ -185,13 +108,6 @@ class DomainSums(SumAggregator):
         if self._cohorts.open(kept):
             self._keep(self._cohorts)  # before the sum is opened
 
-    def _pass_proofs(
-        self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
-    ) -> None:
-        agreed = {name: message.tags for name, message in self._gather(Agreement).items()}
-        enough(len(agreed), this_round.threshold, "users who agree")
-        self.send({to: Agreements({u: tags[to] for u, tags in agreed.items() if to in tags}) for to in agreed})
-
     def send(self, messages: Mapping[str, Message]) -> None:
         """Send to users, some of whom may be gone."""
         reached = self._party.send_each(
@@ -202,13 +118,13 @@ class DomainSums(SumAggregator):
                 self.lose_for_good(name)
 
     def only(self, users: Collection[str]) -> None:
-        """Go on with these users alone."""
+        """Continue with these users alone."""
         for name in [name for name in self.there if name not in users]:
             self.lose_for_good(name)
 
     def lose_for_good(self, name: str) -> None:
-        """Go on without a user, whose connection is lost or who sent what no user does."""
-        logger.warning("%s goes on without %s", self._party.name, name)
+        """Continue without a user whose connection is lost, or that sent something invalid."""
+        logger.warning("%s continues without %s", self._party.name, name)
         self._party.leave_out(name)
         self.there.remove(name)
         self._lose([name])
@@ -223,13 +139,9 @@ class DomainSums(SumAggregator):
         """Receive messages of a kind from users, those in time; users who send anything else are lost for good."""
         until = time.monotonic() + (self._patience if patience is None else patience)  # however many are expelled
         while True:
+            waiting = [name for name in names if name in self.there]
             try:
-                came = self._party.gather(
-                    [name for name in names if name in self.there],
-                    kind,
-                    AbsenceNotice,
-                    timeout=until - time.monotonic(),
-                )
+                came = self._party.gather(waiting, kind, AbsenceNotice, timeout=until - time.monotonic())
             except PeerProtocolError as error:
                 self._expel(error)
             else:
@@ -257,3 +169,61 @@ class DomainSums(SumAggregator):
             if name in self._running:
                 self._standings[name].lost += 1
         self._running = [name for name in self._running if name not in names]
+
+
+class UserCohort:
+    """A user's knowledge of its domain, and whether it takes part; `leaves` says when to drop out.
+
+    `transcript` digests what the server sent to everybody, on which masks depend. `awake` is False once the user has
+    dropped out of a tree, to be set when the next one begins.
+    """
+
+    def __init__(self, party: Party, edge: str, credentials: Credentials, leaves: Leaves | None) -> None:
+        self.transcript = TranscriptDigest(b"")
+        self.awake = True
+        self._party, self._edge, self._credentials, self._leaves = party, edge, credentials, leaves
+        self._keys: dict[str, bytes] = {}
+        self._channels: dict[str, bytes] = {}
+        self._agreed_to = Opened()
+        self._cohort: list[str] = []
+
+    def meet(self, domain: Domain) -> None:
+        """Check the keys of the domain's users; PeerProtocolError if one is not certified, or its own is missing."""
+        me = self._party.name
+        if me not in domain.users or domain.users[me].key != self._credentials.certified.key:
+            raise PeerProtocolError(self._edge, f"the domain's users lack {me}, or the key that it sent - at Domain")
+        for name, offered in domain.users.items():
+            if name != me:
+                self._credentials.check(name, "user", offered, self._edge)
+                self._channels[name] = self._credentials.seed_with(name, offered)
+            self._keys[name] = offered.key
+        self._agreed_to = Opened(domain.least_change)
+
+    def join(self, cohort: Cohort) -> None:
+        """Join the cohort of a tree; PeerProtocolError unless it has users of the domain alone, this user included."""
+        if self._party.name not in cohort.users or not self._keys.keys() >= set(cohort.users):
+            raise PeerProtocolError(
+                self._edge, f"expected users of the domain, {self._party.name} among them - at Cohort from {self._edge}"
+            )
+        self._cohort = sorted(set(cohort.users))
+
+    def permit(self, survivors: Sequence[str]) -> None:
+        """Record whose sum is opened; PeerProtocolError if this sum and earlier ones would isolate a few users."""
+        if not self._agreed_to.permits(survivors):
+            raise PeerProtocolError(
+                self._edge,
+                "expected a cohort that differs by three users or more from earlier ones, or equals one, and all of "
+                "which together isolate nobody - at Survivors",
+            )
+        self._agreed_to.add(survivors)
+
+    def absent(self, stage: Stage) -> bool:
+        """Drop out if `leaves` says so at this stage; return whether this user has dropped out."""
+        if self.awake and self._leaves is not None and self._leaves(max(0, self._party.round - 1), stage):
+            self.withdraw()
+        return not self.awake
+
+    def withdraw(self) -> None:
+        """Take no further part in this tree."""
+        self._party.send(self._edge, AbsenceNotice())
+        self.awake = False

@@ -56,7 +56,7 @@ class DomainFile:
     def __init__(self, keeper: Keeper | None, owner: str, model_id: str, standings: Mapping[str, Standing]) -> None:
         self.shares: dict[str, bytes] = {}
         self._path = None if keeper is None else keeper.beside(model_id, COHORTS)
-        self._owner, self._model_id, self._standings = owner, model_id, standings
+        self._keeper, self._owner, self._model_id, self._standings = keeper, owner, model_id, standings
 
     def write(self, cohorts: Cohorts) -> None:
         if self._path is None:
@@ -91,6 +91,11 @@ class DomainFile:
             if name in self._standings:
                 self._standings[name].called, self._standings[name].lost = called, lost
         return Cohorts.known(rules, rng, kept.users, kept.opened, kept.groups, kept.running)
+
+    def round_began(self, rounds: int) -> None:
+        """Drop files of earlier models once the server must have kept a round."""
+        if self._keeper is not None and rounds == ROUNDS:
+            self._keeper.keep_only(self._model_id)
 
 
 def digest(pieces: Iterable[NDArray[np.uint64]]) -> bytes:

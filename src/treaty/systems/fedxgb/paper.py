@@ -1,33 +1,27 @@
-"""FedXGB's secure aggregation as published, for comparison (``mode="paper"``): it hides no user from its edge server.
+"""FedXGB as published, for comparison: ``mode="paper"`` hides no user from its edge server.
 
-Liu et al., "Boosting Privately", ICDCS 2020, algorithms SecBoost and SecFind. A user u makes one key pair for a tree,
-shares its private key (zeta_uv is v's share) and a number r_u among its domain, and adds to every number of every
-vector of the tree the very same mask::
+Liu et al., "Boosting Privately", ICDCS 2020.
+
+**Sums** (SecBoost and SecFind). A user u makes one key pair for a tree, shares its private key (zeta_uv is v's share)
+and a number r_u among its domain, and adds to every number of every vector of the tree the very same mask::
 
     mask_u = r_u + sum over v of (zeta_uv - zeta_vu)        modulo 2^64
 
-====================  ====================  ================================================  =======================
-message               from -> to            content                                           protection
-====================  ====================  ================================================  =======================
-`MaskKey`,            user -> edge -> all   X25519 key of the tree, a tag for each peer       tags under the channels
-`MaskKeys`
-`SealedShares`,       user -> edge -> user  zeta_uv, and v's share of r_u                     AES-256-GCM under that
-`PassedShares`                                                                                same key pair
-`InputAndShares`      user -> edge          the vector under the mask; the user's shares of   mask_u
-                                            everybody's r
-`LostUsers`           edge -> users         whose vectors have not come                       TLS
-`KeyShares`           users -> edge         shares of their private keys                      TLS
-====================  ====================  ================================================  =======================
-
-What an edge server learns, with no more than it is sent:
+With no more than it is sent, an edge server learns
 
 * differences of any two numbers of a vector, or of two vectors of a tree: a user's bin sums, since some are zero;
 * r of everybody before it is settled whose vectors count, and the private key of any user that it calls lost, even one
-  that is only slow: with the key it opens the boxes that it passed on, so that the user's mask follows and its vectors
-  are plain;
+  that is only slow: with the key it opens the boxes that it passed on, finds the user's mask and reads its vectors;
 * the sum of its domain, which here lies under no mask for the server. Cohorts may differ by one user.
 
 The server sees every domain's sum. Both get the same sums as in safe mode, and the trees are the same.
+
+**Ways down a tree** (SecPred, ``expose="paper"``). Only thresholds are hidden. Rows are shared level by level, so that
+nothing is agreed on before. A user that misses a level is lost for good, since nobody knows where its rows are then.
+Users and edge servers learn the shape and the columns of all trees, and all leaf values; edge servers the slot of every
+row of everybody at each level; users the same of their own rows, and with rows made up for that, thresholds. At most
+(edges - 1) // 2 edge servers may collude. A user that shares numbers other than bins, or shares that are inconsistent,
+ends the training: an edge server cannot tell whose they were.
 """
 
 from __future__ import annotations
@@ -52,10 +46,10 @@ from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import gather_sound
-from treaty.systems.fedxgb.domain import DomainSums, SumSetup
+from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys
 from treaty.systems.fedxgb.options import FedXGB, check_consent
 from treaty.systems.fedxgb.pieces import ComparedShares, PieceForm, gather_rest, pieces_of, send_shares
-from treaty.systems.fedxgb.secfind import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys, UserSums
+from treaty.systems.fedxgb.secfind import DomainSums, SumSetup, UserSums
 from treaty.systems.fedxgb.secpred import come_to_all
 from treaty.systems.fedxgb.shares import play_among
 from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
@@ -181,13 +175,16 @@ class PaperDomainSums(DomainSums):
     _between: dict[str, dict[str, int]]  # lost user -> other user -> what does not cancel of their masks
 
     def _form(self, cohort: Collection[str]) -> None:
-        """Go on with a cohort, which may differ from earlier ones by one user; see `DomainSums.choose`."""
+        """Continue with a cohort, which may differ from earlier ones by one user."""
         super()._form(cohort)
         self._setup, self._between = None, {}
 
     def _attempt(self, this_round: Round, call: Call) -> tuple[NDArray[np.int64], list[str]]:
-        self.send(dict.fromkeys(self._running, call))
-        setup = self._setup = self._setup or self._begin(this_round)
+        if self._setup is None:
+            self._setup = self._begin(this_round, call)
+        else:
+            self.send(dict.fromkeys(self._running, call))
+        setup = self._setup
         total, shares = np.zeros(this_round.length, np.uint64), {}
         for name, message in self._gather(InputAndShares).items():
             try:
@@ -226,7 +223,7 @@ def opened(seed: bytes, box: bytes, this_round: Round, sender: str, receiver: st
     """Open a box of shares, of the sender's private key and then of its r; CryptoError for any other content."""
     content = unseal(seed, box, bound(this_round, sender, receiver))
     if content is None or len(content) != KEY_SHARE + share_length(NUMBER_BYTES):
-        raise CryptoError(f"expected what {sender} sealed for {receiver} and this tree, got something else")
+        raise CryptoError(f"cannot decrypt {sender}'s share for {receiver}: wrong key, sender or tree")
     return content
 
 
@@ -261,29 +258,7 @@ def pairs_of(lost: str, secret: bytes, setup: SumSetup, job: str) -> dict[str, i
     return pairs
 
 
-# --------- users' rows go down a tree whose thresholds alone are hidden: the paper's SecPred, for comparison with ours
-#
-# ====================  ====================  ================================================  =====================
-# message               from -> to            content                                           protection
-# ====================  ====================  ================================================  =====================
-# `ShownSplits`         server -> all         the columns of a level's splits, where missing    TLS
-#                                             values go
-# `HiddenThresholds`    server -> each edge   shares of the thresholds                          Shamir shares
-# `ComparedShares`      user -> each edge     shares of the bins that its rows' slots compare,  Shamir shares
-#                                             in pieces
-# `RowCounts`           edge <-> edge         whose shares came, and of how many rows           TLS
-# `SharedNumbers`       edge <-> edge         what `route_shown` says                           Shamir shares
-# `Sides`               edge -> own users     which of their rows go left, in pieces            TLS
-# `Values`              server -> all         the leaf values, see `server`                     TLS
-# ====================  ====================  ================================================  =====================
-#
-# Rows are shared level by level, so that nothing is agreed on before, and in pieces: see `pieces`. A user that misses a
-# level is lost for good, since nobody knows where its rows are then.
-#
-# **Who learns what.** Users and edge servers: the shape and columns of all trees, and all leaf values. Edge servers:
-# the slot of every row of everybody at each level. Users: the same of their own rows; with rows made up for that,
-# thresholds. At most (edges - 1) // 2 edge servers may collude. A user that shares numbers other than bins, or shares
-# that are inconsistent, ends the training: an edge server cannot tell whose they were.
+# ---------------------------------------------------------------- ways down a tree
 
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take a kilobyte each
 

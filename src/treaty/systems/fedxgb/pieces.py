@@ -198,5 +198,5 @@ def send_pieces_or_leave_out(party: Party, pieces: Mapping[str, Iterable[Message
 
 
 def _leave_out(party: Party, name: str, why: str) -> None:
-    logger.warning("%s goes on without %s: %s", party.name, name, why)
+    logger.warning("%s continues without %s: %s", party.name, name, why)
     party.leave_out(name)

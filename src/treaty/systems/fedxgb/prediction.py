@@ -69,6 +69,7 @@ from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb.authority import PATIENCE
 from treaty.systems.fedxgb.kept import QueryRecord
 from treaty.systems.fedxgb.pieces import RowShares, gather_rows, pieces_of, send_pieces_or_leave_out
+from treaty.systems.fedxgb.rows import complete_tree, depth_of
 from treaty.systems.fedxgb.secpred import (
     HiddenModel,
     HiddenRows,
@@ -82,7 +83,6 @@ from treaty.systems.fedxgb.secpred import (
     tell_counts,
 )
 from treaty.systems.fedxgb.shares import Comparison, Dealer, Routing, holders_of, shares_of
-from treaty.systems.fedxgb.trees import complete_tree, depth_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, Origins, schema_of
 from treaty.systems.sizes import MOST_COLUMNS
@@ -310,7 +310,7 @@ def edge(
             for output, found in _values(held.routing, part, splits, leaves, outputs).items():
                 totals[output, part] = held.routing.add(totals[output, part], found)
         done += len(leaves)
-    held.routing.rest()
+    held.routing.end_batch()
     told = {name: pieces_of(ValueShares, totals, rows) for name, rows in held.parts.items()}
     send_pieces_or_leave_out(party, told, patience)
 
@@ -439,7 +439,7 @@ def user(
         if not party.receive(edge, RowsTaken).taken:
             raise PeerError(
                 edge,
-                f"{edge} goes on without {party.name}: expected its rows at all edge servers, equally many, before "
+                f"{edge} continues without {party.name}: expected its rows at all edge servers, equally many, before "
                 "they stop waiting for users",
             )
     return RowPredictions(terms.objective.base_margins + shared.values({}, n_outputs).T, terms.objective, terms.classes)

@@ -1,193 +1,184 @@
-"""A user's end of the sums of its domain: double masking with keys made anew for every sum, and a mask for the server.
+"""SecFind: one sum over the users of all domains, and the splits that the server finds on it.
 
-====================  ====================  ================================================  =======================
-message               from -> to            content                                           protection
-====================  ====================  ================================================  =======================
-`Domain`              edge -> users         certified keys of all users of the domain         both signatures
-`RoundStart`,         both ways             a tree begins; the user is there: see `messages`  TLS
-`Attendance`
-`Cohort`              edge -> chosen        who takes part, in the tree or in the rest of it  masks depend on it
-`Call`                edge -> cohort        the next sum, or another attempt at it            TLS
-`MaskKey`,            user -> edge -> all   X25519 key of this sum, a tag for each peer       tags under the channels
-`MaskKeys`
-`SealedShares` ...    user -> edge -> user  see `horizontal.masked_sums`: shares of this      see there
-`MaskShares`                                sum's mask key and self-mask; the vector, under
-                                            the server's mask too; what removes masks, of
-                                            lost users shares of their mask keys
-`Agreement`,          user -> edge -> all   tags on the list of survivors, for each peer      tags under the channels
-`Agreements`
-`AbsenceNotice`              user -> edge          it takes no further part in this tree             TLS
-====================  ====================  ================================================  =======================
+Liu et al., "Boosting Privately", ICDCS 2020. Here all nodes, candidates and classes of a level are one vector, and all
+masks are made for this sum alone. The steps, where e is an edge server with its domain of users u, v, and S the server:
 
-The edge server learns who takes part. The sum it opens lies under one mask per user that the server alone can remove;
-the server sees sums over all domains. A user shares masks only with users whose keys the authority certified, and
-agrees to no list which, together with those that it agreed to before, would isolate one user or two of its domain.
+1. S -> e -> u: the next sum is wanted; e calls the cohort that it has chosen.
+2. u -> e -> v: X25519 mask keys of this sum, with a tag for each peer under the channel that both share.
+3. u -> e -> v: shares of the mask key and of the seed of the own mask, sealed for v.
+4. u -> e: the vector under the own mask, a mask with each peer, and one with S, so that e cannot read the sum.
+5. e -> u -> e -> v: the users whose vectors came, and tags that prove to each peer which list a user received. No user
+   agrees to a list which, together with earlier ones, would isolate one user or two of its domain (`cohorts`).
+6. u -> e: of each survivor a share of its seed, of each lost user a share of its mask key; never both for one user.
+7. e -> S: the sum of the domain, under masks among edge servers, and whose vectors are in it.
+8. S: adds the domains up, which cancels these masks, and removes those that it shares with the users.
+9. S: sums of all bins by slot, prefix sums, gains, the best split of each slot.
+
+The edge server learns who takes part; the server learns sums over all domains. A user shares masks only with users
+whose keys the authority certified.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.keystream import UsedNonces, add_masks, mask_key, mask_nonce
-from treaty.crypto.sharing.key_agreement import RoundKeys
-from treaty.crypto.sharing.secure_aggregation import Participant, Round, RoundVoid, Unmasking
-from treaty.errors import PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import M, Message
+from treaty.crypto.sharing.key_agreement import RoundKeys, is_mask_key, unsigned
+from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Round, RoundVoid, Unmasking, enough
+from treaty.errors import CryptoError, PeerProtocolError
+from treaty.machine.arrays import Integers
+from treaty.messaging.messages import Array, M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
-from treaty.systems.fedxgb.cohorts import Opened
-from treaty.systems.fedxgb.options import Leaves, Stage
-from treaty.systems.horizontal.masked_sums import contribute
-from treaty.systems.horizontal.members import Collector, SumRules, ToldDigest
+from treaty.systems.fedxgb.cohorts import LEAST
+from treaty.systems.fedxgb.domain import MOST_PATIENCE, DomainCohort, UserCohort
+from treaty.systems.fedxgb.messages import Agreement, Agreements, Call, MaskKey, MaskKeys, Sum, SurvivorReport
+from treaty.systems.fedxgb.options import Leaves
+from treaty.systems.horizontal.masked_sums import MaskedInput, OwnInput, contribute
+from treaty.systems.horizontal.members import Collector, Membership, SumRules, TranscriptDigest
 from treaty.systems.system import Signer
+from treaty.trees.slots import SlotSplits, SlotTree
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 6
-"""At one sum: each may lose users that were there in the one before, and go on with fewer."""
+"""At one sum: each may lose users that were there in the one before, and continue with fewer."""
 
 
-class Domain(Message):
-    """Certified keys of all users of a domain."""
-
-    leakage: ClassVar = MessageLeakage("who the users of its domain are, and their keys", "control")
-
-    users: dict[str, CertifiedKeys]
-    least_change: Annotated[int, msgspec.Meta(ge=3)]
-
-
-class Cohort(Message):
-    """Who takes part in a tree, or in the rest of it where too few of those told before are left."""
-
-    leakage: ClassVar = MessageLeakage("who of its domain takes part", "control")
-
-    users: list[str]
-
-
-class Call(Message):
-    """Contribute the vector that comes next; `number` is the sum's, higher than any before."""
-
-    leakage: ClassVar = MessageLeakage("that its next vector is wanted", "control")
-
-    number: Annotated[int, msgspec.Meta(ge=0)]
-    attempt: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class AbsenceNotice(Message):
-    """The sender takes no further part in this tree."""
-
-    leakage: ClassVar = MessageLeakage("that the user takes no further part in this tree", "control")
-
-
-class MaskKey(Message):
-    """A user's mask key of one sum, and its tags by peer."""
-
-    leakage: ClassVar = MessageLeakage("a public key of this sum", "control")
-
-    public: bytes
-    tags: dict[str, bytes]
-
-
-class MaskKeys(Message):
-    """All mask keys of one sum, and the tags made for the receiver."""
-
-    leakage: ClassVar = MessageLeakage("everybody's public keys of this sum", "control")
-
-    public: dict[str, bytes]
-    tags: dict[str, bytes]
-
-
-class Agreement(Message):
-    """A user's tags on the list of survivors, by peer."""
-
-    leakage: ClassVar = MessageLeakage("tags on the list of those in the sum", "control")
-
-    tags: dict[str, bytes]
-
-
-class Agreements(Message):
-    """Tags on the list of survivors made for the receiver, by those on it."""
-
-    leakage: ClassVar = MessageLeakage("others' tags on that list", "control")
-
-    tags: dict[str, bytes]
-
-
-def server_mask(party: Party, number: int, attempt: int, heard: bytes) -> bytes:
+def server_mask(party: Party, number: int, attempt: int, transcript: bytes) -> bytes:
     """Return the nonce of the mask that a user and the server share for one attempt at a sum."""
-    return mask_nonce(party.job, party.protocol, number, attempt, f"server {heard.hex()}")
+    return mask_nonce(party.job, party.protocol, number, attempt, f"server {transcript.hex()}")
 
 
-def sum_round(party: Party, call: Call, roster: Mapping[str, bytes], length: int, told: ToldDigest) -> Round:
+def sum_round(party: Party, call: Call, roster: Mapping[str, bytes], length: int, digest: TranscriptDigest) -> Round:
     """Return the round of secure aggregation that edge server and users of `roster` agree on for a call."""
     return Round(
         job_id=party.job, protocol=party.protocol, round_id=call.number,
-        roster=roster, length=length, vector_id=told.digest.hex(),
+        roster=roster, length=length, vector_id=digest.digest.hex(),
     ).repeated(call.attempt)  # fmt: skip
 
 
-class UserSums:
-    """A user's part in its domain's sums; `server_seed` is shared with the server, `leaves` says when to drop out.
+# ---------------------------------------------------------------- edge server
 
-    `heard` digests what the server told everybody, on which masks depend. `awake` is False once the user has dropped
-    out of a tree, to be set when the next one begins.
+
+@dataclass(frozen=True, slots=True)
+class SumSetup:
+    """What an edge server has once shares are passed on: mask keys by user, sealed shares by sender and receiver."""
+
+    round: Round
+    keys: dict[str, bytes]
+    sealed: dict[str, dict[str, bytes]]
+    aggregator: Aggregator
+
+
+class DomainSums(DomainCohort):
+    """An edge server's part: sums over its domain, which look uniformly random to it, as S has a mask on each."""
+
+    def total(self, number: int, length: int) -> tuple[Integers, list[str], int]:
+        """Open sum `number` of the cohort's next vectors, of `length` numbers.
+
+        Returns the sum int64 (length,), zeros if none could be opened; whose vectors are in it, sorted; and the attempt
+        at which it was opened.
+        """
+        why = ""
+        self._until = time.monotonic() + MOST_PATIENCE * self._patience
+        for attempt in range(ATTEMPTS):
+            try:
+                call = Call(number, attempt)
+                this_round = self._round(call, length)
+                if len(self._running) < this_round.least:  # a smaller cohort can
+                    self._form(self._cohorts.keep(self._running) or ())
+                    this_round = self._round(call, length)
+                opened, users = self._attempt(this_round, call)
+            except CryptoError as void:
+                why = str(void)
+                logger.info("%s: sum %d, attempt %d: %s", self._party.name, number, attempt, why)
+                if time.monotonic() > self._until:
+                    break
+                continue
+            self._counted(users)
+            self._idle = False
+            return opened, users, attempt
+        self._skip_rest_of_tree(why)
+        self._running = []
+        self._counted([])
+        return np.zeros(length, np.int64), [], 0
+
+    def _round(self, call: Call, length: int) -> Round:
+        if len(self._cohort) < LEAST:
+            raise RoundVoid(f"the round is void: expected {LEAST} users or more, got {len(self._cohort)}")
+        roster = {name: self._users[name].key for name in self._cohort}
+        return sum_round(self._party, call, roster, length, self.transcript)
+
+    def _begin(self, this_round: Round, call: Call) -> SumSetup:
+        """Pass on mask keys and shares."""
+        # [SecFind, step 1] e -> u: the next sum is wanted
+        self.send(dict.fromkeys(self._running, call))
+        # [SecFind, step 2] u -> e -> v: mask keys of this sum, with a tag for each peer
+        made = self._checked(self._gather(MaskKey), lambda m, _: is_mask_key(m.public), "a mask key")
+        keys = {name: message.public for name, message in made.items()}
+        aggregator = Aggregator(this_round, unsigned(keys), signed=False)
+        self.send({
+            name: MaskKeys(keys, {u: m.tags.get(name, b"") for u, m in made.items() if u != name}) for name in made
+        })  # fmt: skip
+        # [SecFind, step 3] u -> e -> v: sealed shares of the mask key and of the own mask's seed
+        sealed, _ = self.pass_shares(aggregator, keys)
+        return SumSetup(this_round, keys, sealed, aggregator)
+
+    def _attempt(self, this_round: Round, call: Call) -> tuple[Integers, list[str]]:
+        """Open the sum of the running cohort's vectors, once; return also whose they are."""
+        setup = self._begin(this_round, call)
+        # [SecFind, steps 4-6] masked vectors; survivors, whose proofs `_pass_proofs` passes on; what removes the masks
+        return self.open_sum(this_round, setup.aggregator, setup.sealed)
+
+    def _pass_proofs(
+        self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
+    ) -> None:
+        agreed = {name: message.tags for name, message in self._gather(Agreement).items()}
+        enough(len(agreed), this_round.threshold, "users who agree")
+        self.send({to: Agreements({u: tags[to] for u, tags in agreed.items() if to in tags}) for to in agreed})
+
+
+def give_domain_sum(party: Party, server: str, domain: DomainSums, wanted: Sum, edges: Membership | None) -> Integers:
+    """Open the domain's next sum and give it to the server; return it.
+
+    Masks among the `edges` cancel over all domains; None in paper mode, which has none.
     """
+    opened, survivors, attempt = domain.total(wanted.number, wanted.length)
+    # [SecFind, step 7] e -> S: the domain's sum, under masks among edge servers, and whose vectors are in it
+    if edges is None:
+        party.send(server, MaskedInput(Array.of(opened.view(np.uint64))))
+    else:
+        edges.give(opened)
+    party.send(server, SurvivorReport(survivors, attempt))
+    return opened
+
+
+# ---------------------------------------------------------------- user
+
+
+class UserSums(UserCohort):
+    """A user's part in its domain's sums; `server_seed` is shared with the server."""
 
     def __init__(
         self, party: Party, edge: str, credentials: Credentials, server_seed: bytes, leaves: Leaves | None = None
     ) -> None:
-        self.heard = ToldDigest(b"")
-        self.awake = True
-        self._party, self._edge, self._credentials, self._leaves = party, edge, credentials, leaves
+        super().__init__(party, edge, credentials, leaves)
         self._server_seed, self._used = server_seed, UsedNonces()
-        self._keys: dict[str, bytes] = {}
-        self._channels: dict[str, bytes] = {}
-        self._agreed_to = Opened()
-        self._cohort: list[str] = []
 
-    def meet(self, domain: Domain) -> None:
-        """Check the keys of the domain's users; PeerProtocolError when one is not certified, or its own is missing."""
-        me = self._party.name
-        if me not in domain.users or domain.users[me].key != self._credentials.certified.key:
-            raise PeerProtocolError(self._edge, f"expected the keys that {me} sent among the users' - at Domain")
-        for name, offered in domain.users.items():
-            if name != me:
-                self._credentials.check(name, "user", offered, self._edge)
-                self._channels[name] = self._credentials.seed_with(name, offered)
-            self._keys[name] = offered.key
-        self._agreed_to = Opened(domain.least_change)
-
-    def join(self, cohort: Cohort) -> None:
-        """Join the cohort of a tree; PeerProtocolError unless it has users of the domain alone, this user included."""
-        if self._party.name not in cohort.users or not self._keys.keys() >= set(cohort.users):
-            raise PeerProtocolError(
-                self._edge, f"expected users of the domain, {self._party.name} among them - at Cohort from {self._edge}"
-            )
-        self._cohort = sorted(set(cohort.users))
-
-    def absent(self, stage: Stage) -> bool:
-        """Drop out if `leaves` says so at this stage; return whether this user has dropped out."""
-        if self.awake and self._leaves is not None and self._leaves(max(0, self._party.round - 1), stage):
-            self.withdraw()
-        return not self.awake
-
-    def withdraw(self) -> None:
-        """Take no further part in this tree."""
-        self._party.send(self._edge, AbsenceNotice())
-        self.awake = False
-
-    def give(self, call: Call, values: NDArray[np.int64], *others: type[M]) -> M | None:
+    def give(self, call: Call, values: Integers, *others: type[M]) -> M | None:
         """Contribute an int64 vector to a sum.
 
-        `others` are messages that the edge server may send in place of the sum's next step, where it goes on without
-        this user or begins anew. Returns the one that came, if any.
+        `others` are messages that the edge server may send in place of the sum's next step, if it continues without
+        this user or begins again. Returns the one that came, if any.
 
-        Raises CryptoError, PeerError when keys, shares or tags are not what the protocol allows.
+        Raises CryptoError, PeerError if keys, shares or tags are not what the protocol allows.
         """
         party, edge = self._party, self._edge
         if self.absent("setup"):
@@ -195,33 +186,23 @@ class UserSums:
         this_round = self._round(call, len(values))
         keys = self._round_keys(this_round)
         party.send(edge, MaskKey(keys.public, keys.tags()))
-        said: Message = party.receive(edge, MaskKeys, *others, follow=True)
-        if not isinstance(said, MaskKeys):
-            return said  # type: ignore[return-value]
-        mine = Participant(this_round, keys.agree(said.public, said.tags), self._credentials.signing_key)
+        passed: Message = party.receive(edge, MaskKeys, *others, follow=True)
+        if not isinstance(passed, MaskKeys):
+            return passed  # type: ignore[return-value]
+        mine = Participant(this_round, keys.agree(passed.public, passed.tags), self._credentials.signing_key)
         contribution = _TaggedContribution(self, call, keys, mine, values)
         return contribute(party, edge, mine, contribution, Agreements, *others, absent=self.absent, follow=True)
 
-    def hide(self, call: Call, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Put the server's mask of this attempt on a vector; CryptoError when it was made before."""
-        nonce = server_mask(self._party, call.number, call.attempt, self.heard.digest)
+    def hide(self, call: Call, values: Integers) -> Integers:
+        """Put the server's mask of this attempt on a vector; CryptoError if it was made before."""
+        nonce = server_mask(self._party, call.number, call.attempt, self.transcript.digest)
         self._used.use(nonce)
         hidden = values.astype(np.uint64)
         add_masks(hidden, [mask_key(self._server_seed, nonce)], [])
         return hidden.view(np.int64)
 
-    def permit(self, survivors: Sequence[str]) -> None:
-        """Record whose sum is opened; PeerProtocolError if this sum and earlier ones would isolate a few users."""
-        if not self._agreed_to.permits(survivors):
-            raise PeerProtocolError(
-                self._edge,
-                "expected a cohort that differs by three users or more from earlier ones, or equals one, and all of "
-                "which together isolate nobody - at Survivors",
-            )
-        self._agreed_to.add(survivors)
-
     def _round(self, call: Call, length: int) -> Round:
-        return sum_round(self._party, call, {name: self._keys[name] for name in self._cohort}, length, self.heard)
+        return sum_round(self._party, call, {name: self._keys[name] for name in self._cohort}, length, self.transcript)
 
     def _round_keys(self, this_round: Round) -> RoundKeys:
         me = self._party.name
@@ -237,10 +218,10 @@ class _TaggedContribution:
     call: Call
     keys: RoundKeys
     mine: Participant
-    values: NDArray[np.int64]
+    values: Integers
     agreed: bytes = b""
 
-    def vector(self, sharers: Collection[str]) -> NDArray[np.int64]:
+    def vector(self, sharers: Collection[str]) -> Integers:
         return self.sums.hide(self.call, self.values)
 
     def prove(self, survivors: Sequence[str]) -> Message:
@@ -252,41 +233,15 @@ class _TaggedContribution:
         return self.mine.unmask_for(self.keys.vouched(self.agreed, proofs.tags))
 
 
-# -------------- the server's end of sums: what it tells everybody, and totals over all domains, which nobody else sees
-
-
-class Users(Message):
-    """An edge server's users and their certified keys."""
-
-    leakage: ClassVar = MessageLeakage("who the users of a domain are, and their keys", "control")
-
-    of: dict[str, CertifiedKeys]
-
-
-class Sum(Message):
-    """Open the next sum of the domain's vectors, of `length` numbers, and add it to the other domains'."""
-
-    leakage: ClassVar = MessageLeakage("that a sum of so many numbers is opened next", "control")
-
-    number: Annotated[int, msgspec.Meta(ge=0)]
-    length: Annotated[int, msgspec.Meta(ge=0, le=1 << 27)]
-
-
-class SurvivorReport(Message):
-    """Whose vectors are in the domain's sum, none where it could not be opened, and the attempt that opened it."""
-
-    leakage: ClassVar = MessageLeakage("whose vectors are in the domain's sum", "control", guard="group_size")
-
-    users: list[str]
-    attempt: Annotated[int, msgspec.Meta(ge=0)]
+# ---------------------------------------------------------------- server
 
 
 class Crowd:
     """All users, as the server reaches them through their edge servers.
 
-    `users` are their checked keys, by edge server and name; `vouching` is for masks among edge servers; `begun` is what
-    everybody was told first; `masked` whether domains' sums lie under masks shared with their users (not in paper
-    mode). `cohort` has the users whose vectors are in the last total.
+    `users` are their checked keys, by edge server and name; `vouching` is for masks among edge servers; `first` is the
+    first message to everybody; `masked` whether domains' sums lie under masks shared with their users (not in paper
+    mode). `cohort` has the users whose vectors are in the last total, `summed` the edge servers.
     """
 
     def __init__(
@@ -296,11 +251,12 @@ class Crowd:
         credentials: Credentials,
         users: Mapping[str, Mapping[str, CertifiedKeys]],
         vouching: Signer,
-        begun: Message,
+        first: Message,
         *,
         masked: bool = True,
     ) -> None:
         self.cohort: list[str] = []
+        self.summed = list(edges)
         self._party, self._edges = party, list(edges)
         self._domains = {edge: frozenset(of) for edge, of in users.items()}
         self._seeds = {
@@ -308,38 +264,34 @@ class Crowd:
         }
         self._collector = Collector(party, edges, vouching, b"fedxgb edges", SumRules(allow_two=True))
         self._number, self._masked = 0, masked
-        self._heard = ToldDigest(b"")
-        self._heard.hear(begun)
-        self._at_start = self._heard.digest
+        self._transcript = TranscriptDigest(b"")
+        self._transcript.update(first)
+        self._at_start = self._transcript.digest
 
-    def tell(self, message: Message) -> None:
-        """Tell everybody; masks depend on it from now on."""
-        self._heard.hear(message)
-        self._collector.tell_all(message)
+    def broadcast(self, message: Message) -> None:
+        """Send to everybody; masks depend on it from now on."""
+        self._transcript.update(message)
+        self._collector.broadcast(message)
 
     def settle(self) -> None:
-        """Take what was told so far as known to everybody, also to users who miss a tree."""
-        self._at_start = self._heard.digest
+        """Take all messages so far as known to everybody, also to users who miss a tree."""
+        self._at_start = self._transcript.digest
 
     def begin_tree(self, message: Message) -> None:
-        """Tell everybody that a tree begins; masks no longer depend on what was told in the last one."""
+        """Tell everybody that a tree begins; masks no longer depend on messages of the last one."""
         self._party.round += 1
-        self._heard = ToldDigest(self._at_start)
-        self.tell(message)
+        self._transcript = TranscriptDigest(self._at_start)
+        self.broadcast(message)
 
-    def total(self, length: int) -> NDArray[np.int64]:
-        """Open the sum of the next vectors of all who are there, int64 (length,).
+    def total(self, length: int, own: Integers | None = None) -> Integers:
+        """Open the sum of the next vectors of all who are there, int64 (length,); the server has no vector of its own.
 
-        Raises
-        ------
-        RoundVoid
-            When nobody is left.
-        PeerProtocolError
-            When an edge server names users that are not its own.
+        Raises RoundVoid if nobody is left, PeerProtocolError if an edge server names users that are not its own.
         """
         self._number += 1
         for edge in self._edges:
             self._party.send(edge, Sum(self._number, length))
+        # [SecFind, step 8] S: masks among edge servers cancel in the total; remove those shared with the survivors
         total = self._collector.total(length).view(np.uint64)
         self.cohort = []
         for edge in self._edges:
@@ -348,7 +300,7 @@ class Crowd:
                 raise PeerProtocolError(
                     edge, f"expected users of the domain, got others - at SurvivorReport from {edge}"
                 )
-            nonce = server_mask(self._party, self._number, survived.attempt, self._heard.digest)
+            nonce = server_mask(self._party, self._number, survived.attempt, self._transcript.digest)
             keys = [mask_key(self._seeds[name], nonce) for name in survived.users if self._masked]
             add_masks(total, [], keys)
             self.cohort += survived.users
@@ -358,3 +310,20 @@ class Crowd:
                 "be there"
             )
         return total.view(np.int64)
+
+
+def find_splits(crowd: Crowd, trees: Sequence[SlotTree], lengths: Sequence[int], depth: int) -> list[SlotSplits]:
+    """Return the splits of a level of each tree, whose sums have these `lengths`.
+
+    Below the root the trees end if no domain has enough users left; RoundVoid if that is so at the root.
+    """
+    sums: Sequence[NDArray[np.int64] | None] = [None] * len(trees)
+    if depth == 0 or crowd.cohort:
+        try:
+            sums = np.split(crowd.total(sum(lengths)), np.cumsum(lengths)[:-1])
+        except RoundVoid as void:
+            if depth == 0:
+                raise
+            logger.warning("a tree ends early: %s", void)
+    # [SecFind, step 9] S: prefix sums, gains, the best split of each slot
+    return [tree.split(opened, depth) for tree, opened in zip(trees, sums, strict=True)]

@@ -257,7 +257,7 @@ class HiddenRows:
         rows = np.concatenate([none, *(piece for name in users for piece in self._of[name])])
         self._of, self.n_rows = {}, len(rows)
         self.routing.keep(rows)
-        self.routing.rest()
+        self.routing.end_batch()
 
     def start(self) -> None:
         """Put all rows at the root again."""
@@ -280,7 +280,7 @@ class HiddenRows:
             routed = self.routing.level(part, weights, thresholds, before)
             bits.append(routed[0])
             paths.append(routed[1])
-        self.routing.rest()
+        self.routing.end_batch()
         whole, self._paths = np.concatenate(bits, axis=1), np.concatenate(paths, axis=2)
         return self._told(SideShares, whole)
 
@@ -296,7 +296,7 @@ class HiddenRows:
             ])
             for tree in range(trees)
         ]  # fmt: skip
-        self.routing.rest()
+        self.routing.end_batch()
         return self._told(ValueShares, np.stack(found))
 
     def _told(self, kind: Callable[[Array], Message], whole: NDArray[Any]) -> dict[str, Iterator[Message]]:

@@ -8,8 +8,8 @@ from typing import Any
 from treaty.errors import ConfigError
 from treaty.models.trees import RowPredictions
 from treaty.systems.fedxgb.authority import patience_of
+from treaty.systems.fedxgb.conversation import PREDICTION
 from treaty.systems.fedxgb.kept import QueryRecord, queries_folder
-from treaty.systems.fedxgb.leakage import PREDICTION
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.prediction import PredictionRules, check_edges, edge, server, user
 from treaty.systems.fedxgb.shares import holders_of

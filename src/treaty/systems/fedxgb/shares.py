@@ -126,7 +126,7 @@ class Routing(Protocol):
         """Add numbers."""
         ...
 
-    def rest(self) -> None:
+    def end_batch(self) -> None:
         """Tell the dealer that nothing more is wanted for now; called after `keep`, too."""
         ...
 
@@ -196,7 +196,7 @@ class ShamirRouting:
     def add(self, a: Words, b: Words) -> Words:
         return field.add(np.ascontiguousarray(a), b)
 
-    def rest(self) -> None:
+    def end_batch(self) -> None:
         """See `Routing`; does nothing, as Shamir shares need no dealer."""
 
     def _run(self, program: Program[Result]) -> Result:
@@ -379,7 +379,7 @@ class AdditiveRouting:
     def add(self, a: Words, b: Words) -> Words:
         return a + b
 
-    def rest(self) -> None:
+    def end_batch(self) -> None:
         if self._own == 0:
             self._party.send(self._dealer, DealingEnd())
 

@@ -7,14 +7,12 @@ from itertools import permutations
 from treaty.models.trees import ModelPart
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees, not_expected
 from treaty.systems.fedxgb.authority import authority
-from treaty.systems.fedxgb.edge import edge
-from treaty.systems.fedxgb.leakage import ROUTES
+from treaty.systems.fedxgb.conversation import ROUTES
 from treaty.systems.fedxgb.options import FedXGB, dropouts, helpers, links, only_simulated, roles_of
-from treaty.systems.fedxgb.server import server
+from treaty.systems.fedxgb.secboost import edge, server, user
 from treaty.systems.fedxgb.service import SERVICE, conclusions_of_prediction, refused
-from treaty.systems.fedxgb.user import user
 from treaty.systems.horizontal.leakage import sums_of_rows
-from treaty.systems.horizontal.quantiles import START, SUMS_OF_LABELS, starts_from_sums
+from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
 
@@ -144,11 +142,11 @@ def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shap
     for edge_server, users in domains.items():
         beside = sums.sums * (_OF_A_SUM + _OF_A_NEIGHBOUR * len(users))
         found.send(edge_server, server, 8.0 * sums.numbers + 160.0 * sums.sums)
-        found.send(server, edge_server, sums.told, sums.sums)
+        found.send(server, edge_server, sums.received, sums.sums)
         found.memory[edge_server] = 8.0 * sums.numbers / max(1, sums.sums) * len(users)
         for owner in users:
             found.send(owner, edge_server, 8.0 * sums.numbers + beside)
-            found.send(edge_server, owner, sums.told + beside, sums.sums)
+            found.send(edge_server, owner, sums.received + beside, sums.sums)
             found.memory[owner] = 100.0 * shape.rows
     most = max(map(len, domains.values()))
     masks = most * sums.numbers * 10e-9
@@ -193,7 +191,7 @@ def _route(found: Expected, roles: Roles, options: FedXGB, trees: Trees, shape: 
 
 
 def users(roles: Roles, options: FedXGB) -> list[str]:
-    """Return whom a training goes on without."""
+    """Return whom a training continues without."""
     return roles.owners
 
 

@@ -16,15 +16,10 @@ from treaty.systems.horizontal.members import (
     SurvivorSignature,
     SurvivorSignatures,
 )
-from treaty.systems.horizontal.quantiles import CommonBins, Count, LabelUnits, ProbeRequest, TrainingStart
+from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
+from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
 from treaty.systems.leakage import Route, Routes, When, routes
 from treaty.systems.pooled.options import BoostingOptions
-
-SUMS = (
-    "of each bin of each column in each node the sum of gradients, sum of hessians and number of rows, over all rows "
-    "in the sum; before, numbers of rows below points that are tried"
-)
-"""What opened sums are about."""
 
 
 def keys_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
@@ -76,33 +71,25 @@ def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
     )
 
 
-# ----------------------------------------------------------------
-# What sums over owners of rows are expected to take: numbers that each sends, and rounds; the same in all systems.
-
-_PROBES = 8
-"""Of the search for bins, by column and bin: numbers in all rounds together."""
-_SEARCHES = 14
-"""Sums before the first tree."""
-_OPENING = 1000
-"""Numbers of the first sums, whatever the columns."""
-STEP_BYTES = 400
-"""What the leader tells of a level, beside its splits."""
+# What sums over owners of rows are expected to take, measured on trainings of all systems split by row: numbers in all
+# rounds of the search for bins, by column and bin; sums before the first tree, and numbers of the first ones whatever
+# the columns; bytes that the leader sends about a level besides its splits.
+_PROBES, _SEARCHES, _OPENING, STEP_BYTES = 8, 14, 1000, 400
 
 
 @dataclass(frozen=True, slots=True)
 class SumsOfRows:
-    """Of one owner of rows: numbers that it adds to all sums, and how many sums there are; bytes that it is told."""
+    """For one owner of rows: numbers that it adds to all sums, how many sums there are, and bytes that it receives."""
 
     numbers: float
     sums: int
-    told: float
+    received: float
 
 
 def sums_of_rows(common: BoostingOptions, shape: Shape, trees: Trees) -> SumsOfRows:
     """Return what sums of histograms take, and the search for bins before them."""
     columns, slots = max(shape.columns.values()), max(shape.slots.values())
     probes = _PROBES * common.most_bins * columns
-    told = 4.0 * (probes + slots) + trees.count * (trees.depth * STEP_BYTES + trees.splits * 120)
-    return SumsOfRows(
-        probes + _OPENING + trees.count * trees.asked * 3.0 * slots, _SEARCHES + trees.count * trees.depth, told
-    )
+    received = 4.0 * (probes + slots) + trees.count * (trees.depth * STEP_BYTES + trees.splits * 120)
+    numbers = probes + _OPENING + trees.count * trees.asked * 3.0 * slots
+    return SumsOfRows(numbers, _SEARCHES + trees.count * trees.depth, received)

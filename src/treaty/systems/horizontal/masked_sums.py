@@ -1,22 +1,9 @@
-"""One sum under double masks, of which some contributors may be lost: `crypto.aggregation` between parties.
+"""One sum under double masks from which contributors may drop out (`crypto.aggregation`), between parties.
 
-Both kinds of sums have these steps: those of a job's members (`members`, `sums`), and those of a crowd's users at their
-edge server (`fedxgb.sums.user`, `fedxgb.sums.edge`). "A" is the aggregator, which opens the sum.
-
-====================  ============  =================================================================  =================
-message               from -> to    content                                                            protection
-====================  ============  =================================================================  =================
-`SealedShares`        all -> A      shares of the self-mask's seed (users: and of the mask key)        AES-256-GCM
-`PassedShares`        A -> all      those that the others sealed for the receiver                      AES-256-GCM
-`MaskedInput`         all -> A      a vector under masks                                               masks, used once
-`Survivors`           A -> all      whose vectors came                                                 the proofs
-proofs                both ways     which list each survivor was told: signatures, or tags by peer     they are proofs
-`MaskShares`          all -> A      shares of survivors' seeds; of those lost, what removes masks      TLS
-                                    with them; never both for one
-====================  ============  =================================================================  =================
-
-Where they differ is how keys are introduced (by pinned certificates once a job; by a key authority, and anew for every
-sum), what proves the list of survivors, whom the aggregator loses when, and how a void sum is repeated.
+Two kinds of sums have these steps: those of a job's members (`members`) and those of the users of an edge server
+(FedXGB). The aggregator collects shares, then masked vectors, lists the survivors, and opens their sum. The kinds
+differ in how keys are introduced, what proves the list of survivors, when a contributor counts as lost, and how a void
+sum is repeated; subclasses of `SumAggregator` and implementations of `Contribution` say so.
 """
 
 from __future__ import annotations
@@ -40,11 +27,11 @@ from treaty.messaging.party import Party
 ATTEMPTS = 3  # at one sum
 
 Proofs = TypeVar("Proofs", bound=Message)
-ProofsTold = TypeVar("ProofsTold", bound=Message, contravariant=True)
+ProofsGiven = TypeVar("ProofsGiven", bound=Message, contravariant=True)
 
 
 class SealedShares(Message):
-    """Shares by receiver. Tell the aggregator nothing."""
+    """Shares of the sender's mask secrets, each sealed for its receiver. The aggregator learns nothing from them."""
 
     leakage: ClassVar = {
         "masks": MessageLeakage("shares of masks, sealed for others", "encrypted"),
@@ -55,7 +42,7 @@ class SealedShares(Message):
 
 
 class PassedShares(Message):
-    """Shares by sender."""
+    """The shares that others sealed for the receiver, by sender."""
 
     leakage: ClassVar = {
         "masks": MessageLeakage("its shares of others' masks", "masked"),
@@ -72,7 +59,7 @@ _SUM_OF_ROWS = (
 
 
 class MaskedInput(Message):
-    """A vector uint64 (n,) under masks: uniform to whoever lacks them."""
+    """A vector uint64 (n,) under masks: uniform to anyone who lacks them."""
 
     leakage: ClassVar = {
         "sum": MessageLeakage(_SUM_OF_ROWS, "aggregated"),
@@ -108,20 +95,17 @@ class MaskShares(Message):
     lost: dict[str, bytes]
 
 
-# ---------------------------------------------------------------- contributors
-
-
-class Contribution(Protocol[ProofsTold]):
-    """What differs between a member of a job and a user of a crowd; each method may raise on what it is told."""
+class Contribution(Protocol[ProofsGiven]):
+    """What differs between a member of a job and a user; each method may refuse what the aggregator sent."""
 
     def vector(self, sharers: Collection[str]) -> Integers:
         """Return the vector to be masked, once others have shared."""
 
     def prove(self, survivors: Sequence[str]) -> Message:
-        """Return what proves to the others which list of survivors this one was told."""
+        """Return what proves to the others which list of survivors this contributor received."""
 
-    def unmask(self, proofs: ProofsTold) -> Unmasking:
-        """Return what removes the masks of that list, if enough others prove that they were told the same."""
+    def unmask(self, proofs: ProofsGiven) -> Unmasking:
+        """Return what removes the masks of that list, if enough others prove that they received the same."""
 
 
 def contribute(
@@ -134,9 +118,9 @@ def contribute(
     absent: Callable[[Literal["shared", "masked"]], bool] = lambda stage: False,
     follow: bool = False,
 ) -> M | None:
-    """Take part in one attempt at a sum; return one of `others` where that came in place of the next step.
+    """Take part in one attempt at a sum; return one of `others` if it came in place of the next step.
 
-    `absent` tells whether to drop out, before the vector is sent or after; `follow` is `Party.receive`'s.
+    `absent` decides whether to drop out, before the vector is sent or after; `follow` is `Party.receive`'s.
     """
     party.send(aggregator, SealedShares(mine.share()))
     passed: Message = party.receive(aggregator, PassedShares, *others, follow=follow)
@@ -152,6 +136,8 @@ def contribute(
         return listed  # type: ignore[return-value]
     if gone:  # the aggregator has the vector, and lists it before it reads that its sender went
         return None
+    # Shares that remove masks go out only for a list that enough survivors have proved to have received as well:
+    # otherwise an aggregator could get both the self-mask and the pairwise masks of one contributor.
     party.send(aggregator, contribution.prove(listed.names))
     proved: Message = party.receive(aggregator, proofs, *others, follow=follow)
     if not isinstance(proved, proofs):
@@ -160,11 +146,8 @@ def contribute(
     return None
 
 
-# ---------------------------------------------------------------- the aggregator
-
-
 class OwnInput(NamedTuple):
-    """What an aggregator that contributes as well adds to the sum: its own vector, int64 (length,)."""
+    """The vector, int64 (length,), of an aggregator that contributes as well."""
 
     name: str
     participant: Participant
@@ -172,7 +155,7 @@ class OwnInput(NamedTuple):
 
 
 class SumAggregator(ABC):
-    """The aggregator's end: `pass_shares`, then `open_sum`. Subclasses say how contributors are reached, and lost."""
+    """The aggregator: `pass_shares`, then `open_sum`. Subclasses say how contributors are reached, and lost."""
 
     @abstractmethod
     def send(self, messages: Mapping[str, Message]) -> None:
@@ -180,34 +163,34 @@ class SumAggregator(ABC):
 
     @abstractmethod
     def _gather(self, kind: type[M]) -> dict[str, M]:
-        """Receive a message from every remaining contributor; those that send none are dropped."""
+        """Receive a message from every remaining contributor, and drop those that send none."""
 
     @abstractmethod
     def _expel(self, error: PeerProtocolError) -> None:
-        """Go on without a contributor that sent something invalid, ``error.peer``."""
+        """Continue without ``error.peer``, which sent something invalid."""
 
     @abstractmethod
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
-        """Take vectors that must not be in the sum out again, before survivors are listed."""
+        """Remove vectors that must not be in the sum before survivors are listed."""
 
     @abstractmethod
     def _pass_proofs(
         self, this_round: Round, aggregator: Aggregator, survivors: Sequence[str], own: OwnInput | None
     ) -> Unmasking | None:
-        """Have survivors prove to each other which list they were told; return what removes masks by `own`."""
+        """Have survivors prove to each other which list they received; return what removes masks by `own`."""
 
-    def _sound(self, came: Mapping[str, M], right: Callable[[M, str], bool], expected: str) -> dict[str, M]:
-        """Go on with those whose message is right, and without the others for good."""
+    def _checked(self, came: Mapping[str, M], right: Callable[[M, str], bool], expected: str) -> dict[str, M]:
+        """Expel contributors whose message is not `expected`; return the messages of all others."""
         wrong = [name for name, message in came.items() if not right(message, name)]
         for name in wrong:
-            self._expel(PeerProtocolError(name, f"expected {expected}, got something else - from {name}"))
+            self._expel(PeerProtocolError(name, f"{name} did not send {expected}"))
         return {name: message for name, message in came.items() if name not in wrong}
 
     def pass_shares(
         self, aggregator: Aggregator, keys: Collection[str], own: OwnInput | None = None
     ) -> tuple[dict[str, dict[str, bytes]], dict[str, dict[str, bytes]]]:
-        """Pass on shares among those with `keys`; return them by sender and receiver, and by receiver and sender."""
-        shares = self._sound(
+        """Pass on shares among contributors with `keys`; return them by sender, and by receiver."""
+        shares = self._checked(
             self._gather(SealedShares), lambda m, name: m.sealed.keys() == set(keys) - {name}, "a share for each other"
         )
         sealed = {name: message.sealed for name, message in shares.items()}
@@ -229,7 +212,7 @@ class SumAggregator(ABC):
 
         `sharers` have shared their masks' secrets; `passed` is what others sealed for `own`.
 
-        Raises RoundVoid, CryptoError when too few are left, or their shares open nothing.
+        Raises RoundVoid, CryptoError if too few are left, or their shares open nothing.
         """
         came = {}
         for name, message in self._gather(MaskedInput).items():
@@ -245,16 +228,17 @@ class SumAggregator(ABC):
         survivors = aggregator.survivors()
         self.send({name: Survivors(survivors) for name in survivors if name in came})
         own_answer = self._pass_proofs(this_round, aggregator, survivors, own)
+
+        # a survivor's self-mask is removed by its seed, what a lost one left in others' vectors by its key or masks
         lost = sorted(set(sharers) - set(survivors))
-        of_lost = share_length(SECRET_BYTES) if this_round.dropout == "share" else KEY_BYTES
-        told = self._sound(
+        of_seed = share_length(SECRET_BYTES)
+        of_lost = of_seed if this_round.dropout == "share" else KEY_BYTES
+        shares = self._checked(
             self._gather(MaskShares),
-            lambda m, _: (
-                _of_length(m.survivors, survivors, share_length(SECRET_BYTES)) and _of_length(m.lost, lost, of_lost)
-            ),
-            "shares of just those asked for",
+            lambda m, _: _of_length(m.survivors, survivors, of_seed) and _of_length(m.lost, lost, of_lost),
+            "the shares that were asked for, and no others",
         )
-        answers = {name: Unmasking(m.survivors, m.lost) for name, m in told.items()}
+        answers = {name: Unmasking(m.survivors, m.lost) for name, m in shares.items()}
         if own is not None and own_answer is not None:
             answers[own.name] = own_answer
         return aggregator.open(answers), survivors

@@ -1,32 +1,18 @@
-"""Sums over the members of a job of which nobody sees the terms.
+"""Sums over the members of a job, of which nobody sees the terms: members mask, a collector opens.
 
-The collector receives masked vectors and opens sums (`sums`); it may be a member itself, which then masks in place.
+The collector may be a member itself, which then masks in place. Masks are made from keys of this run.
 
-====================  =================  ================================================  ===========================
-message               from -> to         content                                           protection
-====================  =================  ================================================  ===========================
-`MemberKey`           member ->          Ed25519 key of this run                           vouching
-`Roster`              collector -> all   everybody's, and a nonce                          vouching
-`MaskKeyPair`         member ->          two X25519 keys, signed; the roster, vouched for  signature
-                                         by the key of the member's certificate
-`MaskKeyPairs`        collector -> all   everybody's                                       signatures
-`MaskedInput`         member ->          a vector under masks                              masks, each used once
-shares, `Survivors`,  both ways          (``dropout="accept"``) see `masked_sums`          see there
-`MaskShares`
-`SurvivorSignature`,  both ways          (``dropout="accept"``) signatures on the list of  they are signatures
-`SurvivorSignatures`                     survivors
-`OpenedSum`,          collector -> all   (``dropout="accept"``) it worked; or mask again   TLS
-`SumVoid`
-====================  =================  ================================================  ===========================
+**Whose keys.** Over a network every party has the others' certificates pinned. Each member signs, with the key of its
+certificate, a digest of the job, the system, a nonce and the whole roster, and checks that all others signed the same:
+a collector cannot put itself between two members. The roster contains the verifier's own key, drawn for this run, so
+that no signature of an earlier run fits, even if the keys of that run were stolen. Between threads of one process there
+are no certificates, and nobody to deceive.
 
-Who vouches: over a network every party has the others' certificates pinned. Each member signs, with the key of its
-certificate, a digest of the job, the system, the nonce and the whole roster, and checks that all others signed the
-same, so that a collector cannot put itself between two members. A roster holds the verifier's own key, drawn for this
-run: what a member vouched for in another run fits no roster of this one, even if the keys of that run were stolen.
-Between threads of one process there are no certificates, and nobody to deceive.
+**What masks depend on.** Every vector has its own masks, derived from its number and a digest of all that the collector
+has sent to all members so far. If it sends one of them something else, options included, it gets a uniform sum.
 
-With ``dropout="accept"`` keys last the job; survivors reveal, of each lost member, the key of the one mask that they
-share with it in this sum (`crypto.aggregation.secure_aggregation`, "reveal").
+**Lost members.** By default a lost member ends the job. With `SumRules.recover` the survivors reveal, of each lost
+member, the key of the one mask that they share with it in this sum (`crypto.aggregation`, "reveal"); see `masked_sums`.
 """
 
 from __future__ import annotations
@@ -65,12 +51,12 @@ from treaty.systems.system import Signer
 
 logger = logging.getLogger(__name__)
 
-
 NONCE_BYTES = 32
+PATIENCE = 0.25  # fraction of the job's timeout to wait for a silent member; the others wait meanwhile
 
 
 class MemberKey(Message):
-    """A member's signing key for this run. Tells nothing else."""
+    """A member's signing key for this run. It tells nothing else."""
 
     leakage: ClassVar = MessageLeakage("a signing key of this run", "control")
 
@@ -129,7 +115,7 @@ class SurvivorSignatures(Message):
 
 
 class OpenedSum(Message):
-    """Tells that the sum was opened; it holds nothing."""
+    """The sum was opened; the message holds nothing."""
 
     leakage: ClassVar = MessageLeakage("that the sum is opened", "control")
 
@@ -140,18 +126,16 @@ class SumVoid(Message):
     leakage: ClassVar = MessageLeakage("that the sum is void and comes again", "control")
 
 
-class ToldDigest:
-    """Digest (32 bytes) of all that a member was told so far; its masks depend on it.
+class TranscriptDigest:
+    """Digest (32 bytes) of all that a member has received from the collector; its masks depend on it.
 
-    Masks cancel only between members that were told the same: a collector that tells one of them something else than
-    the others, options included, gets a uniform sum. `told_first` is what the run begins with: options and the first
-    message to all.
+    `first_message` is what the run begins with: options and the first message to all.
     """
 
-    def __init__(self, told_first: bytes) -> None:
-        self.digest = hashlib.sha256(length_prefixed("treaty heard", told_first)).digest()
+    def __init__(self, first_message: bytes) -> None:
+        self.digest = hashlib.sha256(length_prefixed("treaty heard", first_message)).digest()
 
-    def hear(self, message: Message) -> None:
+    def update(self, message: Message) -> None:
         named = length_prefixed(self.digest, type(message).__name__, encode_body(message))
         self.digest = hashlib.sha256(named).digest()
 
@@ -160,14 +144,14 @@ class ToldDigest:
 class SumRules:
     """How sums are opened: with `recover`, without members that are lost; with `allow_two`, over two members.
 
-    Of a sum of two each member sees the other's vector.
+    From a sum of two each member learns the other's vector.
     """
 
     recover: bool = False
     allow_two: bool = False
 
     def first_round(self, party: Party, roster: Roster) -> Round:
-        """Return the round that those of all sums are derived from; CryptoError when members are too few."""
+        """Return the round that those of all sums are derived from; CryptoError if members are too few."""
         return Round(
             job_id=party.job, protocol=party.protocol, round_id=0, roster=roster.keys, length=0,
             dropout="reveal" if self.recover else "none",
@@ -178,37 +162,35 @@ class SumRules:
 class Member:
     """A member's secrets of one run, and its part in every sum.
 
-    `key` introduces it; `told` digests all it was told; `there` are the members not reported lost: whoever was is not
-    let in again.
+    `key` introduces it; `received` digests what the collector sent; `present` are the members not reported lost. A
+    member that was reported lost is not let in again.
     """
 
-    def __init__(self, party: Party, vouching: Signer, told: ToldDigest, rules: SumRules) -> None:
-        self.name, self.told, self.rules = party.name, told, rules
-        self.there: frozenset[str] = frozenset()
+    def __init__(self, party: Party, vouching: Signer, received: TranscriptDigest, rules: SumRules) -> None:
+        self.name, self.received, self.rules = party.name, received, rules
+        self.present: frozenset[str] = frozenset()
         self._party, self._vouching = party, vouching
         self._signing_key = Ed25519PrivateKey.generate()
-        key = self._signing_key.public_key().public_bytes_raw()
-        self.key = MemberKey(key)
+        self.key = MemberKey(self._signing_key.public_key().public_bytes_raw())
         self._number = 0
 
     def advertise(self, roster: Roster, peer: str) -> MaskKeyPair:
-        """Vouch for who takes part, by the roster that `peer` sent, and return own public keys.
+        """Sign the roster that `peer` sent, and return own public keys.
 
-        Raises PeerProtocolError when the own key is missing or another, or there is no nonce.
+        Raises PeerProtocolError if the own key is missing or wrong, or there is no nonce.
         """
         if roster.keys.get(self.name) != self.key.key or len(roster.nonce) != NONCE_BYTES:
             raise PeerProtocolError(peer, f"expected the own key of {self.name} and a nonce - at Roster")
-        self._collector, self._vouched_for = peer, _digest_of(self._party, roster)
-        self._first = self.rules.first_round(self._party, roster)
-        self.there = frozenset(roster.keys)
-        self._keys = EphemeralKeys(self._party.job, self.name, self._first.key_scope)
+        party, listed = self._party, [part for name in sorted(roster.keys) for part in (name, roster.keys[name])]
+        named = length_prefixed("treaty members of a run", party.job, party.protocol, roster.nonce, *listed)
+        self._collector, self._vouched_for = peer, hashlib.sha256(named).digest()
+        self._first = self.rules.first_round(party, roster)
+        self.present = frozenset(roster.keys)
+        self._keys = EphemeralKeys(party.job, self.name, self._first.key_scope)
         return MaskKeyPair(*self._keys.advertise(self._signing_key), self._vouching.vouch(self._vouched_for))
 
     def agree(self, pairs: MaskKeyPairs) -> None:
-        """Derive what is shared with each other member.
-
-        Raises PeerProtocolError when a member has not vouched for this very roster.
-        """
+        """Derive what is shared with each other member; PeerProtocolError if one has not signed this very roster."""
         for name in self._first.roster:
             pair = pairs.of.get(name)
             if pair is None or not self._vouching.check(name, pair.vouched, self._vouched_for):
@@ -220,29 +202,30 @@ class Member:
         self._seeds: PairSeeds = self._keys.agree(pairs.advertisements(), self._first.roster)
 
     def masked(self, values: Integers) -> NDArray[np.uint64]:
-        """Mask the next vector, where no member may be lost."""
+        """Mask the next vector, if no member may be lost."""
         self._number += 1
         return pairwise_input(self._round(len(values)), self._seeds, values)
 
     def participant(self, length: int, attempt: int) -> Participant:
-        """Take part in an attempt at the next vector, where members may be lost."""
+        """Take part in an attempt at the next vector, if members may be lost."""
         self._number += attempt == 0
         return Participant(self._round(length, attempt), self._seeds, self._signing_key)
 
     def _round(self, length: int, attempt: int = 0) -> Round:
-        return self._first.another(self._number, length, self.told.digest.hex(), attempt)
+        return self._first.another(self._number, length, self.received.digest.hex(), attempt)
 
     def without_lost(self, names: Collection[str], peer: str) -> None:
-        """Note who takes part from now on.
+        """Note who takes part from now on; PeerProtocolError if `peer` lists a member that was reported lost.
 
-        Raises PeerProtocolError when somebody reported lost is back: the difference of two sums would be its vector.
+        Two attempts at one sum, with and without a member, would differ by its vector.
         """
-        there = frozenset(names) | {self.name}
-        if not there <= self.there:
-            raise PeerProtocolError(peer, f"expected nobody who was lost before, got some - from {peer}")
-        if there < self.there:
-            logger.warning("%s goes on without %s", self.name, ", ".join(sorted(self.there - there)))
-        self.there = there
+        present = frozenset(names) | {self.name}
+        if not present <= self.present:
+            back = ", ".join(sorted(present - self.present))
+            raise PeerProtocolError(peer, f"{peer} lists members that were reported lost: {back}")
+        if present < self.present:
+            logger.warning("%s continues without %s", self.name, ", ".join(sorted(self.present - present)))
+        self.present = present
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,93 +251,73 @@ class _SignedContribution:
 
 
 class Membership:
-    """A member's end of sums that another party collects: `join` makes it.
+    """A member of sums that another party collects, with masks made from keys of this run alone.
 
-    `note` is called with each vector before it is masked, where its user has asked for a record.
+    `members` are those of the own job file; `first_message` is `TranscriptDigest`'s. `noted` is called with each vector
+    before it is masked. The constructor raises PeerProtocolError, CryptoError if keys are not those of the members.
     """
 
-    def __init__(self, party: Party, collector: str, member: Member) -> None:
-        self.member = member
-        self.note: Callable[[Integers], None] | None = None
-        self._party, self._collector = party, collector
-
-    def hear(self, message: Message) -> None:
-        """Make masks depend on what the collector told all members."""
-        self.member.told.hear(message)
+    def __init__(
+        self,
+        party: Party,
+        collector: str,
+        members: Sequence[str],
+        vouching: Signer,
+        first_message: bytes,
+        rules: SumRules,
+        noted: Callable[[Integers], None] = lambda values: None,
+    ) -> None:
+        self.member = Member(party, vouching, TranscriptDigest(first_message), rules)
+        self._party, self._collector, self._noted = party, collector, noted
+        party.send(collector, self.member.key)
+        roster = party.receive(collector, Roster)
+        if roster.keys.keys() != set(members):
+            got = ", ".join(sorted(roster.keys))
+            raise PeerProtocolError(collector, f"expected keys of {', '.join(members)}, got those of {got} - at Roster")
+        party.send(collector, self.member.advertise(roster, collector))
+        self.member.agree(party.receive(collector, MaskKeyPairs))
 
     def next(self, order: MessageOrder) -> Message:
-        """Receive what the collector tells all members next, one of the messages that `order` allows now."""
+        """Receive what the collector sends to all members next, one of the messages that `order` allows now."""
         message = self._party.receive(self._collector, *order.allowed)
         order.take(message)
-        self.hear(message)
+        self.update(message)
         return message
+
+    def update(self, message: Message) -> None:
+        """Make masks depend on a message that the collector sent to all members."""
+        self.member.received.update(message)
 
     def give(self, values: Integers) -> None:
         """Contribute an int64 vector to the next sum.
 
-        Raises RoundVoid, CryptoError, PeerError when it fails, or the collector asks for what the protocol does not
+        Raises RoundVoid, CryptoError, PeerError if it fails, or the collector asks for what the protocol does not
         allow.
         """
-        party, collector = self._party, self._collector
-        if not self.member.rules.recover:
+        party, collector, member = self._party, self._collector, self.member
+        if not member.rules.recover:
             self._noted(values)
-            party.send(collector, MaskedInput(Array.of(self.member.masked(values))))
+            party.send(collector, MaskedInput(Array.of(member.masked(values))))
             return
         for attempt in range(ATTEMPTS):
-            mine = self.member.participant(len(values), attempt)
+            mine = member.participant(len(values), attempt)
             self._noted(values)
-            contribution = _SignedContribution(self.member, mine, values, collector)
+            contribution = _SignedContribution(member, mine, values, collector)
             void = contribute(party, collector, mine, contribution, SurvivorSignatures, SumVoid)
             if void is None and isinstance(party.receive(collector, OpenedSum, SumVoid), OpenedSum):
                 return
-        raise RoundVoid(f"{self.member.name} took part in {ATTEMPTS} attempts at a sum, and all were void")
-
-    def _noted(self, values: Integers) -> None:
-        if self.note is not None:
-            self.note(values)
-
-
-def join(
-    party: Party, collector: str, members: Sequence[str], vouching: Signer, told_first: bytes, rules: SumRules
-) -> Membership:
-    """Become a member of sums that another party collects, with masks made from keys of this run alone.
-
-    `members` are those of the own job file; `told_first` is `ToldDigest`'s.
-
-    Raises PeerProtocolError, CryptoError when keys are not those of the members.
-    """
-    member = Member(party, vouching, ToldDigest(told_first), rules)
-    party.send(collector, member.key)
-    roster = party.receive(collector, Roster)
-    if roster.keys.keys() != set(members):
-        raise PeerProtocolError(collector, f"expected keys of {', '.join(members)}, got others' - at Roster")
-    party.send(collector, member.advertise(roster, collector))
-    member.agree(party.receive(collector, MaskKeyPairs))
-    return Membership(party, collector, member)
-
-
-def _digest_of(party: Party, roster: Roster) -> bytes:
-    """Digest what members vouch for: the run, by its names and nonce, and everybody's key of it."""
-    listed = (part for name in sorted(roster.keys) for part in (name, roster.keys[name]))
-    return hashlib.sha256(
-        length_prefixed("treaty members of a run", party.job, party.protocol, roster.nonce, *listed)
-    ).digest()
-
-
-# --------------------------- opening sums of members' masked vectors; see `members` and `masked_sums` for the messages
-
-PATIENCE = 0.25  # fraction of the job's timeout to wait for a silent member; the others wait meanwhile
+        raise RoundVoid(f"{member.name} took part in {ATTEMPTS} attempts at a sum, and all were void")
 
 
 class Collector(SumAggregator):
-    """Opens sums over the members, the collector among them if it is one; `told_first` is `ToldDigest`'s.
+    """Opens sums over the members, the collector among them if it is one; `first_message` is `TranscriptDigest`'s.
 
-    `members` are those still there; `summed` those whose vectors are in the sum opened last, as members were told. Of a
-    later loss they learn with the next sum.
+    `members` are those still present; `summed` those whose vectors are in the sum opened last, as members know. They
+    learn of a later loss with the next sum.
     """
 
     def __init__(
-        self, party: Party, members: Sequence[str], vouching: Signer, told_first: bytes, rules: SumRules
+        self, party: Party, members: Sequence[str], vouching: Signer, first_message: bytes, rules: SumRules
     ) -> None:
         self.members, self.summed = list(members), list(members)
         self._party, self._recover = party, rules.recover
@@ -362,8 +325,8 @@ class Collector(SumAggregator):
         self._number = 0
         waits = len(members) > 2 and party.channel.waits
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
-        self._told = ToldDigest(told_first)
-        self._own = Member(party, vouching, self._told, rules) if party.name in members else None
+        self._sent = TranscriptDigest(first_message)
+        self._own = Member(party, vouching, self._sent, rules) if party.name in members else None
         self._introduce(rules)
 
     def _introduce(self, rules: SumRules) -> None:
@@ -378,17 +341,17 @@ class Collector(SumAggregator):
         pairs = {name: party.receive(name, MaskKeyPair) for name in others}
         if own is not None:
             pairs[party.name] = own.advertise(roster, party.name)
-        told = MaskKeyPairs(pairs)
-        self.send(dict.fromkeys(others, told))
+        everyone = MaskKeyPairs(pairs)
+        self.send(dict.fromkeys(others, everyone))
         if own is not None:
-            own.agree(told)
-        self._advertised = told.advertisements()
+            own.agree(everyone)
+        self._advertised = everyone.advertisements()
 
     def total(self, length: int, own: Integers | None = None) -> Integers:
         """Open the sum of the members' next vectors modulo 2^64, int64 (length,); with `recover`, of those in `summed`.
 
-        `own` is the collector's own vector, if it is a member. With `recover` raises RoundVoid when too few members are
-        left or repeating does not help; without, PeerLost or PeerTimeout when a member is lost.
+        `own` is the collector's own vector, if it is a member. With `recover` raises RoundVoid if too few members are
+        left or repeating does not help; otherwise PeerLost or PeerTimeout if a member is lost.
         """
         self._number += 1
         if self._recover:
@@ -417,14 +380,14 @@ class Collector(SumAggregator):
                 logger.warning("%s: %s", self._party.name, void)
                 if attempt + 1 == ATTEMPTS or len(self.members) < this_round.least:
                     raise
-                self._send_all(SumVoid())
+                self.send(dict.fromkeys(self._others(), SumVoid()))
             else:
-                self._send_all(OpenedSum())
+                self.send(dict.fromkeys(self._others(), OpenedSum()))
                 return total
         raise AssertionError("the last attempt returns or raises")
 
     def _round(self, length: int, attempt: int = 0) -> Round:
-        return self._first.another(self._number, length, self._told.digest.hex(), attempt)
+        return self._first.another(self._number, length, self._sent.digest.hex(), attempt)
 
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
         """Leave all vectors in: members agreed to sums of cohorts that differ by one."""
@@ -436,25 +399,22 @@ class Collector(SumAggregator):
         if own is not None:
             signatures[own.name] = own.participant.sign_survivors(survivors)
         valid = aggregator.pass_signatures(signatures)
-        self._send_all(SurvivorSignatures(valid))
+        self.send(dict.fromkeys(self._others(), SurvivorSignatures(valid)))
         return None if own is None else own.participant.unmask(valid)
 
-    def tell_all(self, message: Message) -> None:
+    def broadcast(self, message: Message) -> None:
         """Send a message to all other members; masks depend on it from now on."""
-        self._told.hear(message)
-        self._send_all(message)
-
-    def _send_all(self, message: Message) -> None:
+        self._sent.update(message)
         self.send(dict.fromkeys(self._others(), message))
 
-    def hear_all(self, kind: type[M]) -> dict[str, M]:
-        """Receive a message from all other members; with `recover`, from those still there."""
+    def receive_all(self, kind: type[M]) -> dict[str, M]:
+        """Receive a message from all other members; with `recover`, from those still present."""
         if self._recover:
             return self._gather(kind)
         return {name: self._party.receive(name, kind) for name in self._others()}
 
     def _gather(self, kind: type[M]) -> dict[str, M]:
-        """Receive from all members still there; leave out whoever is lost, silent or stops."""
+        """Receive from all members still present; leave out those that are lost, silent or stop."""
         others = self._others()
         try:
             came = self._party.gather(others, kind, timeout=self._patience)
@@ -467,7 +427,7 @@ class Collector(SumAggregator):
         return came
 
     def send(self, messages: Mapping[str, Message]) -> None:
-        """Send to members; with `recover`, leave out whom nothing reaches."""
+        """Send to members; with `recover`, leave out those that nothing reaches."""
         if self._recover:
             reached = self._party.send_each(messages, self._patience)
             for name in messages:
@@ -480,12 +440,11 @@ class Collector(SumAggregator):
             list(self._senders.map(self._party.send, messages, messages.values()))
 
     def _expel(self, error: PeerProtocolError) -> None:
-        """Leave out a member that sent something invalid, as if it were lost."""
         logger.warning("%s: %s", self._party.name, error)
         self._leave_out(error.peer)
 
     def _leave_out(self, name: str) -> None:
-        logger.warning("%s goes on without %s", self._party.name, name)
+        logger.warning("%s continues without %s", self._party.name, name)
         self._party.leave_out(name)
         self.members.remove(name)
 

@@ -1,53 +1,52 @@
-"""The same bins at all participants of a horizontal job, from sums alone (Tian et al. 2020, FederBoost, section 4.2).
+"""The same bins at all participants of a job split by row, from sums alone.
 
-First all add up a vector: rows, rows in which each feature is present, rows of each category, and, in unary, powers of
-two that bound gradients, or labels (`start`), and weights. Then comes the quantile search of `data.quantile_search`,
-with a summed vector of counts per round. Last the leader tells all participants the bins.
+Tian et al., "FederBoost" (arXiv 2011.02796), section 4.2. The paper seeks one quantile after the other, each by a
+binary search between the least and the largest value. Here all quantiles of all features are sought together and aware
+of ties (`data.quantile_search`), with one masked sum per round:
 
-The leader learns sums over all participants: how many rows lie below each probe. `data.quantile_search` says what
-limits that and what does not.
+1. The leader begins. The search covers all float32 numbers, so that no domain of the data need be told. Participants
+   add up an opening vector: rows, present values, categories, bounds of gradients and weights (`rows`).
+2. The leader sends probes of all quantiles of all features.
+3. Participants add up, under masks, how many of their rows lie below each probe.
+4. The leader halves every interval, or ends at the resolution, or where an interval holds too few rows to be probed.
+5. The leader sends the cuts; values that fill a bin have it to themselves.
+
+The leader learns how many rows of all participants lie below each probe; `data.quantile_search` says what limits that
+and what does not.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from treaty.data.binning import Bins, category_bins_of
 from treaty.data.columns import Category
 from treaty.data.quantile_search import Probes, QuantileSearch, count_below, sorted_keys
-from treaty.data.table import Schema, Table
-from treaty.errors import ConfigError, DataError, PeerProtocolError
-from treaty.machine.arrays import Integers
+from treaty.data.table import Schema
+from treaty.errors import PeerProtocolError
+from treaty.machine.arrays import Flags, Integers
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
-from treaty.systems.options import SystemOptions
-from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.pooled.training import loss_of, objective_for
-from treaty.systems.system import LabelledRows, Phase, RoleInput
-from treaty.trees.losses.fixed_point import TallyUnits, bound_of_weights
+from treaty.systems.horizontal.rows import (
+    EXPONENTS,
+    LabelUnits,
+    Opening,
+    OwnLabels,
+    SumOpener,
+    TrainingStart,
+    agreed_start,
+    no_rows,
+)
+from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.objectives import Objective
 
 MOST_ROUNDS = 34  # of the quantile search among float32 numbers
-EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
-
-Total = Callable[[Integers | None, int], Integers]
-
-
-def told_by_search(fewest: int) -> str:
-    """Say what a search without noise has shown its leader; `fewest` are the rows of the smallest group."""
-    found = "lies a single row" if fewest == 1 else f"lie as few as {fewest} rows"
-    return f"between two values that the search for bin edges tried {found}"
-
-
-def most_rounds(origins: Mapping[str, int]) -> int:
-    """Return how many rounds the quantile search may take: 32 more among float64 numbers."""
-    return MOST_ROUNDS + 32 * bool(origins)
 
 
 class Count(Message):
@@ -73,7 +72,7 @@ class CommonBins(Message):
 
     Also the loss's `clips`, float64, and where training starts, float64, a number or one of each class. They tell
     participants the quantiles of all rows, which categories are frequent, the order of magnitude of the largest target
-    and weight, and, where the start is estimated, the mean of all labels, or the classes' shares.
+    and weight, and, if the start is estimated, the mean of all labels, or the classes' shares.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -92,96 +91,105 @@ class CommonBins(Message):
     start: Array
 
 
-def in_unary(bound: float) -> Integers:
-    """Return a power of two as a vector whose sums tell how many have which: int64 (len(EXPONENTS),)."""
-    exponent = max(round(math.log2(bound)), EXPONENTS[0])
-    if exponent > EXPONENTS[-1]:
-        raise DataError(f"expected targets and weights below 2^{EXPONENTS[-1]}; scale them down")
-    return np.array([int(exponent == e) for e in EXPONENTS])
+def shown_by_search(fewest: int) -> str:
+    """Say what a search without noise has shown its leader; `fewest` are the rows of the smallest group."""
+    found = "lies a single row" if fewest == 1 else f"lie as few as {fewest} rows"
+    return f"between two values that the search for bin edges tried {found}"
 
 
-def largest_in(total: Integers) -> float:
-    """Return the largest power of two in a sum of `in_unary`."""
-    return 2.0 ** EXPONENTS[int(np.flatnonzero(total)[-1])]
+def most_rounds(origins: Mapping[str, int]) -> int:
+    """Return how many rounds the quantile search may take: 32 more among float64 numbers."""
+    return MOST_ROUNDS + 32 * bool(origins)
 
 
-class Opening:
-    """The first vector that is summed; it tells, in unary, as many powers of two as there are `bounds`."""
-
-    def __init__(self, schema: Schema, *, bounds: int) -> None:
-        self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
-        self._categorical = [(f, len(c) + 1) for f, c in enumerate(schema.categories) if c is not None]
-        sizes = [1, len(self.numeric), *(size for _, size in self._categorical), *[len(EXPONENTS)] * bounds]
-        self._starts = np.cumsum([0, *sizes])
-        self._bounds = bounds
-        self.length = int(self._starts[-1])
-
-    def of(self, table: Table, bounds: Sequence[float]) -> Integers:
-        """Return a participant's vector; `bounds` are of derivatives, or labels, and of weights."""
-        columns = table.columns
-        parts = [[table.n_rows], [int(np.count_nonzero(~np.isnan(columns[f]))) for f in self.numeric]]
-        for f, size in self._categorical:
-            codes = columns[f][~np.isnan(columns[f])].astype(np.intp)
-            parts.append(np.bincount(codes, minlength=size).tolist())
-        told = [in_unary(bound) for bound in bounds] if self._bounds else []
-        return np.concatenate([*(np.array(part, np.int64) for part in parts), *told])
-
-    def rows(self, total: Integers) -> int:
-        """Return how many rows all have together."""
-        return max(int(total[0]), 0)
-
-    def present(self, total: Integers) -> Integers:
-        """Return in how many rows each numeric feature is present."""
-        return self._part(total, 1)
-
-    def categories(self, total: Integers) -> dict[int, Integers]:
-        """Return of each categorical feature how many rows each category has, unknown ones last."""
-        return {f: np.maximum(self._part(total, 2 + k), 0) for k, (f, _) in enumerate(self._categorical)}
-
-    def bounds(self, total: Integers) -> list[float]:
-        """Return the largest bounds among all participants."""
-        return [largest_in(self._part(total, k)) for k in range(-self._bounds, 0)]
-
-    def bounded(self, total: Integers, objective: Objective) -> Objective:
-        """Return the objective with bounds that hold for all participants' gradients."""
-        if not self._bounds:
-            return objective
-        *clips, weight = self.bounds(total)
-        return objective.agreed(clips, weight)
-
-    def _part(self, total: Integers, k: int) -> Integers:
-        k %= len(self._starts) - 1
-        return total[self._starts[k] : self._starts[k + 1]]
+def most_probes(max_bin: int) -> int:
+    """Return how many probes a round of the search has of one feature: one per bin, each perhaps with the next key."""
+    return 2 * max_bin
 
 
-def choose_bins(
-    total: Total,
-    ask: Callable[[ProbeRequest], None],
-    opening: Opening,
-    opened: Integers,
-    schema: Schema,
-    max_bin: int,
-    *,
-    own: Table | None,
-    least_rows: int,
-    most_rounds: int,
-    threads: int,
-) -> tuple[Bins, Integers]:
-    """Search for quantiles as the leader; return the bins and, of each numeric feature, the fewest rows in an interval.
+@dataclass(frozen=True, slots=True)
+class SearchNoise:
+    """What a party adds to its part of the opening and of counts, and how many rounds the budget pays for."""
 
-    `opened` is the sum of all participants' `opening` vectors. In each round of the search ``ask(probes)`` sends probes
-    to the participants, and ``total(counts, length)`` adds their counts to those of the leader's `own` rows (None: it
-    has none) and returns the sum. `least_rows` and `most_rounds` are `QuantileSearch`'s. The second result, int64
-    (n_numeric,), is over intervals between neighbouring probes.
+    on_opening: Callable[[Integers], Integers]
+    on_counts: Callable[[Integers], Integers]
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBins:
+    """What a search ends with: the message to all, bins, and the loss with bounds that hold for all `n_rows` rows.
+
+    `may_miss`, bool (features,), marks features of which rows have no value; `fewest` rows are the smallest group that
+    the search parted from others.
     """
+
+    message: CommonBins
+    bins: Bins
+    objective: Objective
+    n_rows: int
+    may_miss: Flags
+    fewest: int
+
+
+# ---------------------------------------------------------------- the leader
+
+
+def lead_search(
+    inputs: RoleInput,
+    sums: SumOpener,
+    schema: Schema,
+    classes: list[Category] | None,
+    own: LabelledRows | None,
+    noise: SearchNoise | None = None,
+) -> FoundBins:
+    """Search for a start and for bins as the leader, with `own` rows or none; all participants have the result."""
+    common, rows, threads = inputs.common, own or no_rows(schema), inputs.threads
+    labels = OwnLabels(inputs, rows, classes, inputs.party.name)
+    opening = Opening(schema, bounds=labels.n_bounds if noise is None else 0)
     wide = np.array([schema.names[f] in schema.origins for f in opening.numeric], np.bool_)
-    search = QuantileSearch(len(wide), max_bin, least_rows=least_rows, most_rounds=most_rounds, wide=wide)
-    search.present(opening.present(opened))
-    ordered = None if own is None else sorted_keys([own.columns[f] for f in opening.numeric], threads)
-    while (probes := search.probes()) is not None:
-        ask(ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets)))
-        counted = None if ordered is None else count_below(ordered, probes, threads)
-        search.take(total(counted, len(probes.keys)))
+    limit = most_rounds(schema.origins) if noise is None else noise.rounds
+    ordered = None if own is None else sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
+    while True:
+        # [Quantiles, step 1] begin; open rows, present values, categories, bounds, and from sums of labels the start
+        sums.broadcast(Count())
+        mine = None if own is None else opening.of(rows.table, labels.bounds)
+        if mine is not None and noise is not None:
+            mine = noise.on_opening(mine)
+        opened = sums.total(opening.length, mine)
+        cohort, n_rows, rounds = sums.summed, opening.rows(opened), 0
+        objective = agreed_start(sums, labels, opening, opened, has_rows=own is not None)
+        objective.check_sums(n_rows)
+        least, most = common.fewest_rows, common.most_bins
+        search = QuantileSearch(len(wide), most, least_rows=least, most_rounds=limit, wide=wide)
+        search.present(opening.present(opened))
+        while (probes := search.probes()) is not None:
+            rounds += 1
+            inputs.observers.set_up("searching for bins", rounds, MOST_ROUNDS)
+            # [Quantiles, step 2] leader -> all: probes of all quantiles of all features
+            sums.broadcast(ProbeRequest(Array.of(probes.keys), Array.of(probes.offsets)))
+            # [Quantiles, step 3] participants -> leader, under fresh masks: rows below each probe (`SearchAnswers`)
+            below = None if ordered is None else count_below(ordered, probes, threads)
+            if below is not None and noise is not None:
+                below = noise.on_counts(below)
+            counts = sums.total(len(probes.keys), below)
+            # [Quantiles, step 4] halve every interval; end at the resolution or where too few rows are left
+            search.take(counts)
+        if sums.summed == cohort:  # sums with and without a lost member do not fit together
+            break
+    # [Quantiles, step 5] leader -> all: the cuts; a value that fills a bin has it to itself
+    bins = _bins_found(search, opening, opened, schema, common.most_bins)
+    message = pack_bins(bins, objective)
+    sums.broadcast(message)
+    may_miss = np.zeros(len(schema.names), np.bool_)
+    may_miss[opening.numeric] = opening.present(opened) < n_rows
+    for f, of_categories in opening.categories(opened).items():
+        may_miss[f] = of_categories.sum() < n_rows
+    smallest = search.smallest_interval()
+    return FoundBins(message, bins, objective, n_rows, may_miss, int(smallest[smallest > 0].min(initial=n_rows)))
+
+
+def _bins_found(search: QuantileSearch, opening: Opening, opened: Integers, schema: Schema, max_bin: int) -> Bins:
     n_features, present = len(schema.names), opening.present(opened)
     n_bins = np.zeros(n_features, np.int32)
     cuts: list[NDArray[Any] | None] = [None] * n_features
@@ -192,31 +200,64 @@ def choose_bins(
         n_bins[f] = len(finite) + 1 if present[k] > 0 else 0
     for f, counts in opening.categories(opened).items():
         category_bins[f], has_other[f], n_bins[f] = category_bins_of(counts, max_bin)
-    bins = Bins(schema, tuple(cuts), tuple(category_bins), tuple(has_other), n_bins)
-    return bins, search.smallest_interval()
+    return Bins(schema, tuple(cuts), tuple(category_bins), tuple(has_other), n_bins)
 
 
-def note_search(phase: Phase | None, rounds: int) -> None:
-    """Tell a role's `phase` how many rounds of the search for bins there were; it may end after fewer than the most."""
-    if phase is not None:
-        phase("searching for bins", rounds, MOST_ROUNDS)
+# ---------------------------------------------------------------- a participant
 
 
-def most_probes(max_bin: int) -> int:
-    """Return how many probes a round of the search has of one feature: one per bin, each perhaps with the next key."""
-    return 2 * max_bin
+class SearchAnswers:
+    """A participant's part: which vector to contribute when the `leader` asks; `labels` are its own."""
+
+    def __init__(
+        self,
+        inputs: RoleInput,
+        rows: LabelledRows,
+        labels: OwnLabels,
+        leader: str,
+        noise: SearchNoise | None = None,
+        threads: int = 1,
+    ) -> None:
+        self._inputs, self._table, self._labels = inputs, rows.table, labels
+        self._leader, self._noise, self._threads = leader, noise, threads
+        self._opening = Opening(self._table.schema, bounds=labels.n_bounds if noise is None else 0)
+        self._ordered = sorted_keys([self._table.columns[f] for f in self._opening.numeric], threads)
+        self._limit = most_rounds(self._table.schema.origins) if noise is None else noise.rounds
+        self._rounds = 0
+
+    def vector(self, asked: Message) -> Callable[[], Integers]:
+        """Return what makes the vector that the leader asks for; the same again if the sum is repeated.
+
+        Raises PeerProtocolError if it asks for more than a search takes. Answers about labels are checked as they are
+        made: a participant that missed the first sum is in none, and its labels need not fit.
+        """
+        if isinstance(asked, LabelUnits | TrainingStart):  # never under noise
+            return partial(self._labels.answer, asked)
+        if isinstance(asked, Count):
+            self._rounds, on = 0, None if self._noise is None else self._noise.on_opening
+            counted = partial(self._opening.of, self._table, self._labels.bounds)
+        else:
+            assert isinstance(asked, ProbeRequest)
+            self._rounds += 1
+            if self._rounds > self._limit:
+                raise PeerProtocolError(self._leader, f"expected the bins instead of more probes - from {self._leader}")
+            on = None if self._noise is None else self._noise.on_counts
+            below = answer_probes(asked, self._ordered, self._inputs.common.most_bins, self._leader, self._threads)
+            counted = partial(np.asarray, below)
+        self._inputs.observers.set_up("searching for bins", self._rounds, MOST_ROUNDS)
+        return counted if on is None else lambda: on(counted())
 
 
 def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], max_bin: int, lead: str, threads: int) -> Integers:
     """Count a participant's rows below each probe, int64 (probes,).
 
-    Raises PeerProtocolError when more is asked about a feature than a search for `max_bin` bins needs.
+    Raises PeerProtocolError if more is asked about a feature than a search for `max_bin` bins needs.
     """
     offsets = view(asked.offsets, np.int32, (len(ordered) + 1,), peer=lead, what="ProbeRequest.offsets")
     kind = np.int64 if any(of.dtype == np.int64 for of in ordered) else np.uint32
     keys: NDArray[Any] = view(asked.keys, kind, (None,), peer=lead, what="ProbeRequest.keys")
     if offsets[0] != 0 or offsets[-1] != len(keys) or np.any(np.diff(offsets) < 0):
-        raise PeerProtocolError(lead, f"expected probes feature by feature, got others - at ProbeRequest from {lead}")
+        raise PeerProtocolError(lead, f"probes are not ordered by feature - at ProbeRequest from {lead}")
     first = np.zeros(len(keys), np.bool_)
     first[offsets[:-1][np.diff(offsets) > 0]] = True
     if np.any(np.diff(offsets) > most_probes(max_bin)) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):
@@ -225,29 +266,31 @@ def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], max_bin: int
     return count_below(ordered, Probes(keys, offsets), threads)
 
 
-def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: str) -> Objective:
-    """Return the objective with the bounds that a message tells.
+# ---------------------------------------------------------------- the message about bins
 
-    Raises PeerProtocolError when they are no powers of two, or below the own ones; with noise, whose scale depends on
-    them, when they are not the own ones.
+
+def agreed_objective(agreed: CommonBins, own: Objective, *, noise: bool, peer: str) -> Objective:
+    """Return the objective with the bounds in a message.
+
+    Raises PeerProtocolError if they are no powers of two, or below the own ones; with noise, whose scale depends on
+    them, if they are not the own ones.
     """
-    clips = told_clips(agreed, own, peer)
-    told, mine = (*clips, agreed.weight_bound), (*own.clips, own.weight_bound)
+    clips = sent_clips(agreed, own, peer)
+    sent, mine = (*clips, agreed.weight_bound), (*own.clips, own.weight_bound)
     allowed = [2.0**exponent for exponent in EXPONENTS]
-    if (noise and told != mine) or any(t not in allowed or t < m for t, m in zip(told, mine, strict=True)):
-        raise PeerProtocolError(peer, f"expected bounds of everybody's gradients - at CommonBins from {peer}")
+    if (noise and sent != mine) or any(t not in allowed or t < m for t, m in zip(sent, mine, strict=True)):
+        raise PeerProtocolError(peer, f"bounds of gradients do not hold for all rows - at CommonBins from {peer}")
     return own.agreed(clips, agreed.weight_bound)
 
 
-def told_clips(agreed: CommonBins, own: Objective, peer: str) -> list[float]:
-    """Return the loss's `clips` that a message tells."""
-    shape = (len(own.clips),)
-    clips: list[float] = view(agreed.clips, np.float64, shape, peer=peer, what="CommonBins.clips").tolist()
-    return clips
+def sent_clips(agreed: CommonBins, own: Objective, peer: str) -> list[float]:
+    """Return the loss's `clips` in a message."""
+    clips = view(agreed.clips, np.float64, (len(own.clips),), peer=peer, what="CommonBins.clips")
+    return [float(clip) for clip in clips]
 
 
 def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
-    """Return the message that tells a participant the bins."""
+    """Return the message about the bins."""
     empty, none = np.empty(0, np.float64 if bins.schema.origins else np.float32), np.empty(0, np.int16)
     return CommonBins(
         Array.of(bins.n_bins),
@@ -261,9 +304,9 @@ def pack_bins(bins: Bins, objective: Objective) -> CommonBins:
 
 
 def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> Bins:
-    """Return the bins that a message tells.
+    """Return the bins in a message.
 
-    Raises PeerProtocolError when they are not those of the schema's features, or more than `max_bin`.
+    Raises PeerProtocolError if they are not those of the schema's features, or more than `max_bin`.
     """
     n_features = len(schema.names)
     n_bins = view(agreed.n_bins, np.int32, (n_features,), peer=peer, what="CommonBins.n_bins")
@@ -282,7 +325,7 @@ def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> 
     for f in range(n_features):
         ascending = np.all(np.isfinite(by_cut[f])) and np.all(np.diff(by_cut[f]) > 0) if numeric[f] else True
         if not ascending or np.any((by_category[f] < 0) | (by_category[f] > n_bins[f])):
-            raise PeerProtocolError(peer, f"expected ascending cuts and bins there are - at CommonBins from {peer}")
+            raise PeerProtocolError(peer, f"expected ascending cuts and existing bins - at CommonBins from {peer}")
     return Bins(
         schema,
         tuple(c if numeric[f] else None for f, c in enumerate(by_cut)),
@@ -290,138 +333,3 @@ def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> 
         tuple(bool(other) for other in has_other),
         n_bins.copy(),
     )
-
-
-# ----------------- where a training by row starts if `base_score` is left out: from sums over all participants' labels
-#
-# A party that has all labels estimates it from them: see `tallies` and `start_of` of a loss. Where several have them,
-# they add up the same whole numbers: once the number of rows, the largest label and the largest weight are known, the
-# leader tells units (`LabelUnits`), and participants answer with their sums of weights and of weighted labels, or of
-# each class's weights; then the leader tells where training starts (`TrainingStart`), and they answer with bounds of
-# their gradients from there. Each row's part is rounded by itself, so that the start is that of one table, bit for bit.
-#
-# The leader learns these sums, and in unary the orders of magnitude of participants' largest labels; participants learn
-# the start. Under noise nothing is estimated, as sums of labels would have to be paid for.
-
-SUMS_OF_LABELS = (
-    "the sums of labels and of weights over all rows, or of the weights of each class's rows, from which follows where "
-    "training starts (base_score=None)"
-)
-START = "where training starts: the mean of all labels, or how frequent each class is (base_score=None)"
-
-
-class LabelUnits(Message):
-    """Contribute sums of labels in these units: powers of two no less than any label and weight; bits of a row's part.
-
-    They tell participants the order of magnitude of the largest label and weight.
-    """
-
-    leakage: ClassVar = MessageLeakage(
-        "the size of the largest label and weight, roughly", "aggregated", guard="base_score"
-    )
-
-    label: float
-    weight: float
-    bits: Annotated[int, msgspec.Meta(ge=0, le=60)]
-
-
-class TrainingStart(Message):
-    """Contribute the bound of gradients, where training starts from `start`, float64, a number or one of each class.
-
-    It tells participants the mean of all labels, or the classes' shares.
-    """
-
-    leakage: ClassVar = MessageLeakage("the mean of all labels, or classes' shares", "aggregated", guard="base_score")
-
-    start: Array
-
-
-def starts_from_sums(options: SystemOptions, common: BoostingOptions) -> bool:
-    """Whether where a training starts is estimated from sums of labels."""
-    return common.base_score is None and options.estimates_base_score
-
-
-class OwnLabels:
-    """One party's labels, perhaps none, and what it does with them when the `leader`, named in errors, asks."""
-
-    def __init__(self, inputs: RoleInput, rows: LabelledRows, classes: list[Category] | None, leader: str) -> None:
-        self._inputs, self._rows, self._classes, self._leader = inputs, rows, classes, leader
-        self.loss = loss_of(np.empty(0), None, None if classes is None else len(classes), None, inputs.common)
-        self.summed = starts_from_sums(inputs.options, inputs.common)
-        self.n_bounds = 2 if self.summed else len(self.loss.clips) + 1
-        """How many `bounds` there are."""
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """What the opening says: bounds of labels, or else of derivatives; and of weights."""
-        if not self.summed:
-            given = self.given
-            return *given.clips, given.weight_bound
-        y, weight = self._rows.y, self._rows.weight
-        label = self.loss.label_bound(y) if self._classes is not None or np.any(y) else 2.0 ** EXPONENTS[0]
-        return label, bound_of_weights(weight)
-
-    @property
-    def given(self) -> Objective:
-        """The loss with bounds of own gradients, where nothing is estimated."""
-        return objective_for(self._rows, self._classes, self._inputs.options, self._inputs.common)
-
-    def sums(self, units: TallyUnits) -> Integers:
-        """Return the own part of the sums of labels."""
-        return self.loss.tallies(self._rows.y, self._rows.weight, units)
-
-    def answer(self, told: LabelUnits | TrainingStart) -> Integers:
-        """Return what the leader asks for; PeerProtocolError where it fits no training that both agreed to."""
-        if isinstance(told, TrainingStart):
-            return clips_in_unary(self.starting(told.start, "TrainingStart"))
-        allowed, n_rows = [2.0**exponent for exponent in EXPONENTS], len(self._rows.y)
-        fits = all(u in allowed and u >= own for u, own in zip((told.label, told.weight), self.bounds, strict=True))
-        if not self.summed or not fits or told.bits > TallyUnits.of(n_rows, told.label, told.weight).bits:
-            raise self._wrong("units that everybody's labels fit, where base_score is left out", "LabelUnits")
-        return self.sums(TallyUnits(told.label, told.weight, told.bits))
-
-    def starting(self, start: Array, where: str) -> Objective:
-        """Return the loss that starts where it was told in `where`, with bounds of own gradients."""
-        shape = (len(self.loss.start),)
-        told = view(start, np.float64, shape, peer=self._leader, what=f"{where}.start").tolist()
-        if not self.summed:
-            if tuple(told) != self.given.start:
-                raise self._wrong("the start of the job's base_score", where)
-            return self.given
-        try:
-            self.loss.starting(told).check()
-        except ConfigError:
-            raise self._wrong("a start that the loss can have", where) from None
-        return objective_for(self._rows, self._classes, self._inputs.options, self._inputs.common, told)
-
-    def _wrong(self, expected: str, where: str) -> PeerProtocolError:
-        leader = self._leader
-        return PeerProtocolError(leader, f"expected {expected}, got another - at {where} from {leader}")
-
-
-def agreed_start(
-    own: OwnLabels, opening: Opening, opened: Integers, total: Total, tell: Callable[[Message], None], *, has_rows: bool
-) -> Objective:
-    """Return, as the leader, the loss with a start and bounds that hold for all participants' labels.
-
-    `opened` is the sum of all `opening` vectors. ``tell(message)`` tells participants what to sum next, and
-    ``total(vector, length)`` adds what they answer to the leader's own vector (None: it has no rows).
-    """
-    if not own.summed:
-        return opening.bounded(opened, own.given)
-    label, weight = opening.bounds(opened)
-    units = TallyUnits.of(opening.rows(opened), label, weight)
-    mine = own.sums(units)
-    tell(LabelUnits(units.label, units.weight, units.bits))
-    sums = total(mine if has_rows else None, len(mine))
-    told = Array.of(np.array(own.loss.start_of(sums.tolist(), units.label)))
-    objective = own.starting(told, "TrainingStart")
-    tell(TrainingStart(told))
-    n_clips = len(objective.clips)
-    clips = total(clips_in_unary(objective) if has_rows else None, n_clips * len(EXPONENTS))
-    return objective.agreed([largest_in(of) for of in np.split(clips, n_clips)], weight)
-
-
-def clips_in_unary(objective: Objective) -> Integers:
-    """Return the loss's `clips`, one `in_unary` after the other."""
-    return np.concatenate([in_unary(clip) for clip in objective.clips])

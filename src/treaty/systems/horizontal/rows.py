@@ -1,35 +1,62 @@
-"""A participant's rows in a horizontal job: brought to common columns and classes, binned, sampled, fingerprinted."""
+"""A participant's rows and labels in a job split by row.
+
+Rows are brought to the columns and classes of all participants, sampled and fingerprinted. If `base_score` is left out,
+training starts from an estimate over all labels (`agreed_start`). A party that has all labels estimates it from them
+(`tallies` and `start_of` of a loss); here participants add up the same whole numbers:
+
+1. Once the number of rows, the largest label and the largest weight are known, the leader sends units (`LabelUnits`),
+   and participants answer with their sums of weights and of weighted labels, or of each class's weights.
+2. The leader sends where training starts (`TrainingStart`), and participants answer with bounds of their gradients.
+
+Each row's part is rounded on its own, so that the start is that of one table, bit for bit. The leader learns these sums
+and, in unary, the orders of magnitude of participants' largest labels; participants learn the start. Under noise
+nothing is estimated, since sums of labels would cost budget.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
 
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table, to_table
-from treaty.errors import ConfigError, DataError
+from treaty.errors import ConfigError, DataError, PeerProtocolError
+from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message, ModelId, encode_body
+from treaty.messaging.messages import Array, Message, ModelId, encode_body, view
 from treaty.models.checkpoints import Checkpoint, checkpoint_of, fingerprint
 from treaty.models.trees import ModelPart
-from treaty.systems.system import TRAIN, LabelledRows
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.pooled.training import loss_of, objective_for
+from treaty.systems.system import TRAIN, LabelledRows, RoleInput
 from treaty.trees.boosting import RoundState
+from treaty.trees.losses.fixed_point import TallyUnits, bound_of_weights
+from treaty.trees.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
 Categories = list[list[Category] | None]
 Origins = dict[str, int]
+EXPONENTS = range(-128, 96)  # of the powers of two that bound gradients: leaf values stay far below overflow
+
+SUMS_OF_LABELS = (
+    "the sums of labels and of weights over all rows, or of the weights of each class's rows, from which follows where "
+    "training starts (base_score=None)"
+)
+START = "where training starts: the mean of all labels, or how frequent each class is (base_score=None)"
 
 
 class RowsDescription(Message):
-    """A participant's columns and classes. Tells the leader which classes it has rows of, and which columns are empty.
+    """A participant's columns and classes. The leader learns which classes it has, and which columns are empty.
 
     A column that is missing in all rows is empty, and fits numbers and categories alike. `bins` are SHA-256 of common
     bins that it has kept of earlier trainings on these very rows, one after the other. `origins` are those of a
@@ -176,6 +203,11 @@ def common_rows(
     return replace(data, table=conform(data.table, schema, whose), y=y)
 
 
+def no_rows(schema: Schema) -> LabelledRows:
+    """Return the rows of a leader that brings none."""
+    return LabelledRows(Table(schema, [np.empty(0, np.float32)] * len(schema.names), 0), np.empty(0))
+
+
 def printed_rows(rows: Sequence[LabelledRows], classes: list[Category] | None) -> bytes:
     """Return the `fingerprint` of a party's training rows and eval sets."""
     return fingerprint([(of.table, (of.y, of.weight)) for of in rows], classes or ())
@@ -193,6 +225,194 @@ def checkpoint_with(part: ModelPart, given: dict[str, Any], rows: bytes, kept: R
     checkpoint = checkpoint_of(part, given, rows, kept)
     checkpoint.bins = encode_body(told)
     return checkpoint
+
+
+# ------------------------------------------------------------------- what is summed first, and where training starts
+
+
+class SumOpener(Protocol):
+    """Who opens sums over all participants: a `Collector`, or the server of a `Crowd`."""
+
+    summed: list[str]
+
+    def broadcast(self, message: Message) -> None:
+        """Send a message to all participants."""
+
+    def total(self, length: int, own: Integers | None = None) -> Integers:
+        """Open the sum of participants' next vectors and `own`, int64 (length,)."""
+
+
+def in_unary(bound: float) -> Integers:
+    """Return a power of two as a vector whose sums say how many participants have which: int64 (len(EXPONENTS),)."""
+    exponent = max(round(math.log2(bound)), EXPONENTS[0])
+    if exponent > EXPONENTS[-1]:
+        raise DataError(f"expected targets and weights below 2^{EXPONENTS[-1]}; scale them down")
+    return np.array([int(exponent == e) for e in EXPONENTS])
+
+
+def largest_in(total: Integers) -> float:
+    """Return the largest power of two in a sum of `in_unary`."""
+    return 2.0 ** EXPONENTS[int(np.flatnonzero(total)[-1])]
+
+
+class Opening:
+    """The first vector that is summed: rows, rows with a value of each numeric feature, rows of each category, bounds.
+
+    Each of the `bounds` is a power of two in unary.
+    """
+
+    def __init__(self, schema: Schema, *, bounds: int) -> None:
+        self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
+        self._categorical = [(f, len(c) + 1) for f, c in enumerate(schema.categories) if c is not None]
+        sizes = [1, len(self.numeric), *(size for _, size in self._categorical), *[len(EXPONENTS)] * bounds]
+        self._starts = np.cumsum([0, *sizes])
+        self._bounds = bounds
+        self.length = int(self._starts[-1])
+
+    def of(self, table: Table, bounds: Sequence[float]) -> Integers:
+        """Return a participant's vector; `bounds` are of derivatives, or labels, and of weights."""
+        columns = table.columns
+        parts = [[table.n_rows], [int(np.count_nonzero(~np.isnan(columns[f]))) for f in self.numeric]]
+        for f, size in self._categorical:
+            codes = columns[f][~np.isnan(columns[f])].astype(np.intp)
+            parts.append(np.bincount(codes, minlength=size).tolist())
+        unary = [in_unary(bound) for bound in bounds] if self._bounds else []
+        return np.concatenate([*(np.array(part, np.int64) for part in parts), *unary])
+
+    def rows(self, total: Integers) -> int:
+        """Return how many rows all have together; noise may make the count negative."""
+        return max(int(total[0]), 0)
+
+    def present(self, total: Integers) -> Integers:
+        """Return in how many rows each numeric feature is present."""
+        return self._part(total, 1)
+
+    def categories(self, total: Integers) -> dict[int, Integers]:
+        """Return for each categorical feature how many rows each category has, unknown ones last."""
+        return {f: np.maximum(self._part(total, 2 + k), 0) for k, (f, _) in enumerate(self._categorical)}
+
+    def bounds(self, total: Integers) -> list[float]:
+        """Return the largest bounds among all participants."""
+        return [largest_in(self._part(total, k)) for k in range(-self._bounds, 0)]
+
+    def _part(self, total: Integers, k: int) -> Integers:
+        k %= len(self._starts) - 1
+        return total[self._starts[k] : self._starts[k + 1]]
+
+
+class LabelUnits(Message):
+    """Contribute sums of labels in these units: powers of two no less than any label and weight; bits of a row's part.
+
+    They tell participants the order of magnitude of the largest label and weight.
+    """
+
+    leakage: ClassVar = MessageLeakage(
+        "the size of the largest label and weight, roughly", "aggregated", guard="base_score"
+    )
+
+    label: float
+    weight: float
+    bits: Annotated[int, msgspec.Meta(ge=0, le=60)]
+
+
+class TrainingStart(Message):
+    """Contribute the bound of gradients if training starts from `start`, float64, a number or one of each class.
+
+    It tells participants the mean of all labels, or the classes' shares.
+    """
+
+    leakage: ClassVar = MessageLeakage("the mean of all labels, or classes' shares", "aggregated", guard="base_score")
+
+    start: Array
+
+
+def starts_from_sums(options: SystemOptions, common: BoostingOptions) -> bool:
+    """Whether the start of a training is estimated from sums of labels."""
+    return common.base_score is None and options.estimates_base_score
+
+
+class OwnLabels:
+    """One party's labels, perhaps none, and its answers when the `leader`, named in errors, asks about them."""
+
+    def __init__(self, inputs: RoleInput, rows: LabelledRows, classes: list[Category] | None, leader: str) -> None:
+        self._inputs, self._rows, self._classes, self._leader = inputs, rows, classes, leader
+        self.loss = loss_of(np.empty(0), None, None if classes is None else len(classes), None, inputs.common)
+        self.summed = starts_from_sums(inputs.options, inputs.common)
+        self.n_bounds = 2 if self.summed else len(self.loss.clips) + 1
+        """How many `bounds` there are."""
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Bounds of labels, or else of derivatives; and of weights."""
+        if not self.summed:
+            given = self.given
+            return *given.clips, given.weight_bound
+        y, weight = self._rows.y, self._rows.weight
+        label = self.loss.label_bound(y) if self._classes is not None or np.any(y) else 2.0 ** EXPONENTS[0]
+        return label, bound_of_weights(weight)
+
+    @property
+    def given(self) -> Objective:
+        """The loss with bounds of own gradients, if nothing is estimated."""
+        return objective_for(self._rows, self._classes, self._inputs.options, self._inputs.common)
+
+    def tallies(self, units: TallyUnits) -> Integers:
+        """Return the own part of the sums of labels."""
+        return self.loss.tallies(self._rows.y, self._rows.weight, units)
+
+    def answer(self, asked: LabelUnits | TrainingStart) -> Integers:
+        """Return what the leader asks for; PeerProtocolError if it fits no training that both agreed to."""
+        if isinstance(asked, TrainingStart):
+            return clips_in_unary(self.starting(asked.start, "TrainingStart"))
+        allowed, n_rows = [2.0**exponent for exponent in EXPONENTS], len(self._rows.y)
+        fits = all(u in allowed and u >= own for u, own in zip((asked.label, asked.weight), self.bounds, strict=True))
+        if not self.summed or not fits or asked.bits > TallyUnits.of(n_rows, asked.label, asked.weight).bits:
+            raise self._wrong("units that all labels fit, with base_score left out", "LabelUnits")
+        return self.tallies(TallyUnits(asked.label, asked.weight, asked.bits))
+
+    def starting(self, start: Array, where: str) -> Objective:
+        """Return the loss that starts as the leader said in the message `where`, with bounds of own gradients."""
+        shape = (len(self.loss.start),)
+        values = view(start, np.float64, shape, peer=self._leader, what=f"{where}.start").tolist()
+        if not self.summed:
+            if tuple(values) != self.given.start:
+                raise self._wrong("the start of the job's base_score", where)
+            return self.given
+        try:
+            self.loss.starting(values).check()
+        except ConfigError:
+            raise self._wrong("a start that the loss can have", where) from None
+        return objective_for(self._rows, self._classes, self._inputs.options, self._inputs.common, values)
+
+    def _wrong(self, expected: str, where: str) -> PeerProtocolError:
+        leader = self._leader
+        return PeerProtocolError(leader, f"expected {expected}, got another - at {where} from {leader}")
+
+
+def agreed_start(sums: SumOpener, own: OwnLabels, opening: Opening, opened: Integers, *, has_rows: bool) -> Objective:
+    """Return, as the leader, the loss with a start and bounds that hold for all participants' labels.
+
+    `opened` is the sum of all `opening` vectors; a leader without rows adds nothing to the sums.
+    """
+    if not own.summed:
+        bounds = opening.bounds(opened)  # none under noise, where they are known beforehand
+        return own.given.agreed(bounds[:-1], bounds[-1]) if bounds else own.given
+    label, weight = opening.bounds(opened)
+    units = TallyUnits.of(opening.rows(opened), label, weight)
+    mine = own.tallies(units)
+    sums.broadcast(LabelUnits(units.label, units.weight, units.bits))
+    tallies = sums.total(len(mine), mine if has_rows else None)
+    start = TrainingStart(Array.of(np.array(own.loss.start_of(tallies.tolist(), units.label))))
+    objective = own.starting(start.start, "TrainingStart")
+    sums.broadcast(start)
+    n_clips = len(objective.clips)
+    clips = sums.total(n_clips * len(EXPONENTS), clips_in_unary(objective) if has_rows else None)
+    return objective.agreed([largest_in(of) for of in np.split(clips, n_clips)], weight)
+
+
+def clips_in_unary(objective: Objective) -> Integers:
+    """Return the loss's `clips`, one `in_unary` after the other."""
+    return np.concatenate([in_unary(clip) for clip in objective.clips])
 
 
 # ---------------------------------------------------------------- checks of options that every system split by row has

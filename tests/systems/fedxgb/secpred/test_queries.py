@@ -146,7 +146,7 @@ def test_a_user_that_asks_in_two_runs_at_once_ends_nobody_elses_prediction():
     told = {}
 
     def ann(party: Party) -> None:
-        with pytest.raises(PeerError, match="goes on without ann") as told["ann"]:
+        with pytest.raises(PeerError, match="continues without ann") as told["ann"]:
             secpred.user(party, lambda schema: tables["ann"], edges=EDGES, rules=rules(max_queries=100))
 
     played = play_prediction(part, tables, roles={"ann": ann}, records=records, max_queries=100)
@@ -342,7 +342,7 @@ def test_a_user_whose_rows_come_to_one_edge_server_alone_is_told_that_others_go_
     def half(party: Party) -> None:
         send = party.send
         party.send = lambda to, message: send(to, message) if to == "edge0" else None
-        with pytest.raises(PeerError, match="edge0 goes on without ann: expected its rows at all edge servers"):
+        with pytest.raises(PeerError, match="edge0 continues without ann: expected its rows at all edge servers"):
             secpred.user(party, lambda schema: tables["ann"], edges=EDGES, rules=rules())
 
     records = {name: QueryRecord(None) for name in EDGES}

@@ -1,0 +1,380 @@
+"""All users' rows on their way down the trees: what the server sends, what edge servers compute, what users follow.
+
+With ``expose="model"`` users get the splits (`ShownModel`). Otherwise edge servers lead the rows down on shares
+(`secpred`), or, in the published form, with the columns in the open (`paper`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treaty.data.binning import Bins
+from treaty.data.table import Schema
+from treaty.errors import ConfigError, PeerProtocolError
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.messaging.messages import Array, Message, view
+from treaty.models.checkpoints import Checkpoint
+from treaty.systems.fedxgb.domain import DomainCohort
+from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
+from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, Splits, Values
+from treaty.systems.fedxgb.options import FedXGB
+from treaty.systems.fedxgb.paper import ComparedRows, HiddenThresholds, PaperModel, SeenRows, ShownSplits, Sides
+from treaty.systems.fedxgb.pieces import RowShares, gather_rows, send_pieces_or_leave_out
+from treaty.systems.fedxgb.secfind import Crowd
+from treaty.systems.fedxgb.secpred import (
+    HeldRows,
+    HiddenModel,
+    HiddenRows,
+    LeafShares,
+    RowOwners,
+    SharedRows,
+    SideShares,
+    SplitShares,
+    Turn,
+    ValueShares,
+    layout_of,
+)
+from treaty.systems.fedxgb.shares import Dealer, shares_of
+from treaty.systems.horizontal.quantiles import CommonBins, FoundBins, agreed_objective, sent_clips, unpack_bins
+from treaty.systems.horizontal.rows import own_seed
+from treaty.systems.system import LabelledRows, RoleInput
+from treaty.trees.boosting import draw
+from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.objectives import Objective
+from treaty.trees.slots import Cells, SlotShard, SlotSplits
+
+logger = logging.getLogger(__name__)
+
+MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so do gradients
+
+
+# ---------------------------------------------------------------- server
+
+
+class ShownModel:
+    """Sends the trees to all users."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
+
+    def split(self, chosen: Sequence[SlotSplits]) -> None:
+        """Have everybody's rows go down a level, by the splits of each tree."""
+        features = np.stack([splits.features for splits in chosen])
+        packed = np.packbits(np.stack([splits.left_bins for splits in chosen]), axis=2)
+        self._crowd.broadcast(Splits(Array.of(features), Array.of(packed)))
+
+    def finish(self, values: Floats) -> None:
+        """Send the values of all leaves, float64 (trees, slots)."""
+        self._crowd.broadcast(Values(Array.of(values)))
+
+
+Model = HiddenModel | PaperModel | ShownModel
+"""What takes all rows down the trees: users learn nothing of them, part of them, or all."""
+
+
+def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> Model:
+    """Return what takes all rows down the trees; `expose` says how much of these users and edge servers learn."""
+    shown, options, edges = ShownModel(crowd), inputs.options, inputs.roles.having("edge")
+    if not options.hides_model:
+        return shown
+    layout = layout_of(found.bins, found.may_miss)
+    if options.exposes == "paper":
+        return PaperModel(inputs.party, edges, layout, crowd.broadcast, shown.finish)
+    hidden = HiddenModel(inputs.party, edges, layout, options.compares, turns=True)
+    crowd.broadcast(RowOwners(hidden.row_owners()))
+    return hidden
+
+
+def resend_trees(
+    inputs: RoleInput[FedXGB],
+    crowd: Crowd,
+    model: Model,
+    bins: Bins,
+    kept: Checkpoint,
+    rng: np.random.Generator,
+) -> None:
+    """Take all rows down the finished trees of an interrupted training, by the messages of training but for sums.
+
+    `rng` continues from the checkpoint's state.
+    """
+    forest = kept.part.forest
+    assert forest is not None
+    rng.bit_generator.state = json.loads(kept.random_state or "")
+    trees, n_outputs = forest.trees, forest.objective.n_outputs
+    columns = np.arange(len(bins.n_bins), dtype=np.int32)
+    ends = len(columns) * np.arange(1, n_outputs + 1, dtype=np.int32)
+    for first in range(0, len(trees), n_outputs):
+        crowd.begin_tree(RoundStart(Array.of(np.tile(columns, n_outputs)), Array.of(ends)))
+        of_round = trees[first : first + n_outputs]
+        depth = inputs.common.max_depth if inputs.options.hides_model else max(1, *map(depth_of, of_round))
+        complete = [complete_tree(tree, kept.part.splits, bins, depth) for tree in of_round]
+        for level in range(depth):
+            model.split([splits[level] for splits, _ in complete])
+        model.finish(np.stack([values for _, values in complete]))
+
+
+def depth_of(tree: Tree) -> int:
+    """Return how many levels of splits a tree has."""
+    depth = np.zeros(len(tree.left), np.int64)
+    for node in np.flatnonzero(tree.left >= 0).tolist():  # children come after their parents
+        depth[tree.left[node] : tree.left[node] + 2] = depth[node] + 1
+    return int(depth.max())
+
+
+def complete_tree(tree: Tree, splits: SplitTable, bins: Bins, depth: int) -> tuple[list[SlotSplits], Floats]:
+    """Fill a tree up to a depth with dummy splits, at which rows go right.
+
+    Returns the splits of all slots of each level, and float64 (2^depth,) the values of the slots below the last level.
+    Raises ConfigError if a split is not at a cut of the training's bins.
+    """
+    levels = [SlotSplits(np.full(1 << k, -1, np.int32), np.zeros((1 << k, 256), np.bool_)) for k in range(depth)]
+    values = np.zeros(1 << depth)
+    slot, level = np.zeros((2, len(tree.left)), np.int64)
+    for node, left in enumerate(tree.left.tolist()):
+        at, k = int(slot[node]), int(level[node])
+        if left < 0:
+            # a row that reaches the leaf goes right at every dummy below: to the last slot of the leaf's subtree
+            values[((at + 1) << (depth - k)) - 1] = tree.value[node]
+            continue
+        record = int(tree.record[node])
+        levels[k].features[at], levels[k].left_bins[at] = splits.feature[record], _left_bins(splits, record, bins)
+        slot[left : left + 2], level[left : left + 2] = (2 * at, 2 * at + 1), k + 1
+    return levels, values
+
+
+def _left_bins(splits: SplitTable, record: int, bins: Bins) -> Flags:
+    """Return which bins go left at a split, bool (256,), as `record_split` was given them."""
+    feature, going, threshold = splits.feature[record], splits.category_left[record], splits.threshold[record]
+    n_bins, cuts, of_category = int(bins.n_bins[feature]), bins.cuts[feature], bins.category_bins[feature]
+    left = np.zeros(256, np.bool_)
+    if going is not None and of_category is not None and len(going) == len(of_category):
+        left[of_category] = np.frombuffer(going, np.uint8) != 0
+    elif going is None and cuts is not None and (threshold == np.inf or threshold in cuts):
+        left[: n_bins if threshold == np.inf else int(np.searchsorted(cuts, threshold)) + 1] = True
+    else:
+        raise ConfigError("expected splits at cuts of the bins of training, got others; the bins are another model's")
+    left[n_bins] = splits.missing_left[record]
+    return left
+
+
+# ---------------------------------------------------------------- edge server
+
+
+class EdgeRows:
+    """An edge server's part in taking all rows down trees; it does nothing if users know the model."""
+
+    def __init__(self, inputs: RoleInput[FedXGB], domain: DomainCohort, file: DomainFile, patience: float) -> None:
+        self._inputs, self._party, self._domain, self._file = inputs, inputs.party, domain, file
+        self._patience = patience
+        self._rows: SeenRows | HiddenRows | Dealer | None = None  # None also where others hold the shares
+
+    def receive(
+        self, users: Sequence[str], bins: CommonBins, summary: RowSummary, schema: Schema, *, resumed: bool
+    ) -> None:
+        """Prepare for trees that users do not know; a holder of shares receives those of the `users`' rows.
+
+        If the training is resumed, they must be those of the first run. A user that claims more rows than all have
+        together is left out.
+        """
+        inputs, party, server = self._inputs, self._party, self._inputs.roles.active
+        if not inputs.options.hides_model:
+            return
+        edges, comparison = inputs.roles.having("edge"), inputs.options.compares
+        found = unpack_bins(bins, schema, inputs.common.most_bins, server)
+        may_miss = view(summary.may_miss, np.bool_, (len(found.n_bins),), peer=server, what="RowSummary.may_miss")
+        layout = layout_of(found, may_miss)
+        if inputs.options.exposes == "paper":
+            self._rows = SeenRows(party, edges, server, users, layout, summary.n_rows, self._patience)
+            return
+        shares = shares_of(comparison, layout, edges)
+        if party.name not in shares.holders:
+            self._rows = Dealer(party, edges, layout) if party.name == shares.dealer else None
+            return
+        self._rows = hidden = HiddenRows(
+            party, edges, server, layout, comparison, inputs.threads if inputs.alone else 1
+        )
+        came = gather_rows(party, users, RowShares, hidden.form(summary.n_rows), self._patience)
+        digests = {name: digest(pieces) for name, pieces in came.items()}
+        if not resumed:
+            self._file.shares = digests
+        for name in [name for name in came if digests[name] != self._file.shares.get(name)]:
+            logger.warning(
+                "%s continues without %s: its rows are not those that it shared in the first run", party.name, name
+            )
+            del came[name]
+        self._domain.only(party.peers)
+        party.send(server, HeldRows(hidden.take(came)))
+
+    def keep(self, owners: RowOwners) -> None:
+        """Keep the rows of users whom all holders have, and continue with these alone."""
+        if isinstance(self._rows, HiddenRows):
+            self._rows.keep(owners.users)
+        elif isinstance(self._rows, Dealer):
+            self._rows.serve()
+        self._domain.only(owners.users)
+        self._domain.keep()
+
+    def start(self) -> None:
+        """Put all rows at the root again."""
+        if isinstance(self._rows, SeenRows | HiddenRows):
+            self._rows.start()
+
+    def move(self, message: HiddenThresholds | SplitShares | LeafShares | Turn) -> None:
+        """Take all rows down a level, or find their leaf values; send each user the results of its rows."""
+        party, domain, rows = self._party, self._domain, self._rows
+        match message, rows:
+            case HiddenThresholds(), SeenRows():
+                sides = rows.route(message)
+                domain.only(rows.users)
+                send_pieces_or_leave_out(party, {name: sides[name] for name in domain.there}, self._patience)
+                domain.only(party.peers)
+            case SplitShares() | LeafShares(), HiddenRows():
+                results = rows.route(message) if isinstance(message, SplitShares) else rows.value(message)
+                there = {name: pieces for name, pieces in results.items() if name in party.peers}
+                send_pieces_or_leave_out(party, there, self._patience)
+                domain.only(party.peers)
+            case Turn(), _:
+                domain.send(dict.fromkeys(domain.there, message))
+                if isinstance(rows, Dealer):
+                    rows.serve()
+
+
+# ---------------------------------------------------------------- user
+
+
+class UserRows:
+    """A user's own rows on their way down the trees.
+
+    `fits` says whether sums may contain them. They may not if the user was away when bounds and missing values were
+    counted, and has larger gradients or weights, or missing values in a column where nobody else has: then its rows go
+    down the trees and are part of no sum. `rounds` have begun; `finished` are those whose leaf values the rows have.
+    """
+
+    def __init__(
+        self,
+        inputs: RoleInput[FedXGB],
+        rows: LabelledRows,
+        objective: Objective,
+        agreed: CommonBins,
+        summary: RowSummary,
+        seed: bytes,
+    ) -> None:
+        self._inputs, self._party, self._common = inputs, inputs.party, inputs.common
+        self._edge = edge = inputs.roles.edges[inputs.party.name]
+        if summary.n_rows < rows.table.n_rows:
+            raise self._wrong("the number of all users' rows, not fewer than this user has")
+        options, schema = inputs.options, rows.table.schema
+        bins = unpack_bins(agreed, schema, self._common.most_bins, edge)
+        theirs = sent_clips(agreed, objective, edge)
+        own = objective.agreed(
+            [min(mine, of_all) for mine, of_all in zip(objective.clips, theirs, strict=True)],
+            min(objective.weight_bound, agreed.weight_bound),
+        )
+        common = agreed_objective(agreed, own, noise=False, peer=edge)
+        common.check_sums(summary.n_rows)
+        may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=edge, what="RowSummary.may_miss")
+        codes = bins.transform(rows.table)
+        unknown = (codes == bins.n_bins) & ~may_miss
+        self.fits = own == objective and not unknown.any()
+        codes = np.where(unknown & options.hides_model, bins.n_bins - 1, codes).astype(np.uint8)
+        cells = Cells.of(bins.offsets, may_miss, summary.n_rows, common)
+        self.shard = SlotShard(codes, rows.y, rows.weight, common, cells)
+        self._seed = own_seed(self._common.random_state, self._party.name)
+        self._n_features, self.rounds, self._void, self._depth = len(schema.names), 0, 0, 0
+        self.finished = 0
+        self._path: ComparedRows | SharedRows | None = None  # down trees that users do not know
+        layout, edges = layout_of(bins, may_miss), inputs.roles.having("edge")
+        if options.exposes == "paper":
+            self._path = ComparedRows(self._party, edges, edge, layout, codes)
+        elif options.hides_model:
+            self._path = SharedRows(self._party, edges, layout, codes, options.compares, seed)
+
+    def vector(self) -> Integers:
+        """Return this user's part of the next sum, int64 (length,)."""
+        if self._depth >= self._common.max_depth:
+            raise self._wrong("sums of no deeper levels than the job's")
+        return self.shard.level(self._depth)
+
+    def take(self, message: Message) -> None:
+        """Do to the rows what a message says: begin a round, go down a level, add leaf values."""
+        trees = len(self.shard.margins)
+        match message, self._path:
+            case RowOwners(), _:
+                if self._party.name not in message.users:
+                    raise self._wrong(f"{self._party.name} among the users whose rows all holders of shares have")
+            case RoundStart(), _:
+                self._start(message)
+            case Splits(), _:
+                self._decide(message)
+            case Values(), _:
+                self._finish(message)
+            case ShownSplits(), ComparedRows() as path:
+                path.compare(message, self.shard.slots, 1 << self._depth)
+            case Sides(), ComparedRows() as path:
+                self._go_down(path.left(message, trees))
+            case SideShares(), SharedRows() as path:
+                self._go_down(path.left({self._edge: message}, trees))
+            case ValueShares(), SharedRows() as path:
+                self._add(path.values({self._edge: message}, trees))
+            case Turn(leaves=False), SharedRows() as path:
+                self._go_down(path.left({}, trees))
+            case Turn(), SharedRows() as path:
+                self._add(path.values({}, trees))
+
+    def _start(self, start: RoundStart) -> None:
+        shard, common, edge = self.shard, self._common, self._edge
+        ends = view(start.last_columns, np.int32, (len(shard.margins),), peer=edge, what="RoundStart.last_columns")
+        columns = view(start.columns, np.int32, (int(ends[-1]),), peer=edge, what="RoundStart.columns")
+        again = self.rounds > 0 and self._depth == 0
+        self.rounds, self._void = self.rounds + (not again), self._void + again
+        if np.any(np.diff(ends, prepend=0) <= 0) or self.rounds > common.n_estimators or self._void > MOST_VOID:
+            raise self._wrong("columns of each tree, and no more rounds than the job has")
+        of_trees = np.split(columns, ends[:-1])
+        if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
+            raise self._wrong("ascending numbers of existing columns")
+        n_rows = len(shard.margins[0])
+        samples: list[Int32s | None] = [None] * len(of_trees)
+        if common.subsample < 1.0 and n_rows > 0:
+            seeds = [[self._seed, self.rounds - 1, output] for output in range(len(of_trees))]
+            samples = [draw(np.random.default_rng(seed), n_rows, common.subsample) for seed in seeds]
+        shard.start_round(of_trees, samples)
+        self._depth = 0
+        if self._inputs.keeper is not None and self.rounds == ROUNDS:
+            self._inputs.keeper.keep_only(self._inputs.model_id)
+
+    def _decide(self, splits: Splits) -> None:
+        shape = (len(self.shard.margins), 1 << self._depth)
+        features = view(splits.features, np.int32, shape, peer=self._edge, what="Splits.features")
+        packed = view(splits.left_bins, np.uint8, (*shape, 32), peer=self._edge, what="Splits.left_bins")
+        if np.any(features < -1) or np.any(features >= self._n_features) or self._depth >= self._common.max_depth:
+            raise self._wrong("splits on existing columns, no deeper than the job's trees")
+        for output, left_bins in enumerate(np.unpackbits(packed, axis=2).view(np.bool_)):
+            self.shard.decide(output, features[output], left_bins)
+        self._depth += 1
+
+    def _go_down(self, left: NDArray[np.bool_]) -> None:
+        if self._depth >= self._common.max_depth:
+            raise self._wrong("no deeper trees than the job's")
+        for output, of_tree in enumerate(left):
+            self.shard.divide(output, of_tree)
+        self._depth += 1
+
+    def _finish(self, leaves: Values) -> None:
+        shape = (len(self.shard.margins), 1 << self._depth)
+        values = view(leaves.values, np.float64, shape, peer=self._edge, what="Values.values")
+        if not np.all(np.abs(values) < MOST_VALUE):
+            raise self._wrong("finite leaf values")
+        self._add(np.take_along_axis(values, self.shard.slots, axis=1))
+
+    def _add(self, values: Floats) -> None:
+        """Add each row's leaf values, float64 (n_outputs, n_rows), which end a round."""
+        self.shard.finish(values)
+        self.finished = self.rounds
+
+    def _wrong(self, expected: str) -> PeerProtocolError:
+        return PeerProtocolError(self._edge, f"expected {expected} - from {self._edge}")

@@ -1,0 +1,326 @@
+"""FedXGB: boosting among users with a few rows each, by way of edge servers, for a server that owns the model.
+
+Liu, Ma, Liu, Ma, Nepal, Deng, "Boosting Privately: Privacy-Preserving Federated Extreme Boosting for Mobile
+Crowdsensing", ICDCS 2020 (arXiv 1907.10218).
+
+Roles: users u with rows, all columns and labels, each in the domain of an edge server e; the server S, which grows the
+trees; a key authority T (`authority`). Output: the model, at the server alone. SecBoost:
+
+1. T certifies a signing key of this run for everybody.
+2. u -> e -> S, e -> u: the users of a domain and their keys.
+3. S -> e -> u: the task, that is columns, classes and options; all compare these with their own.
+4. Bins from secure quantiles (`horizontal.quantiles`), since S cannot enumerate values that it does not see; how many
+   rows there are, and which columns have missing values.
+5. S -> e -> u: a round begins, with the columns of its trees. Users say that they are there; e chooses its cohort.
+6. SecFind on each level (`secfind`): the sum over all users of grad, hess and rows by slot, column and bin; its splits.
+7. SecPred on each level (`secpred`): all rows go down. Users learn the slots of their own rows, or all splits
+   (`expose`).
+8. The leaf values; each user adds those of its rows to its margins, which give the next round's gradients.
+
+Adversary: honest but curious; server and edge servers do not collude with each other, nor an edge server with a third
+of its domain, nor the server with two users of a domain (`group_size` - 1, if that is given), who together find sums of
+the third of their group. `conversation` says which message may come when, and what each tells.
+
+**Users that vanish.** A user may vanish at any step of a sum: the sum is exactly that of the users whose vectors came.
+A lost user stays out until the tree ends. No linear combination of a domain's cohorts, over all sums of the job,
+isolates one user or two (`cohorts`). A domain without a permitted cohort adds nothing to the rest of the tree. If that
+is so of all domains, the tree ends there, or the round begins again, or, at last, training ends with the model so far.
+
+Deviations from the paper, which reuses one mask and reveals every user's (docs/fedxgb.md): masks from keys of one sum,
+used once; shares revealed only for lists of survivors that all agree on. The published aggregation is in `paper`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from treaty.crypto.sharing.secure_aggregation import RoundVoid
+from treaty.machine.arrays import Floats, Int32s, Integers
+from treaty.machine.process import stay_on_one_core
+from treaty.messaging.conversation import MessageOrder
+from treaty.messaging.messages import Array, encode_body
+from treaty.models.trees import ModelPart, record_split
+from treaty.systems.fedxgb.authority import Credentials, authority_of, patience_of
+from treaty.systems.fedxgb.conversation import Instructions, ServerLimits, edge_order
+from treaty.systems.fedxgb.meeting import (
+    ServerCheckpoints,
+    check_options,
+    join_domain,
+    known_bins,
+    new_task,
+    open_domain,
+)
+from treaty.systems.fedxgb.messages import (
+    MOST_VOID,
+    Attendance,
+    RoundStart,
+    RowSummary,
+    Splits,
+    Sum,
+    TrainingEnd,
+    Users,
+)
+from treaty.systems.fedxgb.options import FedXGB, check_edges
+from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
+from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model
+from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
+from treaty.systems.fedxgb.secpred import LeafShares, RowOwners, SideShares, SplitShares, Turn, ValueShares
+from treaty.systems.fedxgb.shares import holders_of
+from treaty.systems.horizontal.members import TranscriptDigest
+from treaty.systems.horizontal.quantiles import (
+    MOST_ROUNDS,
+    CommonBins,
+    FoundBins,
+    ProbeRequest,
+    SearchAnswers,
+    lead_search,
+    most_rounds,
+    shown_by_search,
+)
+from treaty.systems.horizontal.rows import OwnLabels, common_rows
+from treaty.systems.observers import TreeOpened, VectorGiven
+from treaty.systems.pooled.training import watched
+from treaty.systems.system import RoleInput
+from treaty.trees.boosting import BoostingPlan, Forest, Rounds
+from treaty.trees.ensemble import SplitTable, Tree
+from treaty.trees.slots import Cells, SlotTree
+
+logger = logging.getLogger(__name__)
+
+
+# ---------------------------------------------------------------- server
+
+
+def server(inputs: RoleInput[FedXGB]) -> ModelPart:
+    """Train as the server; resume from its checkpoint, if there is one: finished trees are sent again.
+
+    The party is connected with the authority and all edge servers: at least two, or three unless ``expose="model"``.
+    `data` says which columns all users have; its rows and labels are ignored. Labels of `eval_sets`, which the server
+    watches, are numbers of `classes`. Returns the whole model; with a warning that of fewer rounds, if no domain has
+    enough users left.
+
+    Raises ConfigError if there are too few edge servers, the checkpoint does not fit, or the options want an insecure
+    form without consent; CryptoError, PeerError if too few users remain for the first tree, or a peer is lost or sends
+    what the protocol does not allow.
+    """
+    party, common, classes = inputs.party, inputs.common, inputs.classes
+    schema, edges = inputs.rows.table.schema, inputs.roles.having("edge")
+    if not inputs.alone:
+        stay_on_one_core()
+    column_share = check_options(inputs)
+    evals = [common_rows(e, schema, classes, classes, party.name) for e in inputs.eval_sets]
+    written = ServerCheckpoints(inputs, evals)
+    kept = written.found
+
+    # [SecBoost, step 1] T certifies a signing key of this run for everybody
+    credentials = Credentials(party, authority_of(inputs.roles), "server")
+    # [SecBoost, step 2] u -> e -> S, e -> u: the users of each domain and their keys (`open_domain`, `join_domain`)
+    users = {edge: party.receive(edge, Users).of for edge in edges}
+    for edge, of in users.items():
+        for name, keys in of.items():
+            credentials.check(name, "user", keys, edge)
+    # [SecBoost, step 3] S -> e -> u: columns, classes, options
+    task = new_task(inputs, credentials, kept)
+    for edge in edges:
+        party.send(edge, task)
+    crowd = Crowd(party, edges, credentials, users, inputs.vouching, task, masked=inputs.options.mode != "paper")
+    # [SecBoost, step 4] bins from secure quantiles; how many rows there are, and where values are missing
+    found = known_bins(inputs, crowd, kept) if kept else lead_search(inputs, crowd, schema, classes, None)
+    summary = RowSummary(found.n_rows, Array.of(found.may_miss))
+    party.round += 1
+    crowd.broadcast(summary)
+    model = server_model(inputs, crowd, found)
+    crowd.settle()
+
+    rng = np.random.default_rng(common.random_state)
+    plan = BoostingPlan(n_columns=len(schema.names), colsample_bytree=column_share)
+    if kept is not None:
+        part = kept.part
+        resend_trees(inputs, crowd, model, found.bins, kept, rng)
+    else:
+        part = ModelPart(
+            model_id=task.model_id, party=party.name, schema=schema, splits=SplitTable(),
+            forest=Forest(found.objective, (party.name,), classes), spent=shown_by_search(found.fewest),
+            bins=encode_body(found.message),
+        )  # fmt: skip
+    forest = part.forest
+    assert forest is not None
+
+    def after_round(done: int) -> None:
+        written.write(part, rng, summary, done)
+        inputs.observers.round_finished(done, part)
+
+    inputs.observers.round_finished(forest.rounds, part)
+    watching, void = [watched(e, part.splits, inputs.threads) for e in evals], 0
+    rounds = Rounds(
+        forest, common.n_estimators, eval_sets=watching, early_stopping_rounds=common.early_stopping_rounds,
+        metrics=common.metrics, after_round=after_round,
+    )  # fmt: skip
+    for trees in rounds:
+        while not trees:
+            columns = [plan.draw_columns(rng) for _ in range(found.objective.n_outputs)]
+            try:
+                trees += grow_round(inputs, crowd, model, part, found, columns)
+            except RoundVoid as error:  # begin the round again while no domain has enough users, but not for ever
+                void += 1
+                if void > MOST_VOID:
+                    if not forest.trees:
+                        raise
+                    wanted = common.n_estimators
+                    logger.warning("training ends after %d of %d rounds: %s", forest.rounds, wanted, error)
+                    rounds.stop()
+                    break
+    crowd.broadcast(TrainingEnd())
+    return part
+
+
+def grow_round(
+    inputs: RoleInput[FedXGB],
+    crowd: Crowd,
+    model: Model,
+    part: ModelPart,
+    found: FoundBins,
+    columns: Sequence[Int32s],
+) -> list[Tree]:
+    """Grow a round's trees, one per output, on sums over all users; all trees grow together, level by level.
+
+    They end at the level at which no domain has enough users left; RoundVoid if that is the root's.
+    """
+    bins, rules = found.bins, inputs.common.rules(found.objective)
+    cells = Cells.of(bins.offsets, found.may_miss, found.n_rows, found.objective)
+    opened: list[dict[int, Integers]] = [{} for _ in columns]
+    trees = [
+        SlotTree(
+            rules, cells, of, bins.schema.categorical, lambda f, left: record_split(part.splits, bins, f, left),
+            inputs.threads, of_nodes.__setitem__,
+        )
+        for of, of_nodes in zip(columns, opened, strict=True)
+    ]  # fmt: skip
+    # [SecBoost, step 5] S -> e -> u: a round begins; users say that they are there, and e chooses among them
+    ends = np.cumsum([len(of) for of in columns], dtype=np.int32)
+    crowd.begin_tree(RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
+    depth = 0
+    while depth < rules.max_depth and (inputs.options.hides_model or any(tree.growing for tree in trees)):
+        # [SecBoost, step 6] SecFind: sums of all slots of the level over all users, and the best splits
+        splits = find_splits(crowd, trees, [cells.length(1 << depth, of) for of in columns], depth)
+        # [SecBoost, step 7] SecPred: all rows go down the level
+        model.split(splits)
+        depth += 1
+    # [SecBoost, step 8] the leaf values of users' rows, from which come the gradients of the next round
+    finished = [tree.finish(depth) for tree in trees]
+    model.finish(np.stack([values for _, values in finished]))
+    for of_nodes, (tree, _) in zip(opened, finished, strict=True):
+        inputs.observers.event(TreeOpened(of_nodes, tree.left, bins))
+    return [tree for tree, _ in finished]
+
+
+# ---------------------------------------------------------------- edge server
+
+
+def edge(inputs: RoleInput[FedXGB]) -> None:
+    """Serve a domain until training is over.
+
+    The party is connected with the authority, the server, the domain's users and, if the model is hidden, all users and
+    edge servers. `vouching` checks edge servers' certificates.
+
+    Raises ConfigError if options differ; CryptoError, PeerError if too few users of the domain come, or the server or
+    another edge server is lost or sends what the protocol does not allow.
+    """
+    party, options, roles, patience = inputs.party, inputs.options, inputs.roles, patience_of(inputs)
+    server, authority, edges = roles.active, authority_of(roles), roles.having("edge")
+    if not (inputs.alone or options.hides_model):  # else edge servers compute, on the rows of all users
+        stay_on_one_core()
+    check_edges(options, len(edges))
+    here = open_domain(inputs)  # steps 1 to 3
+    task, domain = here.task, here.sums
+    at_start, bins = domain.transcript.digest, None
+    rows = EdgeRows(inputs, domain, here.file, patience)
+    order = MessageOrder(edge_order(options, holds_shares=party.name in holders_of(options.compares, edges)), "domain")
+    limits = ServerLimits(server, inputs.common.n_estimators, inputs.common.max_depth, most_rounds(task.origins))
+    inputs.observers.round_finished(0, None)
+    while order.state != "over":
+        message = party.receive(server, *order.allowed, follow=True)
+        order.take(message)
+        before = limits.finished
+        limits.take(message)
+        if limits.finished > before:
+            inputs.observers.round_finished(limits.finished, None)
+        if isinstance(message, Sum):  # SecFind
+            limits.sums.take(message.number)
+            opened = give_domain_sum(party, server, domain, message, None if paper_mode(options) else here.edges)
+            inputs.observers.event(VectorGiven(opened))
+            continue
+        if isinstance(message, HiddenThresholds | SplitShares | LeafShares | Turn):  # SecPred
+            rows.move(message)
+            continue
+        # all other messages are for everybody: pass them on, and masks depend on them from now on
+        everybody = [name for name in party.peers if name not in (server, authority, *edges)]
+        here.edges.update(message)
+        if isinstance(message, RowSummary | RoundStart):  # what was late for the last round is dropped unread
+            party.drop_earlier(everybody)
+        if isinstance(message, RoundStart):
+            domain.transcript = TranscriptDigest(at_start)
+        domain.transcript.update(message)
+        domain.send(dict.fromkeys(domain.there, message))
+        match message:
+            case ProbeRequest():
+                inputs.observers.set_up("searching for bins", limits.probes, MOST_ROUNDS)
+            case CommonBins():
+                bins = message
+            case RowSummary():
+                assert bins is not None  # by the order of messages
+                rows.receive(everybody, bins, message, here.schema, resumed=task.rounds > 0)
+                if order.state != "rows":  # otherwise `RowOwners` is still to come
+                    at_start = domain.transcript.digest
+            case RowOwners():
+                rows.keep(message)
+                at_start = domain.transcript.digest
+            case RoundStart():  # users who are there, and among them the cohort
+                rows.start()
+                domain.choose(domain.attending(Attendance))
+                here.file.round_began(limits.rounds)
+
+
+# ---------------------------------------------------------------- user
+
+
+def user(inputs: RoleInput[FedXGB]) -> Floats:
+    """Take part as a user until training is over; return the model's margins of own rows, float64 (n_outputs, n_rows).
+
+    The party is connected with the authority, its edge server and, if the model is hidden, all edge servers; not with
+    the server, whose keys the authority certifies. `absence` is a `Leaves` or None.
+
+    Raises ConfigError, DataError if options or columns do not fit the task; CryptoError, PeerError if the edge server
+    is lost, or sends what the protocol does not allow.
+    """
+    if not inputs.alone:
+        stay_on_one_core()
+    party, edge = inputs.party, inputs.roles.edges[inputs.party.name]
+    joined = join_domain(inputs, edge)  # steps 1 to 3
+    rows, sums = joined.rows, joined.sums
+    labels, instructions = OwnLabels(inputs, rows, joined.task.classes, edge), Instructions(inputs, edge, sums)
+    answers = SearchAnswers(inputs, rows, labels, edge)
+    while not isinstance(bins := instructions.next(), CommonBins):
+        instructions.vector = answers.vector(bins)
+    summary = instructions.next()
+    assert isinstance(summary, RowSummary)
+    own = UserRows(inputs, rows, labels.starting(bins.start, "CommonBins"), bins, summary, joined.seed)
+    instructions.vector = own.vector
+    inputs.observers.round_finished(0, None)
+    while not isinstance(message := instructions.next(), TrainingEnd):
+        before = own.finished
+        own.take(message)
+        if own.finished > before:
+            inputs.observers.round_finished(own.finished, None)
+        if isinstance(message, RoundStart):
+            sums.awake = True
+            if not own.fits:
+                sums.withdraw()
+            elif not sums.absent("call"):
+                party.send(edge, Attendance())
+        elif isinstance(message, Splits | SideShares | Sides | ValueShares | Turn):
+            sums.absent("prediction")
+    return own.shard.margins
