@@ -248,7 +248,11 @@ def member(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
 
 
 def answer_search(
-    inputs: RoleInput[FederBoostHorizontal], sums: Membership, order: MessageOrder, rows: LabelledRows, setup: ModelSetup
+    inputs: RoleInput[FederBoostHorizontal],
+    sums: Membership,
+    order: MessageOrder,
+    rows: LabelledRows,
+    setup: ModelSetup,
 ) -> tuple[OwnRows, CommonBins]:
     """Take part in the search for a start and for bins; return a training without trees, and the message about bins."""
     leader, noise = inputs.roles.active, setup.noise
