@@ -26,6 +26,7 @@ LISTINGS = {  # file, label of the algorithm, number of its lines or steps
     "SecBoost": ("fedxgb/secboost.py", "SecBoost", 8),
     "SecFind": ("fedxgb/secfind.py", "SecFind", 9),
     "FederBoost by column": ("federboost_vertical/federboost_vertical.py", "Vertical", 6),
+    "Quasi-Newton": ("logistic/quasi_newton.py", "Alg. 1", 5),
 }
 MOST_LINES = 350
 FEATURES = {"audit", "record", "recording", "cluster", "shards", "checkpoint", "keeper", "notes", "progress"}

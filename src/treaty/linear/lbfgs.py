@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -76,6 +76,26 @@ class CoordinatorState:
     learning_rate: float
     pairs: int
     norms: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochState:
+    """What a party of a training continues from after so many epochs.
+
+    Owners of columns have a slice, who decides steps a coordinator, the label holder the losses and their level.
+    """
+
+    epochs: int
+    learning_rate: float
+    slice: SliceState | None = None
+    coordinator: CoordinatorState | None = None
+    iterations: int = 0
+    """At a coordinator apart: steps since training began, or was set back to its beginning."""
+    losses: list[float] = field(default_factory=list)
+    level: float = math.inf
+    eval_losses: dict[str, list[float]] = field(default_factory=dict)
+    best: Floats | None = None
+    """Own weights (n_columns,) after the epoch that was best by eval rows, where that decides about the end."""
 
 
 class Slice:
@@ -160,8 +180,10 @@ class Slice:
         kept = (list(of) for of in (self._starts, self._steps, self._s, self._v))
         return SliceState(self._iteration, self.weights, *kept)
 
-    def resume(self, state: SliceState) -> None:
-        """Go on from where a slice with the same settings was."""
+    def resume(self, after: EpochState) -> None:
+        """Continue from where a slice with the same settings was."""
+        state = after.slice
+        assert state is not None
         self._iteration, self.weights = state.iteration, state.weights
         for kept, found in (
             (self._starts, state.starts), (self._steps, state.steps), (self._s, state.s), (self._v, state.v)
@@ -233,8 +255,10 @@ class Coordinator:
         """Return what to go on from after this epoch."""
         return CoordinatorState(self._learning_rate, self._pairs, list(self._norms))
 
-    def resume(self, state: CoordinatorState) -> None:
-        """Go on from where a coordinator with the same settings was."""
+    def resume(self, after: EpochState) -> None:
+        """Continue from where a coordinator with the same settings was."""
+        state = after.coordinator
+        assert state is not None
         self._learning_rate, self._pairs = state.learning_rate, state.pairs
         self._norms = deque(state.norms, maxlen=STEPS_REMEMBERED)
 

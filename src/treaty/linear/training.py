@@ -10,7 +10,7 @@ import numpy as np
 
 from treaty.errors import DataError
 from treaty.linear.batches import curvature_rows, partition
-from treaty.linear.lbfgs import Coordinator, CoordinatorState, Slice, SliceState
+from treaty.linear.lbfgs import Coordinator, EpochState, Slice
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, uncorrelated, with_sums
 from treaty.machine.arrays import Floats
@@ -84,26 +84,6 @@ class EvalLosses:
     @property
     def _deciding(self) -> list[float]:
         return [] if self.patience is None else list(self.losses.values())[-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochState:
-    """What a party of a training goes on from after so many epochs, all that it has of it.
-
-    Owners of columns have a slice, who decides steps a coordinator, the label holder the losses and their level.
-    """
-
-    epochs: int
-    learning_rate: float
-    slice: SliceState | None = None
-    coordinator: CoordinatorState | None = None
-    iterations: int = 0
-    """At a coordinator apart: steps since training began, or was set back to its beginning."""
-    losses: list[float] = field(default_factory=list)
-    level: float = math.inf
-    eval_losses: dict[str, list[float]] = field(default_factory=dict)
-    best: Floats | None = None
-    """Own weights (n_columns,) after the epoch that was best by eval rows, where that decides about the end."""
 
 
 @dataclass(frozen=True, slots=True)

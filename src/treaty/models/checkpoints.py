@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from treaty.data.table import Table
 from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
-from treaty.linear.training import EpochState
+from treaty.linear.lbfgs import EpochState
 from treaty.machine.database import Mark, mark_of
 from treaty.models.linear import FORMAT as LINEAR_PART
 from treaty.models.linear import LinearPart

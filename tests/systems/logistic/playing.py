@@ -17,7 +17,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.models.linear import LinearPart, preparation_of
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.logistic.options import SGD, FederatedRegression, QuasiNewton, RegressionOptions
-from treaty.systems.logistic.roles import active, coordinator, passive
+from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 from treaty.systems.logistic.setup import Solver, fixed_columns, solver_of
 from treaty.systems.logistic.system import QUASI_NEWTON, assign
 from treaty.systems.options import names_of

@@ -11,7 +11,7 @@ from treaty.crypto.additive.ciphers import generate_key, generate_paillier_key
 from treaty.errors import CryptoError, PeerError, PeerLost, PeerProtocolError
 from treaty.messaging.messages import Array, pack
 from treaty.systems.logistic.coordinated import read_key
-from treaty.systems.logistic.roles import active, coordinator, passive
+from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 from treaty.systems.logistic.setup import Setting
 
 FORMS = {

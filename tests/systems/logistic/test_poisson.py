@@ -15,7 +15,7 @@ from systems.logistic.test_roles import received
 from tables import real_table
 from treaty.data.table import to_table
 from treaty.errors import ConfigError, CryptoError, DataError, PeerError
-from treaty.systems.logistic.roles import passive
+from treaty.systems.logistic.quasi_newton import passive
 
 GIVEN = {
     "family": "poisson", "standard_errors": True, "learning_rate": None, "max_iter": 30, "tol": 1e-6,

@@ -29,7 +29,7 @@ from treaty.messaging.messages import decode_body, view
 from treaty.systems.logistic import lattice as lattice_products
 from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
-from treaty.systems.logistic.roles import active
+from treaty.systems.logistic.quasi_newton import active
 from treaty.systems.logistic.steps import EpochEnd, InnerProducts
 from treaty.systems.logistic.system import assign, helpers
 from treaty.systems.system import PartySpec

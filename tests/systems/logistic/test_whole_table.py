@@ -19,7 +19,7 @@ from treaty.linear.training import minimise, standard_errors
 from treaty.messaging.messages import Array, decode_body, view
 from treaty.systems.logistic import lattice as lattice_products
 from treaty.systems.logistic.glm.inference import CrossProducts
-from treaty.systems.logistic.roles import active, coordinator, passive
+from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 
 FORMS = {
     "lattice": {"encryption": "lattice"},

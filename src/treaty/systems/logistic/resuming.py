@@ -15,10 +15,10 @@ nothing.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.linear.training import EpochState
+from treaty.linear.lbfgs import EpochState
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
@@ -40,6 +40,19 @@ class NextEpoch(Message):
     leakage: ClassVar = MessageLeakage("after which epoch training goes on", "control")
 
     after: int
+
+
+class Resumable(Protocol):
+    """What continues from the state after an epoch."""
+
+    def resume(self, state: EpochState) -> None: ...
+
+
+def restore(state: EpochState | None, *parts: Resumable) -> None:
+    """Set all parts of a training to the state after an epoch; None: it begins."""
+    if state is not None:
+        for part in parts:
+            part.resume(state)
 
 
 class Checkpoints:

@@ -107,6 +107,12 @@ class OwnData:
         """Return parts of these rows' margins (n_rows,), each times its row's weight."""
         return of_rows if self.weight is None else self.weight[rows] * of_rows
 
+    def pull_of_labels(self, setting: Setting) -> Integers | None:
+        """Return 2 y of every row, times its weight, in fixed point; None without labels."""
+        if self.labels is None:
+            return None
+        return setting.fixed(self.weighed(np.arange(setting.n_rows), 2.0 * self.labels.astype(np.float64)))
+
 
 def fixed_columns(matrix: Floats) -> Integers:
     """Round prepared columns to the grid that all arithmetic is on."""

@@ -23,10 +23,10 @@ import numpy as np
 
 from treaty.crypto.keystream import FRACTION_BITS, CancellingMasks, from_fixed, to_fixed, total
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.linear.lbfgs import Coordinator, CoordinatorState, Decision
+from treaty.linear.lbfgs import Coordinator, CoordinatorState, Decision, EpochState
 from treaty.linear.losses import TAYLOR
 from treaty.linear.preparation import Preparation
-from treaty.linear.training import EpochState, EvalLosses, Schedule
+from treaty.linear.training import EvalLosses, Schedule
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
@@ -128,6 +128,12 @@ class EvalSets:
     def chosen(self, weights: Floats) -> Floats:
         """Return the weights that training ends with: the best by eval rows where these decide, else the last."""
         return weights if self.best is None else self.best
+
+
+def report(progress: Progress | None, epochs: int, schedule: Schedule, evals: EvalSets) -> None:
+    """Report finished epochs, with the losses so far."""
+    if progress is not None:
+        progress(epochs, {"train": schedule.losses, **evals.found.losses})
 
 
 def end_epoch(
@@ -240,7 +246,7 @@ class Decider:
 
     def resume(self, state: EpochState) -> None:
         if self._coordinator is not None and state.coordinator is not None:
-            self._coordinator.resume(state.coordinator)
+            self._coordinator.resume(state)
 
     def decide(self, products: Floats, *, paired: bool) -> Decision:
         """Return the decision on all parties' summed products; `paired`: a candidate pair is among the vectors."""

@@ -24,7 +24,7 @@ from treaty.systems.logistic.options import SGD as SGDOptions
 from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.pooled import train_pooled
 from treaty.systems.logistic.prediction import predict_active, predict_passive
-from treaty.systems.logistic.roles import active, coordinator, passive
+from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.pooled.system import ALONE, DISCLOSED, in_one_place

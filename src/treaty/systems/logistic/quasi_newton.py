@@ -38,9 +38,10 @@ import numpy as np
 
 from treaty.crypto.keystream import CancellingMasks
 from treaty.errors import DataError
+from treaty.linear.lbfgs import EpochState
 from treaty.linear.losses import fit_calibration
 from treaty.linear.preparation import COLUMN_FRACTION
-from treaty.linear.training import EpochState, settled
+from treaty.linear.training import settled
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.party import agree
 from treaty.models.linear import LinearPart
@@ -50,7 +51,7 @@ from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.glm import training as whole_table
 from treaty.systems.logistic.lattice import blocks_of
 from treaty.systems.logistic.prediction import collect_margins, give_margins
-from treaty.systems.logistic.resuming import Checkpoints
+from treaty.systems.logistic.resuming import Checkpoints, restore
 from treaty.systems.logistic.row_weights import check_shown, tell_weights
 from treaty.systems.logistic.setup import (
     GlmInput,
@@ -63,7 +64,7 @@ from treaty.systems.logistic.setup import (
     prepared,
     terms,
 )
-from treaty.systems.logistic.steps import Decider, EvalSets, decide_for, end_epoch, products_of, receive_end
+from treaty.systems.logistic.steps import Decider, EvalSets, decide_for, end_epoch, products_of, receive_end, report
 
 # ---------------------------------------------------------------- data parties
 
@@ -157,46 +158,39 @@ def _train_slice(
 ) -> tuple[Floats, list[float]]:  # fmt: skip
     """Train the own weights (n_columns,), as the active or a passive party; return also the losses, at the former.
 
-    Training goes on from the state `resumed`, if there is one; `evals` then has the losses of eval sets.
+    Training continues from the state `resumed`, if there is one; `evals` then has the losses of eval sets.
     """
     party, columns, labels = inputs.party, own.columns, own.labels
     seeds = pair_seeds(party, setting.others(party.name))
     masks = CancellingMasks(party.job, party.protocol, party.name, seeds)
-    sums = products_of(inputs, setting, own, blocks_of(batches), masks)
+    sums = products_of(inputs, setting, own, blocks_of(batches), masks)  # step 0 of the paper: keys
     decider = Decider(party, setting, masks, seeds)
     slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
     schedule = setting.solver.schedule()
+    restore(resumed, schedule, slice_, decider, evals)
+    report(inputs.progress, party.round, schedule, evals)
     X = columns * 2.0**-COLUMN_FRACTION
-    pull = (
-        None
-        if labels is None
-        else setting.fixed(own.weighed(np.arange(setting.n_rows), 2.0 * labels.astype(np.float64)))
-    )
+    pull = own.pull_of_labels(setting)
     mean_weight = 1.0 if own.weight is None else float(own.weight[batches].mean())
-    if resumed is not None:
-        assert resumed.slice is not None
-        schedule.resume(resumed)
-        slice_.resume(resumed.slice)
-        decider.resume(resumed)
-        evals.resume(resumed)
-    if inputs.progress is not None:
-        inputs.progress(party.round, {"train": schedule.losses, **evals.found.losses})
     while True:
         party.round += 1
         epoch_loss = 0
         for at, rows in enumerate(batches):
-            # 4 d = u - 2 y, times the row's weight: every party's part of it, in fixed point
+            # [Alg. 1, step 1] the own part u of every row's margin, times the row's weight, in fixed point
             u = setting.fixed(own.weighed(rows, X[rows] @ slice_.weights))
+            # [Alg. 1, step 2] 4 d = u_A + u_B - 2 y is the sum of parts that never leave their owners
             d = u if pull is None else u - pull[rows]
+            # [Alg. 1, step 3] g = mean of d x: the own slice of it, from products with hidden parts
             grad = setting.mean_over(len(rows), sums.times(rows, d, counted=True))
-            s = slice_.candidate()
-            v = None
-            if s is not None:  # the Hessian's product: v = mean of x (x^T s) / 4
+            s, v = slice_.candidate(), None
+            if s is not None:
+                # [Alg. 1, step 4] every L iterations v = mean of x (x^T s) / 4, the Hessian's product (3*, 4*)
                 pieces = setting.curvature_rows(batches, at)
                 products = [sums.times(of, setting.fixed(own.weighed(of, X[of] @ s)), counted=False) for of in pieces]
                 v = setting.mean_over(sum(map(len, pieces)), [sum(of) for of in zip(*products, strict=True)])
             # loss = log 2 + mean(d u) / 2 - mean(y u) / 4, where the mean of d u is w^T g; all weighted
             epoch_loss += _loss_part(setting, slice_.weights, grad, u, None if labels is None else labels[rows])
+            # [Alg. 1, step 5] coefficients of the step in s, v and g, from summed inner products; each its own slice
             slice_.step(decider.decide(slice_.products(grad, v), paired=v is not None))
         summed = sums.loss(epoch_loss)
         evals.look(slice_.weights, seeds)
@@ -249,12 +243,8 @@ def coordinator(inputs: GlmInput) -> None:
     solver = setting.solver
     opener = None if setting.cipher == "lattice" else Opener(party, setting, inputs.threads)
     decider, schedule = setting.decider(), solver.schedule()
-    iteration = 0
-    if resumed is not None:
-        assert resumed.coordinator is not None
-        schedule.resume(resumed)
-        decider.resume(resumed.coordinator)
-        iteration = resumed.iterations
+    restore(resumed, schedule, decider)
+    iteration = 0 if resumed is None else resumed.iterations
     while True:
         party.round += 1
         for _ in range(setting.n_batches):
