@@ -32,7 +32,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from data import Data, arguments, default_of_credit_card_clients, flat, give_me_some_credit, report, splits, verdict
 from treaty import LogisticRegression
 from treaty.data.table import to_table
-from treaty.linear.batches import batch_seed
+from treaty.linear.lbfgs import batch_seed
 from treaty.linear.losses import TAYLOR, probabilities
 from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from data import ROOT, Data, adult, arguments, default_of_credit_card_clients, give_me_some_credit, report
 from treaty.data.table import to_table
-from treaty.linear.batches import batch_seed, partition
+from treaty.linear.lbfgs import batch_seed, partition
 from treaty.models.linear import preparation_of
 from treaty.systems.logistic.setup import fixed_columns
 

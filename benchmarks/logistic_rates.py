@@ -21,7 +21,7 @@ import numpy as np
 
 from data import Data, adult, arguments, default_of_credit_card_clients, give_me_some_credit, report, splits
 from logistic_accuracy import METHODS, TOL, prepared, taylor
-from treaty.linear.batches import batch_seed
+from treaty.linear.lbfgs import batch_seed
 from treaty.linear.training import FittedWeights, Optimiser, train
 
 RATES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)

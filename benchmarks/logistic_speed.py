@@ -23,7 +23,7 @@ from sklearn.model_selection import train_test_split
 
 from data import arguments, default_of_credit_card_clients, report, verdict
 from treaty.data.table import Table, to_table
-from treaty.linear.batches import batch_seed
+from treaty.linear.lbfgs import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.models.linear import preparation_of
 from treaty.runs.threads import Run, train_in_threads

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed, check_batch_size, fewest_rows, partition, rows_alone
+from treaty.linear.lbfgs import batch_seed, check_batch_size, fewest_rows, partition, rows_alone
 
 SEED = batch_seed(0)
 

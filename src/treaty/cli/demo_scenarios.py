@@ -24,7 +24,7 @@ from treaty.errors import ConfigError
 from treaty.estimators.align import align
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier, GBDTRegressor
-from treaty.linear.batches import fewest_rows
+from treaty.linear.lbfgs import fewest_rows
 from treaty.models.linear import preparation_of
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.options import BoostingOptions, Pooled

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treaty.errors import DataError
-from treaty.linear.batches import curvature_rows, partition
-from treaty.linear.lbfgs import Coordinator, EpochState, Slice
+from treaty.linear.lbfgs import Coordinator, EpochState, Slice, curvature_rows, partition
 from treaty.linear.losses import TAYLOR, Loss, mean_over_rows
 from treaty.linear.preparation import TOO_FEW_ROWS, determined, uncorrelated, with_sums
 from treaty.machine.arrays import Floats
@@ -102,7 +101,7 @@ class Optimiser:
     """Settings of `train`.
 
     `memory` pairs are made every `period` iterations (see `treaty.linear.lbfgs`; no memory is gradient descent);
-    `batch_size` and `seed` are of `treaty.linear.batches`, the next three of `Schedule`. A pair's Hessian product is
+    `batch_size` and `seed` are of `treaty.linear.lbfgs`, the next three of `Schedule`. A pair's Hessian product is
     over `hessian_batch_size` rows, see `curvature_rows`; None: over the batch. The penalty is l2/2 ||w||^2 over all
     columns but the last where that is the `intercept`.
     """

@@ -10,7 +10,7 @@ import numpy as np
 
 from tables import cut, cut_for_active, real_table
 from treaty.data.table import Table, to_table
-from treaty.linear.batches import batch_seed
+from treaty.linear.lbfgs import batch_seed
 from treaty.linear.training import Optimiser, train
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper, checkpoint_file

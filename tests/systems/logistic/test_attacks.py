@@ -11,8 +11,7 @@ from systems.logistic.playing import LEAD, OPTIONS, PAPER, linear_tables, play_l
 from treaty.crypto.keystream import from_fixed, total
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed, fewest_rows, partition
-from treaty.linear.lbfgs import Coordinator, Slice
+from treaty.linear.lbfgs import Coordinator, Slice, batch_seed, fewest_rows, partition
 from treaty.linear.losses import TAYLOR, mean_over_rows
 from treaty.messaging.messages import decode_body, view
 from treaty.models.linear import preparation_of

@@ -85,7 +85,7 @@ def test_a_party_is_sent_ciphertexts_and_opens_masked_numbers():
     assert received(played, "p0") - {"Goodbye"} == both | {"TableSize", "LossShare", "InnerProducts"}
     assert received(played, "p1") - {"Goodbye"} == both | {"TrainingSizes", "EpochEnd", "StepCoefficients"}
     learned = said(["p0", "p1"], played.results["p0"], **GIVEN)
-    assert "p1's factors of rates, ciphertexts under p1's key" in " ".join(learned["p0"])
+    assert "the sender's factor of each row's rate, under its own key" in " ".join(learned["p0"])
 
 
 def test_what_a_poisson_regression_cannot_be_is_refused():

@@ -26,7 +26,7 @@ from treaty.errors import ConfigError, DataError
 from treaty.files import read_file
 from treaty.linear.losses import fit_calibration
 from treaty.messaging.messages import decode_body, view
-from treaty.systems.logistic import lattice as lattice_products
+from treaty.systems.logistic import products as lattice_products
 from treaty.systems.logistic.batches import FORMAT, KeptBatches, _Kept
 from treaty.systems.logistic.coordinated import DecryptedProducts, EncryptedVector, SharedKey
 from treaty.systems.logistic.quasi_newton import active

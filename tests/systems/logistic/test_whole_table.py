@@ -17,7 +17,7 @@ from treaty.errors import ConfigError, DataError, PeerError
 from treaty.linear.losses import SQUARED, TAYLOR
 from treaty.linear.training import minimise, standard_errors
 from treaty.messaging.messages import Array, decode_body, view
-from treaty.systems.logistic import lattice as lattice_products
+from treaty.systems.logistic import products as lattice_products
 from treaty.systems.logistic.glm.inference import CrossProducts
 from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 

@@ -20,7 +20,7 @@ The loss of a batch needs no product of vectors of its own: with 4 d = u - 2 y, 
 log 2 + mean(d u) / 2 - mean(y u) / 4, and the mean of d u is w^T g, of which every party has its own part.
 
 *Assumptions*: honest-but-curious parties; the cipher. The coordinator must not collude with the active party, who has
-all passive parties' <v_k>. Without a coordinator see `two_party`.
+all passive parties' <v_k>. Without a coordinator see `products`.
 """
 
 from __future__ import annotations

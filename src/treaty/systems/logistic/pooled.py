@@ -18,7 +18,7 @@ import numpy as np
 
 from treaty.data.table import Table
 from treaty.errors import ConfigError
-from treaty.linear.batches import batch_seed
+from treaty.linear.lbfgs import batch_seed
 from treaty.linear.losses import LOGISTIC, TAYLOR, fit_calibration, target_of, warn_beyond_taylor
 from treaty.linear.preparation import Preparation
 from treaty.linear.training import Optimiser, minimise, settled, standard_errors, train

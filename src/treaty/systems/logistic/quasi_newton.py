@@ -13,7 +13,7 @@ FATE's host), and a coordinator without data, or none. Output: each party gets t
 message             from -> to                  content                                             protection
 ==================  ==========================  ==================================================  ================
 set-up              see `setup`, `batches`, `resuming` and `row_weights`
-products            `coordinated`, `two_party`, `lattice`: of each batch every party gets its own
+products            `coordinated`, `products`, `lattice`: of each batch every party gets its own
                     slice of the gradient, in every L-th its slice of the curvature v
 step                see `steps`: inner products of s, v and g to the coordinator, coefficients back
 loss                by the products             the epoch's mean loss, to the active party alone    masks
@@ -46,13 +46,11 @@ from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.party import agree
 from treaty.models.linear import LinearPart
 from treaty.systems.logistic import paper
-from treaty.systems.logistic.batches import agree_on_batches, rows_digest_of, tell_lone_rows
+from treaty.systems.logistic.batches import agree_on_batches, check_shown, rows_digest_of, tell_lone_rows, tell_weights
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.glm import training as whole_table
-from treaty.systems.logistic.lattice import blocks_of
 from treaty.systems.logistic.prediction import collect_margins, give_margins
-from treaty.systems.logistic.resuming import Checkpoints, restore
-from treaty.systems.logistic.row_weights import check_shown, tell_weights
+from treaty.systems.logistic.products import blocks_of
 from treaty.systems.logistic.setup import (
     GlmInput,
     OwnData,
@@ -64,7 +62,17 @@ from treaty.systems.logistic.setup import (
     prepared,
     terms,
 )
-from treaty.systems.logistic.steps import Decider, EvalSets, decide_for, end_epoch, products_of, receive_end, report
+from treaty.systems.logistic.steps import (
+    Checkpoints,
+    Decider,
+    EvalSets,
+    decide_for,
+    end_epoch,
+    products_of,
+    receive_end,
+    report,
+    restore,
+)
 
 # ---------------------------------------------------------------- data parties
 

@@ -27,8 +27,7 @@ from treaty.crypto import parameters
 from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError, PeerProtocolError
-from treaty.linear.batches import check_batch_size, check_hessian_batch_size, curvature_rows
-from treaty.linear.lbfgs import Coordinator, Slice
+from treaty.linear.lbfgs import Coordinator, Slice, check_batch_size, check_hessian_batch_size, curvature_rows
 from treaty.linear.preparation import COLUMN_FRACTION, Preparation
 from treaty.linear.training import Schedule
 from treaty.machine.arrays import Floats, Integers

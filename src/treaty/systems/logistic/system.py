@@ -16,14 +16,13 @@ from treaty.crypto.sums.hidden_vectors import Fields, product_bits, vectors_para
 from treaty.crypto.sums.lattice_sums import vector_bytes
 from treaty.errors import ConfigError
 from treaty.systems.expected import KEY_BYTES, ROUND_TRIP, Expected, Shape, not_expected
-from treaty.systems.logistic.disclosures import conclusions
-from treaty.systems.logistic.lattice import WEIGHT_BOUND
-from treaty.systems.logistic.leakage import ROUTES
+from treaty.systems.logistic.leakage import ROUTES, conclusions
 from treaty.systems.logistic.online import online_active, online_passive
 from treaty.systems.logistic.options import SGD as SGDOptions
 from treaty.systems.logistic.options import FederatedRegression, QuasiNewton, RegressionOptions
 from treaty.systems.logistic.pooled import train_pooled
 from treaty.systems.logistic.prediction import predict_active, predict_passive
+from treaty.systems.logistic.products import WEIGHT_BOUND
 from treaty.systems.logistic.quasi_newton import active, coordinator, passive
 from treaty.systems.logistic.setup import MARGIN_BITS, WEIGHT_BITS, solver_of
 from treaty.systems.pooled.options import Pooled

@@ -32,7 +32,7 @@ import numpy as np
 from treaty.crypto.payload import from_words, to_words
 from treaty.crypto.sums.hidden_vectors import Fields, Hider, hide_rows, opened, product_bits
 from treaty.errors import ConfigError, DataError
-from treaty.linear.batches import ROWS_PER_COLUMN
+from treaty.linear.lbfgs import ROWS_PER_COLUMN
 from treaty.linear.losses import Target
 from treaty.machine.arrays import Floats, Integers
 from treaty.messaging.leakage import MessageLeakage

@@ -44,13 +44,12 @@ from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party, agree
 from treaty.models.linear import LinearPart, one_against_rest
-from treaty.systems.logistic.batches import tell_lone_rows
+from treaty.systems.logistic.batches import tell_lone_rows, tell_weights
 from treaty.systems.logistic.coordinated import Opener
 from treaty.systems.logistic.glm.inference import invert_for, open_for_inference, standard_errors
 from treaty.systems.logistic.glm.poisson import RateGradients, RateProducts, check_pairs
-from treaty.systems.logistic.lattice import blocks_of_rows
 from treaty.systems.logistic.prediction import collect_margins, give_margins
-from treaty.systems.logistic.row_weights import tell_weights
+from treaty.systems.logistic.products import blocks_of_rows
 from treaty.systems.logistic.setup import (
     GlmInput,
     OwnData,
