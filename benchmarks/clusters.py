@@ -23,7 +23,8 @@ from data import arguments, cpu_of_others, report
 from large_tables import BY_ROW, OPTIONS, written, written_by_row
 from treaty.cluster import ray_shards
 from treaty.runs import party as jobs
-from treaty.runs.job import Job, decoded_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import decoded_job
 from treaty.runs.party import find_part, owners_of_model
 from treaty.runs.warm_up import compile_kernels
 

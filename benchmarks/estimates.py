@@ -25,10 +25,11 @@ import pyarrow.parquet as parquet
 from data import arguments, cpu_of_others, report
 from treaty.runs import processes
 from treaty.runs.expectations import expect
-from treaty.runs.job import Align, Job, Member, decoded_job
+from treaty.runs.job import Align, Job, Member
+from treaty.runs.job_files import decoded_job
 from treaty.runs.party import train_party
 from treaty.runs.report import load_reports
-from treaty.runs.rows import read_alone
+from treaty.runs.table_files import read_alone
 from treaty.runs.warm_up import compile_kernels
 
 BYTES, SECONDS, MEMORY = 1.3, 3.0, 2.0
@@ -143,9 +144,9 @@ def measure(title: str, rows: int, case: tuple[str, dict[str, Any], dict[str, An
         for of in shown:
             member = job.parties[of]
             has_rows = member.table is not None and of in job.roles().owners
-            table = read_alone(job, of, str(member.table), training=True)[0].features if has_rows else None
+            table = read_alone(job.table_rules(of), str(member.table), training=True)[0].features if has_rows else None
             if table is None and title in ROW_SPLIT:  # an estimate for as many rows as users have
-                table = read_alone(job, "owner0", str(parties["owner0"].table), training=True)[0].features
+                table = read_alone(job.table_rules("owner0"), str(parties["owner0"].table), training=True)[0].features
             found = expect(job, job.roles(), of, table)
             received = sum(reports[of].received.values())
             lines.append({

@@ -32,7 +32,8 @@ from treaty.data import reading
 from treaty.messaging.grpc_channel import GrpcChannel
 from treaty.runs import party as jobs
 from treaty.runs import processes
-from treaty.runs.job import Job, Member, decoded_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import decoded_job
 from treaty.runs.warm_up import compile_kernels
 
 COLUMNS, BAR = 20, 12.0

@@ -28,7 +28,7 @@ from relays import Relays, outage
 from treaty.node.identity import load_own, sign
 from treaty.node.proposals import id_of, proposed, rounds_of, statement
 from treaty.node.store import FINAL, JobRow, Store
-from treaty.runs.job import read_job
+from treaty.runs.job_files import read_job
 from treaty.runs.processes import free_ports
 
 sys.path.insert(0, str(ROOT / "tests"))  # what starts nodes in tests

@@ -41,7 +41,8 @@ from secureboost_memory import CIPHERTEXT, status
 from treaty.messaging.transcript import Transcript
 from treaty.runs import party as jobs
 from treaty.runs import processes, reading
-from treaty.runs.job import Job, Member, load_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import load_job
 from treaty.runs.warm_up import compile_kernels
 from treaty.systems.system import Roles
 

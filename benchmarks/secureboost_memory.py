@@ -21,7 +21,8 @@ import pyarrow.parquet as parquet
 from data import arguments, give_me_some_credit, report, verdict
 from treaty.runs import party as jobs
 from treaty.runs import processes, reading
-from treaty.runs.job import Job, Member, decoded_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import decoded_job
 from treaty.runs.warm_up import compile_kernels
 
 CIPHERTEXT, TIMES = 384, 3

@@ -18,10 +18,11 @@ from treaty.errors import ConfigError
 from treaty.messaging.certificates import write_identity
 from treaty.runs import expectations, local_checks
 from treaty.runs.connecting import listening
-from treaty.runs.job import Job, load_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import load_job
 from treaty.runs.local_checks import check_cheaply, check_own, probe
 from treaty.runs.party import train_party
-from treaty.runs.rows import read_alone
+from treaty.runs.table_files import read_alone
 
 
 def check(folder: Path, name: str = "a", *more: str) -> Result:
@@ -232,7 +233,7 @@ def test_too_little_memory_is_wrong_and_says_what_to_do(job, tmp_path, monkeypat
 
 
 def test_too_little_room_in_the_store_is_wrong(job, tmp_path):
-    table = read_alone(job, "a", str(job.parties["a"].table), training=True)[0].features
+    table = read_alone(job.table_rules("a"), str(job.parties["a"].table), training=True)[0].features
     expected = expectations.expect(job, job.roles(), "a", table)
     assert "kept for later jobs" in expectations.check_store(job, "a", expected)
     with pytest.raises(ConfigError, match="make room, or name another folder as store"):

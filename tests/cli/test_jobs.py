@@ -16,10 +16,11 @@ from runs.small_jobs import SYSTEMS, played, write_job
 from treaty.cli.logs import logged
 from treaty.cli.main import app
 from treaty.files import read_json, write_json
-from treaty.runs.job import Job, Member, load_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import load_job
 from treaty.runs.party import part_file
 from treaty.runs.report import FORMAT, Report
-from treaty.runs.rows import read_rows
+from treaty.runs.table_files import read_rows
 
 TREATY = [sys.executable, "-m", "treaty"]
 
@@ -180,13 +181,17 @@ def test_what_a_table_has_is_said_without_being_asked(tmp_path, capsys):
     said = "a: t.csv: 1,200 rows, 2 numeric, 7 categorical columns (kind0, kind1, kind2, kind3, kind4 and 2 more)\n"
     for verbose in (False, True):
         with logged(verbose, None):
-            read_rows(job, "a", str(tmp_path / "t.csv"))
+            read_rows(job.table_rules("a"), str(tmp_path / "t.csv"))
         out, err = capsys.readouterr()
         assert out == ("" if verbose else said)
         assert (f"Z {said}" in err) == verbose
         assert "a: 'empty' has no value in any row of t.csv and cannot help" in err
     with logged(False, None):  # rows to predict
-        read_rows(job, "a", str(tmp_path / "t.csv"), read_rows(job, "a", str(tmp_path / "t.csv")).features.schema)
+        read_rows(
+            job.table_rules("a"),
+            str(tmp_path / "t.csv"),
+            read_rows(job.table_rules("a"), str(tmp_path / "t.csv")).features.schema,
+        )
     assert capsys.readouterr().out == said
 
 

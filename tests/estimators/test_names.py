@@ -10,7 +10,7 @@ from sklearn.metrics import brier_score_loss, f1_score, log_loss, mean_absolute_
 
 import treaty
 from tables import real_table
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 
 LINEAR = [treaty.LogisticRegression, treaty.LinearRegression, treaty.PoissonRegressor]
 TREES = [treaty.GBDTClassifier, treaty.GBDTRegressor, treaty.GBDTRanker]

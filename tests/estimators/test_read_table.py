@@ -10,7 +10,7 @@ import pytest
 import treaty
 from tables import real_table
 from treaty.runs.job import Job, Member
-from treaty.runs.rows import read_rows
+from treaty.runs.table_files import read_rows
 
 
 def written(folder: Path) -> Path:
@@ -27,7 +27,7 @@ def test_a_file_is_read_as_jobs_read_it(tmp_path: Path) -> None:
     fitted = treaty.GBDTClassifier("pooled", n_estimators=2).fit(table, real_table("binary")[1])
     member = Member(table=str(path), categorical=["zip"])
     job = Job(name="t", active="a", label="y", parties={"a": member}, protocol="federboost-horizontal")
-    rows = read_rows(job, "a", str(path)).features
+    rows = read_rows(job.table_rules("a"), str(path)).features
     (part,) = fitted.parts_.values()
     assert part.schema == rows.schema
     assert part.schema.categories[-2:] == (("Oslo", "Rome"), ("00001", "01234", "98765"))

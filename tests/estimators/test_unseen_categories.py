@@ -17,7 +17,7 @@ from tables import cut, real_table
 from treaty.estimators.linear import LogisticRegression
 from treaty.estimators.trees import GBDTClassifier
 from treaty.runs.job import Job, Member
-from treaty.runs.rows import read_rows
+from treaty.runs.table_files import read_rows
 
 TREES = {"n_estimators": 1, "max_depth": 2, "n_jobs": 1}
 BY_COLUMN: dict[str, dict[str, Any]] = {
@@ -99,9 +99,9 @@ def test_jobs_log_unseen_categories_at_their_owner(tmp_path: Path, caplog: pytes
     elsewhere(X).to_csv(tmp_path / "new.csv", index=False)
     member = Member(table=str(tmp_path / "t.csv"))
     job = Job(name="t", active="p1", label="y", parties={"p1": member}, protocol="federboost-horizontal")
-    schema = read_rows(job, "p1", str(member.table)).features.schema
+    schema = read_rows(job.table_rules("p1"), str(member.table)).features.schema
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     caplog.clear()
-    read_rows(job, "p1", str(tmp_path / "new.csv"), schema)
+    read_rows(job.table_rules("p1"), str(tmp_path / "new.csv"), schema)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert re.match(SAID.format("p1"), record.getMessage())

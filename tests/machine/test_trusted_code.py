@@ -17,7 +17,7 @@ from treaty.estimators.reporting import FORMAT, read_saved
 from treaty.files import write_json
 from treaty.machine import process
 from treaty.machine.process import imported, is_code, trust
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.trees.losses.custom import loss_at
 
 PLANTED = """

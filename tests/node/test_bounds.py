@@ -25,9 +25,9 @@ from treaty.node.service import Node
 from treaty.node.settings import load_settings
 from treaty.node.worker import WorkerEvent
 from treaty.privacy.ledger import Ledger, per_person
-from treaty.runs.job import decoded_job
+from treaty.runs.job_files import decoded_job
 from treaty.runs.party import _training_inputs
-from treaty.runs.reading import TrainingTables
+from treaty.runs.rows import TrainingTables
 from treaty.runs.threads import play
 from treaty.systems.system import Signer
 

@@ -30,7 +30,7 @@ from treaty.node.service import Node
 from treaty.node.settings import load_settings
 from treaty.node.store import JobRow, Store
 from treaty.node.worker import WorkerEvent
-from treaty.runs.job import decoded_job
+from treaty.runs.job_files import decoded_job
 
 BOTH = ("bank", "shop")
 

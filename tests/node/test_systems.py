@@ -25,7 +25,8 @@ from treaty.data.table import Table
 from treaty.errors import PeerLost
 from treaty.models.checkpoints import noise_folder
 from treaty.models.trees import load_part
-from treaty.runs.job import Job, load_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import load_job
 from treaty.runs.processes import run_all
 from treaty.serving.models import ServedModel
 

@@ -12,7 +12,8 @@ from pace import within
 from tables import real_table
 from treaty.errors import TreatyError
 from treaty.messaging.certificates import write_identity
-from treaty.runs.job import Job, load_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import load_job
 from treaty.runs.party import find_part, owners_of_model, train_party
 from treaty.runs.processes import free_ports
 

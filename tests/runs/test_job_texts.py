@@ -9,7 +9,7 @@ import pytest
 import treaty
 from treaty.messaging.certificates import load_certificate, make_identity
 from treaty.node.cards import read_small
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 
 JOB = (
     'name = "t"\nactive = "a"\nlabel = "y"\noutput = "~/out"\nstore = "~"\n[align]\nlog = "~/runs"\n'

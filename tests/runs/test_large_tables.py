@@ -19,10 +19,11 @@ from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import write_identity
 from treaty.runs import rows
 from treaty.runs.expectations import CELL, expect
-from treaty.runs.job import Job, Member, load_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import load_job
 from treaty.runs.party import predict_party
 from treaty.runs.processes import free_ports
-from treaty.runs.rows import read_alone, read_rows
+from treaty.runs.table_files import read_alone, read_rows
 
 LATTICE = 'protocol = "secureboost"\n[secureboost]\nencryption = "lattice"\nallow_exact_sums = true'
 FEDERBOOST = 'protocol = "federboost-vertical"\n[federboost-vertical]\nmode = "paper"\nepsilon = inf'
@@ -143,7 +144,7 @@ def test_what_is_wrong_is_told_in_the_same_words(tmp_path, changed, member, labe
         monkeypatch.setattr(reading, "ON_DISK", limit)
         job = Job(name="t", active="a", parties={"a": Member(table=path, **member)}, **({"label": "y"} | labels))
         with pytest.raises(DataError, match=r"^a: ") as caught:
-            read_alone(job, "a", path, training=True)
+            read_alone(job.table_rules("a"), path, training=True)
         said.append(str(caught.value))
     assert said[0] == said[1]
 
@@ -156,13 +157,13 @@ def test_a_store_without_room_ends_the_job_before_it_meets_others(tmp_path, monk
     with pytest.raises(
         ConfigError, match=r"in .*store.scratch, which needs 0\.0 GB there: 0\.0 GB are free; make room"
     ):
-        read_rows(job, "a", path)
+        read_rows(job.table_rules("a"), path)
 
 
 def test_a_table_on_disk_is_expected_to_take_memory_by_rows_alone(tmp_path, monkeypatch):
     job = write_job(tmp_path, LATTICE, "parquet", align=False)
-    table = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
+    table = read_alone(job.table_rules("b"), str(job.parties["b"].table), training=True)[0].features
     monkeypatch.setattr(reading, "ON_DISK", 0)
-    on_disk = read_alone(job, "b", str(job.parties["b"].table), training=True)[0].features
+    on_disk = read_alone(job.table_rules("b"), str(job.parties["b"].table), training=True)[0].features
     most, least = (expect(job, job.roles(), "b", of).memory for of in (table, on_disk))
     assert most - least == CELL * 400 * 5

@@ -9,7 +9,8 @@ from runs.small_jobs import played, write_job
 from treaty.errors import ConfigError, TreatyError
 from treaty.runs import connecting as compared
 from treaty.runs.connecting import wait_of
-from treaty.runs.job import Align, load_job
+from treaty.runs.job import Align
+from treaty.runs.job_files import load_job
 from treaty.runs.party import train_party
 
 

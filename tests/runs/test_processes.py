@@ -39,7 +39,7 @@ from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
 from treaty.runs import processes
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.runs.party import find_part, train_party
 from treaty.runs.processes import PORTS, free_ports
 from treaty.runs.warm_up import compile_kernels

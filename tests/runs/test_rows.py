@@ -14,10 +14,18 @@ from treaty.data.table import to_table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Align, Job, Member
-from treaty.runs.rows import Rows, labelled, open_rows, read_ahead, read_rows, read_to_predict, with_noisy_labels
+from treaty.runs.rows import alignment_of, open_rows
+from treaty.runs.table_files import Rows, labelled, read_ahead, read_rows, read_to_predict, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
+
+
+def opened_rows(party, job, **given):
+    """Open the rows of a party's training table, aligned with the others'."""
+    path = job.parties[party.name].table
+    alignment = alignment_of(job, party.name, path, threads=1)
+    return open_rows(party, job.table_rules(party.name), path, None, alignment, **given)
 
 
 def test_labels_randomised_once_serve_every_alignment(tmp_path):
@@ -32,7 +40,13 @@ def test_labels_randomised_once_serve_every_alignment(tmp_path):
         table = to_table(frame[["x"]].iloc[order])
         rows = Rows(whole.take(pa.array(order)), table, whole, order)
         data, classes = with_noisy_labels(
-            LabelledRows(table, np.zeros(len(order))), rows, job, str(path), options, ledger
+            LabelledRows(table, np.zeros(len(order))),
+            rows,
+            job.table_rules(job.active),
+            str(path),
+            options,
+            ledger,
+            job.name,
         )
         assert classes == ["no", "yes"]
         return dict(zip(order.tolist(), data.y.tolist(), strict=True))
@@ -58,7 +72,7 @@ def test_alignments_of_a_job_are_limited_without_a_log(tmp_path):
     job = Job(name="t", active="bank", label="y", parties=members, align=Align(on="id", max_runs=2))
 
     def opened(party):
-        return open_rows(party, job, job.parties[party.name].table, None).features.n_rows
+        return opened_rows(party, job).features.n_rows
 
     def align():
         roles = dict.fromkeys(members, opened)
@@ -82,7 +96,7 @@ def test_what_the_training_table_is_to_drop_it_must_have(tmp_path, owner):
     def read(drop, at):
         member = Member(table=path, drop=drop) if owner == "table" else Member(eval_tables=[path], drop=drop)
         job = Job(name="t", active="a", label="y", parties={"a": member}, protocol="federboost-horizontal")
-        return read_rows(job, "a", at).features.schema.names
+        return read_rows(job.table_rules("a"), at).features.schema.names
 
     assert read(["key"], path) == ("x",)
     assert read(["key"], other) == ("x",)
@@ -94,7 +108,7 @@ def of_shop(folder, member=None, **fields):
     """Return a job, and a reader of files of the shop's, which has labels and rows of its own."""
     member = member or Member(table=str(folder / "t.csv"))
     job = Job(name="t", active="shop", label="y", parties={"shop": member}, protocol="federboost-horizontal", **fields)
-    return job, lambda path, schema=None: read_rows(job, "shop", str(path), schema)
+    return job, lambda path, schema=None: read_rows(job.table_rules("shop"), str(path), schema)
 
 
 def written(folder, frame, **cells):
@@ -149,7 +163,7 @@ def test_rows_to_predict_without_a_column_of_training_are_refused_before_anybody
     schema = read(written(tmp_path, X.assign(y=y))).features.schema
     path = written(tmp_path, X.rename(columns={"mean area": "area"}))
     with pytest.raises(DataError) as raised:
-        read_to_predict(job, "shop", str(path), schema)
+        read_to_predict(job.table_rules("shop"), str(path), schema)
     assert "missing columns 'mean area' and columns unknown from training, to be dropped: 'area'" in str(raised.value)
     assert str(raised.value).endswith(f" - at {path}")
     assert "area" not in raised.value.public
@@ -204,7 +218,7 @@ def test_ids_may_be_of_any_text_and_classes_where_that_is_declared(tmp_path):
     job, read = of_shop(tmp_path, member)
     rows = read(member.table)
     assert "y" not in rows.features.schema.names
-    assert labelled(rows, job, "shop", member.table, None, training=True)[1] == ["1", "2+"]
+    assert labelled(rows, job.table_rules("shop"), member.table, None, training=True)[1] == ["1", "2+"]
 
 
 def test_a_job_shows_common_ids_and_warns_of_few(tmp_path, caplog):
@@ -217,7 +231,7 @@ def test_a_job_shows_common_ids_and_warns_of_few(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         roles = dict.fromkeys(
             members,
-            lambda party: open_rows(party, job, members[party.name].table, None, phase=lambda *at: shown.append(at)),
+            lambda party: opened_rows(party, job, phase=lambda *at: shown.append(at)),
         )
         play(roles, star("bank", members), job="t", protocol="secureboost", timeout=60)
     noted = [record.getMessage() for record in caplog.records if record.levelno == NOTED]  # on every terminal
@@ -243,7 +257,7 @@ def test_padding_zeros_of_ids_are_kept_and_parties_that_lack_them_are_told(tmp_p
             frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path)
             members[name] = Member(table=str(path))
         job = Job(name="t", active="bank", label="y", parties=members, align=Align(on="id", text=text))
-        roles = dict.fromkeys(members, lambda party: open_rows(party, job, members[party.name].table, None))
+        roles = dict.fromkeys(members, lambda party: opened_rows(party, job))
         return play(roles, star("bank", members), job="t", protocol="secureboost", timeout=60).results
 
     with caplog.at_level(logging.INFO):
@@ -251,7 +265,7 @@ def test_padding_zeros_of_ids_are_kept_and_parties_that_lack_them_are_told(tmp_p
         assert "bank: t.csv: ids in 'id': text, 300 of 5 characters" in caplog.text
         with pytest.raises(
             ConfigError,
-            match=r"got (text at bank and integer at shop|integer at shop and text at bank); bring back padding",
+            match=r"got (text at bank and integer at shop|integer at shop and text at bank); restore padding",
         ):
             aligned(padded, plain)
         assert "shop: t.csv: ids in 'id': whole numbers, 200 of 3 digits, 90 of 2, 10 of 1" in caplog.text
@@ -267,9 +281,9 @@ def test_a_partners_column_that_is_called_like_the_label_is_refused(tmp_path):
     for own, fine in (({}, False), ({"drop": ["y"]}, True), ({"columns": ["y", "z"]}, True)):
         parties = {"bank": Member(table=path), "shop": Member(table=path, **own)}
         job = Job(name="t", active="bank", label="y", parties=parties)
-        assert read_ahead(job, "bank", path).arrow.num_rows == 9
+        assert read_ahead(job.table_rules("bank"), path).arrow.num_rows == 9
         if fine:
-            assert read_ahead(job, "shop", path).arrow.num_rows == 9
+            assert read_ahead(job.table_rules("shop"), path).arrow.num_rows == 9
             continue
         with pytest.raises(DataError, match=r"shop: column 'y' is called like the label of bank: drop it"):
-            read_ahead(job, "shop", path)
+            read_ahead(job.table_rules("shop"), path)

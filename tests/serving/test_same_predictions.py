@@ -22,7 +22,8 @@ from treaty.data.table import to_table
 from treaty.messaging.certificates import write_identity
 from treaty.models.linear import LinearPart, pooled_margins
 from treaty.models.trees import ModelPart, predict_pooled
-from treaty.runs.job import Job, load_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import load_job
 from treaty.runs.party import part_file
 from treaty.runs.processes import free_ports
 from treaty.serving.app import make_app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treaty.messaging.party import Party
@@ -22,7 +23,12 @@ def inputs(
     roles: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> RoleInput:
-    """Return a party's inputs; without `roles`, owners are active or passive. `fields` are the role's own."""
+    """Return a party's inputs; without `roles`, owners are active or passive. `fields` are the role's own.
+
+    Among them may be `numbers` and `digest` of its rows.
+    """
+    if of_rows := {name: fields.pop(name) for name in ("numbers", "digest") if name in fields}:
+        fields["data"] = replace(fields["data"], **of_rows)
     if not isinstance(common, BoostingOptions):
         common = BoostingOptions(**(common or {}))
     given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)

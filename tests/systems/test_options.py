@@ -18,7 +18,8 @@ from flat import CLASSES, common_of, option_lines
 from tables import cut, real_table
 from treaty.errors import ConfigError
 from treaty.machine import process
-from treaty.runs.job import Job, load_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import load_job
 from treaty.systems import ESTIMATORS, OPTIONS, SYSTEMS, find_system, option_class, option_owners
 from treaty.systems.logistic.options import RegressionOptions
 from treaty.systems.options import converted, given, names_of, place_of, public_terms

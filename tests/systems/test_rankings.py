@@ -15,7 +15,8 @@ from marks import slow
 from runs.job_files import train_in_threads
 from tables import assert_same_trees, cut, with_categories, with_gaps
 from treaty.errors import ConfigError, DataError
-from treaty.runs.job import Job, Member, load_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import load_job
 from treaty.runs.party import find_part
 
 OF_SYSTEMS = {

@@ -45,7 +45,7 @@ def check(
     """
     from treaty.cli.node import check_as_node
     from treaty.runs.connecting import listening
-    from treaty.runs.job import load_job, seconds_of
+    from treaty.runs.job_files import load_job, seconds_of
     from treaty.runs.local_checks import Finding, check_own, peers_of, probe
     from treaty.runs.report import learned_by
 
@@ -119,7 +119,7 @@ def disclosures(
     Nothing is trained, and no table is read.
     """
     from treaty.runs import disclosed
-    from treaty.runs.job import load_job
+    from treaty.runs.job_files import load_job
 
     if Path(job).suffix or Path(job).exists():
         if setting or party or model or align:

@@ -16,7 +16,8 @@ from treaty.cli.logs import PRINTED, LogFile, Trust, Verbose, console, log_of_al
 from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError
 from treaty.machine.process import keep_to
-from treaty.runs.job import Job, id_column, load_job
+from treaty.runs.job import Job, id_column
+from treaty.runs.job_files import load_job
 from treaty.runs.local_checks import check_training
 from treaty.runs.party import (
     check_explainable,

@@ -29,7 +29,6 @@ from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
 from treaty.runs.local_checks import Finding
-from treaty.runs.rows import labels_of
 from treaty.systems import SYSTEMS
 from treaty.systems.vertical.exact_sums import expected_share, expected_sides
 
@@ -181,7 +180,7 @@ class _Case:
     @cached_property
     def features(self) -> list[str]:
         """Columns that a model may use."""
-        without = {*self.member.drop, *labels_of(self.job, self.party)}
+        without = {*self.member.drop, *self.job.table_rules(self.party).labels}
         if self.job.align is not None:
             without.add(self.member.id or id_column(self.job, self.party))
         return [name for name in self.member.columns or self.facts.columns if name not in without]
@@ -234,7 +233,7 @@ def _alignments(case: _Case) -> _Found:
 
 
 def _labels(case: _Case) -> _Found:
-    if not case.trains or not (brought := labels_of(case.job, case.party)):
+    if not case.trains or not (brought := case.job.table_rules(case.party).labels):
         return None
     allowed = "allowed" if case.policy.labels else "its labels may not be used"
     return case.policy.labels, f"its columns {quoted(brought)} as label, weight or group; {allowed}"
@@ -247,7 +246,7 @@ def _columns(case: _Case) -> _Found:
         return False, f"columns {quoted(hidden)}, which the data set excludes"
     if allowed is None:
         return None
-    used = [*case.features, *(labels_of(case.job, case.party) if case.trains else ())]
+    used = [*case.features, *(case.job.table_rules(case.party).labels if case.trains else ())]
     if case.job.align is not None and data_set.id is None:  # the job names the id column
         used.append(id_column(case.job, case.party))
     more = [name for name in used if name not in allowed]

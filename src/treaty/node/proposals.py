@@ -19,7 +19,8 @@ import msgspec
 from treaty.errors import ConfigError, TreatyError
 from treaty.messaging.certificates import check_names
 from treaty.messaging.messages import clean
-from treaty.runs.job import Job, Member, check_whole, decoded_job, names_of_code, read_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import check_whole, decoded_job, names_of_code, read_job
 from treaty.runs.party import check_explainable, predicting
 from treaty.runs.serving import check_online
 from treaty.systems import SYSTEMS

@@ -22,8 +22,8 @@ from treaty.files import placed, without_mark
 from treaty.machine.process import is_code, trust
 from treaty.messaging.certificates import check_names
 from treaty.node.proposals import Verb
-from treaty.runs.job import Member, fault_of
-from treaty.runs.toml_tables import Places, converted
+from treaty.runs.job import Member
+from treaty.runs.job_files import Places, fault_of, struct_of
 from treaty.systems import SYSTEMS, find_system
 
 logger = logging.getLogger(__name__)
@@ -336,7 +336,7 @@ def _converted(raw: dict[str, Any]) -> Settings:
     """Convert the file's tables one by one, so that errors name table and field."""
     kinds: dict[str, Any] = {"web": Web, "limits": NodeLimits}
     ready: dict[str, Any] = {
-        name: converted(f"[{name}]", raw[name], kind, _PLACES, {}) for name, kind in kinds.items() if name in raw
+        name: struct_of(f"[{name}]", raw[name], kind, _PLACES, {}) for name, kind in kinds.items() if name in raw
     }
     kinds = {"peers": PeerSettings, "data": DataSet}
     for name, kind in kinds.items():
@@ -351,9 +351,9 @@ def _converted(raw: dict[str, Any]) -> Settings:
             except ConfigError as error:
                 raise ConfigError(f"[{where}] {error}") from None
             if kind is DataSet and isinstance(table, dict) and "policy" in table:
-                inner["policy"] = converted(f"[{where}.policy]", table["policy"], Policy, _PLACES, {})
-            ready[name][of] = converted(f"[{where}]", table, kind, _PLACES, inner)
-    settings: Settings = converted("", raw, Settings, _PLACES, ready)
+                inner["policy"] = struct_of(f"[{where}.policy]", table["policy"], Policy, _PLACES, {})
+            ready[name][of] = struct_of(f"[{where}]", table, kind, _PLACES, inner)
+    settings: Settings = struct_of("", raw, Settings, _PLACES, ready)
     return settings
 
 

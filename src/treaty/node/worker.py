@@ -30,7 +30,8 @@ from treaty.node.forgetting import alone
 from treaty.node.online import Requests, id_value
 from treaty.node.proposals import Verb
 from treaty.node.settings import DataSet
-from treaty.runs.job import Job, decoded_job, id_column
+from treaty.runs.job import Job, id_column
+from treaty.runs.job_files import decoded_job
 from treaty.runs.party import explain_party, find_part, predict_party, train_party
 from treaty.runs.processes import line_of_parent
 from treaty.runs.progress import TrainingBar

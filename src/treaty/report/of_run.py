@@ -20,7 +20,7 @@ from treaty.messaging.transcript import joined
 from treaty.models.trees import FORMAT as TREES
 from treaty.models.trees import load_part
 from treaty.report.contents import Contents, Curve, ModelScores, Section, scores_of_classes, scores_of_numbers
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.runs.report import FORMAT, Report
 
 _LEADS = ("active", "leader", "server")

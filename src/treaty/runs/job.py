@@ -7,8 +7,7 @@ others' out. Paths are relative to the file.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,21 +16,15 @@ import msgspec
 
 from treaty.data.ids import NORMALISE, Normalisation, OnDuplicate, Psi
 from treaty.errors import ConfigError
-from treaty.files import placed, without_mark
-from treaty.machine.process import check_trusted, is_code, trust
 from treaty.messaging.conversation import INBOX_LIMIT
 from treaty.privacy.ledger import EpsilonLimits
-from treaty.runs.toml_tables import in_words
 from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import PartySpec, Roles, System
 
-_ADDRESS, _NAME = r"^(.+:\d{1,5}|unix:/.+)$", r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-Address = Annotated[str, msgspec.Meta(pattern=_ADDRESS)]
-Name = Annotated[str, msgspec.Meta(pattern=_NAME)]  # stands in a certificate
-
-
-DURATIONS = ("wait", "timeout", "reconnect")  # fields of a job in seconds, or in words
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+Address = Annotated[str, msgspec.Meta(pattern=r"^(.+:\d{1,5}|unix:/.+)$")]
+Name = Annotated[str, msgspec.Meta(pattern=NAME)]  # stands in a certificate
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -159,6 +152,54 @@ class Align(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     max_runs: Annotated[int, msgspec.Meta(ge=1)] = 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRules:
+    """What a job says of one party's tables: which of their columns are used, and for what.
+
+    Attributes
+    ----------
+    party, active : str
+        The party itself, and the one with the labels.
+    by_row : bool
+        Whether tables are split by row, so that every party has labels.
+    label, weight, group, task
+        As of `Job`.
+    labels : list of str
+        The party's columns of labels, weights and groups, which are no features.
+    objective : str or None
+        The loss, which some labels do not suit.
+    id : str or None
+        The column of ids; None: rows are not aligned.
+    id_as_text, normalise, on_duplicate
+        How ids are read, as of `Align`.
+    columns, drop, categorical
+        As of `Member`.
+    own_tables : list of str
+        Paths of the training table and the eval sets; the first one must have all columns that the job names.
+    scratch : Path or None
+        Folder for a table that is too large for memory; None: the machine's own.
+    """
+
+    party: str
+    active: str
+    by_row: bool
+    label: str
+    weight: str | None
+    group: str | None
+    task: str
+    labels: list[str]
+    objective: str | None
+    id: str | None
+    id_as_text: bool
+    normalise: tuple[Normalisation, ...]
+    on_duplicate: OnDuplicate
+    columns: list[str] | None
+    drop: list[str]
+    categorical: list[str]
+    own_tables: list[str]
+    scratch: Path | None
+
+
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A job file.
 
@@ -233,7 +274,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def system(self) -> System:
         """The record of the job's system."""
-        return _between_parties(self.protocol)
+        return between_parties(self.protocol)
 
     @property
     def by_row(self) -> bool:
@@ -243,8 +284,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def settings(self) -> tuple[Any, Any]:
         """Return the checked options: the system's own, and the common ones."""
         system = self.system
-        _check_names(f"[{system.name}]", self.own, system.options, system)
-        _check_names(f"[{system.common.table}]", self.common, system.common, system)
+        check_names(f"[{system.name}]", self.own, system.options, system)
+        check_names(f"[{system.common.table}]", self.common, system.common, system)
         own = converted(self.own, system.options, f"[{system.name}]")
         given = self.common
         if system.common.table == "regression" and self.classes > 2 and given.get("family", "logistic") == "logistic":
@@ -267,6 +308,20 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         }
         return system.assign(places, self.active, self.settings()[0])
 
+    def table_rules(self, name: str) -> TableRules:
+        """Return what the job says of a party's tables."""
+        member, align = self.parties[name], self.align or Align()
+        labelled = name == self.active or self.by_row
+        return TableRules(
+            party=name, active=self.active, by_row=self.by_row, label=self.label, weight=self.weight, group=self.group,
+            task=self.task, labels=[of for of in (self.label, self.weight, self.group) if of] if labelled else [],
+            objective=self.common.get("objective"), id=None if self.align is None else member.id or align.on,
+            id_as_text=align.text, normalise=align.normalise, on_duplicate=align.on_duplicate,
+            columns=member.columns, drop=member.drop, categorical=member.categorical,
+            own_tables=[*([] if member.table is None else [member.table]), *member.eval_tables],
+            scratch=None if self.store is None else Path(self.store) / "scratch",
+        )  # fmt: skip
+
     def encoded(self) -> bytes:
         """Return the job as a file's JSON, which has no infinity."""
         plain = msgspec.to_builtins(self)
@@ -275,165 +330,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return msgspec.json.encode(plain)
 
 
-def load_job(path: str | Path) -> Job:
-    """Read a job from a TOML (or JSON) file; its paths become absolute. Raises as `read_job`."""
-    return _absolute(read_job(path), Path(path).resolve().parent)
-
-
-def read_job(path: str | Path) -> Job:
-    """Read a job from a TOML (or JSON) file, and check it.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, a field is unknown, missing, or of the wrong type, options or roles do not fit the
-        system, or rows are to be aligned that are of different people.
-    """
-    path = Path(path)
-    try:
-        data = without_mark(path.read_bytes())
-        decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
-        job = _job_of(_named_tables(decode(data)))
-        job.settings()
-    except OSError as error:
-        raise ConfigError(f"cannot read the job {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{str(error).replace('| null`', '| None`')} - in the job {path}") from None
-    check_whole(job, str(path))
-    return job
-
-
-def check_whole(job: Job, where: str) -> None:
-    """Refuse a job whose fields contradict each other; `where` it is from, for the error.
-
-    Raises
-    ------
-    ConfigError
-    """
-    if job.active not in job.parties:
-        raise ConfigError(f"expected active to be one of {', '.join(job.parties)}, got {job.active!r} - in {where}")
-    if len(job.parties) < 2:
-        raise ConfigError(f"expected at least two parties, got {', '.join(job.parties)} - in {where}")
-    used: dict[str, str] = {}
-    for name, member in job.parties.items():
-        for field, address in (("address", member.address), ("listen", member.listen)):
-            if address is not None and (fault := fault_of(address, int(field == "address"))):
-                raise ConfigError(f"parties.{name}.{field} = {address!r}: {fault} - in {where}")
-        if member.address is not None and used.setdefault(member.address, name) != name:
-            raise ConfigError(
-                f"parties {used[member.address]} and {name} have the same address, {member.address}: expected one of "
-                f"its own for each - in {where}"
-            )
-    if job.by_row and job.align is not None:
-        raise ConfigError(
-            f"expected no [align] with protocol {job.protocol!r}, whose parties hold different people's rows; take it "
-            f"out - in {where}"
-        )
-    if job.task != "classification" and job.classes > 2:
-        raise ConfigError(f'expected no classes with task = "{job.task}", got {job.classes} - in {where}')
-    if (job.task == "ranking") != (job.group is not None):
-        raise ConfigError(
-            f'expected group, a column, with task = "ranking" and with no other, got task = "{job.task}" and '
-            f"{'no group' if job.group is None else f'group = {job.group!r}'} - in {where}"
-        )
-    _check_classifies(job, where)
-
-
-def fault_of(address: str, least: int) -> str:
-    """Return what is wrong with an address of the form host:port, whose port is `least` or more; "" if nothing is."""
-    scheme, _, rest = address.partition("://")
-    if rest:
-        return f"expected host:port without {scheme}://"
-    host, _, port = address.rpartition(":")
-    if set(host) & set(" /@") and not address.startswith("unix:"):
-        return "expected host:port, the name or number of a machine alone"
-    if port.isdecimal() and not least <= int(port) <= 65535:
-        return f"expected a port from {least} to 65535"
-    if ":" in host and not address.startswith("unix:") and not (host.startswith("[") and host.endswith("]")):
-        return "expected an IPv6 address in brackets, [::1]:7000 say"
-    return ""
-
-
-def _job_of(fields: Any) -> Job:
-    """Convert a file's fields; the error names the party, the field and what it should be."""
-    parties = fields.get("parties") if isinstance(fields, dict) else None
-    if isinstance(parties, dict):
-        try:
-            msgspec.convert(list(parties), list[Name])
-        except msgspec.ValidationError:
-            wrong = ", ".join(repr(name) for name in parties if not re.fullmatch(_NAME, name))
-            raise ConfigError(
-                f"expected parties' names of letters, digits, - and _, at most 63 of them, got {wrong}"
-            ) from None
-        for name, member in parties.items():
-            try:
-                msgspec.convert(member, Member)
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"[parties.{name}] {in_words(str(error), member, Member)}") from None
-    try:
-        return msgspec.convert(fields, Job)
-    except msgspec.ValidationError as error:
-        said = in_words(str(error), fields, Job, align=Align)
-        raise ConfigError(f"the job {said}" if said.startswith("lacks") else said) from None
-
-
-def decoded_job(data: bytes, *, trusted: bool = False) -> Job:
-    """Return the job that `Job.encoded` encoded; `trusted`: by the process that has started this one."""
-    raw = msgspec.json.decode(data)
-    if trusted:
-        trust(names_of_code(raw).values())
-    return msgspec.convert(_named_tables(raw), Job)
-
-
-def names_of_code(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of code in a job's fields, by what they name; nothing of the job is looked up for that."""
-    boosting = raw.get("boosting")
-    named = {
-        "the system": raw.get("protocol"),
-        "the loss": boosting.get("objective") if isinstance(boosting, dict) else None,
-    }
-    return {what: str(name) for what, name in named.items() if is_code(name)}
-
-
-def _named_tables(raw: Any) -> Any:
-    """Put a file's tables of options, named by the system, into the fields `own` and `common`."""
-    if not isinstance(raw, dict):
-        return raw
-    protocol = raw.get("protocol", "secureboost")
-    if not isinstance(protocol, str):
-        raise ConfigError(f"expected protocol to be a system's name, got {protocol!r}")
-    for what, name in names_of_code(raw).items():
-        check_trusted(name, what)
-    system = _between_parties(protocol)
-    tables = {"own": system.name, "common": system.common.table}
-    others = {"options", "boosting", "regression", *(name for systems in SYSTEMS.values() for name in systems)}
-    for name in raw:
-        if name in others and name not in tables.values():
-            raise ConfigError(
-                f"expected options in [{system.name}] and [{system.common.table}], got a table [{name}]: the job's "
-                f"protocol is {system.name!r}"
-            )
-        if name in tables.values() and not isinstance(raw[name], dict):
-            raise ConfigError(f"expected [{name}] to be a table of options, got {raw[name]!r}")
-    fields = {name: value for name, value in raw.items() if name not in tables.values()}
-    fields |= {name: seconds_of(name, fields[name]) for name in DURATIONS if isinstance(fields.get(name), str)}
-    _check_names("the job", fields, Job, system)
-    _check_names("[align]", raw.get("align"), Align, system)
-    parties = raw.get("parties")
-    for name, member in parties.items() if isinstance(parties, dict) else ():
-        _check_names(f"[parties.{name}]", member, Member, system)
-    return fields | {field: raw.get(table, {}) for field, table in tables.items()}
-
-
-def seconds_of(name: str, text: str) -> float:
-    """Return the seconds of a duration in words: "90s", "2m", "1h30m"."""
-    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
-    if found is None or not any(found.groups()):
-        raise ConfigError(f'expected {name} to be seconds, or "90s", "2m", "1h30m" or "2d", got {text!r}')
-    return float(sum(int(n or 0) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True)))
-
-
-def _between_parties(protocol: str) -> System:
+def between_parties(protocol: str) -> System:
     """Return the record of a system, which must be one between parties."""
     system = find_system(protocol)
     if system.split == "none":
@@ -442,7 +339,7 @@ def _between_parties(protocol: str) -> System:
     return system
 
 
-def _check_names(table: str, given: Any, kind: Any, system: System) -> None:
+def check_names(table: str, given: Any, kind: Any, system: System) -> None:
     """Refuse a name that a table of the file does not have; the error says where it belongs, or what is meant."""
     places = {f"in [{system.name}]": system.options, f"in [{system.common.table}]": system.common}
     places |= {"at the top of the job": Job, "in [parties.NAME]": Member, "in [align]": Align}
@@ -457,57 +354,6 @@ def _check_names(table: str, given: Any, kind: Any, system: System) -> None:
             nearest = f"did you mean {near[0]!r}?" if near else advice(name, here, kind)
             hint = f"it belongs {where}" if where else nearest
             raise ConfigError(f"{table} has no {what} {name!r}; {hint}")
-
-
-def _check_classifies(job: Job, where: str) -> None:
-    """Refuse what a job of trees may ask for and a linear model does not have, or not in this family."""
-    if job.system.common.table != "regression":
-        return
-    common = job.settings()[1]
-    family, expected = common.family, "classification" if common.classifies else "regression"
-    if job.task != expected:
-        raise ConfigError(
-            f'expected task = "{expected}" with family = "{family}", got task = "{job.task}" - in {where}'
-        )
-    if family == "multiclass" and job.classes == 2:
-        raise ConfigError(f'expected the number of classes with family = "multiclass", classes = 5 say - in {where}')
-    asked = ["group"] if job.group is not None else []
-    asked += [f"parties.{name}.noisy_labels" for name, member in job.parties.items() if member.noisy_labels]
-    if asked:
-        raise ConfigError(
-            f"expected no group and no noisy_labels with protocol {job.protocol!r}, got {', '.join(asked)} - in {where}"
-        )
-    if any(member.eval_tables for member in job.parties.values()):
-        common.check_eval_sets(job.settings()[0])
-
-
-def _absolute(job: Job, here: Path) -> Job:
-    def absolute(name: str | None) -> str | None:
-        return None if name is None else placed(here, name)
-
-    parties = {
-        name: msgspec.structs.replace(
-            member,
-            certificate=absolute(member.certificate),
-            key=absolute(member.key),
-            table=absolute(member.table),
-            eval_tables=[placed(here, table) for table in member.eval_tables],
-            predict_table=absolute(member.predict_table),
-            noisy_labels=absolute(member.noisy_labels),
-            keep_for_audit=absolute(member.keep_for_audit),
-            record=absolute(member.record),
-        )
-        for name, member in job.parties.items()
-    }
-    align = job.align and msgspec.structs.replace(job.align, log=absolute(job.align.log))
-    return msgspec.structs.replace(
-        job,
-        parties=parties,
-        align=align,
-        output=placed(here, job.output),
-        checkpoints=absolute(job.checkpoints),
-        store=absolute(job.store),
-    )
 
 
 def store_of(job: Job, name: str) -> Path | None:

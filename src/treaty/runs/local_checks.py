@@ -25,8 +25,8 @@ from treaty.models.checkpoints import check_ledgers, checkpoint_file
 from treaty.runs.expectations import Sizes, check_memory, check_store, expect
 from treaty.runs.job import Job, Member, store_of
 from treaty.runs.progress import check_writable, output_folders
-from treaty.runs.reading import joined_in
-from treaty.runs.rows import describe, read_alone
+from treaty.runs.rows import joined_in
+from treaty.runs.table_files import describe, read_alone
 from treaty.systems.system import Roles, System
 from treaty.systems.vertical.exact_sums import expected_sides
 
@@ -268,7 +268,7 @@ def _tables(job: Job, name: str) -> dict[str, str]:
 
 
 def _table(job: Job, name: str, path: str, read: dict[str, Table], *, training: bool) -> str:
-    rows, classes = read_alone(job, name, path, training=training)
+    rows, classes = read_alone(job.table_rules(name), path, training=training)
     read[path] = rows.features
     labels = f"; classes: {', '.join(map(str, classes))}" if classes else ""
     if training:

@@ -18,6 +18,7 @@ from treaty.cluster.shards import Shards
 from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.machine.process import cores
+from treaty.messaging.certificates import check_certificate, load_certificate, load_identity
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, marked
@@ -28,18 +29,19 @@ from treaty.runs.connecting import connected
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.local_checks import check_cheaply, check_file, check_training, cluster_of
 from treaty.runs.progress import put_in_place, staged_file, wait_until_all_kept
-from treaty.runs.reading import (
+from treaty.runs.records import begin_record, write_record
+from treaty.runs.report import report_file, write_report
+from treaty.runs.rows import (
     TrainingTables,
+    alignment_of,
     among_owners,
     joined_in,
+    open_rows,
     order_file,
-    pinned_vouching,
     read_by_column,
     read_by_row,
 )
-from treaty.runs.records import begin_record, write_record
-from treaty.runs.report import report_file, write_report
-from treaty.runs.rows import FileRead, open_rows, read_ahead, read_rows, read_to_predict
+from treaty.runs.table_files import FileRead, read_ahead, read_rows, read_to_predict
 from treaty.runs.threads import predicting_roles
 from treaty.systems.observers import Observers, ProgressCalls, play_role
 from treaty.systems.pooled.training import why_no_split
@@ -185,7 +187,7 @@ def _read_ahead(job: Job, name: str, roles: Roles) -> FileRead | TrainingTables:
     check_cheaply(job, name)
     if job.by_row:
         return read_by_row(job, name, roles)
-    return read_ahead(job, name, str(job.parties[name].table)) if name in roles.owners else TrainingTables()
+    return read_ahead(job.table_rules(name), str(job.parties[name].table)) if name in roles.owners else TrainingTables()
 
 
 def _opened(
@@ -216,13 +218,24 @@ def _training_inputs(
         n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
         eval_sets=tables.eval_sets, threads=cores(job.n_jobs), progress=progress, phase=phase, keeper=keeper,
         store=store_of(job, name), epsilon_limits=job.parties[name].epsilon_limits,
-        vouching=pinned_vouching(job, name, vouched) if vouched else Signer(),
+        vouching=_signer(job, name, vouched) if vouched else Signer(),
         patience=patience_of(job), most_recoverable=job.parties[name].most_recoverable,
-        row_numbers=tables.row_numbers, rows_digest=tables.rows_digest, apart=apart(job),
+        apart=apart(job),
     )  # fmt: skip
     if keeping is not None:
         keep_for_audit(inputs, keeping)
     return inputs
+
+
+def _signer(job: Job, name: str, members: list[str]) -> Signer:
+    """Return the pinned certificates of these parties, and what a party vouches for its own keys with."""
+    own = job.parties[name]
+    pinned = {who: load_certificate(str(job.parties[who].certificate)) for who in members}
+    for who, certificate in pinned.items():
+        check_certificate(certificate, who)
+    if own.key is None or own.certificate is None:
+        raise ConfigError(f"to run as {name} the job must name parties.{name}.key and parties.{name}.certificate")
+    return Signer(load_identity(own.key, own.certificate, name), pinned)
 
 
 def _warn_of_trees(job: Job, name: str, part: Any, tables: TrainingTables) -> None:
@@ -298,7 +311,7 @@ def predict_party(
     check_has_model(job, name)
     if job.by_row:
         part = find_part(job, name)
-        rows = read_rows(job, name, to_predict(job, name), part.schema).features
+        rows = read_rows(job.table_rules(name), to_predict(job, name), part.schema).features
         return None, predict_pooled([part], [rows], cores(job.n_jobs))
     return _with_rows(job, name, "predict", phase, noted)
 
@@ -316,7 +329,7 @@ def explain_party(job: Job, name: str, phase: Phase | None = None, noted: Noted 
     check_has_model(job, name)
     if job.by_row:
         whole = find_part(job, name)
-        rows = read_rows(job, name, to_predict(job, name), whole.schema).features
+        rows = read_rows(job.table_rules(name), to_predict(job, name), whole.schema).features
         values = explain_pooled([whole], [rows], cores(job.n_jobs))
         return _by_column(dict(zip([*whole.schema.names, "bias"], values.transpose(2, 0, 1), strict=True)))
     ids, found = _with_rows(job, name, "explain", phase, noted)
@@ -410,7 +423,7 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
     def read() -> tuple[Any, FileRead]:
         part = find_part(job, name)
         check_file(name, path)
-        return part, read_to_predict(job, name, path, part.schema)
+        return part, read_to_predict(job.table_rules(name), path, part.schema)
 
     ahead, unready = _attempted(name, read)
 
@@ -420,7 +433,8 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
             raise unready or AssertionError("rows are read, or there is an error")
         (part, of_file), ahead = ahead, None
         with among_owners(party, roles):
-            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, read=of_file)
+            alignment = alignment_of(job, name, path, threads=threads)
+            rows = open_rows(party, job.table_rules(name), path, part.schema, alignment, phase=phase, read=of_file)
         inputs = RoleInput(
             party=party, options=own, common=common, roles=roles, part=part,
             data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,

@@ -37,7 +37,8 @@ from treaty.messaging.certificates import check_names, make_identity
 from treaty.messaging.party import ABORT_NOTICE_TIMEOUT
 from treaty.messaging.transcript import joined
 from treaty.models.linear import LinearPart
-from treaty.runs.job import Job, Member, decoded_job
+from treaty.runs.job import Job, Member
+from treaty.runs.job_files import decoded_job
 from treaty.runs.party import find_part, owners_of_model, part_file
 from treaty.runs.report import expendable, load_reports
 from treaty.runs.threads import Run, Traffic, active_of

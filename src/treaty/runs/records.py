@@ -22,7 +22,8 @@ from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
-from treaty.runs.job import Job, decoded_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import decoded_job
 from treaty.runs.threads import Recorded
 from treaty.systems.observers import Recording
 from treaty.systems.system import LabelledRows, RoleInput

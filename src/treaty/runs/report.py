@@ -18,8 +18,8 @@ from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.interpretation import own_importances
 from treaty.models.linear import LinearPart
 from treaty.runs.job import Job
-from treaty.runs.reading import TrainingTables, joined_in
-from treaty.runs.rows import counted
+from treaty.runs.rows import TrainingTables, joined_in
+from treaty.runs.table_files import counted
 from treaty.runs.threads import traffic_of
 from treaty.systems.alignment.alignment import ListSummary
 from treaty.systems.alignment.kkrt import OprfOffer

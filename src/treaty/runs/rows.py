@@ -1,15 +1,20 @@
-"""A party's rows of a job: read from its file, aligned with the others', checked."""
+"""A party's rows in a job: aligned with the other parties' rows, and put together with labels and eval sets.
+
+The order that an alignment finds is kept, so that a training that is resumed has the same rows in the same order.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from logging import getLogger
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -17,28 +22,35 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from treaty.data.arrow_tables import as_text, changed, has_values, numbers
-from treaty.data.columns import check_labels, check_weights, quoted
+from treaty.data.binning import joined_categories
 from treaty.data.ids import by_id, canonical_ids, read_ids
-from treaty.data.number_text import typed_ids, widths
-from treaty.data.reading import checked_columns, file_without, is_csv, open_table, refuse_absent, refuse_strays
 from treaty.data.run_log import RunLog
-from treaty.data.table import Schema, Table, check_names, to_table
+from treaty.data.table import Schema, Table
 from treaty.errors import NOTED, ConfigError, DataError
 from treaty.files import Format, read_file, write_file
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
+from treaty.models.checkpoints import noise_folder
 from treaty.privacy.ledger import Ledger
-from treaty.runs.job import Job, Member, id_column, store_of
+from treaty.runs.job import Job, TableRules, store_of
+from treaty.runs.table_files import (
+    FileRead,
+    Rows,
+    features_of,
+    labelled,
+    read_rows,
+    text_columns,
+    with_noisy_labels,
+)
+from treaty.runs.table_files import read_file as read_table_file
 from treaty.systems.alignment.alignment import AlignmentOptions, align_active, align_passive
 from treaty.systems.alignment.leakage import report_shared
-from treaty.systems.options import SystemOptions
-from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
-from treaty.systems.system import LabelledRows, Phase
+from treaty.systems.pooled.options import BoostingOptions
+from treaty.systems.system import LabelledRows, Phase, Roles
 
 FORMAT = Format("rows", 2)
-LISTED = 5  # columns of categories that a line about a table names
+logger = getLogger(__name__)
 
 
 class RowOrder(Message):
@@ -58,328 +70,77 @@ class KeptRows(msgspec.Struct):
     rows: NDArray[np.int64]
 
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A file's rows in the common order.
-
-    `arrow`, a table of arrow or `FileTable`, has all columns but those dropped and the ids, `whole` the file in its own
-    order, of which `order`, int64 (n_rows,), are these rows (None: all, in the same order). `ids` and their `digest`
-    are there where rows were aligned, and `canonical` then returns the ids in canonical form.
-    """
-
-    arrow: Any
-    features: Table
-    whole: Any
-    order: NDArray[np.int64] | None = None
-    ids: Any = None
-    digest: bytes | None = None
-    canonical: Callable[[], list[str]] | None = None
-
-
-class FileRead(NamedTuple):
-    """A file's columns, and the table of features that was checked when it was written, if it was."""
-
-    arrow: Any
-    checked: Table | None
+def alignment_of(job: Job, name: str, path: str, *, threads: int) -> AlignmentOptions | None:
+    """Return how a party's rows are aligned, for a file at `path`; None: they are in the same order in all tables."""
+    align = job.align
+    if align is None:
+        return None
+    # without a log runs are counted, and so limited, in the folder of what serves later jobs
+    counted = (store_of(job, name) or Path(path).parent) / f"{name}.runs"
+    file = Path(align.log) / f"{name}.runs" if align.log else counted
+    log = RunLog(file, max_runs=align.max_runs)
+    return AlignmentOptions(psi=align.psi, log=log, commits=align.log is not None, threads=threads)
 
 
 def open_rows(
     party: Party,
-    job: Job,
+    rules: TableRules,
     path: str,
     schema: Schema | None,
+    alignment: AlignmentOptions | None,
     *,
-    threads: int = 1,
     kept: Path | None = None,
     again: bool = False,
     in_order: bool = False,
     phase: Phase | None = None,
     read: FileRead | None = None,
 ) -> Rows:
-    """Read a party's file, unless it is `read` already; where the job says so, align its rows with the others' first.
+    """Read a party's file, unless it is `read` already, and align its rows with the other parties'.
 
     The other parties open the same rows at the same time. `schema` is that of training, None at training. `kept` is
     where the common order is kept for a later run; the active party may take that order `again` instead of aligning
-    anew. `in_order` puts aligned rows in the order of their ids, the same in every job on them.
+    once more. `in_order` sorts aligned rows by their ids, so that every job on them has the same order.
     """
-    name, column = party.name, None if job.align is None else id_column(job, party.name)
-    arrow, checked = read or _read_columns(job, name, path, schema)
+    arrow, checked = read or read_table_file(rules, path, schema)
     if checked is not None:
         return Rows(arrow, checked, arrow)
-    whole, order, ids, digest, canonical = arrow, None, None, None, None
-    if column is not None:
-        order = _common_rows(party, job, path, arrow[column], threads, kept, again, phase)
-        if in_order and job.align is not None:
-            place, digest = by_id(arrow[column].take(pa.array(order)), party=name, normalise=job.align.normalise)
-            order = order[place]
-        ids = arrow[column].take(pa.array(order))
-        canonical = partial(canonical_ids, ids, party=name, normalise=job.align.normalise if job.align else ())
-        arrow = arrow.drop_columns([column]).take(pa.array(order))
-    return Rows(arrow, _features(arrow, job, name, path, schema), whole, order, ids, digest, canonical)
-
-
-def read_alone(job: Job, name: str, path: str, *, training: bool) -> tuple[Rows, list[Any] | None]:
-    """Read and check a party's file without the others, for a check: rows in its own order, ids and labels checked.
-
-    Labels are looked for in a training table alone; returns the classes, too.
-    """
-    if job.by_row:
-        rows = read_rows(job, name, path)
-    else:
-        rows = _checked_alone(_read_columns(job, name, path, None), job, name, path)
-    return rows, labelled(rows, job, name, path, None, training=True)[1] if training else None
-
-
-def read_ahead(job: Job, name: str, path: str) -> FileRead:
-    """Read a party's training table of a job split by column before it meets the others; errors are as of a check.
-
-    Of rows that are still to be aligned, those that not all have may lack labels.
-    """
-    read = _read_columns(job, name, path, None)
-    rows = _checked_alone(read, job, name, path)
-    if job.align is None:
-        labelled(rows, job, name, path, None, training=True)
-    else:
-        _refuse_absent_labels(rows.arrow, job, name, path, weighted=job.weight is not None)
-    return read
-
-
-def read_to_predict(job: Job, name: str, path: str, schema: Schema) -> FileRead:
-    """Read a party's rows to predict of a job split by column before it meets the others.
-
-    Columns are checked by name; `schema` is that of training.
-    """
-    read = _read_columns(job, name, path, schema)
-    if read.checked is None:
-        check_names(schema, _feature_names(read.arrow, job, name, path), name, path)
-    return read
-
-
-def _checked_alone(read: FileRead, job: Job, name: str, path: str) -> Rows:
-    """Check ids and columns of a file in its own order."""
-    arrow, checked = read
-    if checked is None and job.align is not None:
-        column = id_column(job, name)
-        read_ids(arrow[column], party=name, normalise=job.align.normalise, on_duplicate=job.align.on_duplicate)
-        arrow = arrow.drop_columns([column])
-    return Rows(arrow, _features(arrow, job, name, path, None) if checked is None else checked, arrow)
-
-
-def _read_columns(job: Job, name: str, path: str, schema: Schema | None) -> FileRead:
-    """Read a party's file of a job split by column; return its columns, or those that were checked when written."""
-    member, column = job.parties[name], None if job.align is None else id_column(job, name)
-    text = [*([] if schema is None else text_columns(schema)), *([] if column is None else [column])]
-    text = [*text, *(of for of in member.categorical if of not in text)]
-    arrow = open_table(
-        path, folder=_scratch_of(job), drop=[other for other in member.drop if other != column],
-        drop_all=_says_columns(member, path), text=text, party=name,
-    )  # fmt: skip
-    checked = checked_columns(arrow)
-    if checked is not None:
-        return FileRead(arrow, checked)
-    arrow = _kinds_checked(arrow, job, name, path, schema, without=column)
-    if column is not None and column not in arrow.column_names:
-        raise DataError(
-            f"{name}: expected a column {column!r} of ids, {file_without([column], arrow.column_names)} - at {path}"
-        )
-    if column is not None and job.align is not None:
-        arrow = _with_ids(arrow, column, name, path, text=job.align.text)
-    if schema is None:
-        _note_columns(arrow, job, name, path, column)
-    return FileRead(arrow, None)
-
-
-def read_rows(job: Job, name: str, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
-    """Read a party's file of a job split by row: nothing is aligned, and nobody else needed.
-
-    `schema` is the model's, if there is one: of its columns those that the file lacks are missing in all rows. `text`
-    are columns that are text even where they look like numbers.
-    """
-    known = () if schema is None else schema.names
-    text = text if schema is None else text_columns(schema)
-    member = job.parties[name]
-    text = [*text, *(of for of in member.categorical if of not in text)]
-    arrow = open_table(
-        path, folder=_scratch_of(job), drop=member.drop, drop_all=_says_columns(member, path), text=text, party=name
-    )
-    checked = checked_columns(arrow)
-    if checked is not None:
-        return Rows(arrow, checked, arrow)
-    arrow = _kinds_checked(arrow, job, name, path, schema)
-    if schema is None:
-        _note_columns(arrow, job, name, path)
-    for column in known:
-        if column not in arrow.column_names:
-            logger.warning("%s: column %r is missing in all rows, for %s lacks it", name, column, path)
-            arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
-    return Rows(arrow, _features(arrow, job, name, path, schema), arrow)
-
-
-def _scratch_of(job: Job) -> Path | None:
-    """Return where a table goes that is too large for memory: a folder of the store; None: the system's."""
-    return None if job.store is None else Path(job.store) / "scratch"
-
-
-def _kinds_checked(
-    arrow: Any, job: Job, name: str, path: str, schema: Schema | None, *, without: str | None = None
-) -> Any:
-    """Refuse columns of numbers with cells that are none; return the table, its declared categories as text.
-
-    `without` is the column of ids.
-    """
-    member = job.parties[name]
-    extra = labels_of(job, name) if str(path) in (member.table, *member.eval_tables) else []  # not of rows to predict
-    if _says_columns(member, path):
-        refuse_absent(member.categorical, f"the columns of parties.{name}.categorical", arrow.column_names, path, name)
-    arrow = as_text(arrow, member.categorical)
-    for of in set(member.categorical) & set(arrow.column_names):
-        kind = arrow.schema.field(of).type
-        if not (_is_text(kind) or pa.types.is_dictionary(kind)):
-            raise DataError(
-                f"{name}: expected text, numbers or truth values as categories in {of!r}, got {kind} - at {path}"
-            )
-    features = [of for of in member.columns or arrow.column_names if of not in (without, *extra, *member.categorical)]
-    numeric = [of for of in extra if of == job.weight or (of == job.label and job.task != "classification")]
-    if schema is not None:
-        numeric += [of for of, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
-        features = []
-    if job.label in extra and job.label not in (*numeric, *member.categorical):
-        features = [*features, job.label]  # of classes
-    there = set(arrow.column_names)
-    refuse_strays(
-        arrow, path, name, features=[of for of in features if of in there],
-        numeric=[of for of in numeric if of in there], remedy=f"name it in parties.{name}.categorical of the job",
-    )  # fmt: skip
-    return arrow
-
-
-def _says_columns(member: Member, path: str) -> bool:
-    """Whether a party's columns are this file's; others may lack some that are dropped."""
-    return path == (member.table or next(iter(member.eval_tables), None))
-
-
-def text_columns(schema: Schema) -> list[str]:
-    """Return the columns whose cells are text in a file."""
-    return [column for column, kind in zip(schema.names, schema.kinds, strict=True) if kind == "categorical"]
-
-
-def _features(arrow: Any, job: Job, name: str, path: str, schema: Schema | None) -> Table:
-    """Check the columns that trees may split on."""
-    only_labels = name == job.active and not job.by_row
-    table = to_table(
-        arrow.select(_feature_names(arrow, job, name, path)),
-        party=name,
-        schema=schema,
-        text_as_categories=True,
-        allow_no_features=only_labels,
-        on_unseen=logger.warning,
-        place=str(path),
-    )
-    logger.info("%s: %s: %s", name, Path(path).name, describe(table.schema, table.n_rows))
-    return table
-
-
-def _feature_names(arrow: Any, job: Job, name: str, path: str) -> list[str]:
-    """Return the columns that trees may split on."""
-    without = [*labels_of(job, name), *([] if job.align is None else [id_column(job, name)])]
-    wanted = [column for column in job.parties[name].columns or arrow.column_names if column not in without]
-    absent = [column for column in wanted if column not in arrow.column_names]
-    if job.label in wanted and job.parties[name].columns is None:
-        raise DataError(
-            f"{name}: column {job.label!r} is called like the label of {job.active}: drop it (parties.{name}.drop) or, "
-            f"if it is no label, name all columns to use (parties.{name}.columns) - at {path}"
-        )
-    if absent:
-        raise DataError(
-            f"{name}: expected columns {quoted(absent)}, {file_without(absent, arrow.column_names)} - at {path}"
-        )
-    return wanted
-
-
-def describe(schema: Schema, n_rows: int) -> str:
-    """Say which columns a party's table has numbers in, and which categories, for the party itself."""
-    numeric = [name for name, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
-    categorical = [
-        f"{name} ({len(values)} categories)"
-        for name, values in zip(schema.names, schema.categories, strict=True)
-        if values is not None
-    ]
-    parts = [f"{what}: {', '.join(names)}" for what, names in (("numbers", numeric), ("text", categorical)) if names]
-    return "; ".join([f"{n_rows} rows", *parts])
-
-
-def counted(n_rows: int, n_numeric: int, categorical: Sequence[str]) -> str:
-    """Say in one line how many rows and columns of each kind a table has, and which hold categories."""
-    kinds = [f"{n_numeric:,} numeric"] if n_numeric else []
-    kinds += [f"{len(categorical):,} categorical"] if categorical else []
-    more = f" and {len(categorical) - LISTED} more" if len(categorical) > LISTED else ""
-    which = f" ({', '.join(categorical[:LISTED])}{more})" if categorical else ""
-    columns = "column" if n_numeric + len(categorical) == 1 else "columns"
-    return f"{n_rows:,} rows, {', '.join(kinds) or 'no'} {columns}{which}"
-
-
-def _note_columns(arrow: Any, job: Job, name: str, path: str, column: str | None = None) -> None:
-    """Say what a party's columns, but that of ids, are taken for, and which of them have no value."""
-    without = (column, *labels_of(job, name))
-    features = [of for of in job.parties[name].columns or arrow.column_names if of not in without]
-    there = {of: arrow.schema.field(of).type for of in features if of in arrow.column_names}
-    categorical = [of for of, kind in there.items() if _is_text(kind) or pa.types.is_dictionary(kind)]
-    found = counted(arrow.num_rows, len(there) - len(categorical), categorical)
-    logger.log(NOTED, "%s: %s: %s", name, Path(path).name, found)
-    if empty := [of for of in there if not has_values(arrow, of)]:
-        logger.warning("%s: %s has no value in any row of %s and cannot help", name, quoted(empty), Path(path).name)
-
-
-def _with_ids(arrow: Any, column: str, name: str, path: str, *, text: bool) -> Any:
-    """Return a table whose ids, text where the file is CSV, are of a kind that keeps what the file says; note which."""
-    ids = arrow[column]
-    if text:
-        ids = ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids
-    elif is_csv(path):
-        ids = typed_ids(ids)
-    logger.log(NOTED, "%s: %s: ids in %r: %s", name, Path(path).name, column, widths(ids))
-    return changed(arrow, column, ids.type, lambda _: ids)
-
-
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def labels_of(job: Job, name: str) -> list[str]:
-    """Return a party's columns that are no features: label, weight and groups, at whoever has labels."""
-    if name != job.active and not job.by_row:
-        return []
-    return [job.label, *([job.weight] if job.weight else []), *([job.group] if job.group else [])]
+    if alignment is None or rules.id is None:
+        return Rows(arrow, features_of(arrow, rules, path, schema), arrow)
+    column, whole, digest = arrow[rules.id], arrow, None
+    order = _common_rows(party, rules, column, alignment, kept, again, phase)
+    if in_order:
+        place, digest = by_id(column.take(pa.array(order)), party=party.name, normalise=rules.normalise)
+        order = order[place]
+    ids = column.take(pa.array(order))
+    canonical = partial(canonical_ids, ids, party=party.name, normalise=rules.normalise)
+    arrow = arrow.drop_columns([rules.id]).take(pa.array(order))
+    return Rows(arrow, features_of(arrow, rules, path, schema), whole, order, ids, digest, canonical)
 
 
 def _common_rows(
     party: Party,
-    job: Job,
-    path: str,
+    rules: TableRules,
     column: Any,
-    threads: int,
+    alignment: AlignmentOptions,
     kept: Path | None,
     again: bool,
     phase: Phase | None,
 ) -> NDArray[np.int64]:
-    """Return own rows in the common order: that of an earlier run, if the active party says so, or a new one.
+    """Return own rows in the common order: the kept one, if the active party says so, or a new one.
 
-    `column` has the ids of the file at `path`.
+    `column` has the file's ids.
     """
-    digest = _digest(column)
+    digest, leads = _digest(column), party.name == rules.active
     found = read_file(kept, KeptRows, FORMAT, party.name) if kept is not None and kept.exists() else None
-    if found is not None and found.ids != digest:  # the file's rows are others now
+    if found is not None and found.ids != digest:  # the file has changed since
         found = None
-    if party.name == job.active:
+    if leads:
         again = again and found is not None
         order = RowOrder(found.number if again and found is not None else secrets.token_hex(16), again)
         for peer in party.peers:
             party.send(peer, order)
     else:
-        order = party.receive(job.active, RowOrder)
+        order = party.receive(rules.active, RowOrder)
     if order.again:
         if found is None or found.number != order.number:
             raise ConfigError(
@@ -388,23 +149,14 @@ def _common_rows(
                 public="it cannot resume: it has not kept the alignment, or its ids have changed",
             )
         return found.rows
-    assert job.align is not None
-    settings = job.align
-    ids = read_ids(column, party=party.name, normalise=settings.normalise, on_duplicate=settings.on_duplicate)
-    # runs are limited where no log compares ids, too: they are counted beside what serves later jobs
-    counted = (store_of(job, party.name) or Path(path).parent) / f"{party.name}.runs"
-    file = Path(settings.log) / f"{party.name}.runs" if settings.log else counted
-    options = AlignmentOptions(
-        psi=settings.psi, log=RunLog(file, max_runs=settings.max_runs), commits=settings.log is not None,
-        threads=threads, progress=None if phase is None else partial(phase, f"aligning {len(ids)} ids in padded lists"),
-    )  # fmt: skip
-    align = align_active if party.name == job.active else align_passive
-    aligned = align(party, ids, options)
+    ids = read_ids(column, party=party.name, normalise=rules.normalise, on_duplicate=rules.on_duplicate)
+    if phase is not None:
+        alignment = replace(alignment, progress=partial(phase, f"aligning {len(ids)} ids in padded lists"))
+    aligned = (align_active if leads else align_passive)(party, ids, alignment)
     report_shared(party.name, aligned, logger.warning, partial(logger.log, NOTED))
-    rows = aligned.rows
     if kept is not None:
-        write_file(kept, KeptRows(order.number, digest, rows), FORMAT, party.name)
-    return rows
+        write_file(kept, KeptRows(order.number, digest, aligned.rows), FORMAT, party.name)
+    return aligned.rows
 
 
 def _digest(column: Any) -> bytes:
@@ -416,58 +168,111 @@ def _digest(column: Any) -> bytes:
     return hashlib.sha256(sink.getvalue()).digest()
 
 
-def labelled(
-    rows: Rows, job: Job, name: str, path: str, classes: list[Any] | None, *, training: bool
-) -> tuple[LabelledRows, list[Any] | None]:
-    """Check labels and (for training) weights of whoever has some; return them with the classes.
+@dataclass(frozen=True, slots=True)
+class TrainingTables:
+    """A party's tables in a training: rows, classes and eval sets as of `RoleInput`."""
 
-    Without `classes` those found are taken: all there are, but in a horizontal job, where a party may have rows of one
-    class alone.
+    data: LabelledRows | None = None
+    classes: list[Any] | None = None
+    eval_sets: list[LabelledRows] = field(default_factory=list)
+    n_rows: int | None = None  # of the party's own file, where its rows were aligned
+    seconds: dict[str, float] = field(default_factory=dict)  # what aligning took
+
+
+def joined_in(job: Job, table: Table) -> list[str]:
+    """Return a sentence for every column of a party's training table of which categories share a bin."""
+    common = job.settings()[1]
+    return joined_categories(table, common.most_bins) if isinstance(common, BoostingOptions) else []
+
+
+def order_file(job: Job, name: str) -> Path:
+    """Return where the common order of a party's rows is kept, for a training that is resumed."""
+    return Path(job.output) / f"{name}.rows"
+
+
+def read_by_column(
+    party: Party, job: Job, roles: Roles, read: FileRead, *, threads: int, resume: bool, phase: Phase | None
+) -> TrainingTables:
+    """Align a connected owner's columns, which it has `read`, with the others' rows if the job says so."""
+    began, name, system = time.perf_counter(), party.name, job.system
+    own, member, rules = job.settings()[0], job.parties[name], job.table_rules(name)
+    path, alignment = str(member.table), alignment_of(job, name, str(member.table), threads=threads)
+    with among_owners(party, roles):
+        rows = open_rows(
+            party, rules, path, None, alignment, kept=None if "resume" in system.cannot else order_file(job, name),
+            again=resume, in_order=system.orders_by_id, phase=phase, read=read,
+        )  # fmt: skip
+    seconds = {} if job.align is None else {"alignment": time.perf_counter() - began}
+    data, classes = labelled(rows, rules, path, None, training=True)
+    classifies = system.common.table == "regression" and job.task == "classification"
+    if name == job.active and classifies and len(classes or ()) != job.classes:
+        expected = "two" if job.classes == 2 else job.classes
+        raise DataError(
+            f"{name}: expected labels of {expected} classes in column {job.label!r}, got {len(classes or ())} "
+            f"different ones in {len(data.y)} rows"
+        )
+    if name == job.active and own.label_epsilon is not None:
+        noisy, store = member.noisy_labels or f"{path}.noisy_labels", store_of(job, name)
+        assert store is not None, "a party with labels has a table"
+        ledger = Ledger(noise_folder(store, name), member.epsilon_limits)
+        data, classes = with_noisy_labels(data, rows, rules, noisy, own, ledger, job.name)
+    data = replace(data, numbers=rows.order, digest=rows.digest)
+    evals = []
+    for number, of_set in enumerate(member.eval_tables):
+        with among_owners(party, roles):
+            alignment = alignment_of(job, name, of_set, threads=threads)
+            watched = open_rows(party, rules, of_set, data.table.schema, alignment, phase=phase)
+        evals.append(replace(labelled(watched, rules, of_set, classes, training=False)[0], name=f"eval_{number}"))
+    n_rows = None if job.align is None else int(rows.whole.num_rows)
+    return TrainingTables(data, classes, evals, n_rows, seconds)
+
+
+@contextmanager
+def among_owners(party: Party, roles: Roles) -> Iterator[None]:
+    """Restrict `party.peers` to those that align rows: the active party and the other owners, in pairs with it."""
+    everyone = party.peers
+    for peer in everyone:
+        if peer not in roles.owners or roles.active not in (party.name, peer):
+            party.set_aside(peer)
+    yield
+    party.peers = everyone
+
+
+def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
+    """Read a party's labelled rows, and its eval sets; classes are those of all its tables.
+
+    A server without training rows has example rows, its table or else the first eval set, that say which columns and
+    classes there are.
     """
-    arrow, n_rows = rows.arrow, rows.features.n_rows
-    if not labels_of(job, name):
-        return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
-    weighted = job.weight is not None and training  # eval rows all weigh the same
-    _refuse_absent_labels(arrow, job, name, path, weighted=weighted)
-    weight = check_weights(arrow[job.weight], n_rows, f"{name}: column {job.weight!r}") if weighted else None
-    whose = f"{name}: column {job.label!r}"
-    objective = job.common.get("objective")
-    if job.task == "ranking":
-        target = check_relevance(arrow[job.label], numbers(arrow[job.group]), whose, n_rows, objective)
-        return LabelledRows(rows.features, target, weight), None
-    if job.task == "regression":
-        return LabelledRows(rows.features, check_numbers(arrow[job.label], whose, n_rows, objective), weight), None
-    y = check_labels(numbers(arrow[job.label]), whose, n_rows)
-    if classes is None:
-        classes = np.unique(y).tolist()
-        if len(classes) < 2 and not job.by_row:
-            raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
-    unseen = set(np.unique(y).tolist()) - set(classes)
-    if unseen:
-        raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
-    return LabelledRows(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+    member, rules, trains = job.parties[name], job.table_rules(name), name in roles.owners
+    examples = roles.of[name] in job.system.shows_columns
+    watched = member.eval_tables if name == job.active else []
+    paths = [*([] if member.table is None else [member.table]), *watched]
+    if not paths:
+        return TrainingTables()
+
+    def read(path: str, *, training: bool = False, text: list[str] | None = None) -> tuple[LabelledRows, Any]:
+        return labelled(read_rows(rules, path, text=text or ()), rules, path, None, training=training)
+
+    first = read(paths[0], training=trains)
+    as_first = text_columns(first[0].table.schema)
+    tables = [first, *(read(path, text=as_first) for path in paths[1:])]
+    if member.table is None and not examples:  # sets of a leader without rows need not have the same columns
+        tables = [read(path) for path in paths]
+    found = {label for _, own in tables for label in own or ()}  # not all of them need be in every table
+    if len({isinstance(label, str) for label in found}) > 1:
+        raise DataError(f"{name}: expected labels of one kind in all tables (numbers, or text), got both")
+    classes = sorted(found) or None
+    if examples and classes is not None and len(classes) < 2:
+        raise DataError(f"{name}: expected labels of at least two classes in its tables, got one, {classes[0]!r}")
+    numbered = [_renumbered(rows, own, classes) for rows, own in tables]
+    evals = numbered[len(numbered) - len(watched) :]
+    data = numbered[0] if member.table is not None or examples else None
+    return TrainingTables(data, classes, [replace(rows, name=f"eval_{k}") for k, rows in enumerate(evals)])
 
 
-def _refuse_absent_labels(arrow: Any, job: Job, name: str, path: str, *, weighted: bool) -> None:
-    """Raise DataError where a file lacks a column of labels, groups or (`weighted`) weights."""
-    for column in [of for of in labels_of(job, name) if weighted or of != job.weight]:
-        if column not in arrow.column_names:
-            raise DataError(
-                f"{name}: expected a column {column!r}, {file_without([column], arrow.column_names)} - at {path}"
-            )
-
-
-def with_noisy_labels(
-    data: LabelledRows, rows: Rows, job: Job, path: str, options: SystemOptions, ledger: Ledger
-) -> tuple[LabelledRows, list[Any]]:
-    """Put noisy labels in the place of true ones, drawn for the file's rows in its own order.
-
-    Rows come in another order with every alignment; labels must not be drawn again with it.
-    """
-    whose = f"{job.active}: column {job.label!r}"
-    y = check_labels(rows.whole[job.label].to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)
-    classes = np.unique(y)
-    noisy = noisy_labels(
-        path, np.searchsorted(classes, y).astype(np.float64), classes.tolist(), options, ledger, job.name
-    )
-    return replace(data, y=noisy if rows.order is None else noisy[rows.order]), classes.tolist()
+def _renumbered(data: LabelledRows, own: list[Any] | None, classes: list[Any] | None) -> LabelledRows:
+    """Return a table whose labels are numbers of all classes, not of its `own`."""
+    if own is None or classes is None or own == classes:
+        return data
+    return replace(data, y=np.searchsorted(classes, own).astype(np.float64)[data.y.astype(np.intp)])

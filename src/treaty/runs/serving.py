@@ -21,9 +21,9 @@ from treaty.runs.job import Job, store_of
 from treaty.runs.local_checks import check_file
 from treaty.runs.party import apart, find_part, patience_of, places_to_predict, predicting, to_predict
 from treaty.runs.progress import check_writable
-from treaty.runs.reading import among_owners
 from treaty.runs.report import trained_model, write_service_report
-from treaty.runs.rows import open_rows, read_rows
+from treaty.runs.rows import alignment_of, among_owners, open_rows
+from treaty.runs.table_files import read_rows
 from treaty.runs.threads import Role, play
 from treaty.systems import find_system
 from treaty.systems.observers import Observers, ProgressCalls, play_role
@@ -59,7 +59,7 @@ def serve_party(job: Job, name: str, roles: Roles, phase: Phase | None = None) -
     check_writable([Path(job.output), *([] if has_part or name in roles.owners else [store])])
 
     def read(schema: Schema) -> Table:
-        return read_rows(job, name, to_predict(job, name), schema).features
+        return read_rows(job.table_rules(name), to_predict(job, name), schema).features
 
     def role(party: Party) -> RowPredictions | None:
         began = time.perf_counter()
@@ -183,7 +183,8 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
 
     def role(party: Party) -> None:
         with among_owners(party, roles):
-            rows = open_rows(party, job, path, part.schema, threads=threads, phase=phase, in_order=True)
+            alignment = alignment_of(job, name, path, threads=threads)
+            rows = open_rows(party, job.table_rules(name), path, part.schema, alignment, phase=phase, in_order=True)
         assert rows.canonical is not None
         data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
         requests = None

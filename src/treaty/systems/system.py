@@ -65,6 +65,10 @@ class LabelledRows:
         Of the eval set; `TRAIN` for training rows.
     ids : callable or None
         Returns every row's id in canonical form, where rows were aligned by them.
+    numbers : int64 (n_rows,) or None
+        Of each row in the party's own file, where rows were aligned.
+    digest : bytes or None
+        Digest of these rows and their order, where rows were aligned; the same in every job on them.
     """
 
     table: Table
@@ -72,6 +76,8 @@ class LabelledRows:
     weight: NDArray[np.float64] | None = None
     name: str = TRAIN
     ids: Callable[[], list[str]] | None = None
+    numbers: NDArray[np.int64] | None = None
+    digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +199,6 @@ class RoleInput(Generic[Own, Common]):
         Largest share of own bins that sides of splits may tell, over all jobs; None: no limit.
     patience : float or None
         Seconds after which a silent user counts as lost; None is the system's own default.
-    row_numbers : int64 (n_rows,) or None
-        Of each row in the party's own file, where rows were aligned.
-    rows_digest : bytes or None
-        Digest of these rows and their order, where rows were aligned; the same in every job on them.
     alone : bool
         Whether this party has the process to itself; False where all parties are threads of one.
     apart : bool
@@ -236,8 +238,6 @@ class RoleInput(Generic[Own, Common]):
     recording: Recording | None = None
     most_recoverable: float | None = None
     patience: float | None = None
-    row_numbers: NDArray[np.int64] | None = None
-    rows_digest: bytes | None = None
     alone: bool = True
     apart: bool = False
     absence: Any = None

@@ -32,7 +32,7 @@ from treaty.errors import ConfigError
 from treaty.messaging.certificates import make_identity, write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.models.trees import load_part
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports
 from treaty.runs.warm_up import compile_kernels

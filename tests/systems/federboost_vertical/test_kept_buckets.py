@@ -119,7 +119,7 @@ def test_of_fewer_columns_the_same_noise_is_sent_which_costs_nothing(table, fold
 def test_other_persons_with_the_same_buckets_have_noise_of_their_own(tmp_path):
     tables, y = tables_and_labels(parties=2)
     for persons, times in ((b"some", 1), (b"some", 1), (b"others", 2)):
-        fields = {name: {"store": tmp_path, "rows_digest": persons} for name in tables}
+        fields = {name: {"store": tmp_path, "digest": persons} for name in tables}
         spent = play_training(tables, y, fields=fields).results["p1"].spent
         assert f"; {4 * times * len(tables['p1'].schema.names)} per person with all draws" in spent
 

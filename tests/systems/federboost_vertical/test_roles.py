@@ -602,7 +602,7 @@ def test_another_order_of_rows_is_paid_anew_and_a_row_that_is_joined_twice_told_
         for name, table in tables.items()
     }
     play_training(tables, y, fields={"p1": {"store": tmp_path}})
-    fields = {"p1": {"store": tmp_path, "row_numbers": order}}
+    fields = {"p1": {"store": tmp_path, "numbers": order}}
     played = [play_training(joined, y[order], fields=fields) for _ in range(2)]
     first, second = (decoded(messages(p, Buckets, "p1")[0], len(y)) for p in played)
     np.testing.assert_array_equal(first, second)

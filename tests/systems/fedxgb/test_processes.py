@@ -29,7 +29,7 @@ from treaty.messaging import party
 from treaty.messaging.certificates import write_identity
 from treaty.models.checkpoints import load_checkpoint
 from treaty.runs import processes
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.runs.party import find_part, train_party
 from treaty.runs.processes import free_ports
 from treaty.runs.report import load_reports

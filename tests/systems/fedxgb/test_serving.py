@@ -27,7 +27,8 @@ from treaty.messaging.channel import memory_channels
 from treaty.messaging.party import Party, run_role
 from treaty.models.trees import ModelPart
 from treaty.runs import serving
-from treaty.runs.job import Job, load_job
+from treaty.runs.job import Job
+from treaty.runs.job_files import load_job
 from treaty.runs.party import part_file
 from treaty.runs.processes import free_ports
 from treaty.runs.report import FORMAT, Report, service_report_file

@@ -16,7 +16,7 @@ from flat import option_lines
 from runs.job_files import TREATY, one_line
 from tables import real_table
 from treaty.cli.main import app
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.runs.party import train_party
 
 

@@ -16,7 +16,7 @@ from tables import cut_for_active, real_table
 from treaty.data.table import Table
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.messages import decode_body
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.runs.party import find_part
 from treaty.runs.processes import run_all
 from treaty.systems.logistic.prediction import MarginPart

@@ -21,7 +21,7 @@ from treaty.machine import process
 from treaty.machine.process import trust
 from treaty.messaging.certificates import write_identity
 from treaty.models.trees import load_part
-from treaty.runs.job import load_job
+from treaty.runs.job_files import load_job
 from treaty.runs.processes import free_ports
 from treaty.systems.observers import Observer, observing
 

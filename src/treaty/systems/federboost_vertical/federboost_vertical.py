@@ -90,7 +90,7 @@ def _release(
     (active,) = party.peers
     bins = fit_bins(table, inputs.common.most_bins, threads)
     codes = bins.transform(table, threads)  # [Vertical, step 1] the tie-aware bucket of every value
-    numbers = np.arange(table.n_rows) if inputs.row_numbers is None else inputs.row_numbers
+    numbers = np.arange(table.n_rows) if inputs.rows.numbers is None else inputs.rows.numbers
     epsilons = options.epsilons(table.schema.names)
     known = None
     if any(epsilon < math.inf for epsilon in epsilons.values()):
@@ -101,7 +101,7 @@ def _release(
     ledger = BucketLedger(kept, inputs.epsilon_limits)
     # [Vertical, step 2] keep a bucket with probability e^epsilon / (e^epsilon + k - 1), else draw another one
     pieces, noisy, cost = noisy_buckets(
-        codes, bins, epsilons, ledger, numbers, party.job, inputs.rows_digest or b""
+        codes, bins, epsilons, ledger, numbers, party.job, inputs.rows.digest or b""
     )  # fmt: skip
     send_buckets(party, active, pieces)  # [Vertical, step 3] once for all trainings on the same table
     released = None if known is None else RandomisedRows(known, noisy.ravel(), stand_ins(bins))
@@ -183,9 +183,9 @@ def passive(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     ----------
     inputs : RoleInput
         With own columns of the aligned rows, and the active party as the only peer. Its `store` has the key of the
-        noise and the ledger of its cost, for all jobs; without one, both are of this training alone. `row_numbers` say
-        which rows are copies of one row of the party's file, which is randomised once, `rows_digest` who they are;
-        `ids` of its rows and eval sets say who is who.
+        noise and the ledger of its cost, for all jobs; without one, both are of this training alone. `numbers` of its
+        rows say which of them are copies of one row of the party's file, which is randomised once, and their `digest`
+        who they are; `ids` of its rows and eval sets say who is who.
 
     Returns
     -------

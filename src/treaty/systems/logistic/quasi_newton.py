@@ -133,7 +133,7 @@ def _train(inputs: GlmInput, labels: Integers | None) -> LinearPart:
     if inputs.options.mode == "paper":
         weights, losses = paper.train_slice(inputs, setting, own)
     else:
-        digest = inputs.rows_digest or rows_digest_of(setting.n_rows, own.labels)
+        digest = inputs.rows.digest or rows_digest_of(setting.n_rows, own.labels)
         batches = agree_on_batches(party, setting, inputs.common.random_state, digest, inputs.store)
         own = tell_weights(party, setting, own, batches)
         alone = tell_lone_rows(party, setting, own, batches)

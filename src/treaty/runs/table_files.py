@@ -1,0 +1,317 @@
+"""A party's own table files: read and checked as its job says, before or without the other parties.
+
+Everything here goes by `TableRules`, plain values of the job: which columns are features, categories, labels and ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from treaty.data.arrow_tables import as_text, changed, has_values, numbers
+from treaty.data.columns import check_labels, check_weights, quoted
+from treaty.data.ids import read_ids
+from treaty.data.number_text import typed_ids, widths
+from treaty.data.reading import checked_columns, file_without, is_csv, open_table, refuse_absent, refuse_strays
+from treaty.data.table import Schema, Table, check_names, to_table
+from treaty.errors import NOTED, DataError
+from treaty.privacy.ledger import Ledger
+from treaty.runs.job import TableRules
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
+from treaty.systems.system import LabelledRows
+
+LISTED = 5  # columns of categories that a line about a table names
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A file's rows in the common order.
+
+    `arrow`, a table of arrow or `FileTable`, has all columns but those dropped and the ids, `whole` the file in its own
+    order, of which `order`, int64 (n_rows,), are these rows (None: all, in the same order). If rows were aligned, there
+    are `ids`, their `digest`, and `canonical`, which returns the ids in canonical form.
+    """
+
+    arrow: Any
+    features: Table
+    whole: Any
+    order: NDArray[np.int64] | None = None
+    ids: Any = None
+    digest: bytes | None = None
+    canonical: Callable[[], list[str]] | None = None
+
+
+class FileRead(NamedTuple):
+    """A file's columns, and the table of features that was checked when it was written, if it was."""
+
+    arrow: Any
+    checked: Table | None
+
+
+def read_alone(rules: TableRules, path: str, *, training: bool) -> tuple[Rows, list[Any] | None]:
+    """Read and check a file without the other parties: rows in their own order, ids and labels checked.
+
+    Only a training table must have labels. Returns the classes, too.
+    """
+    rows = read_rows(rules, path) if rules.by_row else _checked_alone(read_file(rules, path, None), rules, path)
+    return rows, labelled(rows, rules, path, None, training=True)[1] if training else None
+
+
+def read_ahead(rules: TableRules, path: str) -> FileRead:
+    """Read a training table split by column before the parties connect; errors are those of a check.
+
+    Rows that are still to be aligned may lack labels, for not all of them are used.
+    """
+    read = read_file(rules, path, None)
+    rows = _checked_alone(read, rules, path)
+    if rules.id is None:
+        labelled(rows, rules, path, None, training=True)
+    else:
+        _refuse_absent_labels(rows.arrow, rules, path, weighted=rules.weight is not None)
+    return read
+
+
+def read_to_predict(rules: TableRules, path: str, schema: Schema) -> FileRead:
+    """Read rows to predict, split by column, before the parties connect; `schema` is that of training."""
+    read = read_file(rules, path, schema)
+    if read.checked is None:
+        check_names(schema, _feature_names(read.arrow, rules, path), rules.party, path)
+    return read
+
+
+def _checked_alone(read: FileRead, rules: TableRules, path: str) -> Rows:
+    """Check ids and columns of a file in its own order."""
+    arrow, checked = read
+    if checked is None and rules.id is not None:
+        read_ids(arrow[rules.id], party=rules.party, normalise=rules.normalise, on_duplicate=rules.on_duplicate)
+        arrow = arrow.drop_columns([rules.id])
+    return Rows(arrow, features_of(arrow, rules, path, None) if checked is None else checked, arrow)
+
+
+def read_file(rules: TableRules, path: str, schema: Schema | None, text: Sequence[str] = ()) -> FileRead:
+    """Read a file's columns, those of ids among them; `schema` is that of training, None at training.
+
+    `text` are columns that are text even where they look like numbers; those of a `schema` are known.
+    """
+    ids = [] if rules.id is None else [rules.id]
+    text = [*(text if schema is None else text_columns(schema)), *ids, *rules.categorical]
+    arrow = open_table(
+        path, folder=rules.scratch, drop=[column for column in rules.drop if column not in ids],
+        drop_all=_defines_columns(rules, path), text=list(dict.fromkeys(text)), party=rules.party,
+    )  # fmt: skip
+    checked = checked_columns(arrow)
+    if checked is not None:
+        return FileRead(arrow, checked)
+    arrow = _kinds_checked(arrow, rules, path, schema)
+    if rules.id is not None:
+        if rules.id not in arrow.column_names:
+            raise DataError(
+                f"{rules.party}: expected a column {rules.id!r} of ids, "
+                f"{file_without(ids, arrow.column_names)} - at {path}"
+            )
+        arrow = _with_ids(arrow, rules.id, rules, path)
+    if schema is None:
+        _note_columns(arrow, rules, path)
+    return FileRead(arrow, None)
+
+
+def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
+    """Read a file of a job split by row: no rows are aligned, and no other party is needed.
+
+    `schema` is the model's, if there is one: columns that the file lacks are missing in all rows. `text` as of
+    `read_file`.
+    """
+    arrow, checked = read_file(rules, path, schema, text)
+    if checked is not None:
+        return Rows(arrow, checked, arrow)
+    for column in () if schema is None else schema.names:
+        if column not in arrow.column_names:
+            logger.warning("%s: column %r is missing in all rows, for %s lacks it", rules.party, column, path)
+            arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
+    return Rows(arrow, features_of(arrow, rules, path, schema), arrow)
+
+
+def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | None) -> Any:
+    """Refuse columns of numbers with cells that are none; return the table, its declared categories as text."""
+    name, categorical, there = rules.party, rules.categorical, set(arrow.column_names)
+    labels = rules.labels if str(path) in rules.own_tables else []  # rows to predict have none
+    if _defines_columns(rules, path):
+        refuse_absent(categorical, f"the columns of parties.{name}.categorical", arrow.column_names, path, name)
+    arrow = as_text(arrow, categorical)
+    for column in set(categorical) & there:
+        kind = arrow.schema.field(column).type
+        if not (_is_text(kind) or pa.types.is_dictionary(kind)):
+            raise DataError(
+                f"{name}: expected text, numbers or truth values as categories in {column!r}, got {kind} - at {path}"
+            )
+    numeric = [of for of in labels if of == rules.weight or (of == rules.label and rules.task != "classification")]
+    if schema is None:
+        others = (rules.id, *labels, *categorical)
+        features = [of for of in rules.columns or arrow.column_names if of not in others]
+    else:
+        features = []
+        numeric += [of for of, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
+    if rules.label in labels and rules.label not in (*numeric, *categorical):
+        features = [*features, rules.label]  # of classes
+    refuse_strays(
+        arrow, path, name, features=[of for of in features if of in there],
+        numeric=[of for of in numeric if of in there], remedy=f"name it in parties.{name}.categorical of the job",
+    )  # fmt: skip
+    return arrow
+
+
+def _defines_columns(rules: TableRules, path: str) -> bool:
+    """Whether this file must have all columns that the job names; other files may lack some that are dropped."""
+    return path == next(iter(rules.own_tables), None)
+
+
+def text_columns(schema: Schema) -> list[str]:
+    """Return the columns whose cells are text in a file."""
+    return [column for column, kind in zip(schema.names, schema.kinds, strict=True) if kind == "categorical"]
+
+
+def features_of(arrow: Any, rules: TableRules, path: str, schema: Schema | None) -> Table:
+    """Return the columns that trees may split on, checked."""
+    table = to_table(
+        arrow.select(_feature_names(arrow, rules, path)),
+        party=rules.party,
+        schema=schema,
+        text_as_categories=True,
+        allow_no_features=rules.party == rules.active and not rules.by_row,  # who has labels may have no more
+        on_unseen=logger.warning,
+        place=str(path),
+    )
+    logger.info("%s: %s: %s", rules.party, Path(path).name, describe(table.schema, table.n_rows))
+    return table
+
+
+def _feature_names(arrow: Any, rules: TableRules, path: str) -> list[str]:
+    name, without = rules.party, (rules.id, *rules.labels)
+    wanted = [column for column in rules.columns or arrow.column_names if column not in without]
+    absent = [column for column in wanted if column not in arrow.column_names]
+    if rules.label in wanted and rules.columns is None:
+        raise DataError(
+            f"{name}: column {rules.label!r} is called like the label of {rules.active}: drop it (parties.{name}.drop) "
+            f"or, if it is no label, name all columns to use (parties.{name}.columns) - at {path}"
+        )
+    if absent:
+        raise DataError(
+            f"{name}: expected columns {quoted(absent)}, {file_without(absent, arrow.column_names)} - at {path}"
+        )
+    return wanted
+
+
+def describe(schema: Schema, n_rows: int) -> str:
+    """Return a line for the party itself: its columns of numbers, and those of categories."""
+    numeric = [name for name, kind in zip(schema.names, schema.kinds, strict=True) if kind == "numeric"]
+    categorical = [
+        f"{name} ({len(values)} categories)"
+        for name, values in zip(schema.names, schema.categories, strict=True)
+        if values is not None
+    ]
+    parts = [f"{what}: {', '.join(names)}" for what, names in (("numbers", numeric), ("text", categorical)) if names]
+    return "; ".join([f"{n_rows} rows", *parts])
+
+
+def _note_columns(arrow: Any, rules: TableRules, path: str) -> None:
+    """Log what the columns are taken for, and which of them have no value."""
+    features = [of for of in rules.columns or arrow.column_names if of not in (rules.id, *rules.labels)]
+    there = {of: arrow.schema.field(of).type for of in features if of in arrow.column_names}
+    categorical = [of for of, kind in there.items() if _is_text(kind) or pa.types.is_dictionary(kind)]
+    found = counted(arrow.num_rows, len(there) - len(categorical), categorical)
+    logger.log(NOTED, "%s: %s: %s", rules.party, Path(path).name, found)
+    if empty := [of for of in there if not has_values(arrow, of)]:
+        file = Path(path).name
+        logger.warning("%s: %s has no value in any row of %s and cannot help", rules.party, quoted(empty), file)
+
+
+def counted(n_rows: int, n_numeric: int, categorical: Sequence[str]) -> str:
+    """Return in words how many rows and columns of each kind a table has, and which hold categories."""
+    kinds = [f"{n_numeric:,} numeric"] if n_numeric else []
+    kinds += [f"{len(categorical):,} categorical"] if categorical else []
+    more = f" and {len(categorical) - LISTED} more" if len(categorical) > LISTED else ""
+    which = f" ({', '.join(categorical[:LISTED])}{more})" if categorical else ""
+    columns = "column" if n_numeric + len(categorical) == 1 else "columns"
+    return f"{n_rows:,} rows, {', '.join(kinds) or 'no'} {columns}{which}"
+
+
+def _with_ids(arrow: Any, column: str, rules: TableRules, path: str) -> Any:
+    """Return a table whose ids are of a type that keeps every digit of the file: text where numbers would not."""
+    ids = arrow[column]
+    if rules.id_as_text:
+        ids = ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids
+    elif is_csv(path):
+        ids = typed_ids(ids)
+    logger.log(NOTED, "%s: %s: ids in %r: %s", rules.party, Path(path).name, column, widths(ids))
+    return changed(arrow, column, ids.type, lambda _: ids)
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def labelled(
+    rows: Rows, rules: TableRules, path: str, classes: list[Any] | None, *, training: bool
+) -> tuple[LabelledRows, list[Any] | None]:
+    """Check labels and (for training) weights at a party that has some; return them with the classes.
+
+    Without `classes` those found are taken: at least two, unless tables are split by row, where a party may have rows
+    of one class alone.
+    """
+    name, arrow, n_rows = rules.party, rows.arrow, rows.features.n_rows
+    if not rules.labels:
+        return LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), None
+    weighted = rules.weight is not None and training  # eval rows all weigh the same
+    _refuse_absent_labels(arrow, rules, path, weighted=weighted)
+    weight = check_weights(arrow[rules.weight], n_rows, f"{name}: column {rules.weight!r}") if weighted else None
+    whose = f"{name}: column {rules.label!r}"
+    if rules.task == "ranking":
+        groups = numbers(arrow[rules.group])
+        target = check_relevance(arrow[rules.label], groups, whose, n_rows, rules.objective)
+        return LabelledRows(rows.features, target, weight), None
+    if rules.task == "regression":
+        target = check_numbers(arrow[rules.label], whose, n_rows, rules.objective)
+        return LabelledRows(rows.features, target, weight), None
+    y = check_labels(numbers(arrow[rules.label]), whose, n_rows)
+    if classes is None:
+        classes = np.unique(y).tolist()
+        if len(classes) < 2 and not rules.by_row:
+            raise DataError(f"{name}: expected labels of at least two classes, got one class in all {len(y)} rows")
+    unseen = set(np.unique(y).tolist()) - set(classes)
+    if unseen:
+        raise DataError(f"{name}: expected the labels seen in training, got {len(unseen)} others - at {path}")
+    return LabelledRows(rows.features, np.searchsorted(np.array(classes), y).astype(np.float64), weight), classes
+
+
+def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, *, weighted: bool) -> None:
+    """Raise DataError where a file lacks a column of labels, groups or (`weighted`) weights."""
+    for column in [of for of in rules.labels if weighted or of != rules.weight]:
+        if column not in arrow.column_names:
+            lacks = file_without([column], arrow.column_names)
+            raise DataError(f"{rules.party}: expected a column {column!r}, {lacks} - at {path}")
+
+
+def with_noisy_labels(
+    data: LabelledRows, rows: Rows, rules: TableRules, path: str, options: SystemOptions, ledger: Ledger, job: str
+) -> tuple[LabelledRows, list[Any]]:
+    """Replace labels by noisy ones, which a file at `path` keeps; `job` is the name that the ledger notes.
+
+    They are drawn for the file's rows in its own order: rows come in another order with every alignment, and labels
+    must not be drawn again with it.
+    """
+    whose = f"{rules.active}: column {rules.label!r}"
+    y = check_labels(rows.whole[rules.label].to_numpy(zero_copy_only=False), whose, rows.whole.num_rows)
+    classes = np.unique(y)
+    numbered = np.searchsorted(classes, y).astype(np.float64)
+    noisy = noisy_labels(path, numbered, classes.tolist(), options, ledger, job)
+    return replace(data, y=noisy if rows.order is None else noisy[rows.order]), classes.tolist()
