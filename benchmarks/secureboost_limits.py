@@ -40,7 +40,7 @@ from data import RESULTS, arguments, cpu_of_others, default_of_credit_card_clien
 from secureboost_memory import CIPHERTEXT, status
 from treaty.messaging.transcript import Transcript
 from treaty.runs import party as jobs
-from treaty.runs import processes, reading
+from treaty.runs import processes, rows
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import load_job
 from treaty.runs.warm_up import compile_kernels
@@ -112,7 +112,7 @@ def play(path: Path, name: str) -> None:
     job = load_job(path)
     compile_kernels()
     measured = Measured(0, 0, 0.0, 0.0, 0.0, 0, 0, "")
-    read, write_report = reading.labelled, jobs.write_report
+    read, write_report = rows.labelled, jobs.write_report
 
     def read_and_note(*args: object, **kwargs: object) -> object:
         table = read(*args, **kwargs)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def play(path: Path, name: str) -> None:
         measured.largest, measured.kind = largest.nbytes, largest.step
         write_report(job, name, roles, transcript, seconds, part)
 
-    reading.labelled, jobs.write_report = read_and_note, note_messages  # type: ignore[assignment]
+    rows.labelled, jobs.write_report = read_and_note, note_messages  # type: ignore[assignment]
     jobs.train_party(job, name)
     measured.peak = status("VmHWM")
     print(msgspec.json.encode(measured).decode())

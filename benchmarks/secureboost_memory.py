@@ -20,7 +20,7 @@ import pyarrow.parquet as parquet
 
 from data import arguments, give_me_some_credit, report, verdict
 from treaty.runs import party as jobs
-from treaty.runs import processes, reading
+from treaty.runs import processes, rows
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import decoded_job
 from treaty.runs.warm_up import compile_kernels
@@ -41,7 +41,7 @@ def play(path: Path, name: str) -> None:
     job = decoded_job(path.read_bytes())
     compile_kernels()
     before = 0
-    read = reading.labelled
+    read = rows.labelled
 
     def read_and_note(*args: object, **kwargs: object) -> object:
         nonlocal before
@@ -50,7 +50,7 @@ def play(path: Path, name: str) -> None:
         before = status("VmRSS")
         return table
 
-    reading.labelled = read_and_note  # type: ignore[assignment]
+    rows.labelled = read_and_note  # type: ignore[assignment]
     jobs.train_party(job, name)
     print(before, status("VmHWM"))
 
