@@ -84,7 +84,7 @@ def test_alignments_of_a_job_are_limited_without_a_log(tmp_path):
     for name in members:
         entries = RunLog(tmp_path / name / f"{name}.runs").entries()
         assert [entry.event for entry in entries] == ["started", "finished"] * 2
-        assert {entry.own_commitment + entry.peer_commitment for entry in entries} == {""}
+        assert {entry.own_commitment + entry.peer_commitment for entry in entries} == {b""}
 
 
 @pytest.mark.parametrize("owner", ["table", "eval_tables"])
