@@ -60,17 +60,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         if seed is not None:
             print(f"tests are sampled by seed {seed}")
         return
-    from treaty.machine.kernels import is_compiled
-    from treaty.trees.scanning import scan_splits
+    from treaty.runs.warm_up import compile_kernels
+    from treaty.systems import SYSTEMS, find_system
 
-    if not is_compiled(scan_splits):
-        from treaty.runs.warm_up import compile_kernels
-        from treaty.systems import SYSTEMS, find_system
-
-        kinds = list(SYSTEMS.items())
-        for model, named in kinds if int(WORKER.removeprefix("gw")) % 2 == 0 else reversed(kinds):
-            for name in reversed(named):
-                compile_kernels(find_system(name, model))
+    kinds = list(SYSTEMS.items())
+    for model, named in kinds if int(WORKER.removeprefix("gw")) % 2 == 0 else reversed(kinds):
+        for name in reversed(named):
+            compile_kernels(find_system(name, model))
 
 
 @pytest.hookimpl(trylast=True)  # after those that are not asked for have gone

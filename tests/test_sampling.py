@@ -1,5 +1,7 @@
 """What a sample plays of a file, and that every test has its turn."""
 
+from pathlib import Path
+
 import pytest
 
 import sampling
@@ -23,3 +25,24 @@ def test_costs_are_read_as_they_were_written(tmp_path, monkeypatch):
     monkeypatch.setattr(sampling, "COSTS", tmp_path / "costs.txt")
     sampling.write([("test_b", 1.0), ("test_a", 0.2), ("test_b", 2.0), ("test_quick", 0.01)])
     assert sampling.read() == {"test_a": 0.2, "test_b": 1.5}
+
+
+class Played:
+    """A collected test, as far as sampling looks at it."""
+
+    def __init__(self, originalname: str, mark: str = "") -> None:
+        self.path, self.name, self.originalname, self.mark = Path("test_file.py"), originalname, originalname, mark
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == self.mark
+
+
+def test_a_sample_has_no_slow_tests_and_all_that_are_always_played(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "COSTS", tmp_path / "costs.txt")
+    sampling.write([("test_a", 2.0)])
+    costly, always, slow = [Played("test_a") for _ in range(20)], Played("test_a", "always"), Played("test_b", "slow")
+    for seed in range(20):
+        chosen = sampling.sample([*costly, always, slow], seed)
+        assert always in chosen
+        assert slow not in chosen
+        assert len(chosen) <= 2
