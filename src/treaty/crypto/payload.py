@@ -2,17 +2,6 @@
 
 A *payload* is a list of arrays that only the two ends of one cipher interpret.
 
-*Packing* puts several small sums into one plaintext. With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max
-(fixed point already):
-
-    b_g = bitlen(2 n g_max) + 1,  b_h = bitlen(n h_max) + 1,  b_c = bitlen(n) + 1,  b = b_g + b_h + b_c
-    gh_i = ((g_i + g_max) 2^{b_h} + h_i) 2^{b_c} + 1            one product of ciphertexts adds all three
-    sum of rows: count = low b_c bits, sum h = next b_h, the rest = sum g + g_max count
-    k = floor((P - 2) / b) sums side by side in one plaintext of P bits, the first one highest
-
-All fields are non-negative and bounded by the public n, so no carry passes from one to the next. The widths follow from
-public bounds alone and reveal nothing of the data.
-
 References: Chen et al., SecureBoost+, arXiv 2110.10927, sections on GH packing and cipher compressing.
 """
 
@@ -92,12 +81,17 @@ class SumsBounds:
 
 
 class Packing:
-    """Widths of the three fields, and how many sums share a plaintext; CryptoError if not even one sum fits.
+    """Packing of several small sums into one plaintext of P = `plaintext_bits`; CryptoError if not even one fits.
 
-    A plaintext has P = `plaintext_bits`: |n| // 3 under Okamoto-Uchiyama, |n| under Paillier.
+    P is |n| // 3 under Okamoto-Uchiyama, |n| under Paillier.
     """
 
     def __init__(self, bounds: SumsBounds, plaintext_bits: int) -> None:
+        # With n rows at most and integers |g_i| <= g_max, 0 <= h_i <= h_max (fixed point already), a row is
+        #     gh_i = ((g_i + g_max) 2^{b_h} + h_i) 2^{b_c} + 1        so that one product of ciphertexts adds all three
+        # and a sum of rows has its count in the low b_c bits, sum h in the next b_h, sum g + g_max count in the rest.
+        # All fields are non-negative and bounded by the public n, so no carry passes from one to the next; widths
+        # follow from public bounds and reveal nothing of the data. k sums stand side by side, the first one highest.
         self.bounds = bounds
         self.count_bits = bounds.n_rows.bit_length() + 1
         self.hess_bits = (bounds.n_rows * bounds.hess_bound).bit_length() + 1

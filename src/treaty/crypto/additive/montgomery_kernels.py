@@ -9,11 +9,8 @@ Two forms of a number x mod n:
 * *working*: `m.size - 8` words. With AVX-512 IFMA (m[4] = 1) or AVX2 and FMA (2), 52-bit digits of a value below 2 n;
   otherwise (0) the packed words, and then x < n throughout.
 
-Both forms divide by the same R = 2^{52 digits}, so what one machine writes the other reads.
-
-The code that `multiplier` emits (for 1, 2, 3, 4, 5, 8, 10, 15 and 20 vectors), and `fma_multiplier` (four numbers at a
-time), is compiled into these kernels. Their disk cache looks at this file alone: a change there must come with one
-here, if only of these words.
+Both forms divide by the same R = 2^{52 digits}, so what one machine writes the other reads. GROUP numbers are
+multiplied at a time; the last ones of a group that is not full repeat its last number.
 """
 
 from __future__ import annotations
@@ -48,13 +45,11 @@ _IFMA, _FMA = np.uint64(1), np.uint64(2)  # values of m[4]: see `montgomery.Modu
 
 @kernel
 def multiply_word_form(out: Words, o: int, a: Words, i: int, b: Words, j: int, m: Words, t: Words) -> None:
-    """out[o:] = a[i:] b[j:] / R mod n in 64-bit words: operand scanning (CIOS) and a tail of 52 digits - 64 words bits.
-
-    Needs a b < R n; the result is below n. `t` is scratch of words + 2.
-    """
+    """out[o:] = a[i:] b[j:] / R mod n, below n, in 64-bit words, for a b < R n; `t` is scratch of words + 2."""
     words, n = np.intp(m[2]), HEADER
     for y in range(words + 2):
         t[y] = _ZERO
+    # operand scanning (CIOS): t += a b_x, then the multiple of n that clears the lowest word, which is dropped
     for x in range(words):
         factor, carry = b[j + x], _ZERO
         for y in range(words):
@@ -62,6 +57,7 @@ def multiply_word_form(out: Words, o: int, a: Words, i: int, b: Words, j: int, m
         top = t[words] + carry
         t[words + 1] = _ONE if top < carry else _ZERO
         t[words] = top
+        # t + clear n is a multiple of 2^64: the words move down by one as they are written
         clear = t[0] * m[0]
         _, carry = multiply_add(clear, m[n], t[0], _ZERO)
         for y in range(1, words):
@@ -69,6 +65,7 @@ def multiply_word_form(out: Words, o: int, a: Words, i: int, b: Words, j: int, m
         low = t[words] + carry
         t[words - 1] = low
         t[words] = t[words + 1] + (_ONE if low < carry else _ZERO)
+    # R = 2^{52 digits} is no power of 2^64: the tail of 52 digits - 64 words bits is cleared in the same way
     if m[3] != _ZERO:
         clear, carry = (t[0] * m[0]) & ((_ONE << m[3]) - _ONE), _ZERO
         for y in range(words):
@@ -87,11 +84,13 @@ def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
     """Subtract n from x[o:] (plus over * 2^{64 words}) when that is not negative: packed words, or 52-bit digits."""
     width = m.size - HEADER
     if over == _ZERO:
+        # the highest word that differs decides; equal numbers are subtracted, too
         for y in range(width - 1, -1, -1):
             if x[o + y] != m[HEADER + y]:
                 if x[o + y] < m[HEADER + y]:
                     return
                 break
+    # digits keep 52 bits of a difference, words all
     mask = _MASK if m[4] != _ZERO else ~_ZERO
     borrow = _ZERO
     for y in range(width):
@@ -100,14 +99,12 @@ def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
         borrow = _ONE if left < right or (left == right and borrow != _ZERO) else _ZERO
 
 
-@inlined  # nine arguments: arrays and offsets of each factor, flat because this is the innermost call
+@inlined
 def _multiply(
     out: Words, at: Index, a: Words, of_a: Index, b: Words, of_b: Index, live: int, m: Words, t: Words
 ) -> None:
-    """out[at[k]:] = a[of_a[k]:] b[of_b[k]:] / R for k < live <= GROUP; `t` is scratch of `_turns`.
-
-    Offsets from `live` on are those of number live - 1. In place is allowed.
-    """
+    """out[at[k]:] = a[of_a[k]:] b[of_b[k]:] / R for k < live; `t` is scratch of `_turns`. In place is allowed."""
+    # flat arguments, because this is the innermost call; offsets from `live` on are those of number live - 1
     if m[4] == _FMA:
         fma_multiply_four(out, at, a, of_a, b, of_b, m, t)
     elif m[4] == _IFMA:
@@ -129,7 +126,7 @@ def _spread(at: Index, first: int, count: int, step: int) -> int:
 
 @kernel
 def _scratch(words: int) -> Words:
-    """Uninitialised words that start on a cache line: vector loads that straddle two cost twice."""
+    # from a cache line on: vector loads that straddle two cost twice
     x = np.empty(words + 8, np.uint64)
     skip = (-(x.ctypes.data >> 3)) & 7
     return x[skip : skip + words]
@@ -137,13 +134,12 @@ def _scratch(words: int) -> Words:
 
 @kernel
 def _turns(m: Words) -> Words:
-    """Scratch for `_multiply`."""
     return _scratch(SCRATCH * (m.size - HEADER) + 2)
 
 
 @kernel
 def _copy(x: Words, o: int, out: Words, p: int, m: Words) -> None:
-    """Copy one working number (assigning slices would compile ten times as long)."""
+    # assigning slices would compile ten times as long
     for y in range(m.size - HEADER):
         out[p + y] = x[o + y]
 
@@ -158,9 +154,11 @@ def _unpack(raw: Bytes, item: int, x: Words, o: int, m: Words) -> None:
             x[o + y] = load_word(raw, start + 8 * y)
         return
     first, y = 0, 0
+    # 13 words are 16 digits; vectors take them at once where a 14th word may be read
     while first + 14 <= words:
         unpack_digits(raw, start + 8 * first, x, o + y)
         first, y = first + 13, y + 16
+    # the rest digit by digit: `used` bits of `word` are taken
     word, used = load_word(raw, start + 8 * first), _ZERO
     for k in range(first + 1, words + 1):
         following = load_word(raw, start + 8 * k) if k < words else _ZERO
@@ -188,6 +186,7 @@ def _pack(x: Words, o: int, out: Words, item: int, m: Words) -> None:
         return
     for y in range(words):
         out[start + y] = _ZERO
+    # a digit lies in one word, or in two
     for y in range(np.intp(m[1])):
         bit = np.uint64(y) * _DIGIT
         k, shift = np.intp(bit >> np.uint64(6)), bit & np.uint64(63)
@@ -199,7 +198,6 @@ def _pack(x: Words, o: int, out: Words, item: int, m: Words) -> None:
 
 @kernel
 def unpack_rows(raw: Bytes, out: Words, m: Words) -> None:
-    """Convert packed numbers to working form."""
     width = m.size - HEADER
     for row in range(out.size // width):
         _unpack(raw, row, out, row * width, m)
@@ -207,7 +205,6 @@ def unpack_rows(raw: Bytes, out: Words, m: Words) -> None:
 
 @kernel
 def pack_rows(rows: Words, out: Words, m: Words) -> None:
-    """Convert working form (destroyed) to packed numbers below n."""
     width = m.size - HEADER
     for row in range(rows.size // width):
         _pack(rows, row * width, out, row, m)
@@ -236,6 +233,7 @@ def add_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
         carry = _ZERO
         for y in range(width):
             total = a[o + y] + b[p + y] + carry
+            # digits have room for a carry; of words it shows in the sum's size
             if m[4] != _ZERO:
                 carry = total >> _DIGIT
                 total &= _MASK
@@ -257,11 +255,13 @@ def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -
         for lane in range(live):
             _copy(one, _START, out, at[lane], m)
             _copy(one, _START, table, 16 * lane * width, m)
+        # powers 1 to 15 of each base, each from the one before
         for k in range(1, 16):
             for lane in range(GROUP):
                 above[lane] = (16 * min(lane, live - 1) + k) * width
                 below[lane] = above[lane] - width
             _multiply(table, above, table, below, bases, at, live, m, t)
+        # four squarings and one product per window, also of zero: time does not depend on the exponent
         for window in windows:
             for _ in range(4):
                 _multiply(out, at, out, at, out, at, live, m, t)
@@ -277,6 +277,7 @@ def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Wor
     t, power, windows = _turns(m), _scratch(width), table.size // (entries * width)
     at, below, base_at = np.zeros(GROUP, np.int64), np.empty(GROUP, np.int64), np.zeros(GROUP, np.int64)
     _copy(base, _START, power, _START, m)
+    # base^{entries^i} for each window, by squaring
     for i in range(windows):
         _copy(one, _START, table, i * entries * width, m)
         _copy(power, _START, table, (i * entries + 1) * width, m)
@@ -284,6 +285,7 @@ def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Wor
         while squared < entries:
             _multiply(power, at, power, at, power, at, 1, m, t)
             squared *= 2
+    # then the multiples d = 2, 3, ... of all windows, GROUP of them at a time
     for i in range(0, windows, GROUP):
         live = _spread(base_at, i, windows, entries * width)
         for lane in range(GROUP):
@@ -305,6 +307,7 @@ def fixed_base_rows(table: Words, exponents: Words, window: int, out: Words, m: 
     at, entry = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     for r in range(0, count, GROUP):
         live = _spread(at, r, count, width)
+        # the first window's entry is copied, the others are multiplied in
         for i in range(windows):
             for lane in range(GROUP):
                 row = r + min(lane, live - 1)
@@ -328,22 +331,21 @@ def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
 
 @kernel
 def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: Words, one: Words, m: Words) -> None:
-    """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms.
-
-    As many segments as GROUP are processed at any time; whichever is finished takes up the next one.
-    """
+    """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms."""
     width, segments = m.size - HEADER, starts.size - 1
     t, lanes = _turns(m), min(GROUP, segments)
     product, item = _scratch(GROUP * width), _scratch(GROUP * width)
     segment, position = np.full(GROUP, -1, np.int64), np.zeros(GROUP, np.int64)
     at = np.empty(GROUP, np.int64)
     _spread(at, 0, lanes, width)
+    # GROUP segments are processed at any time; a lane whose segment is finished takes up the next one
     following, active = 0, lanes
     while active > 0:
         active = 0
         for lane in range(lanes):
             o = lane * width
             while segment[lane] < segments and (segment[lane] < 0 or position[lane] == starts[segment[lane] + 1]):
+                # the first item of a segment is copied, the others are multiplied in
                 if segment[lane] >= 0:
                     _pack(product, o, out, segment[lane], m)
                 segment[lane] = following
@@ -356,6 +358,7 @@ def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: W
                 position[lane] += 1
                 active += 1
             else:
+                # idle lanes multiply ones
                 _copy(one, _START, item, o, m)
                 _copy(one, _START, product, o, m)
         if active > 0:
@@ -378,9 +381,10 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
         longest = 0
         for row in range(r, r + live):
             longest = max(longest, starts[row + 1] - starts[row])
+        # shorter rows begin with ones, so that all lanes end together
         for step in range(longest):
             for lane in range(live):
-                j = starts[r + lane + 1] - longest + step  # the shorter row begins with ones
+                j = starts[r + lane + 1] - longest + step
                 if j >= starts[r + lane]:
                     _unpack(raw, j, item, lane * width, m)
                 else:
@@ -389,6 +393,7 @@ def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words
                 for lane in range(live):
                     _copy(item, lane * width, total, lane * width, m)
                 continue
+            # moves what is there up by one field, in the exponent
             for _ in range(bits):
                 _multiply(total, at, total, at, total, at, live, m, t)
             _multiply(total, at, total, at, item, at, live, m, t)
@@ -404,8 +409,9 @@ def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
     x = np.empty(width, np.uint64)
     for item in range(count):
         _unpack(raw, item, x, _START, m)
+        # the highest differing word decides
         below, nonzero = False, False
-        for y in range(width):  # the highest differing word decides
+        for y in range(width):
             if x[y] != m[HEADER + y]:
                 below = x[y] < m[HEADER + y]
             nonzero = nonzero or x[y] != _ZERO
@@ -429,10 +435,7 @@ def bucket_rows(
 ) -> None:
     """out[j] = product over i of rows[i, column]^{exponents[i, kind]}, (column, kind) = pairs[j], of j in first:stop.
 
-    `rows` (n, columns * width) are Montgomery working forms; exponents (n, kinds) lie below 2^bits. Of each window of
-    the exponents, rows are multiplied into the bucket of their digit, bucket d counts d times (Pippenger). As many
-    products as GROUP are made at any time; digits of zero fill a bucket that does not count, so that time does not
-    depend on exponents.
+    `rows` (n, columns * width) are Montgomery working forms; exponents (n, kinds) lie below 2^bits.
     """
     width, entries = m.size - HEADER, 1 << window
     bases, across = rows.reshape(-1), rows.shape[1]
@@ -447,12 +450,14 @@ def bucket_rows(
         _spread(total, GROUP, GROUP + live, width)
         for lane in range(live):
             _copy(one, _START, out, at[lane], m)
+        # Pippenger: of each window of the exponents, rows are multiplied into the bucket of their digit
         for position in range((bits - 1) // window * window, -1, -window):
             for _ in range(window):
                 _multiply(out, at, out, at, out, at, live, m, t)
             for d in range(live * entries):
                 _copy(one, _START, buckets, d * width, m)
             shift = np.uint64(position)
+            # digits of zero fill a bucket that does not count, so that time does not depend on exponents
             for i in range(len(rows)):
                 for k in range(GROUP):
                     lane = min(k, live - 1)
@@ -460,9 +465,10 @@ def bucket_rows(
                     bucket[k] = lane * size + digit * width
                     of_bases[k] = i * across + pairs[j + lane, 0] * width
                 _multiply(buckets, bucket, buckets, bucket, bases, of_bases, live, m, t)
-            for lane in range(live):  # running products of the highest buckets, and the product of these
+            for lane in range(live):
                 _copy(one, _START, running, high[lane], m)
                 _copy(one, _START, running, total[lane], m)
+            # bucket d counts d times: running products from the highest bucket down, and the product of these
             for d in range(entries - 1, 0, -1):
                 for lane in range(GROUP):
                     bucket[lane] = min(lane, live - 1) * size + d * width

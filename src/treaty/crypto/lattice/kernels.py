@@ -50,6 +50,7 @@ _TILE = 1024  # rows taken through all columns at a time, a multiple of COPIES: 
 def forward_transform(a: Residues, start: int, degree: int, w: Residues, shoup: Residues, q: np.uint32) -> None:
     """Transform a[start:start + degree] in place; degree at least 128, values below q."""
     step, blocks = degree >> 1, 1
+    # butterflies at a distance of a vector or more, then those within pairs of vectors
     while step >= LANES:
         for block in range(blocks):
             factor, quotient = w[blocks + block], shoup[blocks + block]
@@ -95,19 +96,20 @@ def encrypt_block(
     """Out = a s + e + sum over fields of field * scale, modulo q, of one block of at most N numbers.
 
     `public`, `secret` (N,): transforms of a and s / N, the latter with its Shoup quotients; `error`, in size below q,
-    and `out` (m,);
-    `fields` (fields, m): in size below q; the sizes, q for a field with negative numbers, add up to at most 2^32.
-    `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32.
+    and `out` (m,); `fields` (fields, m): in size below q; the sizes, q for a field with negative numbers, add up to at
+    most 2^32. `scales` (fields + 1,): residues of the fields' scales times 2^32, and -1 / q modulo 2^32.
     """
     q, _, _, inverse, inverse_shoup = factors
     numbers, shoup = secret
     degree = len(public)
     product = new_array(degree, np.uint32)
+    # a s: element by element in the transform
     for i in range(0, degree, LANES):
         multiply_lanes(product, i, public, i, numbers, shoup, i, q)
     nothing: Any = np.int64(0)  # a plain 0 is a type of its own, for which the transform would be compiled once more
     inverse_transform(product, nothing, degree, inverse, inverse_shoup, q)
     wide, count = np.uint64(q), len(scales) - 1
+    # fields times scales 2^32 modulo q: negative numbers count from q on, so that all is below 2^63
     for i in range(len(out)):
         total = np.uint64(0)
         for f in range(count):
@@ -143,12 +145,12 @@ def bin_sums(
 ) -> None:
     """Add words[i * 8:] to the place of bin offsets[f] + codes[f, base + i], over all i, of features[first:stop].
 
-    `sums` holds `COPIES` copies of each place side by side, whose sum is the result; row i goes to copy i % COPIES. An
-    addition to a place waits for the last one to it, so with a single copy the time would tell how skewed bins are.
-    Copies do not lie a whole table apart: processors mistake addresses that differ by a multiple of 4096 bytes, as
-    those would with 64 bins in all, for the same one, and would wait all the same.
+    `sums` holds `COPIES` copies of each place side by side, whose sum is the result.
     """
     rows = len(words) // WORDS
+    # An addition to a place waits for the last one to it: with a single copy the time would tell how skewed bins are.
+    # Row i goes to copy i % COPIES. Copies do not lie a whole table apart: processors mistake addresses that differ by
+    # a multiple of 4096 bytes for the same one, and would wait all the same.
     for start in range(0, rows, _TILE):
         end = min(start + _TILE, rows)
         whole = start + (end - start) // COPIES * COPIES
@@ -173,6 +175,7 @@ def dense_sums(
         for p in range(len(primes)):
             q, low, high = np.int64(primes[p]), np.int64(0), np.int64(0)
             for i in range(len(row)):
+                # halves of 63-bit products add up without overflow; one reduction for each at the end
                 product = np.int64(row[i]) * np.int64(planes[p, i])
                 low += product & np.int64(0xFFFFFFFF)
                 high += product >> np.int64(32)
@@ -201,6 +204,7 @@ def add_hints(
         for i in range(degree):
             sums[i] = np.uint32(0)
         for j in range(len(numbers)):
+            # r, which is ternary, and columns of integers: negative numbers from q on
             if j == blocks:
                 for i in range(degree):
                     value = np.int64(random[s, i])
@@ -216,6 +220,7 @@ def add_hints(
                         t[i] = np.uint32(value + signed if value < 0 else value)
                 for i in range(len(part), degree):
                     t[i] = np.uint32(0)
+            # u_j a_j in the transform, whose sums are transformed back once
             forward_transform(t, nothing, degree, forward, forward_shoup, q)
             for i in range(0, degree, LANES):
                 multiply_lanes(t, i, t, i, numbers[j], quotients[j], i, q)
@@ -247,17 +252,18 @@ def rescale(
 ) -> None:
     """Write round(x q' / q) modulo q' = 2^(16 D), in digits (D, m), for some numbers x given by residues (primes, m).
 
-    x / q is the sum of z_p / p modulo 1 with z_p = x (q / p)^-1 mod p. `inverses` (primes,) are (q / p)^-1 mod p;
-    `scales` (primes, words) are 2^(16 D + guard) / p rounded, in 32-bit words, so that the result is off by less than
-    0.51; `guard` is a multiple of 16. `balanced` digits are from -2^15 to 2^15 - 1, others from 0, as the bits of
+    `inverses` (primes,) are (q / p)^-1 mod p; `scales` (primes, words) are 2^(16 D + guard) / p rounded, in 32-bit
+    words; `guard` is a multiple of 16. `balanced` digits are from -2^15 to 2^15 - 1, others from 0, as the bits of
     int16.
     """
     words, digits = scales.shape[1], len(out)
+    # x / q is the sum of z_p / p modulo 1 with z_p = x (q / p)^-1 mod p: the result is off by less than 0.51
     bottom = guard - 1
     acc, z = new_array((words + 1, _STRIP), np.uint64), new_array(_STRIP, np.uint64)
     borrow = new_array(_STRIP, np.int64)
     for begin in range(first, stop, _STRIP):  # each step for a strip of numbers, in vector registers
         count = min(_STRIP, stop - begin)
+        # half of the guard's unit, so that dropping the guard rounds to the nearest
         for x in range(words + 1):
             start = (
                 np.uint64(1) << np.uint64(bottom % 32) if x == bottom // 32 else np.uint64(0)
@@ -271,6 +277,7 @@ def rescale(
                 residue = np.uint64(residues[p, begin + k])
                 rest = residue * inverse - ((residue * quotient) >> _HALF_WORD) * q  # Shoup's product, below 2 q
                 z[k] = min(rest, rest - q)
+            # products of 32-bit words, low and high halves, added up in 64 bits; carries follow
             for x in range(words):
                 scale = scales[p, x] & _LOW
                 for k in range(count):
@@ -283,6 +290,7 @@ def rescale(
                 acc[x, k] &= _LOW
         for k in range(count):
             borrow[k] = 0
+        # a balanced digit from 2^15 on borrows from the next one
         for d in range(digits):
             bit = guard + 16 * d
             x, by = bit // 32, np.uint64(bit % 32)
@@ -295,12 +303,10 @@ def rescale(
 def dots(
     a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
 ) -> None:
-    """out[i, j] = sum over k of a[rows[i], k] * b[j, k], of i in first:stop; exact while it is below 2^31.
-
-    One factor of each product is -1, 0 or 1, so that 2^15 of them stay within.
-    """
+    """out[i, j] = sum over k of a[rows[i], k] * b[j, k], i in first:stop; one factor of each product is -1, 0 or 1."""
+    # read-only as hints of a message are, or the kernel would be compiled for either kind
     a = a.view()
-    a.flags.writeable = False  # as hints of a message are, or the kernel would be compiled for either kind
+    a.flags.writeable = False
     _dots(a, rows, b, first, stop, out)
 
 
@@ -308,6 +314,7 @@ def dots(
 def _dots(
     a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
 ) -> None:
+    # exact in 32 bits: 2^15 products of at most 2^15
     for i in range(first, stop):
         for j in range(len(b)):
             out[i, j] = dot(a[rows[i]], 0, b[j], 0, len(b[j]))
@@ -316,6 +323,7 @@ def _dots(
 def reduced(numbers: NDArray[np.int64]) -> Digits:
     """Return numbers modulo q', (..., D), from digits of any size: carries go up, that of the last is left out."""
     out = numbers.copy()
+    # carries go up, that of the last digit is left out
     for d in range(out.shape[-1] - 1):
         out[..., d + 1] += out[..., d] >> DIGIT_BITS
     return (out & (1 << DIGIT_BITS) - 1).astype(np.uint16)

@@ -76,7 +76,6 @@ class TripleShares:
         self._used = False
 
     def use(self, rows: int) -> None:
-        """Mark the batch as used; CryptoError if it was used before or has another number of rows."""
         if self._used or rows != self.rows:
             what = "used ones" if self._used else f"those for {self.rows}"
             raise CryptoError(f"expected new triples for {rows} comparisons, got {what}; have them dealt again")
@@ -109,8 +108,7 @@ def triples_of(bits: int) -> int:
 def deal(rows: int, bits: int = 64, keys: tuple[bytes, bytes] | None = None) -> tuple[TripleShares, TripleShares]:
     """Make AND triples for `rows` comparisons modulo 2^bits (2 to 64), as the dealer: for server 0 and for server 1.
 
-    Secret `keys` of 32 bytes each, used for nothing else, may be given; the default is the operating system's
-    generator.
+    Secret `keys` of 32 bytes each, used for nothing else, may be given; the default is the system's generator.
     """
     words = -(-rows // 64)
     none = np.empty((0, words), np.uint64)
@@ -131,12 +129,9 @@ def sign_bit(own: int, values: NDArray[np.uint64], dealt: TripleShares) -> Progr
     `values` uint64 (m,) are server `own`'s additive shares of a, modulo 2^l or more; only the lowest l bits count. For
     [x < y] give shares of x - y, with |x - y| < 2^(l - 1). CryptoError for used or unfitting triples or a malformed
     message.
-
-    The sum's sign is the sum of both shares' signs and the carry out of l - 1 bits. A span of bits generates a carry
-    (g) or passes one on (p); for one bit g = a & b, p = a ^ b. Neighbouring spans are joined until one is left:
-    g = g_upper ^ (p_upper & g_lower), p = p_upper & p_lower. Joining opens p_upper under one pad for both products; the
-    lowest span needs no p. For the first g each operand is known to one server, which opens it alone.
     """
+    # The sum's sign is the sum of both shares' signs and the carry out of l - 1 bits. A span of bits generates a carry
+    # (g) or passes one on (p); for one bit g = a & b, p = a ^ b.
     dealt.use(len(values))
     carries = dealt.bits - 1  # of the bits below the sign
     # bit i of 64 numbers goes into each word of row i: (m,) -> (64, ceil(m / 64))
@@ -147,6 +142,7 @@ def sign_bit(own: int, values: NDArray[np.uint64], dealt: TripleShares) -> Progr
     slices = by_bit.view("<u8").astype(np.uint64)
     triples = _TripleStream(own, slices.shape[1], dealt)
     a = triples.operands(carries)
+    # For the first g each operand is known to one server, which opens it alone.
     mine = slices[:carries] ^ a
     other = yield from swap(own, mine)
     g = other & a ^ triples.products(carries)
@@ -174,6 +170,8 @@ def _join(own: int, g: Words, p: Words, triples: _TripleStream) -> Program[tuple
     pairs = len(g) // 2
     even = 2 * pairs
     upper, lower, lower_p = (triples.operands(count) for count in (pairs, pairs, pairs - 1))
+    # g = g_upper ^ (p_upper & g_lower), p = p_upper & p_lower: p_upper is opened under one pad for both products; the
+    # lowest span needs no p.
     mine = np.concatenate([p[1:even:2] ^ upper, g[:even:2] ^ lower, p[2:even:2] ^ lower_p])
     opened = (yield from swap(own, mine)) ^ mine
     d, e, f = opened[:pairs], opened[pairs : 2 * pairs], opened[2 * pairs :]
@@ -280,7 +278,7 @@ def deal_leaves(rows: int, trees: int, leaves: int) -> tuple[Keys, Words]:
 def mask_rows(own: int, rows: Words, key: bytes) -> Program[tuple[MaskedRows, bytes]]:
     """Open server `own`'s shares of encoded rows, uint64 (n, D), minus their mask to both servers; agree on a seed.
 
-    The 32-byte seed is for `fresh_shares`: each server contributes to it and the dealer does not see it. `key` is the
+    The 32-byte seed is for `FreshShares`: each server contributes to it and the dealer does not see it. `key` is the
     dealer's. CryptoError if the other server's message is malformed, as in all programs here.
     """
     mask = _share_of_mask(key, *rows.shape)
@@ -299,19 +297,14 @@ def route_level(
     key: bytes,
     corrections: Words,
 ) -> Program[tuple[NDArray[np.uint8], Words]]:
-    """Route n rows one level down; return shares of b = [row goes left] and of the next level's paths.
+    """Route n rows one level down; return XOR shares of b = [row goes left], and shares of the next level's paths.
 
-    `weights` (trees, K, D) and `thresholds` (trees, K) are server `own`'s shares of the splits of the level's
-    K = 2^level nodes of complete trees; `paths` (trees, K, n) those of each row's node, from `at_root` or the level
-    above; `bits` is `Layout.bits`; `key` and `corrections`, of `numbers_of_level` (server 1) or none (server 0), are
-    the dealer's. Returned are uint8 (trees, n) XOR shares of b, which only the row's user may open, re-randomised, and
-    uint64 (trees, 2 K, n) shares of 1 at the row's next node, else 0; the children of node k are 2 k (left) and 2
-    k + 1. CryptoError if shapes do not match.
-
-    a_k = w_k.z - T_k. As all p_k add up to 1, a = a_last + sum_k p_k (a_k - a_last), so one comparison per row does;
-    b = [a < 0]. The servers' XOR shares of b are opened under a coin c of the dealer: m = b ^ c, so that b = m + (1 - 2
-    m) c. The left child gets p_k b, for which p_k c = (p_k - x_k) c + x_k c takes no further round: p_k - x_k was
-    opened for the product above, and shares of x_k c are dealt. The last p_k b is b less the others.
+    `weights` (trees, K, D) and `thresholds` (trees, K) are server `own`'s shares of the splits of the level's K =
+    2^level nodes of complete trees; `paths` (trees, K, n) those of each row's node, from `at_root` or the level above;
+    `bits` is `Layout.bits`; `key` and `corrections`, of `numbers_of_level` (server 1) or none (server 0), are the
+    dealer's. Returned are uint8 (trees, n), which only the row's user may open, re-randomised, and uint64 (trees, 2 K,
+    n): 1 at the row's next node, else 0; the children of node k are 2 k (left) and 2 k + 1. CryptoError if shapes do
+    not match.
     """
     if weights.ndim != 3:
         raise CryptoError(f"expected weights of splits (trees, K, D), got {weights.shape} - at secure routing")
@@ -341,9 +334,11 @@ def route_level(
     at_node = values[:, -1] + products.sum(axis=1) + summed
     left = yield from sign_bit(own, np.ascontiguousarray(at_node.reshape(-1)), compared)
     left = left.reshape(trees, n)
-    # b is opened under the coin c: b = m + (1 - 2 m) c
+    # The servers' XOR shares of b = [a < 0] are opened under a coin c of the dealer: m = b ^ c, so b = m + (1 - 2 m) c.
     turned = yield from _open_turned(own, left ^ coins)
     sign = 1 - 2 * turned.astype(np.int64)
+    # p_k c = (p_k - x_k) c + x_k c takes no further round: p_k - x_k was opened for the product above, and shares of
+    # x_k c are dealt. As all p_k add up to 1, the last p_k b is b less the others.
     turned, sign = turned.astype(np.uint64), sign.astype(np.uint64)
     goes_left = sign * coin + (turned if own == 0 else 0)
     of_nodes = turned[:, None] * paths[:, :-1] + sign[:, None] * (in_path * coin[:, None] + masked_coins)
@@ -440,7 +435,6 @@ def _values(splits: Words, rows: Words) -> Words:
 
 
 def _open(own: int, shares: Sequence[Words]) -> Program[list[Words]]:
-    """Open numbers to both servers, in one round."""
     mine = np.concatenate([of.reshape(-1) for of in shares])
     opened = mine + (yield from swap(own, mine))
     ends = np.cumsum([of.size for of in shares])[:-1]
@@ -448,7 +442,7 @@ def _open(own: int, shares: Sequence[Words]) -> Program[list[Words]]:
 
 
 def _open_turned(own: int, bits: NDArray[np.uint8]) -> Program[NDArray[np.uint8]]:
-    """Open XOR shares of bits to both servers, 64 in a word."""
+    # 64 bits in a word
     packed = np.zeros(-(-bits.size // 64) * 8, np.uint8)
     packed[: -(-bits.size // 8)] = np.packbits(bits.reshape(-1))
     mine = packed.view("<u8").astype(np.uint64)

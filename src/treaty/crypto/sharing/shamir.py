@@ -85,7 +85,8 @@ def from_signed(values: NDArray[np.int64]) -> Words:
     """Return int64 (...) as numbers, uint64 (..., 2); -x is p - x."""
     out = np.empty((*values.shape, 2), np.uint64)
     negative = values < 0
-    out[..., 0] = values.astype(np.uint64) - negative  # p - x = 2^127 + (-x) - 1
+    # -x is p - x = 2^127 + (-x) - 1
+    out[..., 0] = values.astype(np.uint64) - negative
     out[..., 1] = np.where(negative, _TOP, _ZERO)
     return out
 
@@ -105,6 +106,7 @@ def lagrange_weights(points: Sequence[int], at: int = 0) -> Words:
     """Return weights (n, 2) that combine values at n points to the value `at` of the polynomial of degree below n."""
     check_points(points)
     factors = []
+    # the weight of a point is the product of (at - other) / (own - other)
     for own in points:
         above, below = 1, 1
         for other in points:
@@ -156,10 +158,10 @@ def check_numbers(numbers: Words, what: str) -> None:
 
 
 def comparison_factors(bits: Words, signs: Words, opened: Words) -> Words:
-    """Return Toft's e_0 to e_l, uint64 (l + 1, m, 2), of which one is zero or none is.
+    """Return Toft's e_0 to e_l, uint64 (l + 1, m, 2), of which one is zero or none is: see `is_negative`.
 
     `bits` (l, m, 2) are r_0 to r_{l-1} and `signs` (m, 2) is s, or shares of them; `opened` (m, 2) is c mod 2^l,
-    public. Not in `secure_comparison`, because kernels that call each other share a module.
+    public.
     """
     out = np.empty((len(bits) + 1, *signs.shape), np.uint64)
     _comparison_factors(_plain(bits), _plain(signs), _plain(opened), out)
@@ -178,7 +180,7 @@ def _flat(a: Words, shape: tuple[int, ...]) -> Words:
 
 
 def _plain(a: Words) -> Words:
-    """Contiguous and writable, copied only if necessary: one type for kernels, whatever a message's array is like."""
+    # contiguous and writable, copied only if necessary: one type for kernels, whatever a message's array is like
     return np.require(a, requirements=("C", "W"))
 
 
@@ -187,7 +189,8 @@ def _plain(a: Words) -> Words:
 
 @kernel
 def _add(a0: np.uint64, a1: np.uint64, b0: np.uint64, b1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return a + b mod p for numbers up to p: 2^127 = 1, so the bit above 127 is added at the bottom."""
+    """Return a + b mod p for numbers up to p."""
+    # 2^127 = 1, so the bit above 127 is added at the bottom
     low = a0 + b0
     high = a1 + b1 + (_ONE if low < a0 else _ZERO)
     over = high >> _LAST
@@ -195,6 +198,7 @@ def _add(a0: np.uint64, a1: np.uint64, b0: np.uint64, b1: np.uint64) -> tuple[np
     low += over
     if low < over:
         high += _ONE
+    # p itself is 0
     if high == _TOP and low == ~_ZERO:
         return _ZERO, _ZERO
     return low, high
@@ -202,13 +206,14 @@ def _add(a0: np.uint64, a1: np.uint64, b0: np.uint64, b1: np.uint64) -> tuple[np
 
 @kernel
 def _subtract(a0: np.uint64, a1: np.uint64, b0: np.uint64, b1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return a - b mod p: p - b is b with its 127 bits turned over."""
+    # p - b is b with its 127 bits turned over
     return _add(a0, a1, ~b0, b1 ^ _TOP)
 
 
 @kernel
 def _multiply(a0: np.uint64, a1: np.uint64, b0: np.uint64, b1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return a b mod p: the 254-bit product's upper 127 bits are added to its lower ones."""
+    """Return a b mod p."""
+    # the 254-bit product's upper 127 bits are added to its lower ones
     r0, carry = multiply_add(a0, b0, _ZERO, _ZERO)
     r1, upper = multiply_add(a0, b1, carry, _ZERO)
     r1, carry = multiply_add(a1, b0, r1, _ZERO)
@@ -236,11 +241,11 @@ def _multiply_all(a: Words, b: Words, out: Words) -> None:
 
 @kernel
 def _raise(a: Words, digits: NDArray[np.uint8], out: Words) -> None:
-    """Square and multiply, highest digit first."""
     for start in range(0, len(a), _BLOCK):
         stop = min(start + _BLOCK, len(a))
         for j in range(start, stop):
             out[j, 0], out[j, 1] = _ONE, _ZERO
+        # square and multiply, highest digit first, a block of numbers side by side
         for digit in digits:
             for j in range(start, stop):
                 out[j, 0], out[j, 1] = _multiply(out[j, 0], out[j, 1], out[j, 0], out[j, 1])
@@ -251,9 +256,9 @@ def _raise(a: Words, digits: NDArray[np.uint8], out: Words) -> None:
 
 @kernel
 def _running_products(a: Words, before: Words) -> Words:
-    """Write the product of all numbers before each; return that of all."""
     total = np.empty(2, np.uint64)
     low, high = _ONE, _ZERO
+    # the product of all numbers before each; returned is that of all
     for j in range(len(a)):
         before[j, 0], before[j, 1] = low, high
         low, high = _multiply(low, high, a[j, 0], a[j, 1])
@@ -264,6 +269,7 @@ def _running_products(a: Words, before: Words) -> Words:
 @kernel
 def _unwind(a: Words, before: Words, total: Words, out: Words) -> None:
     """Write 1 / a, given the products before each number and the inverse of the product of all."""
+    # from the last number down: 1 / (a_0 ... a_j) times the product before j is 1 / a_j
     low, high = total[0], total[1]
     for j in range(len(a) - 1, -1, -1):
         out[j, 0], out[j, 1] = _multiply(low, high, before[j, 0], before[j, 1])
@@ -272,11 +278,11 @@ def _unwind(a: Words, before: Words, total: Words, out: Words) -> None:
 
 @kernel
 def _evaluate(coefficients: Words, points: Words, out: Words) -> None:
-    """Evaluate polynomials at points by Horner's rule: (t, m, 2), (n, 2) -> (n, m, 2)."""
     for i in range(points.shape[0]):
         x, small = points[i, 0], points[i, 1] == _ZERO
         for j in range(coefficients.shape[1]):
             low, high = _ZERO, _ZERO
+            # Horner's rule
             for k in range(coefficients.shape[0] - 1, -1, -1):
                 if small:  # as servers' numbers are: half the products
                     low, carry = multiply_add(low, x, _ZERO, _ZERO)
@@ -290,7 +296,6 @@ def _evaluate(coefficients: Words, points: Words, out: Words) -> None:
 
 @kernel
 def _weigh(shares: Words, factors: Words, out: Words) -> None:
-    """Add up shares times factors: (n, m, 2), (n, 2) -> (m, 2)."""
     for i in range(shares.shape[0]):
         for j in range(shares.shape[1]):
             low, high = _multiply(shares[i, j, 0], shares[i, j, 1], factors[i, 0], factors[i, 1])
@@ -299,12 +304,10 @@ def _weigh(shares: Words, factors: Words, out: Words) -> None:
 
 @kernel
 def _inner_products(rows: Words, weights: Words, start: int, stop: int, out: Words) -> None:
-    """Write row times weights for some rows, reduced once: (n, d, 2), (k, d, 2) -> (k, n, 2).
-
-    Products of words are added up in three words for each of the places 1 (x), 2^64 (y) and 2^128 (z).
-    """
+    """Write row times weights for some rows, reduced once: (n, d, 2), (k, d, 2) -> (k, n, 2)."""
     for j in range(start, stop):
         for k in range(weights.shape[0]):
+            # products of words are added up in three words for each of the places 1 (x), 2^64 (y) and 2^128 (z)
             x0 = x1 = x2 = y0 = y1 = y2 = z0 = z1 = z2 = _ZERO
             for i in range(rows.shape[1]):
                 a0, a1, b0, b1 = rows[j, i, 0], rows[j, i, 1], weights[k, i, 0], weights[k, i, 1]
@@ -336,12 +339,13 @@ def _fold(low: np.uint64, middle: np.uint64, high: np.uint64) -> tuple[np.uint64
 
 @kernel
 def _comparison_factors(bits: Words, signs: Words, opened: Words, out: Words) -> None:
-    """Write e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j) and e_l = s - 1 + 3 sum_j (r_j xor c_j)."""
     for j in range(signs.shape[0]):
-        low, high = signs[j, 0], signs[j, 1]  # s and the sum so far
+        # from the highest bit down: s, plus three times the differing bits so far
+        low, high = signs[j, 0], signs[j, 1]
         for i in range(bits.shape[0] - 1, -1, -1):
             r0, r1 = bits[i, j, 0], bits[i, j, 1]
             e0, e1 = _add(low, high, r0, r1)
+            # c_i = 1: r_i - c_i, and r_i xor c_j = 1 - r_i
             if (opened[j, i >> 6] >> (np.uint64(i) & _LOW6)) & _ONE:
                 e0, e1 = _subtract(e0, e1, _ONE, _ZERO)
                 r0, r1 = _subtract(_ONE, _ZERO, r0, r1)
@@ -402,6 +406,7 @@ def open_bytes(points: Sequence[int], shares: Sequence[Sequence[bytes]], length:
         raise CryptoError(f"expected shares of {width} bytes, got others")
     words = np.frombuffer(b"".join(share for held in shares for share in held), np.dtype("<u8")).astype(np.uint64)
     opened = open_shares(points, words.reshape(len(shares), -1, 2))
+    # the last piece of a string is shorter
     sizes = [min(_PIECE, length - start) for start in range(0, length, _PIECE)]
     numbers = from_words(opened)
     try:

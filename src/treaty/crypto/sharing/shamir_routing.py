@@ -97,15 +97,11 @@ class ServerSetting:
 
     @property
     def points(self) -> range:
-        """The points at which the servers' shares are values of a polynomial."""
         return range(1, self.servers + 1)
 
 
 class RandomNumbers:
-    """One server's shares of random numbers for `left` comparisons to come.
-
-    Each serves once: a number used twice would reveal the difference of what it hid.
-    """
+    """One server's shares of random numbers for `left` comparisons to come, each of which serves once."""
 
     def __init__(self, bits: Words, low: Words, mask: Words, signs: Words, blinds: Words, zeros: Words) -> None:
         self.left = len(signs)
@@ -128,13 +124,13 @@ class RandomNumbers:
 def prepare(setting: ServerSetting, own: int, rows: int) -> Program[RandomNumbers]:
     """Make shared random numbers for `rows` comparisons: two rounds, before any input is known.
 
-    A random bit is (rho / sqrt(rho^2) + 1) / 2; rho^2 is opened, in shares of degree 2 t made random by adding a shared
-    zero. The numbers take 16 (l + 5) bytes per comparison; making them takes about ten times as much for a moment.
+    The numbers take 16 (l + 5) bytes per comparison; making them takes about ten times as much for a moment.
     CryptoError if a received number is out of range or a square is zero (a chance below 2^-100; try again).
     """
     n, t, l = setting.servers, setting.degree, setting.bits
     signed, needed = rows * (l + 1), rows * (l + 2)
     dealt = -(-needed // (n - t))
+    # Each server deals numbers, shares of zero of degree 2 t, and 100 bits of every mask.
     mine = np.concatenate(
         [
             make_shares(field.random_numbers(dealt), setting.points, t + 1),
@@ -146,8 +142,10 @@ def prepare(setting: ServerSetting, own: int, rows: int) -> Program[RandomNumber
     shares = yield from _exchange(own, mine)
     high = field.combine(shares[:, 2 * dealt :], np.tile(field.constant(1), (1, n, 1)))[0]
     drawn = field.combine(shares[:, : 2 * dealt], _extraction(n, n - t))
+    # Of n servers' numbers n - t independent sums are uniform, whatever the others' numbers are.
     numbers = drawn[:, :dealt].reshape(-1, 2)[:needed]
     zeros = drawn[:, dealt:].reshape(-1, 2)[:needed]
+    # A random bit is (rho / sqrt(rho^2) + 1) / 2; rho^2 is opened, its shares made random by adding a shared zero.
     roots = numbers[:signed]
     squares = yield from open_to_all(setting, own, field.add(field.multiply(roots, roots), zeros[:signed]), 2 * t)
     signs = field.multiply(roots, field.inverse(field.square_root(squares))).reshape(l + 1, rows, 2)
@@ -164,29 +162,30 @@ def is_negative(setting: ServerSetting, own: int, values: Words, prepared: Rando
     `values` (m, 2) are server `own`'s shares of degree t of a; all servers must use the same prepared comparisons.
     CryptoError if too few are prepared, a received number is out of range, or the shares of c do not belong together:
     then inputs are of another degree, or servers work on different comparisons.
-
-    With random bits r_i (r in all), r' (a sum of numbers of 100 bits, one of each server) and a sign s, c = a + 2^l + r
-    + 2^l r' is opened. The product of e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j), i < l, and e_l = s - 1 + 3 sum_j
-    (r_j xor c_j) is zero iff s = 1 and c mod 2^l >= r, or s = -1 and c mod 2^l < r. It is multiplied by a random number
-    and opened: that it is zero tells nothing without s (should the random number be zero, the answer is wrong: a chance
-    of 2^-127). Then a mod 2^l = (c mod 2^l) - r + 2^l [c mod 2^l < r], and [a < 0] is (a mod 2^l - a) / 2^l. The last
-    product is opened instead of reduced in degree, which saves a round.
     """
     field.check_numbers(values, "shares to compare")
     l, one = setting.bits, field.constant
     bits, low, mask, signs, blinds, zeros = prepared.take(len(values))
+    # With random bits r_i (r in all), r' (a sum of numbers of 100 bits, one of each server) and a sign s, c = a + 2^l +
+    # r + 2^l r' is opened.
     masked = field.add(field.add(values, one(1 << l)), mask)
     opened = yield from open_to_all(setting, own, masked, setting.degree)
     opened &= np.array([(1 << l) - 1, 0], np.uint64)
+    # The product of e_i = s + r_i - c_i + 3 sum_{j>i} (r_j xor c_j), i < l, and e_l = s - 1 + 3 sum_j (r_j xor c_j) is
+    # zero iff s = 1 and c mod 2^l >= r, or s = -1 and c mod 2^l < r. It is multiplied by a random number and opened:
+    # that it is zero tells nothing without s (should the random number be zero, the answer is wrong: a chance of
+    # 2^-127).
     factors = np.concatenate([field.comparison_factors(bits, signs, opened), blinds[None]])
     while len(factors) > 2:
         pairs = len(factors) // 2
         products = yield from multiply(setting, own, factors[:pairs], factors[pairs : 2 * pairs])
         factors = np.concatenate([products, factors[2 * pairs :]])
+    # The last product is opened instead of reduced in degree, which saves a round.
     product = field.add(field.multiply(factors[0], factors[1]), zeros)
     test = yield from open_to_all(setting, own, product, 2 * setting.degree)
     turned = np.where(field.is_zero(test)[:, None], field.subtract(one(0), signs), signs)
     turned = field.multiply(field.add(turned, one(1)), one(1 << (l - 1)))  # 2^l [c mod 2^l < r]
+    # a mod 2^l = (c mod 2^l) - r + 2^l [c mod 2^l < r], and [a < 0] is (a mod 2^l - a) / 2^l.
     rest = field.subtract(field.subtract(opened, low), values)
     return field.multiply(field.add(rest, turned), one(pow(2, -l, field.P)))
 
@@ -197,10 +196,8 @@ def multiply(setting: ServerSetting, own: int, a: Words, b: Words) -> Program[Wo
 
 
 def reduce_degree(setting: ServerSetting, own: int, shares: Words) -> Program[Words]:
-    """Turn shares of degree 2 t, uint64 (..., 2), such as sums of products, into shares of degree t; one round.
-
-    Each server shares its share, and combines the shares it gets by the weights that give the value at 0.
-    """
+    """Turn shares of degree 2 t, uint64 (..., 2), such as sums of products, into shares of degree t; one round."""
+    # Each server shares its share, and combines the shares it gets by the weights that give the value at 0.
     mine = make_shares(shares.reshape(-1, 2), setting.points, setting.degree + 1)
     received = yield from _exchange(own, mine)
     reduced: Words = field.combine(received, field.lagrange_weights(setting.points)[None]).reshape(shares.shape)
@@ -244,10 +241,7 @@ def open_checked(setting: ServerSetting, shares: Words, degree: int) -> Words:
 
 
 def _extraction(columns: int, rows: int) -> Words:
-    """Return powers of 1, 2, ...: a matrix (rows, columns, 2) of which any `rows` columns are independent.
-
-    The secret numbers of `rows` servers give as many independent uniform sums, whatever the others' numbers are.
-    """
+    # powers of 1, 2, ...: any `rows` columns of this matrix (rows, columns, 2) are independent
     return np.stack([np.stack([field.constant(pow(j, i)) for j in range(1, columns + 1)]) for i in range(rows)])
 
 
@@ -304,17 +298,14 @@ def route_level(
     prepared: RandomNumbers,
     threads: int = 1,
 ) -> Program[tuple[Words, Words]]:
-    """Route n rows one level down; return shares of b = [row goes left] and of the next level's paths.
+    """Route n rows one level down; return shares of b = [row goes left], (*, n, 2), and of the next level's paths.
 
-    Returned are (*, n, 2) and (*, 2 K, n, 2). Server `own`'s shares, of degree t: `rows` (n, D, 2), copied in every
-    level unless contiguous and writable; `weights` (*, K, D, 2) and `thresholds` (*, K, 2) of the splits of the level's
-    K = 2^level nodes of a complete tree; `paths` (*, K, n, 2) as returned for the level above, None at the root: 1 at
-    the row's node, else 0. The children of node k are 2 k (left) and 2 k + 1. Leading axes * hold any number of trees,
-    which go in the same rounds; `prepared` must hold n comparisons per tree. CryptoError if shapes do not match or a
-    number is not below p, and as in `is_negative`.
-
-    a_k = w_k.z - T_k; a = sum_k p_k a_k, so that one comparison per row does; b = [a < 0]. The left child gets p_k b,
-    the right one p_k - p_k b. As all p_k add up to 1, the last p_k b is b less the others.
+    Server `own`'s shares, of degree t: `rows` (n, D, 2), copied in every level unless contiguous and writable;
+    `weights` (*, K, D, 2) and `thresholds` (*, K, 2) of the splits of the level's K = 2^level nodes of a complete tree;
+    `paths` (*, K, n, 2) as returned for the level above, None at the root: 1 at the row's node, else 0. The children of
+    node k are 2 k (left) and 2 k + 1. Leading axes * hold any number of trees, which go in the same rounds; `prepared`
+    must hold n comparisons per tree. CryptoError if shapes do not match or a number is not below p, and as in
+    `is_negative`.
     """
     if weights.ndim < 3:
         raise CryptoError(f"expected weights of splits (*, K, D, 2), got {weights.shape} - at secure routing")
@@ -326,6 +317,7 @@ def route_level(
         _check(paths, (*trees, nodes, len(rows)), "paths")
     elif nodes != 1:
         raise CryptoError(f"expected paths of rows to {nodes} nodes, got none: they are required below the root")
+    # a_k = w_k.z - T_k; a = sum_k p_k a_k, so that one comparison per row does; b = [a < 0].
     values = field.inner_products(rows, weights.reshape(-1, columns, 2), threads)
     values = values.reshape(*trees, nodes, len(rows), 2)
     values = yield from reduce_degree(setting, own, field.subtract(values, thresholds[..., None, :]))
@@ -337,6 +329,7 @@ def route_level(
     left = left.reshape(at_node.shape)
     if paths is None:
         return left, np.stack([left, field.subtract(field.constant(1), left)], axis=-3)
+    # The left child gets p_k b, the right one p_k - p_k b. As all p_k add up to 1, the last p_k b is b less the others.
     goes_left = yield from multiply(setting, own, paths[..., :-1, :, :], left[..., None, :, :])
     last = field.subtract(left, _sum_over_nodes(goes_left))
     goes_left = np.concatenate([goes_left, last[..., None, :, :]], axis=-3)
@@ -348,8 +341,7 @@ def leaf_values(setting: ServerSetting, own: int, paths: Words, values: Words) -
     """Return shares of degree t of the value of each row's leaf, uint64 (n, 2).
 
     `paths` (L, n, 2) and `values` (L, 2) are server `own`'s shares. For the sum over trees, whose single values the
-    user is not to learn, pass the leaves of all trees as one tree's. CryptoError if shapes do not match or a number is
-    not below p.
+    user is not to learn, pass the leaves of all trees as one tree's.
     """
     _check(paths, (len(values), *paths.shape[1:2]), "paths")
     _check(values, (len(values),), "leaf values")
@@ -362,8 +354,8 @@ def route_shown(
     """Route rows one level down where every server may see their paths, the paper's SecPred: bool (n,), row goes left.
 
     Server `own`'s shares: `values` (n, 2), the value that each row's node compares (`Layout.encode_shown`), and
-    `thresholds` (K, 2); `nodes` (n,) is each row's node, 0 to K - 1. CryptoError if shapes do not match, a number is
-    not below p or an opened bit is neither 0 nor 1, and as in `is_negative`.
+    `thresholds` (K, 2); `nodes` (n,) is each row's node. CryptoError if an opened bit is neither 0 nor 1, and as in
+    `route_level`.
     """
     _check(values, nodes.shape, "values")
     _check(thresholds, (len(thresholds),), "thresholds")
@@ -396,7 +388,6 @@ def _as_bits(opened: Words) -> NDArray[np.bool_]:
 
 
 def _check(numbers: Words, shape: tuple[int, ...], what: str) -> None:
-    """Raise CryptoError for shares that are not of this field or have another shape (given without the last axis)."""
     field.check_numbers(numbers, what)
     if numbers.shape[:-1] != shape:
         raise CryptoError(f"expected {what} of shape {shape}, got {numbers.shape[:-1]} - at secure routing")

@@ -40,8 +40,7 @@ LEAST_GAIN = 4  # a group must save more than a fourth of its items' products; i
 class Group:
     """One column, or two groups whose cells are told apart together.
 
-    Labels give the cell of each cell of the enclosing group, or of each table row at the top; -1 takes no part. They
-    are as short as the number of cells allows: with thousands of columns these are most of what a server keeps.
+    Labels give the cell of each cell of the enclosing group, or of each table row at the top; -1 takes no part.
     """
 
     cells: int
@@ -105,6 +104,7 @@ def _plan_groups(labels: Labels, bins: NDArray[np.int64], first: int, step: int)
         i, j = (int(x) for x in np.unravel_index(np.argmax(gains), gains.shape))
         if gains[i, j] <= 0:
             return groups
+        # the joined group takes the place of one, and its gains with all others are new
         groups[i] = _join(groups[i], groups[j])
         sample[i] = groups[i].labels[::step].astype(np.int32)
         del groups[j], sample[j]
@@ -135,6 +135,7 @@ def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: NDArra
     if (a.cells + 1) * (b.cells + 1) > len(stamps):
         return 0
     either, both, joint, joint_a, joint_b = _count_joint(sample_a, sample_b, b.cells, stamps)
+    # products saved: m rows of both go through c cells, which are collapsed twice
     gain = both + joint - joint_a - joint_b
     return gain if LEAST_GAIN * gain > either else 0
 
@@ -147,7 +148,7 @@ def _join(a: Group, b: Group) -> Group:
 
 
 def _shortened(labels: Labels, cells: int) -> NDArray[np.signedinteger]:
-    """Copy labels below `cells` as the shortest integers that hold them."""
+    # with thousands of columns, labels are most of what a server keeps
     return labels.astype(np.min_scalar_type(-cells - 1))
 
 
@@ -176,6 +177,7 @@ def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32])
     """Assign numbers to the joint cells as they appear; return also each one's cell in a and in b."""
     labels, count = np.empty(a.size, np.int32), 0
     for i in range(a.size):
+        # stamps hold a cell's number plus one
         labels[i] = -1
         if a[i] >= 0 or b[i] >= 0:
             cell = (a[i] + 1) * (b_cells + 1) + b[i] + 1
@@ -192,13 +194,13 @@ def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32])
 
 @kernel
 def _sort_cells(labels: Labels, node_starts: Index, cells: int) -> tuple[Labels, Index, Labels, Index]:
-    """Sort by counting, node by node; only cells that occur are visited, so that small nodes cost little."""
     nodes, taking = node_starts.size - 1, 0
     for label in labels:
         taking += label >= 0
     items, starts = np.empty(taking, np.int32), np.empty(taking + 1, np.int64)
     used, cell_starts = np.empty(taking, np.int32), np.zeros(nodes + 1, np.int64)
     position, count, done = np.zeros(cells, np.int64), 0, 0
+    # by counting, node by node; only cells that occur are visited, so that small nodes cost little
     for node in range(nodes):
         first = count
         for i in range(node_starts[node], node_starts[node + 1]):
@@ -284,6 +286,7 @@ def level_pieces(blocks: list[Block], bins: Index, sizes: Index, most: int) -> l
             found += [Piece(node, node + 1, part) for part in _runs(bounds[:, node].tolist(), most)]
             node += 1
             continue
+        # as many nodes as fit, with all blocks
         reach = np.cumsum(per_node[node:])
         stop = node + int(np.searchsorted(reach, most, side="right"))
         found.append(Piece(node, stop, slice(0, len(blocks))))
@@ -307,8 +310,8 @@ def bin_products(
 ) -> tuple[Index, Words]:
     """Multiply the ciphertexts in every bin of every node, except for empty and left-out bins.
 
-    `groups` are top groups of one or more blocks of `joint_sums.plan_blocks`; the keys of `rows` are table rows.
-    Returned are the places node * slots + slot, ascending, and the products, packed Montgomery forms (products, words).
+    `groups` are top groups of one or more blocks of `plan_blocks`; the keys of `rows` are table rows. Returned are the
+    places node * slots + slot, ascending, and the products, packed Montgomery forms (products, words).
     """
     inner = max(1, threads // max(1, len(groups)))  # threads within a group, when there are few groups
 
@@ -326,10 +329,8 @@ def bin_products(
 def _group_products(
     modulus: Modulus, group: Group, offsets: Index, items: Items, threads: int
 ) -> list[tuple[Index, Words]]:
-    """Return places and products of every column of a group.
-
-    Not a closure of `bin_products`: one that calls itself keeps its arrays until the next garbage collection.
-    """
+    """Return places and products of every column of a group."""
+    # not a closure of `bin_products`: one that calls itself keeps its arrays until the next garbage collection
     items = items.entering(group)
     cells = sort_cells(items.keys, items.starts, group.cells)
     found = []
@@ -344,6 +345,7 @@ def _group_products(
     if not group.parts:
         node = np.repeat(items.nodes, np.diff(cells.node_starts))
         return [(node * offsets[-1] + offsets[group.feature] + cells.labels, products)]
+    # the products of joint cells are the items of both parts
     own = np.arange(len(products), dtype=np.int32)
     joined = Items(products, own, cells.labels, cells.node_starts, items.nodes)
     for part in group.parts:
@@ -367,9 +369,9 @@ def _per_node(mask: NDArray[np.bool_], starts: Index) -> Index:
 
 
 def _products(modulus: Modulus, items: Items, cells: SortedCells, threads: int) -> Words:
-    """Multiply each cell's items; cells are distributed so that every thread has about as many factors."""
     out = np.empty((len(cells.labels), modulus.words), np.uint64)
     index = items.index[cells.items]
+    # cells are distributed so that every thread has about as many factors
     cuts = np.searchsorted(cells.starts, np.linspace(0, len(index), threads + 1))
     cuts[0], cuts[-1] = 0, len(out)
     shares = [slice(a, b) for a, b in pairwise(cuts) if a < b]

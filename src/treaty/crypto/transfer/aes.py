@@ -57,6 +57,7 @@ def encrypt(typing_context: Any, keys: Any, k: Any, blocks: Any, at: Any) -> Any
             for name in ("aesenc", "aesenclast")
         )
         lanes = ir.Constant(ir.VectorType(_I32, _LANES), [lane % 2 for lane in range(_LANES)])
+        # the same round key in every lane of two words
         round_keys = []
         for number in range(_ROUNDS + 1):
             one = builder.load(_pointer(context, builder, signature, args, 0, 2 * number, _BLOCK), align=8)
@@ -95,6 +96,7 @@ def expand(typing_context: Any, key: Any, at: Any, out: Any, o: Any) -> Any:
             word = builder.bitcast(builder.call(assist, [state, _I8(constant)]), _QUARTERS)
             word = builder.shuffle_vector(word, word, ir.Constant(_QUARTERS, [3] * 4))
             parts = builder.bitcast(state, _QUARTERS)
+            # each word is xored into all those above it, then the schedule's word into all
             for _ in range(3):  # each word and all those below it
                 moved = builder.shuffle_vector(zero, parts, ir.Constant(_QUARTERS, [0, 4, 5, 6]))
                 parts = builder.xor(builder.bitcast(state, _QUARTERS), moved)
@@ -106,7 +108,6 @@ def expand(typing_context: Any, key: Any, at: Any, out: Any, o: Any) -> Any:
 
 
 def _pointer(context: Any, builder: Any, signature: Any, args: Any, array: int, offset: int, kind: Any) -> Any:
-    """Return where an array argument, its offset in the next argument, has a value of this kind."""
     data = context.make_array(signature.args[array])(context, builder, args[array]).data
     place = builder.gep(data, [builder.add(args[array + 1], _I64(offset))])
     return builder.bitcast(place, kind.as_pointer())
@@ -137,6 +138,7 @@ class Streams:
             share(lambda a, b: _count(self._keys, first, a, b, out), self._count, threads, _LEAST)
             self._blocks += words // 2
             return out
+        # OpenSSL's counter mode writes the same blocks
         length = 8 * words
         zeros, raw = bytes(length), np.empty(self._count * length + _SPARE, np.uint8)
         for number, each in enumerate(self._portable):
@@ -210,10 +212,10 @@ def _expanded(seeds: NDArray[np.uint8]) -> Words:
 
 @kernel
 def _encrypt_all(keys: Words, words: Words) -> None:
-    """Encrypt all words, an even number of them, in place under one key."""
     whole = words.size - words.size % (2 * BLOCKS)
     for at in range(0, whole, 2 * BLOCKS):
         encrypt(keys, 0, words, at)
+    # the rest, padded with zeros, in a block of its own
     rest = np.zeros(2 * BLOCKS, np.uint64)
     for at in range(whole, words.size):  # a slice assigned to a slice would take seconds to compile
         rest[at - whole] = words[at]
@@ -233,6 +235,7 @@ def _count(keys: Words, first: int, start: int, stop: int, out: Words) -> None:
     bytes_, pairs = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
     for k in range(numbers.size // 2):
         number = np.uint64(first + k)
+        # bytes in reverse, by halves
         number = ((number & bytes_) << eight) | ((number >> eight) & bytes_)
         number = ((number & pairs) << sixteen) | ((number >> sixteen) & pairs)
         numbers[2 * k + 1] = (number << half) | (number >> half)
@@ -256,11 +259,13 @@ def _hash(keys: Words, rows: Words, offset: Words, first: int, out: Words) -> No
         count = min(BLOCKS, rows.shape[0] - start)
         for k in range(count):
             inner[2 * k], inner[2 * k + 1] = rows[start + k, 0] ^ offset[0], rows[start + k, 1] ^ offset[1]
+        # pi(x), which all blocks of a row share
         encrypt(keys, 0, inner, 0)
         for block in range(out.shape[1]):
             for k in range(count):
                 outer[2 * k] = inner[2 * k] ^ np.uint64(first + start + k)
                 outer[2 * k + 1] = inner[2 * k + 1] ^ np.uint64(block)
+            # H(x, i) = pi(pi(x) xor i) xor pi(x)
             encrypt(keys, 0, outer, 0)
             for k in range(count):
                 out[start + k, block, 0] = outer[2 * k] ^ inner[2 * k]

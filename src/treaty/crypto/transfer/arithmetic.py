@@ -3,14 +3,8 @@
 Numbers are modulo 2^(64 words): uint64 (..., words), lowest word first.
 
 A *guarded* sharing of x in m bits is x0 + x1 = x + w 2^m with 0 <= x < 2^(m-1): then w, whether the shares wrap around,
-is the disjunction of their top bits. With guarded x (m bits) and y (n bits), modulo 2^k with k <= m + n,
-
-    x y = (x0 + x1) (y0 + y1) - v 2^n (x0 + x1) - w 2^m (y0 + y1),
-
-where, for shares s0 + s1 of any number, w (s0 + s1) = w0 s0 + w1 s1 + w0 (1 - w1) s1 + w1 (1 - w0) s0 with the top bits
-w0 and w1. Cross terms are sums of one party's bits times the other's numbers, each a correlated transfer (Gilboa,
-"Two Party RSA Key Generation", CRYPTO 1999). Those of w ride on the top bit of a factor: a product takes m + 1
-transfers in each direction.
+is the disjunction of their top bits. Products of guarded numbers are sums of one party's bits times the other's
+numbers, each a correlated transfer (Gilboa, "Two Party RSA Key Generation", CRYPTO 1999).
 
 Every function of `Steps` here is one step. A transfer's receiver has a random bit r, and wants the number y for its bit
 x: it says whether they differ, f, while the sender sends what makes shares of r y. As x y is r y or y - r y, by f, both
@@ -68,7 +62,7 @@ def negative(a: Wide) -> Wide:
 
 
 def _with(kernel: Callable[[Wide, Wide], None], a: Wide, b: Wide) -> Wide:
-    """Return what the kernel makes of a copy of a, and b, (n, words) both."""
+    """Return what the kernel makes of a copy of a, and b."""
     if a.shape == b.shape:
         out, other = np.array(a, order="C"), np.ascontiguousarray(b)
     else:
@@ -87,6 +81,7 @@ def _add(a: Wide, b: Wide) -> None:
             total = a[n, word] + b[n, word]
             over = np.uint64(total < b[n, word])
             a[n, word] = total + carry
+            # at most one of both additions carries
             carry = over | np.uint64(a[n, word] < carry)
 
 
@@ -103,6 +98,7 @@ def _subtract(a: Wide, b: Wide) -> None:
 
 def prefix_sums(a: Wide) -> Wide:
     """Return sums of the first 1, 2, ... numbers along the last axis but one, of at most 2^32 numbers."""
+    # 32-bit halves add up without overflow; carries are passed on afterwards
     parts = np.cumsum(_halves(a).astype(np.uint64), axis=-2)
     out, carry = np.empty(parts.shape, np.uint32), np.zeros(parts.shape[:-1], np.uint64)
     for half in range(parts.shape[-1]):
@@ -127,6 +123,7 @@ def _halves(a: Wide) -> NDArray[np.uint32]:
 @kernel
 def _times(a: NDArray[np.uint32], b: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    # school-book products of 32-bit digits, whose sums with two carries fit 64 bits
     for n in range(a.shape[0]):
         for i in range(a.shape[1]):
             carry, digit = np.uint64(0), np.uint64(a[n, i])
@@ -184,12 +181,18 @@ _AT_ONCE = 1 << 16  # blocks of 16 bytes of pads in memory
 
 
 def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, bits: int) -> Steps[Wide]:
-    """Return shares modulo 2^bits of x y_v, (n, v, words), from guarded shares of x (n, words) and y (n, v, words)."""
+    """Return shares modulo 2^bits of x y_v, (n, v, words), from guarded shares of x (n, words) and y (n, v, words).
+
+    A product takes m + 1 transfers in each direction for an x of m bits; bits <= x_bits + y_bits.
+    """
+    # x y = (x0 + x1) (y0 + y1) - v 2^n (x0 + x1) - w 2^m (y0 + y1), where, for shares s0 + s1 of any number, w (s0 +
+    # s1) = w0 s0 + w1 s1 + w0 (1 - w1) s1 + w1 (1 - w0) s0 with the top bits w0 and w1.
     n, v, words = y.shape
     own, top = bits_of(x, x_bits), bit(x, x_bits - 1)
     wraps = bit(y, y_bits - 1)
     drawn = yield from transfers.draw_for(np.concatenate([own.reshape(-1), wraps.reshape(-1)]))
     low, high = drawn.only(slice(0, n * x_bits)), drawn.only(slice(n * x_bits, None))
+    # Those of w ride on the top bit of a factor: minus 2^(m-1) y and 2^m (1 - w) y for it are one transfer.
     sent = _Sent(low, y, 1 - top, x_bits)
     other = shifted(only(1 - wraps, np.broadcast_to(x[:, None], y.shape)), y_bits).reshape(n * v, 1, words)
     sent_top = _Sent(high, other, np.zeros(n * v, np.uint8), 1)
@@ -201,6 +204,7 @@ def products(transfers: Transfers, x: Wide, y: Wide, x_bits: int, y_bits: int, b
     theirs, split = unpacked(came, len(drawn.flips)), n * x_bits
     cross = add(_received(low, message, y.shape, x_bits), sent.share(theirs[:split]))
     cross_top = add(_received(high, message_top, other.shape, 1), sent_top.share(theirs[split:]))
+    # own shares' product, and what wraps around
     out = add(times(x[:, None], y), cross)
     out = subtract(out, shifted(only(np.broadcast_to(top[:, None], wraps.shape), y), x_bits))
     both = cross_top.reshape(y.shape)
@@ -215,7 +219,8 @@ def squares(transfers: Transfers, u: Wide, u_bits: int, bits: int, role: int) ->
     """
     words = u.shape[-1]
     half = shifted(np.eye(1, words, dtype=np.uint64), u_bits - 2)[0]
-    positive = cut(add(u, half), u_bits) if role == 0 else u  # u + half is not negative
+    # u + half is not negative: u^2 = (u + half)^2 - 2 half (u + half) + half^2
+    positive = cut(add(u, half), u_bits) if role == 0 else u
     (square,) = (yield from products(transfers, positive, positive[:, None], u_bits, u_bits, bits)).transpose(1, 0, 2)
     out = subtract(square, shifted(positive, u_bits - 1))
     return cut(add(out, shifted(half, u_bits - 2)) if role == 0 else out, bits)
@@ -234,7 +239,8 @@ def selected(transfers: Transfers, bits: Bits, values: Wide) -> Steps[Wide]:
 
 def both_of(transfers: Transfers, bits: Bits, words: int, role: int) -> Steps[Wide]:
     """Return additive shares, (n, words), of the conjunction of one party's bit, (n,), and the other's."""
-    half = len(bits) // 2  # of one half each party is the receiver
+    # of one half each party is the receiver
+    half = len(bits) // 2
     mine, theirs = (bits[:half], bits[half:]) if role == 0 else (bits[half:], bits[:half])
     longest = len(bits) - half
     drawn = yield from transfers.draw_for(np.pad(mine, (0, longest - len(mine))))
@@ -251,6 +257,7 @@ def times_known(transfers: Transfers, known: Sequence[int], bits: int, y: Wide, 
     `known` are the x, |x| < 2^(bits - 1); role 1 gives zeros.
     """
     n, v, words = y.shape
+    # Of a number that one party knows in full only the other's shares need transfers.
     own = bits_of(from_ints(known, -(-bits // 64)), bits).reshape(-1)
     drawn = yield from transfers.draw_for(own)
     flips = packed(drawn.flips)
@@ -271,7 +278,7 @@ def _swapped(drawn: Drawn, offered: Wide) -> Steps[tuple[Wide, Wide]]:
     return _received(drawn, message, offered.shape, 1), sent.share(unpacked(came, len(offered)))
 
 
-# ---------------------------------------------------------------- correlated transfers of wide numbers
+# -------------------------------------------------- correlated transfers of wide numbers
 
 
 class _Sent:
@@ -322,6 +329,8 @@ def _correlate(zero: Words, one: Words, y: Wide, last: Wide, bits: int, pads: Wo
                     at = v * words + word
                     number = last[n, v, word] if i == bits - 1 else y[n, v, word]
                     pads[row, at] = zero[row, at]
+                    # y + pad_0 - pad_1, word by word: who chose 1 gets y + pad_0 from its own pad_1, who chose 0 has
+                    # pad_0
                     total = zero[row, at] + number
                     over = np.uint64(total < number)
                     summed = total + carry

@@ -106,9 +106,9 @@ def join(transfers: Transfers, greater: Bits, equal: Bits, role: int) -> Steps[B
 
 @kernel
 def _mask_digits(quads: QuadWords, greater: Bits, equal: Bits, masked: Bits) -> None:
-    """Write the seven bits of each four digits under those of a quad."""
     for group in range(masked.shape[0]):
         for k in range(masked.shape[1]):
+            # e_0 to e_3 and g_0 to g_2, each under a random bit of the quad
             word = np.uint8((quads[group * masked.shape[1] + k] >> np.uint32(1)) & np.uint32(127))
             for digit in range(4):
                 word ^= equal[group, digit, k] << np.uint8(digit)
@@ -119,11 +119,11 @@ def _mask_digits(quads: QuadWords, greater: Bits, equal: Bits, masked: Bits) -> 
 
 @kernel
 def _open_digits(quads: QuadWords, opened: Bits, greater: Bits, counting: QuadWords, one: int, found: Bits) -> None:
-    """Write shares of whether four digits are greater, and equal; `one` is this party's share of 1."""
     for group in range(opened.shape[0]):
         for k in range(opened.shape[1]):
             quad = quads[group * opened.shape[1] + k] | np.uint32(one)
             for result in range(2):
+                # the parity of the products that count: what was opened says which
                 word = quad & counting[result, opened[group, k] & np.uint8(127)]
                 word ^= word >> np.uint32(16)
                 word ^= word >> np.uint32(8)
@@ -134,9 +134,10 @@ def _open_digits(quads: QuadWords, opened: Bits, greater: Bits, counting: QuadWo
 
 
 def _made(transfers: Transfers, count: int) -> Steps[QuadWords]:
-    """Make quads, uint32 (count,), of six transfers each: e1, e2 and e3 are random bits of the first three."""
+    """Make quads, uint32 (count,), of six transfers each."""
     yield from transfers.reserve(3 * count)
     drawn = transfers.drawn(3 * count)
+    # e1, e2 and e3 are random bits of the first three transfers; the others are drawn
     noise = np.frombuffer(Keystream().raw(count), np.uint8)
     shares: dict[frozenset[int], Bits] = {
         frozenset([bit]): noise >> np.uint8(place) & np.uint8(1) for place, bit in enumerate((_E0, _G0, _G1, _G2))
@@ -160,9 +161,9 @@ def _multiply(
 ) -> Steps[None]:
     """Add shares of the products that the plan has; the first factors are the drawn choices, (len(plan) * n,).
 
-    The other party's choices times own others is a transfer, and the reverse. Choices that are not the transfers'
-    random bits are `turned`: their differences are sent as well.
+    Choices that are not the transfers' random bits are `turned`: their differences are sent as well.
     """
+    # own choices times own others need no message; choices times the other party's others are a transfer
     offered = np.concatenate(
         [_side_by_side([shares[frozenset(other)] for other in others]) for others in plan.values()]
     )
@@ -189,7 +190,7 @@ def _side_by_side(bits: list[Bits]) -> Bits:
 
 
 def _only(bits: Bits, values: Bits) -> Bits:
-    """Return values where the bit is 1, else 0, without a branch."""
+    # without a branch
     return values & (np.uint8(0) - bits)
 
 
@@ -212,7 +213,8 @@ def comparison_steps(bits: int) -> int:
 
 def carries(transfers: Transfers, low: Bits, role: int) -> Steps[Bits]:
     """Return shares of whether the numbers of both parties, given by bits (n, count), together reach 2^count."""
-    half = len(low) // 2  # each party compares its digits with the other's complements in one half
+    # each party compares its digits with the other's complements in one half
+    half = len(low) // 2
     mine, theirs = (low[:half], low[half:]) if role == 0 else (low[half:], low[:half])
     greater, equal = yield from _digits(transfers, _whole(1 - mine), _whole(theirs))
     if role == 1:
@@ -230,13 +232,14 @@ def conjunctions(transfers: Transfers, x: Bits, ys: Bits, role: int) -> Steps[Bi
     sent = packed(opened.reshape(-1))
     (came,) = take((yield [sent]), (np.uint64, sent.shape))
     opened ^= unpacked(came, opened.size).reshape(opened.shape)
+    # Beaver: x y = (e + a) (f + b) = e f + e b + f a + a b, all modulo 2
     e, f = opened[0], opened[1:]
     out: Bits = c[:count] ^ (e & b[:count]) ^ (f & a)
     return np.bitwise_xor(out, e & f) if role == 0 else out
 
 
 def _whole(bits: Bits) -> Bits:
-    """Return bits (n, count) with zeros above, so that they make whole digits."""
+    # zeros above make whole digits
     out = np.zeros((len(bits), -(-bits.shape[1] // _DIGIT) * _DIGIT), np.uint8)
     out[:, : bits.shape[1]] = bits
     return out
@@ -263,8 +266,10 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
     shares = np.frombuffer(Keystream().raw(longest * digits), np.uint8) & np.uint8(3)
     table = np.empty(longest * digits, np.uint32)
     _write_tables(_numbers(x, longest), shares, table)
+    # a transfer of 1 of 16: each entry under the pad of its number, of which the receiver has its own digit's
     table ^= message_bits(transfers.sender, joined(q, _DIGIT), first, _DIGIT, 2)
     (came,) = take((yield [table]), (np.uint32, table.shape))
+    # its entry less its pad: greater and equal, each xor the sender's share
     mine = (came >> (2 * _numbers(y, longest)).astype(np.uint32)).astype(np.uint8)
     mine = (mine ^ transfers.receiver.hash.rows(joined(t, _DIGIT), first)[:, 0].astype(np.uint8)) & np.uint8(3)
     both: Bits = np.concatenate([mine.reshape(longest, digits)[: len(y)], shares.reshape(longest, digits)[: len(x)]])
@@ -273,11 +278,9 @@ def _digits(transfers: Transfers, y: Bits, x: Bits) -> Steps[tuple[Bits, Bits]]:
 
 @kernel
 def _write_tables(given: Bits, shares: Bits, tables: NDArray[np.uint32]) -> None:
-    """Write for each digit of four bits a table of two bits per number, xor the share's two bits.
-
-    They are 1 for numbers below the digit, 2 for the digit itself.
-    """
+    """Write for each digit of four bits a table of two bits per number, xor the share's two bits."""
     one, even = np.uint32(1), np.uint32(0x55555555)
     for k in range(len(given)):
+        # 1 for numbers below the digit, 2 for the digit itself
         at = np.uint32(2 * given[k])
         tables[k] = ((((one << at) - one) & even) | (one << at << one)) ^ (np.uint32(shares[k]) * even)

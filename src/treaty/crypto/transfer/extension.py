@@ -73,16 +73,15 @@ def unpacked(words: Words, count: int) -> Bytes:
 
 @kernel
 def transpose(planes: Words, rows: Words, start: int, stop: int) -> None:
-    """Write bit i of plane p, uint64 (64 p, w), as bit p of row i, (64 w, p), for blocks [start, stop) of 8 words.
-
-    Six rounds exchange blocks of 32, 16, ... 1 bits (Warren, Hacker's Delight, 7-3), eight words side by side.
-    """
+    """Write bit i of plane p, uint64 (64 p, w), as bit p of row i, (64 w, p), for blocks [start, stop) of 8 words."""
     block = np.empty((64, PLANE_WORDS), np.uint64)
     for word in range(start * PLANE_WORDS, stop * PLANE_WORDS, PLANE_WORDS):
         for group in range(planes.shape[0] // 64):
             for k in range(64):
                 for lane in range(PLANE_WORDS):
                     block[k, lane] = planes[64 * group + k, word + lane]
+            # Six rounds exchange blocks of 32, 16, ... 1 bits (Warren, Hacker's Delight, 7-3), eight words side by
+            # side.
             for level in range(6):
                 step, shift, mask = 32 >> level, np.uint64(32 >> level), _MASKS[level]
                 for base in range(0, 64, 2 * step):
@@ -140,11 +139,9 @@ def add_where(rows: Words, bits: Words, delta: Words, out: Words) -> None:
 
 @kernel
 def combine_rows(rows: Words, count: int, out: Words) -> None:
-    """Sum `count` rows each, times 1, x, x^2, ... in GF(2^128): (n * count, 2) to (n, 2).
-
-    The field is that of polynomials modulo x^128 + x^7 + x^2 + x + 1, lowest coefficient first.
-    """
+    """Sum `count` rows each, times 1, x, x^2, ... in GF(2^128): (n * count, 2) to (n, 2)."""
     one, top = np.uint64(1), np.uint64(63)
+    # Horner's rule. The field is that of polynomials modulo x^128 + x^7 + x^2 + x + 1, lowest coefficient first.
     for row in range(out.shape[0]):
         low, high = np.uint64(0), np.uint64(0)
         for k in range(count - 1, -1, -1):
@@ -166,12 +163,13 @@ def base_offer() -> tuple[Bytes, Bytes]:
 def base_choose(offered: Bytes, choices: NDArray[np.bool_]) -> tuple[Bytes, Bytes]:
     """Choose one key of each of n pairs: return the keys, uint8 (n, 16), to keep, and points, (n, 32), to send.
 
-    `offered` is the sender's point, (32,). Raises CryptoError where it is the identity or no point. The choices, (n,),
-    change neither the instructions that run nor their order.
+    `offered` is the sender's point, (32,); CryptoError where it is the identity or no point. The choices, (n,), change
+    neither the instructions that run nor their order.
     """
     scalars = np.stack([random_scalar() for _ in choices])
     shared = multiples(offered, scalars)
     points = multiples(GENERATOR, scalars)
+    # point r G, or r G + offer where the choice is 1: uniform either way
     mask = -choices.astype(np.uint8)[:, None]
     points ^= mask & (points ^ shifted(points, offered))
     return _keys(offered, points, shared), points
@@ -180,15 +178,16 @@ def base_choose(offered: Bytes, choices: NDArray[np.bool_]) -> tuple[Bytes, Byte
 def base_pairs(secret: Bytes, offered: Bytes, points: Bytes) -> Bytes:
     """Return both keys of each pair, uint8 (n, 2, 16), after the receiver's points, (n, 32), have come.
 
-    Raises CryptoError where one of these is the identity or no point.
+    CryptoError where one of these is the identity or no point.
     """
     shared = multiply(points, secret)
+    # the key of choice 1: secret (point - offer)
     other = shifted(shared, multiples(offered, secret[None])[0], back=True)
     return np.stack([_keys(offered, points, shared), _keys(offered, points, other)], axis=1)
 
 
 def _keys(offered: Bytes, points: Bytes, shared: Bytes) -> Bytes:
-    """Hash shared points to keys; number, offer and answer are hashed with each, or keys of two runs could be equal."""
+    # number, offer and answer are hashed with each, or keys of two runs could be equal
     domain = b"treaty base transfer\0" + offered.tobytes()
     rows = zip(points, shared, strict=True)
     hashed = (
@@ -215,7 +214,7 @@ class Receiver:
     def prepare(self, points: Bytes) -> Bytes:
         """Take the sender's points, uint8 (128, 32); return what it makes its seeds of, (128, 2, 16).
 
-        Raises CryptoError where one is the identity or no point.
+        CryptoError where one is the identity or no point.
         """
         pads = base_pairs(self._secret, self.offer, points).reshape(-1, self._fold, 2, KEY)
         self.hash = _hash_of(self.offer, points)
@@ -242,8 +241,11 @@ class Receiver:
             at = slice(part.start // 64, part.stop // 64)
             planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
             leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
+            # plane j is the sum of leaves whose number has bit j; leaf 0 becomes the sum of all, the random bits of a
+            # tree
             fold_trees(leaves, planes)
             chosen[at] = leaves[0, 0]
+            # all trees are to have the bits of the first: the message says how they differ
             np.bitwise_xor(leaves[1:, 0], leaves[0, 0], out=message[:, at])
             transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
         return message, chosen, rows
@@ -252,7 +254,7 @@ class Receiver:
 class Sender:
     """The end with `delta`, uint64 (2,), which it keeps. `points`, uint8 (128, 32), go to the receiver.
 
-    Raises CryptoError where the receiver's `offer` is the identity or no point.
+    CryptoError where the receiver's `offer` is the identity or no point.
     """
 
     def __init__(self, offer: Bytes, fold: int = 4) -> None:
@@ -279,6 +281,7 @@ class Sender:
                 nodes[2 * gap : 2 * gap + 2] = 0
                 side = 1 - choice
                 known = np.bitwise_xor.reduce(nodes[side::2])
+                # the sum of the sibling's side is known from the correction; less the others it is the sibling itself
                 nodes[2 * gap + side] = corrections[tree, level, side] ^ pads[tree, level] ^ known
                 gap = 2 * gap + choice
             # slot s has leaf s xor gap; the first, which is not known, counts in no plane, whatever is in its place
@@ -288,7 +291,7 @@ class Sender:
     def extend(self, count: int, message: Words) -> Words:
         """Make the transfers of a receiver's message, uint64 (128 / fold - 1, count / 64); return rows (count, 2).
 
-        Raises CryptoError for a message of another shape.
+        CryptoError for a message of another shape.
         """
         trees = KAPPA // self._fold
         if message.shape != (trees - 1, _whole(count) // 64):
@@ -298,6 +301,7 @@ class Sender:
             at = slice(part.start // 64, part.stop // 64)
             planes = np.empty((trees, self._fold, at.stop - at.start), np.uint64)
             leaves = self._streams.next_words(planes.shape[2]).reshape(trees, -1, planes.shape[2])
+            # with slots shifted by the gap, a plane is the receiver's plus delta's bit times the tree's random bits
             fold_trees(leaves, planes)
             correct_planes(planes[1:], masks[1:], np.ascontiguousarray(message[:, at]))
             transpose(planes.reshape(KAPPA, -1), rows[part], 0, planes.shape[2] // PLANE_WORDS)
@@ -343,9 +347,10 @@ def joined(rows: Words, count: int) -> Words:
     """Join `count` rows each to one of a transfer of 1 of 2^count, either end's: uint64 (n * count, 2) to (n, 2).
 
     The receiver's number has its `count` bits, the first lowest. Its row, hashed, is the sender's message of that
-    number: see `message_bits`. Rows are summed with weights 1, x, x^2, ... in GF(2^128), so that a sender's row less
-    the receiver's is its number, as an element of the field, times Delta.
+    number: see `message_bits`.
     """
+    # Rows are summed with weights 1, x, x^2, ... in GF(2^128), so that a sender's row less the receiver's is its
+    # number, as an element of the field, times Delta.
     out = np.empty((len(rows) // count, 2), np.uint64)
     combine_rows(rows, count, out)
     return out

@@ -87,13 +87,14 @@ def _take(digests: NDArray[np.uint64], numbers: Int32s, out: NDArray[np.uint64])
 
 @kernel
 def _place(low: Any, high: Any, which: Any, length: int) -> Any:
-    """Return an item's bin in one table: 40 bits of its digest, scaled to the table's length and its first bin."""
+    """Return an item's bin in one table."""
     if which == 0:
         part = low
     elif which == 1:
         part = (low >> np.uint64(40)) | (high << np.uint64(24))
     else:
         part = high >> np.uint64(16)
+    # 40 bits of its digest, scaled to the table's length, and the table's first bin
     scaled = (part & np.uint64((1 << 40) - 1)) * np.uint64(length) >> np.uint64(40)
     return np.int64(scaled) + which * length
 
@@ -107,10 +108,11 @@ def _places(digests: NDArray[np.uint64], length: int, out: Int32s) -> None:
 
 @kernel
 def _insert(digests: NDArray[np.uint64], length: int, seed: int, table: Int32s) -> bool:
-    """Insert all items by a random walk: an item without a free bin pushes out that of one of its other two bins."""
+    """Insert all items by a random walk; False if one is left without a bin."""
     state = np.uint64(seed)
     for number in range(digests.shape[0]):
         item, came_from = np.int64(number), np.int64(-1)
+        # an item without a free bin pushes out that of one of its other two bins
         for _ in range(_STEPS):
             low, high = digests[item, 0], digests[item, 1]
             at = -1
@@ -123,6 +125,7 @@ def _insert(digests: NDArray[np.uint64], length: int, seed: int, table: Int32s) 
                 table[at] = item
                 item = np.int64(-1)
                 break
+            # xorshift: which item goes is random, and seen by nobody
             state ^= state << np.uint64(13)
             state ^= state >> np.uint64(7)
             state ^= state << np.uint64(17)
@@ -149,6 +152,7 @@ Words = NDArray[np.uint64]
 def codes(key: bytes, inputs: Words) -> Words:
     """Return the code words, uint64 (n, 8), of inputs, (n, 2), under a public key."""
     out = np.empty((len(inputs), WORDS), np.uint64)
+    # 128 bits under each of four keys
     for number in range(_CODES):
         own = hashlib.sha256(b"treaty code\0" + bytes([number]) + key).digest()[:16]
         out[:, 2 * number : 2 * number + 2] = permuted(own, inputs)
@@ -174,6 +178,7 @@ class OprfReceiver:
         the number of the first bin.
         """
         rows, message = (_rows(streams, len(codes), threads) for streams in self._streams)
+        # t_0 xor t_1 xor C(x): the sender's q is t_0 xor (C(x) and s)
         message ^= rows
         message ^= codes
         numbered = np.column_stack([rows, np.arange(first, first + len(rows), dtype=np.uint64)])
@@ -183,7 +188,7 @@ class OprfReceiver:
 class OprfSender:
     """The end that takes the function of any input. `points`, uint8 (512, 32), go to the receiver.
 
-    Raises CryptoError where the receiver's `offer` is the identity or no point.
+    CryptoError where the receiver's `offer` is the identity or no point.
     """
 
     def __init__(self, offer: NDArray[np.uint8]) -> None:
@@ -207,7 +212,6 @@ class OprfSender:
 
 
 def _rows(streams: Streams, count: int, threads: int) -> Words:
-    """Return the next bits of every stream as rows, uint64 (count, 8)."""
     assert count % STEP == 0
     planes = streams.next_words(count // 64, threads)
     rows = np.empty((count, WORDS), np.uint64)
@@ -217,7 +221,7 @@ def _rows(streams: Streams, count: int, threads: int) -> Words:
 
 @kernel
 def _mask(rows: Words, first: int, bins: Integers, codes: Words, secret: Words, out: Words) -> None:
-    """Write, of each code word, its bin's row less what the secret takes of the word, and the bin's number."""
+    # each code word's bin's row less what the secret takes of the word, and the bin's number
     for k in range(codes.shape[0]):
         for word in range(codes.shape[1]):
             out[k, word] = rows[bins[k] - first, word] ^ (codes[k, word] & secret[word])

@@ -1,17 +1,19 @@
-"""Shares of bin sums as integers, from an opening under masks.
+"""Sealed sums: shares of bin sums as integers, and the best split of each node among candidates whose sums are shared.
 
-The holder of a table adds a uniform mask to each answer of the lattice map, over the whole ring, before the other party
-opens it (`crypto.sums.lattice_sums`). With v what was opened and p the mask's negative, v + p has four fields side by
-side: the opening's noise, count, hess and grad. But a field's shares lack the carry from the field below, and wrap
-around where they have one to give. Each field is guarded: its number is below half of the field, so that the shares
-wrap around if either has its top bit set:
+*Integers.* The holder of a table adds a uniform mask to each answer of the lattice map, over the whole ring, before the
+other party opens it (`sums.lattice_sums`). With v what was opened and p the mask's negative, v + p has four fields side
+by side: the opening's noise, count, hess and grad. But a field's shares lack the carry from the field below, and wrap
+around where they have one to give. Each field is guarded, see `arithmetic`. Of the noise, only what it carries matters:
+the other party adds a quarter of its field, which is more than noise falls below zero. The holder adds 1 to its shares
+of count and hess, and a quarter of the field to that of grad, which has a sign; these come off here.
 
-    n = v_n + p_n - w_n 2^bits,   c = v_c + p_c + w_n - w_c 2^bits,   w = a + b - a b for the top bits a and b.
+*The best split.* The *knower* (role 0, the active party) knows G, H and what a candidate must pass; the *owner* (role
+1) has the columns. With a = H_L + ridge, T = H + 2 ridge and V = T G_L - G a, the gain of a candidate is, but for
+factors and terms that all candidates of the node have in common, V^2 / (a (T - a)) (`trees.exact`): the largest such
+fraction is the best split, exactly. A tournament finds it: of each group, all pairs are compared by their cross
+products, exactly, and the winner is selected; the first of equal fractions wins. The result stays shared.
 
-Of the noise, only what it carries matters. The other party adds a quarter of its field, which is more than noise falls
-below zero. The holder adds 1 to its shares of count and hess, so that c - w_n and h - w_c are not negative, and a
-quarter of the field to that of grad, which has a sign; these come off here. Nothing is opened, and nothing fails by
-chance.
+Honest but curious parties; no sum, gain or loser is opened, and nothing fails by chance.
 """
 
 from __future__ import annotations
@@ -110,31 +112,19 @@ def integer_shares(transfers: Transfers, parts: NDArray[np.uint64], places: Plac
     """
     bits = np.array([places.grad, places.hess, places.count, places.noise], np.uint64)
     tops = (parts >> (bits - np.uint64(1))).astype(np.uint8)
+    # n = v_n + p_n - w_n 2^bits, c = v_c + p_c + w_n - w_c 2^bits, w = a + b - a b for the top bits a and b
     both = yield from both_of(transfers, tops.reshape(-1), WORDS, role)
     one = from_ints([1], WORDS)
     wraps = subtract(only(tops, np.broadcast_to(one, (*tops.shape, WORDS))), both.reshape(*tops.shape, WORDS))
     out = wide(parts[..., :3], WORDS)
     for place, width in enumerate((places.grad, places.hess, places.count)):
         out[..., place, :] = subtract(out[..., place, :], shifted(wraps[..., place, :], width))
+    # the carry that the field below gives
     out = add(out, wraps[..., 1:, :])
     return subtract(out, from_ints([1 << places.grad - 2, 1, 1], WORDS)) if role == 0 else out
 
 
-# -------- the best split of each node among candidates whose sums are shared, without opening a sum, a gain or a loser
-#
-# With G and H of a node, a = H_L + ridge, T = H + 2 ridge and V = T G_L - G a, the gain of a candidate is, but for
-# factors and terms that all candidates of the node have in common, V^2 / (a (T - a)) (`trees.exact`): the largest such
-# fraction is the best split, exactly. The *knower* (role 0, the active party) knows G, H and what a candidate must
-# pass; the *owner* (role 1) has the columns. Both hold shares of every candidate's sums.
-#
-# 1. V is a linear function of G_L and a whose factors the knower has. Squares, products a (T - a), and comparisons of
-#    hess and rows with the least and most that a child may have; the numerator of a candidate that may not be chosen
-#    becomes 0.
-# 2. A tournament: of each group, all pairs are compared by their cross products, exactly, and the winner is selected.
-#    The first of equal fractions wins.
-#
-# The result stays shared. Large groups take fewer steps and more work: `rounds_of` chooses. Honest but curious parties;
-# nothing fails by chance.
+# -------------------------------------------------- the best split
 
 _LARGEST = 16  # a group: the work grows with its square
 
@@ -233,7 +223,8 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, ste
     nodes = len(values)
     for size, groups in rounds_of(values.shape[1], nodes, widths.difference, step):
         missing = max(0, size * groups - values.shape[1])
-        if missing:  # 0 / 1 beats nothing that comes before
+        # 0 / 1 beats nothing that comes before
+        if missing:
             padding = np.zeros((nodes, missing, *values.shape[2:]), np.uint64)
             padding[:, :, BELOW, 0] = 1 - role
             values = np.concatenate([values, padding], axis=1)
@@ -263,6 +254,7 @@ def rounds_of(entries: int, nodes: int, bits: int, step: int) -> tuple[tuple[int
             best[left] = min(options)
         return best[left][0]
 
+    # large groups take fewer steps, and work that grows with the square of their size
     time_for(entries)
     rounds: list[tuple[int, int]] = []
     while entries > 1:
@@ -285,6 +277,7 @@ def _left_hess(sums: Wide, known: Known) -> Wide:
 def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: int) -> Steps[Wide]:
     """Return shares of V^2 modulo 2^top, (n * candidates, words of it)."""
     nodes, words = len(sums), -(-widths.grad // 64)
+    # V is a linear function of G_L and a, whose factors the knower has
     factors = [*(known.totals[:, 1] + 2 * known.ridge).tolist(), *known.totals[:, 0].tolist()]
     numbers = resized(np.concatenate([sums[:, :, 0], negative(_left_hess(sums, known))]), words)
     bits = max(widths.hess, widths.node_grad)
@@ -310,12 +303,14 @@ def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> S
     others = np.array([[j for j in range(size) if j != i] for i in range(size)])
     tops = np.ascontiguousarray(values[:, :, TOP][:, others]).reshape(n * size, size - 1, words)
     below = np.ascontiguousarray(values[:, :, BELOW]).reshape(n * size, words)
+    # x / y > z / w iff x w > z y, as denominators are positive
     cross = yield from products(transfers, below, tops, widths.below, widths.top, widths.difference)
     cross = cross.reshape(n, size, size - 1, words)  # [i, j]: the denominator of i, the numerator of others[i, j]
     pairs = list(combinations(range(size), 2))
     apart = np.concatenate([subtract(cross[:, j, i], cross[:, i, j - 1]) for i, j in pairs])
     later = (yield from negatives(transfers, cut(apart, widths.difference), widths.difference, role)).reshape(-1, n)
     beats = dict(zip(pairs, later, strict=True))  # (i, j): j, the later one, is larger than i
+    # entry j wins the group if it is larger than all before it and not smaller than any after it
     won = np.stack([
         np.stack([beats[i, j] if i < j else beats[j, i] ^ np.uint8(1 - role) for i in range(size) if i != j])
         for j in range(1, size)
@@ -324,6 +319,7 @@ def _winners(transfers: Transfers, values: Wide, widths: Widths, role: int) -> S
         half = len(won) // 2
         (found,) = yield from conjunctions(transfers, won[:half].ravel(), won[half : 2 * half].reshape(1, -1), role)
         won = np.concatenate([found.reshape(half, size - 1, n), won[2 * half :]])
+    # the first entry, plus what the winner has more: zero if that is the first itself
     more = subtract(values[:, 1:], values[:, :1]).swapaxes(0, 1).reshape(-1, parts, words)
     chosen = (yield from selected(transfers, won[0].ravel(), more)).reshape(size - 1, n, parts, words)
     out = values[:, 0]

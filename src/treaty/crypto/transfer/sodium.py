@@ -74,11 +74,9 @@ def _call(typing_context: Any, function: Any, arguments: Any) -> Any:
 def combine_each(
     function: int, left: NDArray[np.uint8], right: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> int:
-    """Combine rows [start, stop) of two arrays, (n, 32) or one for all, (1, 32); return how many were refused.
-
-    A product refuses invalid points and those that it makes the identity; a sum or difference refuses invalid ones.
-    """
+    """Combine rows [start, stop) of two arrays, (n, 32) or one for all, (1, 32); return how many were refused."""
     of_left, of_right = 32 * (left.shape[0] > 1), 32 * (right.shape[0] > 1)
+    # a product refuses invalid points and those that it makes the identity; a sum or difference invalid ones
     refused = 0
     for row in range(start, stop):
         one, other = left.ctypes.data + of_left * row, right.ctypes.data + of_right * row
@@ -89,9 +87,9 @@ def combine_each(
 
 @kernel
 def validate_each(function: int, points: NDArray[np.uint8], start: int, stop: int) -> int:
-    """Return how many of points [start, stop) are invalid, or the identity."""
     refused = 0
     for row in range(start, stop):
+        # libsodium accepts the identity, whose encoding is zeros
         identity = True
         for k in range(32):
             identity = identity and points[row, k] == 0
@@ -102,7 +100,6 @@ def validate_each(function: int, points: NDArray[np.uint8], start: int, stop: in
 
 @kernel
 def map_each(function: int, uniform: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int) -> None:
-    """Map rows [start, stop) of 64 uniform bytes to points."""
     for row in range(start, stop):
         _call(function, (out.ctypes.data + 32 * row, uniform.ctypes.data + 64 * row))
 
@@ -116,8 +113,9 @@ def expand_each(
     longest = 0
     for k in range(start, stop):
         longest = max(longest, offsets[rows[k] + 1] - offsets[rows[k]])
-    first = new_array(_BLOCK + longest + 3 + domain.shape[0], np.uint8)  # Z_pad || msg || l_i_b_str || 0 || DST_prime
-    second = new_array(64 + 1 + domain.shape[0], np.uint8)  # b_0 || 1 || DST_prime
+    # b_0 = H(Z_pad || msg || l_i_b_str || 0 || DST_prime), and b_1 = H(b_0 || 1 || DST_prime)
+    first = new_array(_BLOCK + longest + 3 + domain.shape[0], np.uint8)
+    second = new_array(64 + 1 + domain.shape[0], np.uint8)
     for at in range(_BLOCK):
         first[at] = 0
     second[64] = 1
@@ -141,7 +139,6 @@ def expand_each(
 def digest_each(
     function: int, strings: Strings, key: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int
 ) -> None:
-    """Hash strings `rows[start:stop]` with keyed BLAKE2b to 16 bytes each."""
     data, offsets, rows = strings
     for k in range(start, stop):
         begin = offsets[rows[k]]
@@ -151,7 +148,6 @@ def digest_each(
 
 @kernel
 def hash_rows(function: int, rows: NDArray[np.uint8], out: NDArray[np.uint8], start: int, stop: int) -> None:
-    """Hash rows [start, stop), (n, w), with BLAKE2b without a key to rows of `out`, (n, bytes)."""
     for row in range(start, stop):
         at = rows.ctypes.data + rows.shape[1] * row
         _call(function, (out.ctypes.data + out.shape[1] * row, out.shape[1], at, rows.shape[1], 0, 0))
@@ -205,11 +201,11 @@ def row_digests(rows: NDArray[np.uint64], words: int, threads: int = 1) -> NDArr
 def commit(leaves: NDArray[np.uint64], key: bytes) -> NDArray[np.uint8]:
     """Commit to a set of members with these `digests`, (n, 2): a Merkle tree's nodes over them, uint8 (NODES, 32).
 
-    A member belongs to node ``leaf[0] % NODES``; a node is HMAC-SHA256 of its number and its sorted leaves. The key,
-    the same as of the digests, stays secret and is kept: commitments under different keys cannot be compared. Under one
-    key, equal nodes mean equal members. Without the key one commitment reveals nothing else; two of different small
-    sets tell how many nodes are empty in both. The key and the members open it.
+    The key, the same as of the digests, stays secret and is kept: commitments under different keys cannot be compared.
+    Under one key, equal nodes mean equal members. Without the key one commitment reveals nothing else; two of different
+    small sets tell how many nodes are empty in both. The key and the members open it.
     """
+    # a member belongs to node leaf[0] % NODES; a node is HMAC-SHA256 of its number and its sorted leaves
     node = (leaves[:, 0] % np.uint64(NODES)).astype(np.int64)
     order = np.lexsort((leaves[:, 1], leaves[:, 0], node))
     ends = np.cumsum(np.bincount(node, minlength=NODES))
@@ -237,8 +233,8 @@ def random_scalar() -> NDArray[np.uint8]:
 def multiply(points: NDArray[np.uint8], scalar: NDArray[np.uint8], threads: int = 1) -> NDArray[np.uint8]:
     """Multiply every point, uint8 (n, 32), by one scalar (in the notation of the papers: raise it to that power).
 
-    The scalar is little-endian, in [1, ORDER); running time does not depend on it. Points are checked, wherever they
-    come from: CryptoError counts those that are the identity or no canonical encoding of a point of the group.
+    The scalar is little-endian, in [1, ORDER); running time does not depend on it. CryptoError counts points that are
+    the identity or no canonical encoding of a point of the group.
     """
     return _combined("crypto_scalarmult_ristretto255", scalar[None], points, threads)
 
@@ -283,7 +279,7 @@ def _combined(name: str, left: NDArray[np.uint8], right: NDArray[np.uint8], thre
 
 
 def _rows(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Check the shape, so that a kernel reads only what is there."""
+    # a kernel reads only what is there
     if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] != width:
         raise CryptoError(f"expected uint8 (n, {width}), got {values.dtype} {values.shape} - at ristretto255")
     return np.require(values, requirements=["C", "W"])  # a copy where read-only, or kernels would be compiled twice

@@ -57,6 +57,7 @@ def together(*protocols: Steps[Any]) -> Steps[list[Any]]:
                 results[k] = stop.value
         if not waiting:
             break
+        # the first array says how many arrays each protocol sends
         sizes = np.array([len(waiting.get(k, ())) for k in range(len(protocols))], np.int64)
         came = yield [sizes, *(array for k in sorted(waiting) for array in waiting[k])]
         given, at = {}, 1
@@ -112,10 +113,8 @@ class Transfers:
         self.quads = QuadStock()
 
     def reserve(self, count: int) -> Steps[None]:
-        """Make more where fewer than `count` are left: a step, or none. The caller draws them at once.
-
-        What others wait for, who take their steps together with this one, is theirs.
-        """
+        """Make more where fewer than `count` are left: a step, or none. The caller draws them at once."""
+        # what others wait for, who take their steps together with this one, is theirs
         left = self._left - self._promised
         if left >= count:
             return
@@ -158,7 +157,7 @@ class Transfers:
         return drawn.first, chosen(drawn.q, self.sender.delta, came), drawn.t
 
     def choose_alone(self, choices: Bits) -> tuple[Words, Words, Words]:
-        """Make transfers in one direction, as the receiver of own choice bits, (n,), beside the stock.
+        """Make transfers in one direction, as the receiver of own choice bits, (n,), apart from the stock.
 
         Return the message and the choices under a mask, both for the sender's `accept_alone`, and own rows, (n, 2).
         """
@@ -179,22 +178,17 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Transfers drawn for n choice bits of either party.
+    """Transfers drawn for n choice bits of either party; `sender` and `receiver` are this party's ends."""
 
-    `first` is the number of the first; `q`, (n, 2), are the sender's rows, `t`, (n, 2), the receiver's, `random`, (n,),
-    its bits, and `flips`, (n,), where these differ from its choices. `sender` and `receiver` are this party's ends.
-    """
-
-    first: int
-    q: Words
-    t: Words
-    random: Bits
-    flips: Bits
+    first: int  # number of the first
+    q: Words  # (n, 2), the sender's rows
+    t: Words  # (n, 2), the receiver's
+    random: Bits  # (n,), its bits
+    flips: Bits  # (n,), where these differ from its choices
     sender: Sender
     receiver: Receiver
 
     def only(self, part: slice) -> Drawn:
-        """Return some of them; the part has a start."""
         rows = self.q[part], self.t[part], self.random[part], self.flips[part]
         return Drawn(self.first + part.start, *rows, self.sender, self.receiver)
 
@@ -219,6 +213,7 @@ def triples(transfers: Transfers, count: int) -> tuple[Bits, Bits, Bits]:
     drawn = transfers.drawn(count)
     zero, one = (pad[:, 0] for pad in random_pairs(drawn.sender, drawn.q, drawn.first))
     own, a = drawn.receiver.hash.rows(drawn.t, drawn.first)[:, 0], drawn.random
+    # a, the receiver's random bits, times the other's b: it has pad a, the sender both pads
     b = zero ^ one
     c = (b & (np.uint64(0) - a.astype(np.uint64))) ^ own ^ zero
     return a, _two(b), _two(c)
@@ -252,13 +247,12 @@ class Paths:
         return self._transfers.numbers(len(self._rows))
 
     def hide(self, sides: NDArray[np.uint8], paths: Bits, first: int, of: slice) -> NDArray[np.uint8]:
-        """Return some rows' sides, packed bits uint8 (nodes, bytes), under the pads of nodes' `paths`, (nodes, levels).
-
-        A path has its oldest bit first. All rows are in a node without one, the root, whose sides go as they are.
-        """
+        """Return some rows' sides, packed bits uint8 (nodes, bytes), under pads of `paths`, (nodes, levels)."""
+        # a path has its oldest bit first; all rows are in a node without one, the root
         if not self.levels:
             return sides
         hidden, sender = np.empty_like(sides), self._transfers.sender
+        # the pads of path p are those at q + p Delta
         offsets = joined((paths[:, ::-1, None].astype(np.uint64) * sender.delta).reshape(-1, 2), self.levels)
         for part in pieces(len(paths), _AT_ONCE):
             pads = sender.hash.low_bits(self._rows[of], first + of.start, offsets[part], 1)
@@ -269,7 +263,7 @@ class Paths:
         return hidden
 
     def own_pads(self, first: int) -> Bits:
-        """Return the pad of each row's own path at the receiver, uint8 (n_rows,)."""
+        # the pad of each row's own path at the receiver, uint8 (n_rows,)
         if not self.levels:
             return np.zeros(len(self._rows), np.uint8)
         own = self._transfers.receiver.hash
