@@ -8,7 +8,9 @@ packed Montgomery forms can be sent as they are.
 Arrays: *packed* is uint64 (rows, words), little-endian words, every value below n; *working* is uint64 (rows, width) in
 the machine's own form (see `montgomery_kernels`) and never leaves the process.
 
-References: Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985.
+References: Montgomery, Modular Multiplication Without Trial Division, Math. Comp. 44, 1985. Okamoto and Uchiyama, A New
+Public-Key Cryptosystem as Secure as Factoring, EUROCRYPT 1998, section 3. Paillier, Public-Key Cryptosystems Based on
+Composite Degree Residuosity Classes, EUROCRYPT 1999, section 7 (decryption modulo parts).
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Modulus:
             raise CryptoError("expected an odd modulus of at least 3")
         self.value, self.bits = value, value.bit_length()
         self.words = -(-self.bits // 64)
+        # R >= 4 n, so that sums of two products stay in bounds, and R >= 2^{64 words}
         digits = max(-(-(self.bits + 2) // DIGIT_BITS), -(-64 * self.words // DIGIT_BITS))
         vectors = min((count for count in VECTOR_COUNTS if LANES * count >= digits), default=0)
         self.form = (form or fastest_form()) if vectors else "words"
@@ -78,7 +81,6 @@ class Modulus:
         return self.working([x * self.radix % self.value for x in values])
 
     def empty(self, rows: int) -> Words:
-        """Return uninitialised working rows."""
         return aligned(rows * self.width).reshape(rows, self.width)
 
     def unpack(self, packed: Words) -> Words:
@@ -155,6 +157,7 @@ class Modulus:
         `bases` (rows, columns, width) are Montgomery working forms, as are the products; `exponents` (rows, kinds) lie
         below 2^bits, of at most 63 bits.
         """
+        # the width that makes least products: each window costs one per row and two per bucket
         window = min(range(1, 11), key=lambda w: -(-bits // w) * (len(bases) + 2 * 2**w))
         out = self.empty(len(pairs))
         given = (bases.reshape(len(bases), -1), np.ascontiguousarray(exponents), np.ascontiguousarray(pairs))
@@ -169,6 +172,7 @@ class Modulus:
         """Tell whether every packed number is at least 1, below n and prime to n, by their product's divisor."""
         if not self.in_range(packed):
             return False
+        # a product of all is a unit iff each number is; some parts at a time, for threads
         starts = np.linspace(0, len(packed), min(len(packed), GROUP * threads) + 1).astype(np.int64)
         index = np.arange(len(packed), dtype=np.int32)
         products = np.empty((len(starts) - 1, self.words), np.uint64)
@@ -188,8 +192,7 @@ class FixedBases:
     """Products of powers of bases from a table: one product per `window` bits of the exponents (Brickell et al.).
 
     `bases` (k, width) are Montgomery working forms; each takes `windows` windows of an exponent, the first the lowest.
-    The table has k windows 2^window numbers. Which entries are read shows in the cache, so a hostile program on the
-    same machine could learn exponents.
+    Which entries are read shows in the cache, so a hostile program on the same machine could learn exponents.
 
     References: Brickell, Gordon, McCurley, Wilson, Fast Exponentiation with Precomputation, EUROCRYPT 1992.
     """
@@ -197,6 +200,7 @@ class FixedBases:
     def __init__(self, modulus: Modulus, bases: Words, windows: int, window: int) -> None:
         self._modulus, self._window = modulus, window
         entries = 1 << window
+        # k windows 2^window numbers
         self._table = aligned(len(bases) * windows * entries * modulus.width)
         for base, table in zip(bases, self._table.reshape(len(bases), -1), strict=True):
             kernels.fixed_base_table(base.copy(), table, entries, modulus.one, modulus._constants)
@@ -224,29 +228,22 @@ def aligned(words: int, zeroed: bool = False) -> Words:
 
 
 def _raw(packed: Words) -> NDArray[np.uint8]:
-    """View packed numbers as bytes: one type for kernels, whatever alignment and access the array has."""
+    # bytes, read-only: one type for kernels, whatever alignment and access the array has
     raw: NDArray[Any] = packed.view(np.uint8).reshape(-1)
     raw.flags.writeable = False
     return raw
 
 
-# ----------------------- arithmetic modulo a part of a composite modulus N, for the owner of a key who knows the parts
-#
-# `Residues` passes packed Montgomery forms modulo N to Montgomery forms modulo a divisor d, and back: numbers modulo
-# coprime d_1 d_2 = N meet in x = x_1 E_1 + x_2 E_2 with E_1 = 1 mod d_1, 0 mod d_2, and E_2 the other way.
-# `PrimeSquare` is the divisor p^2 in which Okamoto-Uchiyama and Paillier keep messages: c mod p^2 = (1 + f m p) w^r,
-# where the order of w divides the secret exponent e, and so c^e = 1 + e f m p.
-#
-# References: Okamoto and Uchiyama, A New Public-Key Cryptosystem as Secure as Factoring, EUROCRYPT 1998, section 3.
-# Paillier, Public-Key Cryptosystems Based on Composite Degree Residuosity Classes, EUROCRYPT 1999, section 7.
-
-
 class Residues:
-    """A divisor d of a modulus N, coprime to N / d; `modulus` is the arithmetic modulo d."""
+    """A divisor d of a composite modulus N, coprime to N / d, for the owner of a key who knows it.
+
+    `modulus` is the arithmetic modulo d. Packed Montgomery forms modulo N pass to Montgomery forms modulo d, and back.
+    """
 
     def __init__(self, whole: Modulus, divisor: int) -> None:
         self.modulus = own = Modulus(divisor)
         self._whole = whole
+        # numbers modulo coprime d_1 d_2 = N meet in x = x_1 E_1 + x_2 E_2 with E_1 = 1 mod d_1, 0 mod d_2
         rest = whole.value // divisor
         idempotent = rest * pow(rest, -1, divisor)
         # Lifted numbers come with d's own radix, and a product modulo N divides by N's once.
@@ -271,10 +268,10 @@ class Residues:
 
 
 class PrimeSquare:
-    """The part p^2 of a modulus N, where messages are: c mod p^2 = (1 + f m p) w^r, with f = `factor` prime to p.
+    """The part p^2 of a modulus N, where Okamoto-Uchiyama and Paillier have messages: c mod p^2 = (1 + f m p) w^r.
 
-    `base` is w, of an order that divides `exponent`, e, which is prime to p; `order_bits` is the length of the longest
-    r; `window` as of `FixedBase`.
+    f = `factor` is prime to p; `base` is w, of an order that divides `exponent`, e, which is prime to p; `order_bits`
+    is the length of the longest r; `window` as of `FixedBase`.
     """
 
     def __init__(
@@ -297,6 +294,7 @@ class PrimeSquare:
     def decrypt(self, ciphertexts: Words) -> list[int]:
         """Return messages modulo p of packed Montgomery forms modulo N; CryptoError if something is no ciphertext."""
         own, p = self.residues.modulus, gmpy2.mpz(self._prime)
+        # c^e = 1 + e f m p modulo p^2, as the order of w divides e
         powers = own.power(self.residues.reduce(ciphertexts), self._exponent)
         messages = []
         for x in from_words(own.pack(own.multiply(powers, own.working([1])))):

@@ -130,6 +130,7 @@ class LinearMapClient:
         flat, factors = hint.reshape(-1, hint.shape[-1]), secrets.astype(np.int16)
         products = np.empty((len(index), len(secrets)), np.int32)
         share(lambda a, b: kernels.dots(flat, index, factors, a, b, products), len(index), self.threads)
+        # y_S - <h_S, s>, digit by digit; half a unit below the message rounds it
         total = answers.astype(np.int64) - products.reshape(len(rows), digits, -1).transpose(2, 0, 1)
         digit, bit = divmod(self.parameters.noise_bits if self.parameters.masked else below - 1, DIGIT_BITS)
         total[..., digit] += 1 << bit
@@ -146,9 +147,8 @@ class EncryptedQuery:
     """Vectors that are encrypted from their first entry to their last, each under a secret of its own.
 
     `secrets`, int8 (vectors, N), open the answer and must never be used or sent again; `own` are the residues of b_0,
-    uint32 (vectors, primes, N). Errors are made of `key`, 32 secret bytes of this query, and the place of their block,
-    so that the same numbers give the same bytes. Other numbers under the same secret, key and place would show their
-    difference: each block is encrypted once. Without a key there are no errors.
+    uint32 (vectors, primes, N). `key` are 32 secret bytes of this query, of which errors are made; without a key there
+    are none.
     """
 
     def __init__(self, client: LinearMapClient, secrets: NDArray[np.int8], key: bytes | None) -> None:
@@ -194,6 +194,8 @@ class EncryptedQuery:
         count = degree if block == 0 else min(degree, self._client.length - (block - 1) * degree)
         if self._key is None:
             return np.zeros(count, np.int8)
+        # Errors follow from the key and the place of their block, so that the same numbers give the same bytes. Other
+        # numbers under the same secret, key and place would show their difference: each block is encrypted once.
         return errors(Keystream(self._key, vector << 32 | block).raw, count)
 
 
@@ -202,7 +204,7 @@ _NOT_EXPANDED: tuple[Sequence[int], list[kernels.Factors]] = (), []
 
 
 def zeros_on_lines(shape: tuple[int, ...], dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-    """Return zeros that begin at one of the processor's cache lines: eight words of a row never straddle two."""
+    # eight words of a row never straddle two of the processor's cache lines
     count = math.prod(shape)
     words = aligned(-(-count * np.dtype(dtype).itemsize // 8), zeroed=True)
     return words.view(dtype)[:count].reshape(shape)
@@ -228,6 +230,7 @@ class LinearMapServer:
         self._expanded = _NOT_EXPANDED
         self.primes = np.array(parameters.primes, np.uint32)
         q, digits = parameters.modulus, parameters.digits
+        # 2^(16 D + guard) / p, so exact that a scaled number is off by less than 0.51
         words = -(-(DIGIT_BITS * digits + 40) // 32)
         self._guard = 32 * words - DIGIT_BITS * digits
         self._inverses = np.array([pow(q // p, -1, p) for p in parameters.primes], np.uint64)
@@ -285,9 +288,9 @@ class LinearMapServer:
         return total
 
     def _expand(self, numbers: Sequence[int]) -> list[kernels.Factors]:
-        """Return the transforms of some a~_j / N and their Shoup quotients, for each prime."""
         public = public_transforms(self.parameters, self.seed, numbers, self._threads)
         found = []
+        # transforms of a~_j / N and their Shoup quotients: the inverse transform leaves a factor N
         for of, prime in zip(public, self.parameters.primes, strict=True):
             scaled = (of * np.uint64(pow(self.parameters.degree, -1, prime)) % np.uint64(prime)).astype(np.uint32)
             found.append((scaled, shoup_quotients(scaled, prime)))
@@ -346,6 +349,7 @@ class LinearMapServer:
 
     def masks(self, own: Residues, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """<r_S, b_0> of some rows of the matrix, as residues that are not reduced: int64 (vectors, rows, primes)."""
+        # two products of 16-bit digits, -2^15 first, whose sums fit 32 bits
         low = own.astype(np.int32).astype(np.int16)  # balanced digits: the lower from -2^15
         high = ((own.astype(np.int64) - low) >> DIGIT_BITS).astype(np.int16)
         count, primes = len(own), len(self.primes)
@@ -396,8 +400,8 @@ class LinearMapServer:
         self, planes: Residues, primes: NDArray[np.uint32], first: int, features: NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Return the products of bins modulo at most `WORDS` primes."""
         matrix, count = self.matrix, planes.shape[1]
+        # at most `WORDS` primes: a number's residues lie side by side
         words = zeros_on_lines((count, WORDS), np.uint32)
         fine: list[bool] = []
         share(

@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -63,62 +63,45 @@ class Parameters:
     masked: bool = False  # answers are masked over the whole ring, not flooded; entries are rounded, not scales alone
     spare: int = 0  # bits that noise is smaller than a guarded field takes: then masks hardly ever make it carry
 
+    # what follows from these
+    modulus: int = field(init=False, repr=False, compare=False)  # q
+    widths: list[int] = field(init=False, repr=False, compare=False)  # bits of a residue modulo each prime
+    digits: int = field(init=False, repr=False, compare=False)  # D of 16 bits that hints and answers are scaled to
+    below: int = field(init=False, repr=False, compare=False)  # bits of q' under a message, where flood and noise are
+    rounding: int = field(init=False, repr=False, compare=False)  # bound of what scaling down adds, in q'
+    noise: int = field(init=False, repr=False, compare=False)  # bound of what is added to a sum before flooding, mod q
+    noise_bits: int = field(init=False, repr=False, compare=False)  # under a mask noise is below 2^this, in q'
+    flood_bits: int = field(init=False, repr=False, compare=False)  # k of the flood; below 1: none fits
+
     def __post_init__(self) -> None:
+        modulus = math.prod(self.primes)
         bits = LIMITS.get(self.degree)
-        if bits is None or self.modulus.bit_length() > bits:
+        if bits is None or modulus.bit_length() > bits:
             raise CryptoError(
                 f"parameters below {SECURITY_BITS} bits: N = {self.degree} takes a modulus of at most {bits or 0} bits,"
-                f" got {self.modulus.bit_length()} - in the lattice map"
+                f" got {modulus.bit_length()} - in the lattice map"
             )
         for prime in self.primes:
             if prime >= 1 << 31 or prime % (2 * self.degree) != 1 or not gmpy2.is_prime(prime):
                 raise CryptoError(f"{prime} is not a prime below 2^31 that is 1 modulo 2 N - in the lattice map")
         if len(set(self.primes)) != len(self.primes):
             raise CryptoError("a prime is repeated - in the lattice map")
-
-    @property
-    def modulus(self) -> int:
-        """Q."""
-        return math.prod(self.primes)
-
-    @property
-    def widths(self) -> list[int]:
-        """Bits of a residue modulo each prime."""
-        return [prime.bit_length() for prime in self.primes]
-
-    @property
-    def digits(self) -> int:
-        """Digits D of 16 bits that hints and answers are scaled down to: q' = 2^(16 D)."""
-        return -(-(self.message_bits + GUARD_BITS + self.spare) // DIGIT_BITS)
-
-    @property
-    def below(self) -> int:
-        """Bits of q' under a message, where flood and noise are."""
-        return DIGIT_BITS * self.digits - self.message_bits
-
-    @property
-    def rounding(self) -> int:
-        """Bound of what scaling down adds, in q': hint and answer are off by less than 0.51 each, N + 1 of them."""
-        return 51 * (self.degree + 1) // 100 + 1
-
-    @property
-    def noise(self) -> int:
-        """Bound of what is added to a sum before flooding, modulo q: <u, e> + <r, e_0> - <e', s> and the encoding."""
-        return ERROR_BITS * (self.weight + 2 * self.degree) + self.slack
-
-    @property
-    def noise_bits(self) -> int:
-        """Bits b such that under a mask noise is below 2^b in size, in q': `spare` and two fewer than its field has."""
-        return self.below - 2 - self.spare
-
-    @property
-    def flood_bits(self) -> int:
-        """Bits k of the flood, uniform on [-2^(k-1), 2^(k-1)): the widest that never spoils a sum; below 1: none fits.
-
-        Scaled to q', flood, noise and `rounding` must stay below half the distance of two messages.
-        """
-        room = (1 << self.below) // 2 - self.rounding
-        return max(0, (room * self.modulus >> (DIGIT_BITS * self.digits)) - self.noise).bit_length()
+        digits = -(-(self.message_bits + GUARD_BITS + self.spare) // DIGIT_BITS)
+        below = DIGIT_BITS * digits - self.message_bits
+        # hint and answer are off by less than 0.51 each, N + 1 of them
+        rounding = 51 * (self.degree + 1) // 100 + 1
+        # <u, e> + <r, e_0> - <e', s>, and the encoding
+        noise = ERROR_BITS * (self.weight + 2 * self.degree) + self.slack
+        # The flood is uniform on [-2^(k-1), 2^(k-1)), the widest that never spoils a sum: scaled to q', flood, noise
+        # and `rounding` must stay below half the distance of two messages.
+        room = (1 << below) // 2 - rounding
+        flood_bits = max(0, (room * modulus >> (DIGIT_BITS * digits)) - noise).bit_length()
+        noise_bits = below - 2 - self.spare  # `spare` and two fewer than its field has
+        derived = {"modulus": modulus, "widths": [prime.bit_length() for prime in self.primes], "digits": digits,
+                   "below": below, "rounding": rounding, "noise": noise, "noise_bits": noise_bits,
+                   "flood_bits": flood_bits}  # fmt: skip
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def leak(self, squares: float) -> float:
         """Bound what one sum reveals beyond itself, as total variation: E |shift| / width of the flood.
@@ -146,11 +129,6 @@ def _largest_primes(width: int, count: int, degree: int) -> Iterator[int]:
     return islice(filter(gmpy2.is_prime, candidates), count)
 
 
-def _sets(degree: int) -> dict[int, tuple[int, ...]]:
-    """Return the widest sets by their number of primes."""
-    return SETS if degree == DEGREE else {count: narrow_primes(31 * count, count, degree) for count in _WIDE_COUNTS}
-
-
 @cache
 def choose(
     message_bits: int, weight: int, slack: int, squares: int, entries: int = LEAST_PRIME - 1, degree: int = DEGREE
@@ -161,7 +139,8 @@ def choose(
     which primes exceed; the others are as in `Parameters`. Where a smaller modulus of as many primes keeps the leak
     below `LEAK_IF_NARROWED`, it is the smallest that does.
     """
-    for count, widest in _sets(degree).items():
+    wide = {count: narrow_primes(31 * count, count, degree) for count in _WIDE_COUNTS if degree != DEGREE}
+    for count, widest in (wide or SETS).items():
         found = Parameters(degree, widest, message_bits, weight, slack)
         if found.flood_bits <= 1 or found.leak(squares) > LEAK_PER_SUM:
             continue
@@ -214,12 +193,12 @@ class Field:
 def check_fields(fields: Sequence[Field], parameters: Parameters) -> None:
     """Raise CryptoError for fields too wide for the arithmetic of `kernels.encrypt_block`."""
     top, sizes, bounds = 1 << 31, Counter[int](), Counter[int]()
-    for field in fields:
-        sizes[field.node] += top if field.signed else field.bound
-        bounds[field.node] += field.bound
+    for one in fields:
+        sizes[one.node] += top if one.signed else one.bound
+        bounds[one.node] += one.bound
     if max(sizes.values()) > 2 * top:
         raise CryptoError("vectors of such large numbers do not fit the lattice map - lower fractional_bits or weights")
-    largest = max(bounds.values()) if parameters.masked else max(field.bound for field in fields)
+    largest = max(bounds.values()) if parameters.masked else max(one.bound for one in fields)
     if largest >= min(parameters.primes):
         raise CryptoError("expected numbers below the primes in a vector - in the lattice map; lower weights")
 
@@ -233,6 +212,8 @@ class SecretMatrix:
 
     def __init__(self, columns: NDArray[Any], column_of_row: NDArray[np.int64], code_of_row: NDArray[np.int64]) -> None:
         self.columns, self.column_of_row, self.code_of_row = columns, column_of_row, code_of_row
+        self.rows, self.length = len(column_of_row), int(columns.shape[1])  # the latter is n
+        self.is_bins = bool((code_of_row >= 0).all())  # every row is an indicator
 
     @classmethod
     def of_bins(cls, codes: NDArray[np.uint8], offsets: NDArray[np.int64]) -> SecretMatrix:
@@ -253,17 +234,3 @@ class SecretMatrix:
             raise CryptoError(f"expected entries below {LEAST_PRIME} in size - in the matrix of the lattice map")
         rows = np.arange(len(values))
         return cls(np.ascontiguousarray(values), rows, np.full(len(values), -1))
-
-    @property
-    def rows(self) -> int:
-        return len(self.column_of_row)
-
-    @property
-    def length(self) -> int:
-        """Entries of a row, n."""
-        return int(self.columns.shape[1])
-
-    @cached_property
-    def is_bins(self) -> bool:
-        """Whether every row is an indicator."""
-        return bool((self.code_of_row >= 0).all())

@@ -61,7 +61,9 @@ class NewHint:
         if self._file is not None:
             row = math.prod(self.array.shape[1:]) * self.array.itemsize
             try:
-                _make_room(self._file, self._start + first * row, len(rows) * row)
+                # the disk's space first: on a full disk, writing to a mapped file would end the process
+                if rows.size and hasattr(os, "posix_fallocate"):  # macOS has none
+                    os.posix_fallocate(self._file.fileno(), self._start + first * row, len(rows) * row)
             except OSError as error:
                 raise ConfigError(
                     f"cannot keep a hint: {error.strerror} - at {self.path or tempfile.gettempdir()}",
@@ -86,12 +88,6 @@ class NewHint:
             return self.array, b""
         os.fsync(self._file.fileno())
         return map_array(self._file, ACCESS_READ), digest_of(self._file)
-
-
-def _make_room(file: FileIO, start: int, size: int) -> None:
-    """Allocate the disk's space first: on a full disk, writing to a mapped file would end the process."""
-    if size and hasattr(os, "posix_fallocate"):  # macOS has none
-        os.posix_fallocate(file.fileno(), start, size)
 
 
 def _discard(file: FileIO | None, path: Path | None) -> None:
@@ -123,6 +119,7 @@ IN_MEMORY = 256 << 20
 
 _FORM = Format("hints", 3)
 _NAME = re.compile(r"array-[0-9a-f]{32}\.npy(\.part)?")
+_ENTER = "INSERT OR REPLACE INTO leaks (name, spent) VALUES (?, ?)"
 _UNUSABLE = "its stored hint for the lattice map cannot be used; it has the details"
 _TABLES = {
     "hints": """CREATE TABLE hints (id INTEGER PRIMARY KEY, peer TEXT NOT NULL, binding BLOB NOT NULL,
@@ -164,8 +161,6 @@ class HintStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # At the client, which receives hints.
-
     def offer(self, wanted: Mapping[str, bytes]) -> tuple[bytes, dict[str, bytes]] | None:
         """Return the seed of all peers' kept hints, and peer -> binding; None if one is missing or seeds differ.
 
@@ -178,10 +173,6 @@ class HintStore:
                 for seed, bindings[peer] in rows:
                     seeds.add(seed)
         return (seeds.pop(), bindings) if len(seeds) == 1 and len(bindings) == len(wanted) else None
-
-    def new_hint(self, shape: tuple[int, int, int]) -> NewHint:
-        """Return a new int16 array (rows, D, N), to be written as it arrives and given to `keep_hint`."""
-        return self._new(shape, np.int16)
 
     def keep_hint(self, peer: str, binding: bytes, seed: bytes, terms: bytes, new: NewHint) -> NDArray[np.int16]:
         """Keep a hint in place of an earlier one of the same peer and terms; return it, read-only."""
@@ -219,17 +210,14 @@ class HintStore:
             self._forget(db, gone)
         self._remove(gone)
 
-    # At the server, which makes hints.
-
     def keep_own(self, binding: bytes, nonce: bytes, seed: bytes, random: NDArray[np.int16]) -> None:
         """Keep what a hint was made with, `random` being the r_S, (rows, N) of -1, 0, 1; forget all but the newest 16.
 
-        CryptoError if a hint of this binding is kept, or `random` holds other
-        numbers.
+        CryptoError if a hint of this binding is kept, or `random` holds other numbers.
         """
         if random.size and (random.min() < -1 or random.max() > 1):
             raise CryptoError("expected numbers from -1 to 1, got others - in the randomness of a hint")
-        with self._new(random.shape, np.int8) as new:
+        with self.new_hint(random.shape, np.int8) as new:
             new.write(0, random)
             array, digest = new.finish()
             with self._transaction() as db:
@@ -258,13 +246,14 @@ class HintStore:
 
         CryptoError, and nothing is entered, if with all earlier ones they would pass `LEAK_LIMIT`, or if one is
         negative or not finite. The limit is on all columns named here together: name columns that nothing is asked
-        about with 0. The comparison is exact; entries are rounded by 2^-94 at most, as they stay below 2^-40: after a
-        billion entries a sum is off by 2^-64.
+        about with 0.
         """
         _check(leaks)
         with self._transaction(counts=True) as db:
             before = _spent(db, leaks)
             past, total = math.fsum(before.values()), math.fsum([*before.values(), *leaks.values()])
+            # The comparison is exact; entries are rounded by 2^-94 at most, as they stay below 2^-40: after a billion
+            # entries a sum is off by 2^-64.
             if math.fsum([*before.values(), *leaks.values(), -LEAK_LIMIT]) > 0:
                 error = CryptoError(
                     "the answers about this table have reached the limit of what they may leak together (2^-40): "
@@ -274,14 +263,14 @@ class HintStore:
                 )
                 error.public = "its answer budget for the lattice map is used up"
                 raise error
-            _enter(db, {name: before[name] + leak for name, leak in leaks.items()})
+            db.executemany(_ENTER, {name: before[name] + leak for name, leak in leaks.items()}.items())
 
     def give_back(self, leaks: Mapping[str, float]) -> None:
         """Take out what was reserved and is sure not to be used; never below zero. Errors as of `reserve`."""
         _check(leaks)
         with self._transaction() as db:
             before = _spent(db, leaks)
-            _enter(db, {name: max(before[name] - leak, 0.0) for name, leak in leaks.items()})
+            db.executemany(_ENTER, {name: max(before[name] - leak, 0.0) for name, leak in leaks.items()}.items())
 
     def spent(self, columns: Iterable[str]) -> float:
         """Add up what was reserved for columns."""
@@ -320,7 +309,8 @@ class HintStore:
             db.executemany("DELETE FROM hints WHERE name = ?", names)
             db.executemany("DELETE FROM own WHERE name = ?", names)
 
-    def _new(self, shape: tuple[int, ...], dtype: type[np.integer[Any]]) -> NewHint:
+    def new_hint(self, shape: tuple[int, ...], dtype: type[np.integer[Any]] = np.int16) -> NewHint:
+        """Return a new array, such as (rows, D, N), to be written as it arrives and given to `keep_hint`."""
         if self._folder is None:
             large = math.prod(shape) * np.dtype(dtype).itemsize > IN_MEMORY
             with self._translated():
@@ -382,10 +372,10 @@ class Reservation:
         if self._used + vectors > self._reserved:
             more = max(self._step, vectors)
             try:
-                self._store.reserve(self._leak_of(more))
+                self._store.reserve({name: more * leak for name, leak in self._leaks.items()})
             except CryptoError:
                 more = vectors  # the rest of the budget may suffice for these
-                self._store.reserve(self._leak_of(more))
+                self._store.reserve({name: more * leak for name, leak in self._leaks.items()})
             self._reserved += more
         self._used += vectors
 
@@ -393,10 +383,7 @@ class Reservation:
         """Give back what was reserved and not used."""
         unused, self._reserved = self._reserved - self._used, self._used
         if unused:
-            self._store.give_back(self._leak_of(unused))
-
-    def _leak_of(self, vectors: int) -> dict[str, float]:
-        return {name: vectors * leak for name, leak in self._leaks.items()}
+            self._store.give_back({name: unused * leak for name, leak in self._leaks.items()})
 
 
 def _check(leaks: Mapping[str, float]) -> None:
@@ -408,7 +395,3 @@ def _check(leaks: Mapping[str, float]) -> None:
 def _spent(db: sqlite3.Connection, columns: Iterable[str]) -> dict[str, float]:
     entries = dict(db.execute("SELECT name, spent FROM leaks"))
     return {name: entries.get(name, 0.0) for name in columns}
-
-
-def _enter(db: sqlite3.Connection, spent: Mapping[str, float]) -> None:
-    db.executemany("INSERT OR REPLACE INTO leaks (name, spent) VALUES (?, ?)", spent.items())

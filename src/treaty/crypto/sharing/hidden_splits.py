@@ -59,6 +59,7 @@ class Layout:
     @property
     def bits(self) -> int:
         """The least l such that -2^(l-1) < w.z - T < 2^(l-1) for every split and row."""
+        # codes are at most bins - 1, indicators and missing at most 1 in size
         most = max(0 if self.categorical[f] else bins - 1 for f, bins in enumerate(self.n_bins))
         return 1 + max(most, 1).bit_length()
 
@@ -114,12 +115,15 @@ class Layout:
         start, bins, threshold = self._starts()[feature], self.n_bins[feature], 0
         left = left_bins[:bins]
         if self.categorical[feature]:
+            # at the row's bin a categorical feature gives -1 (left) or 0 (right)
             weights[start : start + bins] = -left.astype(np.int64)
         else:
             below = self._bins_below(feature, left_bins)
+            # a numeric one gives its code less the threshold; where all present values go left, T = 1 without a weight
             weights[start] = below < bins
             threshold = below if below < bins else 1
         if self.may_miss[feature]:
+            # what makes w.z - T -1 (left) or 0 (right) where the value is missing
             weights[start + self._width(feature) - 1] = threshold - bool(left_bins[bins])
         return weights, threshold
 

@@ -109,6 +109,7 @@ class AdditiveSumsClient:
             raise CryptoError(f"expected at most {_MOST_NODES} nodes in a level, got {nodes}")
         if len(positions) and not 0 <= positions.min() <= positions.max() < self._rows:
             raise CryptoError("a node holds a row that was not sampled - at query")
+        # the largest value is a row in no node
         dtype = np.uint8 if nodes <= _MOST_NODES_UINT8 else np.uint16
         slots = np.full(self._rows, np.iinfo(dtype).max, dtype)
         selected = positions[starts[0] : starts[-1]] if nodes else positions[:0]
@@ -176,6 +177,7 @@ class AdditiveSumsServer:
         self._offsets, self._threads = offsets.astype(np.int64), threads
         self._bins = bins = bins_of(codes, offsets)
         counts = [np.bincount(codes[:, f], minlength=bins[f]) for f in range(len(bins))]
+        # a column's fullest bin is never multiplied: its sum is what the others lack of the node's
         self._left_out = np.array([int(np.argmax(count)) for count in counts], np.int64)
         self._all_blocks = self._blocks = self._plan(codes)
         self._table_rows = len(codes)
@@ -191,7 +193,6 @@ class AdditiveSumsServer:
             weakref.finalize(self, self._factors.stop)
 
     def _plan(self, codes: NDArray[np.uint8]) -> list[Block]:
-        """Return the groups of columns along which ciphertexts are multiplied."""
         return plan_blocks(codes, self._left_out, self._bins, self._threads)
 
     def hint(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Payload]:
@@ -227,6 +228,7 @@ class AdditiveSumsServer:
             if not 0 <= rows.min() <= rows.max() < self._table_rows:
                 raise CryptoError("a sampled row lies beyond the table - at the start of a tree")
             self._rows[self._rows_there : there] = rows
+        # a number that shares a factor with n would hide nothing, and could mark rows
         if not self._modulus.are_units(found, self._threads):
             raise CryptoError("a ciphertext is not in range or not prime to n - at the start of a tree")
         if len(found) == count:
@@ -238,7 +240,7 @@ class AdditiveSumsServer:
         self._rows_there = there
 
     def _begin(self, features: NDArray[np.int32] | None) -> None:
-        """Note the tree's columns, and start to make factors."""
+        # the tree's sample of columns; factors are made while its first query is waited for
         self._blocks = self._all_blocks
         if features is not None:
             kept = set(features.tolist())
@@ -311,11 +313,12 @@ class AdditiveSumsServer:
         if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
             raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
         counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]
+        # stable, so that rows of a node stay in their order
         positions = np.argsort(slots, kind="stable")[: int(counts.sum())].astype(np.int32)
         return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def _compress(self, products: Words) -> Words:
-        """Put k sums into each ciphertext (SecureBoost+, section 4), times a random n-th power each."""
+        # k sums in each ciphertext (SecureBoost+, section 4), times a random n-th power each
         starts, modulus = self._packing.group_starts(len(products)), self._modulus
         count = len(starts) - 1
         if self._factors:
@@ -364,6 +367,7 @@ class BlindSumsClient(AdditiveSumsClient):
 
         def piece(rows: slice) -> Payload:
             held = node_of_row[rows] == np.arange(nodes, dtype=np.int16)[:, np.newaxis]
+            # zeros outside the node, encrypted like all else
             vectors = plaintexts[rows] * held[:, :, np.newaxis].astype(np.uint64)
             made = self._key.encrypt(vectors.reshape(-1, plaintexts.shape[1]), self._threads)
             return [made.view(np.uint8).reshape(*held.shape, -1)]

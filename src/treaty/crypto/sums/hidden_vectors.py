@@ -8,14 +8,9 @@
 * *Matrix hidden* (`HiddenMatrix`): whoever has X encrypts its rows once, all columns of a row side by side in few
   plaintexts; whoever has v multiplies <x_i>^{v_i}. Any number of vectors needs no further encryption.
 
-Integers are signed and stored as x + 2^(bits - 1) in plaintexts, so that fields never borrow from each other. A masked
-field holds a value below 2^b and a mask uniform below 2^(b + 80) in b + 82 bits: what is opened reveals at most 2^-80
-(total variation) of the value. What goes back to the key's owner is multiplied by random n-th powers (`key_proofs`),
+What goes back to the key's owner is multiplied by random n-th powers (`key_proofs`),
 which hide from it what was multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r, which hides
-from them if the key's owner drew w as it should. Fields leave the highest 80 bits of a plaintext free, and
-`Fields.part` refuses a plaintext that has any of them: under Okamoto-Uchiyama a message m above p comes back as
-m mod p, and gcd(m - (m mod p), n) would be p. So a sender would have to know p's leading 80 bits for such a message to
-be opened at all. *Assumption*: the security of the cipher; honest-but-curious parties.
+from them if the key's owner drew w as it should. *Assumption*: the security of the cipher; honest-but-curious parties.
 
 *Lattice map.* The server (`VectorServer`) holds integer columns of some rows, a client (`VectorClient`) a vector over
 some of these rows, sent at full length, zero elsewhere, so that one hint serves all batches of these rows and the
@@ -89,8 +84,12 @@ class Fields:
 
         `masks` is how many masks are added to a number, each below 2^(bits + 80).
         """
+        # what is opened reveals at most 2^-80 (total variation) of a value below 2^bits under a mask of 80 bits more
         mask_bits = bits + STATISTICAL_BITS if masks else 0
         width = mask_bits + 1 + masks.bit_length() if masks else bits
+        # The highest 80 bits of a plaintext stay free: under Okamoto-Uchiyama a message m above p comes back as m mod
+        # p, and gcd(m - (m mod p), n) would be p. So a sender would have to know p's leading 80 bits for such a message
+        # to be opened at all.
         room = plaintext_bits - 2 - STATISTICAL_BITS
         fitting = room // width
         if fitting < 1:
@@ -101,12 +100,11 @@ class Fields:
         return cls(bits, mask_bits, width, fitting if most is None else min(fitting, most))
 
     def starts(self, count: int) -> Integers:
-        """Cut so many numbers into those of each plaintext, int64 (plaintexts + 1,)."""
         most = self.per_plaintext
         return np.minimum(np.arange(-(-count // most) + 1) * most, count).astype(np.int64)
 
     def masks(self, count: int) -> list[int]:
-        """Draw uniform masks from the system's generator."""
+        # from the system's generator
         return [secrets.randbits(self.mask_bits) if self.mask_bits else 0 for _ in range(count)]
 
     def join(self, numbers: Sequence[int]) -> list[int]:
@@ -158,6 +156,7 @@ class Hider:
 
     def hide(self, values: Integers, bits: int) -> Words:
         """Encrypt signed numbers (n,) one by one, as x + 2^(bits - 1): packed Montgomery forms (n, words)."""
+        # signed numbers are stored as x + 2^(bits - 1), so that fields never borrow from each other
         shifted = (check_range(values, bits) + (1 << (bits - 1))).astype(np.uint64)
         return self.hide_words(shifted[:, np.newaxis])
 
@@ -166,10 +165,7 @@ class Hider:
         return self._with_randomness(messages, self._key_randomness)
 
     def add_words(self, products: Words, messages: Words) -> Words:
-        """Add non-negative numbers, little-endian words (n, limbs), to ciphertexts (n, words) for the key's owner.
-
-        It does not see of which ciphertexts these are the products.
-        """
+        """Add non-negative numbers, little-endian words (n, limbs), to ciphertexts (n, words) for the key's owner."""
         return self._with_randomness(messages, self._randomiser, products)
 
     def _with_randomness(
@@ -189,7 +185,7 @@ class Hider:
         return out
 
     def _message(self, messages: Words) -> Words:
-        """Return g^m, or 1 + n m: working Montgomery forms without randomness."""
+        # g^m, or 1 + n m: working Montgomery forms without randomness
         modulus = self.modulus
         if self._powers is not None:
             return self._powers.power(messages)
@@ -218,6 +214,7 @@ class Hider:
         """
         modulus, columns = self.modulus, weights.shape[1]
         offset = 1 << (bits - 1)
+        # exponents must not be negative: x + offset; what that adds, offset sum v, is taken off at the end
         shifted = (check_range(weights, bits) + offset).astype(np.uint64)
         pairs = np.stack([np.zeros(columns, np.int64), np.arange(columns)], axis=1)
         bases = modulus.unpack(ciphertexts)[:, np.newaxis]
@@ -248,6 +245,7 @@ class Hider:
         """
         modulus, starts = self.modulus, fields.starts(len(added))
         ones = np.repeat(modulus.one[np.newaxis], len(starts) - 1, axis=0)
+        # x^{2^width} moves a plaintext up by one field
         joined = modulus.horner(np.ascontiguousarray(ciphertexts), starts, fields.width, ones)
         return self.add_words(joined, to_words(fields.join(added), self.limbs))
 
@@ -306,6 +304,7 @@ def hide_rows(key: PrivateKey, matrix: Integers, bits: int, fields: Fields, thre
     for number, (first, stop) in enumerate(pairwise(starts.tolist())):
         messages = np.zeros((len(matrix), limbs + 1), np.uint64)
         for column in range(first, stop):
+            # a number may straddle two words; shifting twice, as a shift by 64 is undefined
             word, shift = divmod(fields.width * (stop - 1 - column), 64)
             values = shifted[:, column].astype(np.uint64)
             messages[:, word] |= values << np.uint64(shift)
@@ -342,6 +341,7 @@ def vectors_parameters(n_rows: int, weight_bound: int, vector_bits: int, batch_r
     `n_rows` of a block; |entry| of a column <= `weight_bound`; signed entries of `vector_bits`, of which at most
     `batch_rows` are not zero.
     """
+    # a product of at most batch_rows entries that are not zero
     message_bits, fields = (batch_rows * weight_bound).bit_length() + vector_bits + 1, _fields(vector_bits)
     entries = max(weight_bound, sum(field.bound for field in fields))
     parameters = choose_masked(message_bits, n_rows * weight_bound, entries, _SPARE)
@@ -363,7 +363,6 @@ class VectorClient:
         self._secrets: NDArray[np.int8] | None = None
 
     def accept_hint(self, peer: str, block: int, hint: Payload, columns: int) -> None:
-        """Take a server's hint of a block of rows."""
         shape = (columns, self._parameters.digits, self._parameters.degree)
         check_payload(hint, f"the hint of {peer}", (np.int16, shape))
         self._hints[peer, block] = hint[0].copy()
@@ -374,6 +373,7 @@ class VectorClient:
         if len(vector) and (vector.min() < -half or vector.max() >= half):
             raise CryptoError(f"expected numbers below 2^{self._bits - 1} in size - before encryption")
         fields = np.zeros((2, self._n_rows), np.int32)
+        # low and high bits of a signed number; the upper field has the sign
         fields[0, rows] = vector & ((1 << LOW_BITS) - 1)
         fields[1, rows] = vector >> LOW_BITS
         self._secrets, words, own = self._map.encrypt([fields])
@@ -422,11 +422,12 @@ class VectorServer:
         )
         masks = uniform_digits(Keystream().raw, (1, columns, parameters.digits))
         made = self._map.answer(words, own, np.arange(columns, dtype=np.int64), masks)
+        # this end's shares: with the client's they add up to the products
         return [made], [-mask % (1 << parameters.message_bits) for mask in _upper(masks[0], parameters)]
 
 
 def _upper(numbers: Digits, parameters: Parameters) -> list[int]:
-    """Return the message's bits of numbers of the ring, (n, D)."""
+    # the message's bits of numbers of the ring, (n, D)
     whole = (sum(digit << DIGIT_BITS * k for k, digit in enumerate(row)) for row in numbers.tolist())
     return [number >> parameters.below for number in whole]
 

@@ -62,11 +62,8 @@ VERSION = 3
 
 
 def lattice_fields(bounds: SumsBounds, sealed: bool = False, nodes: int = 1) -> tuple[list[Field], int]:
-    """Return the places of count, hessian and gradient of each node in a message, and its length.
-
-    Sealed sums are opened under masks: their fields have a bit more, and room for 1 more row and hess
-    (`crypto.sealed.sums`).
-    """
+    """Return the places of count, hessian and gradient of each node in a message, and its length."""
+    # Sealed sums are opened under masks: their fields have a bit more, and room for 1 more row and hess.
     hess_at = (bounds.n_rows + sealed).bit_length() + sealed
     grad_at = hess_at + (bounds.n_rows * bounds.hess_bound + sealed).bit_length() + sealed
     fields = [Field(0, 1), Field(hess_at, bounds.hess_bound), Field(grad_at, bounds.grad_bound, signed=True)]
@@ -104,15 +101,13 @@ def vector_bytes(parameters: Parameters, n_rows: int) -> int:
 
 
 def _rows_within(nbytes: int, parameters: Parameters, vectors: int) -> int:
-    """Return how many rows of so many vectors fit so many bytes: whole blocks of either degree, one at least."""
+    # whole blocks of either degree, one at least
     return max(1, nbytes // (4 * packed_words(parameters, WIDE_DEGREE) * vectors)) * WIDE_DEGREE
 
 
 def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> NDArray[np.float64]:
-    """Bound what the answer about one vector reveals beyond the sums, per column of so many bins, as total variation.
-
-    Of n rows in B bins it is, by Jensen's inequality, no more than if all bins were alike: a public number.
-    """
+    """Bound what the answer about one vector reveals beyond the sums, per column of so many bins, as total variation."""
+    # Of n rows in B bins it is, by Jensen's inequality, no more than if all bins were alike: a public number
     return np.array([int(count) * parameters.leak(bounds.n_rows / int(count)) for count in bins], np.float64)
 
 
@@ -151,7 +146,7 @@ class LatticeSumsClient(WholeTableClient):
         return self._store.offer({peer: self._terms(of_peer) for peer, of_peer in offsets.items()})
 
     def _terms(self, offsets: NDArray[np.int32]) -> bytes:
-        """Commit to what a hint depends on that this end knows."""
+        # all that a hint depends on and this end knows
         return hashlib.sha256(repr((VERSION, self._parameters, self._bounds, offsets.tolist())).encode()).digest()
 
     def settle(self, seed: bytes, kept: Mapping[str, bytes] | None = None) -> None:
@@ -193,10 +188,6 @@ class LatticeSumsClient(WholeTableClient):
         return iter([[]])
 
     def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
-        """Encrypt vectors, some rows after the others; see `SumsClient.query`. Rows are those of the table.
-
-        A piece is the rows' residues, packed, uint32 (vectors, words); with the first come those of the b_0.
-        """
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
         nodes, n_rows, (grad, hess) = len(starts) - 1, self._bounds.n_rows, self._tree
@@ -205,6 +196,7 @@ class LatticeSumsClient(WholeTableClient):
         vectors = -(-nodes // self._nodes)
         parameters, threads = self._parameters, self._threads
         own = 4 * packed_words(parameters, parameters.degree)
+        # a piece is some rows' residues, packed, uint32 (vectors, words); with the first come those of the b_0
         rows = _rows_within(PIECE_BYTES - vectors * own, parameters, vectors)
         query = self._map.begin(vectors)
         for waiting in self._asked.values():
@@ -247,10 +239,7 @@ class LatticeSumsClient(WholeTableClient):
         return sums
 
     def _split(self, messages: Digits) -> NDArray[np.int64]:
-        """Split messages into the sums of grad, hess and count of their nodes: (nodes, slots, 3).
-
-        A negative gradient has borrowed 1 from the next node, which it gets back.
-        """
+        """Split messages into the sums of grad, hess and count of their nodes: (nodes, slots, 3)."""
         places, of_nodes = self._places, []
         top, back = np.int64(1) << places[3] - places[2] - 1, np.zeros(messages.shape[:-1], np.int64)
         # a field below zero has borrowed 1 from the field above: `back` returns it, from the lowest field up
@@ -355,7 +344,7 @@ class LatticeSumsServer(WholeTableServer):
         return own is not None and self._binding(own[0], own[1]) == binding
 
     def _binding(self, nonce: bytes, seed: bytes) -> bytes:
-        """Commit to all that a hint depends on: parameters, bounds, bins, cuts and the order of rows, through codes."""
+        # all that a hint depends on: parameters, bounds, bins, cuts and the order of rows, through codes
         digest = hashlib.sha256(repr((VERSION, self._parameters, self._bounds, self._offsets.tolist())).encode())
         for part in (nonce, seed, self._columns.data):
             digest.update(part)
@@ -388,6 +377,7 @@ class LatticeSumsServer(WholeTableServer):
             done += len(digits)
             if progress is not None:
                 progress(done, rows)
+            # kept before the last piece leaves: a client never has a hint that this end lost
             if done == rows:
                 self._store.keep_own(self.binding, self._nonce, self.seed, self._map.random)
             yield [digits]
@@ -424,12 +414,10 @@ class LatticeSumsServer(WholeTableServer):
         return [np.frombuffer(self.binding, np.uint8), sums.answer(masks)]
 
     def _masks(self, vectors: int) -> Digits:
-        """Draw masks of sealed sums, uniform over the whole ring, and note this end's shares.
-
-        A share is the mask's negative and what `crypto.sealed.sums` says is added to count, hess and grad.
-        """
+        """Draw masks of sealed sums, uniform over the whole ring, and note this end's shares."""
         slots, places = len(slots_of(self._offsets, self._growing())), sealed_places(self._bounds)
         masks = uniform_digits(Keystream().raw, (vectors, slots, self._parameters.digits))
+        # the mask's negative and what `transfer.sealed_sums` has added to count, hess and grad
         share = -masks.astype(np.int64)
         for place in (places[1], places[2], places[4] - 2):
             share[..., place // DIGIT_BITS] += 1 << place % DIGIT_BITS

@@ -153,8 +153,8 @@ def selected_sums(
 
 @kernel
 def _add_products(matrix: Any, slots: Any, vectors: Any, first: int, last: int, out: Any) -> None:
-    """Add the products of ``slots[first:last]``: 2048 rows at a time, whose words stay in the second cache."""
     n_rows = matrix.shape[1]
+    # 2048 rows at a time, whose words stay in the second cache
     for begin in range(0, n_rows, 2048):
         end = min(n_rows, begin + 2048)
         for k in range(first, last):
@@ -169,7 +169,6 @@ def _add_products(matrix: Any, slots: Any, vectors: Any, first: int, last: int, 
 
 @kernel
 def _add_selected(columns: Any, features: Any, places: Any, words: Any, first: int, last: int, out: Any) -> None:
-    """Add words to the slots of ``features[first:last]``, every row whatever it holds: time tells nothing of nodes."""
     table = np.zeros((256, 2), np.uint64)
     for k in range(first, last):
         column, place = columns[features[k]], np.uint64(places[k])
@@ -177,6 +176,7 @@ def _add_selected(columns: Any, features: Any, places: Any, words: Any, first: i
         for j in range(0, words.shape[0], 2):
             grad, rest = words[j], words[j + 1]
             table[:] = 0
+            # every row whatever it holds: time tells nothing of nodes
             for i in range(np.uint64(column.shape[0])):
                 code = np.uint64(column[i])
                 table[code, 0] += grad[i]
@@ -231,6 +231,7 @@ class TripleDealer:
             made = np.zeros((VECTOR_WORDS * count, slots), np.uint64)
             for part in pieces(slots, at_a_time):
                 block = np.zeros((part.stop - part.start, self._n_rows), np.uint64)
+                # B is expanded anew for each batch, some slots at a time
                 subtract_matrix_mask(block, self.holder_seeds[holder], part.start, self._threads)  # -B
                 made[:, part] -= masked_product(block, np.arange(len(block)), vectors, self._threads)
             shares = made.reshape(count, VECTOR_WORDS, slots)
@@ -292,6 +293,7 @@ class TripleSumsClient(WholeTableClient):
             masks[k] = vector_mask(self._seed, first + k, n_rows)
             rows = positions[begin:stop]
             masked[k][:, rows] = self._tree[:, rows]
+        # E_t = V_t - A_t
         masked -= masks
         self._next = first + nodes
         self._deal(first, nodes)
@@ -313,6 +315,7 @@ class TripleSumsClient(WholeTableClient):
         sums = np.zeros((nodes, slots, 3), np.int64)
         if not len(rows):  # none of its columns is in the tree's sample
             return sums
+        # S_t + F A_t + C_t
         words = answer[0] + masked_product(self._held[peer][0].array, rows, masks, self._threads).reshape(
             nodes, VECTOR_WORDS, -1
         )
@@ -356,6 +359,7 @@ class TripleSumsServer(WholeTableServer):
         column = np.repeat(np.arange(n_features), self._bins)
         for part in pieces(slots, max(1, _HINT_BYTES // (8 * n_rows))) or [slice(0, 0)]:
             block = np.empty((part.stop - part.start, n_rows), np.uint64)
+            # the slot's row of M: 1 where the row is in the bin
             for slot in range(part.start, part.stop):
                 feature = column[slot]
                 block[slot - part.start] = self._columns[feature] == slot - self._offsets[feature]
@@ -387,6 +391,7 @@ class TripleSumsServer(WholeTableServer):
         words = query[0].reshape(VECTOR_WORDS * nodes, -1)
         slots, sizes = slots_of(self._offsets, features), self._bins[features]
         places = np.cumsum(sizes) - sizes
+        # M E_t of the tree's columns, and D_t from the dealer
         sums = selected_sums(self._columns, features, places, len(slots), words, self._threads)
         return [sums.reshape(nodes, VECTOR_WORDS, -1) + self._shares(first, nodes)[:, :, slots]]
 
