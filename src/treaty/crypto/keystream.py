@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from treaty.crypto.payload import check_payload, from_words, to_words
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Flags, Floats, pieces
 
 Words = NDArray[np.uint64]
 
@@ -89,7 +89,7 @@ class Keystream:
         return out
 
 
-def _less(rows: Words, limit: Words) -> NDArray[np.bool_]:
+def _less(rows: Words, limit: Words) -> Flags:
     less = np.zeros(len(rows), np.bool_)
     for word in range(len(limit)):  # upwards: a higher word overrules the lower ones
         equal = rows[:, word] == limit[word]
@@ -231,7 +231,7 @@ def total(parts: Sequence[Words]) -> list[int]:
     return [(x + half) % (1 << RING_BITS) - half for x in sums]
 
 
-def to_fixed(values: NDArray[np.float64]) -> list[int]:
+def to_fixed(values: Floats) -> list[int]:
     """Convert real numbers (n,) to x 2^64 rounded; CryptoError if one is not finite, or of size 2^62 or more."""
     if not np.all(np.abs(values) < 2.0**62):
         raise CryptoError("expected numbers below 2^62 in size - before they are masked: training has diverged")
@@ -244,7 +244,7 @@ def to_fixed(values: NDArray[np.float64]) -> list[int]:
     return fixed
 
 
-def from_fixed(numbers: Sequence[int]) -> NDArray[np.float64]:
+def from_fixed(numbers: Sequence[int]) -> Floats:
     """Convert signed fixed-point numbers to float64 (n,)."""
     return np.array([number / (1 << FRACTION_BITS) for number in numbers], np.float64)
 

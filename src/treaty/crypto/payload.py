@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Int32s
 
 Payload = list[NDArray[Any]]
 Index = NDArray[np.int64]
@@ -65,14 +66,14 @@ class SumsBounds:
         if max(2 * self.n_rows * self.grad_bound, self.n_rows * self.hess_bound, self.n_rows) >= 1 << 62:
             raise CryptoError("sums would exceed 62 bits - lower fractional_bits, or the bound of the gradients")
 
-    def check(self, grad: NDArray[np.int64], hess: NDArray[np.int64], where: str) -> None:
+    def check(self, grad: Index, hess: Index, where: str) -> None:
         """Raise CryptoError for derivatives (rows,) beyond their bounds."""
         if len(grad) and not (-self.grad_bound <= grad.min() <= grad.max() <= self.grad_bound):
             raise CryptoError(f"a gradient exceeds its declared bound - at {where}")
         if len(hess) and not (0 <= hess.min() <= hess.max() <= self.hess_bound):
             raise CryptoError(f"a hessian is negative or exceeds its declared bound - at {where}")
 
-    def allow(self, sums: NDArray[np.int64]) -> bool:
+    def allow(self, sums: Index) -> bool:
         """Tell whether sums (..., 3) of grad, hess and count are possible for rows within the bounds."""
         grad, hess, count = np.moveaxis(sums, -1, 0)
         most_grad, most_hess = self.grad_bound * count, self.hess_bound * count
@@ -104,7 +105,7 @@ class Packing:
                 " fractional_bits, or take a longer key"
             )
 
-    def pack_rows(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Words:
+    def pack_rows(self, grad: Index, hess: Index) -> Words:
         """Pack the fixed-point derivatives (rows,) of one row each as gh_i: little-endian words (rows, ceil(b / 64)).
 
         CryptoError if there are more rows than n_rows, or a value exceeds its bound.
@@ -123,11 +124,11 @@ class Packing:
                 out[:, word + 1] |= values >> np.uint64(64 - shift)
         return out
 
-    def group_starts(self, sums: int) -> NDArray[np.int64]:
+    def group_starts(self, sums: int) -> Index:
         """Cut into the groups of k sums that share a plaintext, int64 (groups + 1,); the last may be shorter."""
         return np.minimum(np.arange(-(-sums // self.per_plaintext) + 1) * self.per_plaintext, sums).astype(np.int64)
 
-    def unpack_sums(self, plaintexts: Words, sums: int) -> NDArray[np.int64]:
+    def unpack_sums(self, plaintexts: Words, sums: int) -> Index:
         """Split decrypted plaintexts, words (ceil(sums / k), limbs), into sums of grad and hess and counts, (sums, 3).
 
         CryptoError if the number of plaintexts does not fit `sums`, or a field exceeds its bound.
@@ -150,7 +151,7 @@ class Packing:
         return out
 
 
-def _take(rows: Words, row: NDArray[np.int64], bit: NDArray[np.int64], width: int) -> Words:
+def _take(rows: Words, row: Index, bit: Index, width: int) -> Words:
     """Read the field of `width` <= 64 bits at `bit` of the number in each named row; zero beyond the row's end."""
     padded = np.concatenate([rows, np.zeros((len(rows), 2), np.uint64)], axis=1)
     word, shift = bit // 64, (bit % 64).astype(np.uint64)
@@ -161,12 +162,12 @@ def _take(rows: Words, row: NDArray[np.int64], bit: NDArray[np.int64], width: in
     return taken
 
 
-def slots_of(offsets: NDArray[np.int32] | Index, features: Index) -> Index:
+def slots_of(offsets: Int32s | Index, features: Index) -> Index:
     """Slots of some features, in order."""
     return np.concatenate([np.empty(0, np.int64), *(np.arange(offsets[f], offsets[f + 1]) for f in features)])
 
 
-def bins_of(codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> Index:
+def bins_of(codes: NDArray[np.uint8], offsets: Int32s) -> Index:
     """Return the number of slots of each feature; CryptoError unless codes (rows, features) lie within them."""
     bins = np.diff(offsets).astype(np.int64)
     if codes.ndim != 2 or codes.dtype != np.uint8 or len(bins) != codes.shape[1] or (bins < 1).any():
@@ -176,7 +177,7 @@ def bins_of(codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> Index:
     return bins
 
 
-def _sampled(features: NDArray[np.int32] | None, count: int) -> Index:
+def _sampled(features: Int32s | None, count: int) -> Index:
     return np.arange(count, dtype=np.int64) if features is None else features.astype(np.int64)
 
 
@@ -187,25 +188,25 @@ class WholeTableClient:
 
     def __init__(self, bounds: SumsBounds) -> None:
         self._bounds = bounds  # n_rows is the number of rows of the table
-        self._offsets: dict[str, NDArray[np.int32]] = {}
+        self._offsets: dict[str, Int32s] = {}
 
     def setup(self) -> Payload:
         return [np.array([self._bounds.n_rows, self._bounds.grad_bound, self._bounds.hess_bound], np.int64)]
 
-    def _check_start(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> None:
+    def _check_start(self, grad: Index, hess: Index) -> None:
         n_rows = self._bounds.n_rows
         if len(grad) != n_rows or grad.shape != hess.shape:
             raise CryptoError(f"expected the derivatives of {n_rows} rows, got {len(grad)} - at a tree's start")
         self._bounds.check(grad, hess, "a tree's start")
 
-    def _sampled_slots(self, peer: str, features: NDArray[np.int32] | None) -> tuple[Index, Index]:
+    def _sampled_slots(self, peer: str, features: Int32s | None) -> tuple[Index, Index]:
         """Return a server's slots in the tree's sample of columns, and where each column begins among them."""
         offsets = self._offsets[peer]
         chosen = _sampled(features, len(offsets) - 1)
         sizes = np.diff(offsets)[chosen]
         return slots_of(offsets, chosen), (np.cumsum(sizes) - sizes).astype(np.int64)
 
-    def _adds_up(self, sums: NDArray[np.int64], starts: Index, totals: NDArray[np.int64]) -> bool:
+    def _adds_up(self, sums: Index, starts: Index, totals: Index) -> bool:
         """Tell whether sums (nodes, slots, 3) are possible, and each column's add up to the totals (nodes, 3)."""
         per_column = np.add.reduceat(sums, starts, axis=1)
         return self._bounds.allow(sums) and bool((per_column == totals[:, np.newaxis]).all())
@@ -214,7 +215,7 @@ class WholeTableClient:
 class WholeTableServer:
     """A passive party's end of `lattice_sums` and `triple_sums`: codes (rows, features) of all rows."""
 
-    def __init__(self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: NDArray[np.int32]) -> None:
+    def __init__(self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s) -> None:
         if len(codes) != bounds.n_rows:
             raise CryptoError(f"expected {bounds.n_rows} rows, got {len(codes)} - in the set-up")
         self._bounds, self._offsets, self._bins = bounds, offsets.astype(np.int64), bins_of(codes, offsets)
@@ -222,18 +223,14 @@ class WholeTableServer:
         self._features: Index | None = None  # of the tree that is being grown
 
     def begin_tree(
-        self,
-        payload: Payload,
-        rows: NDArray[np.int32] | None,
-        features: NDArray[np.int32] | None = None,
-        n_rows: int | None = None,
+        self, payload: Payload, rows: Int32s | None, features: Int32s | None = None, n_rows: int | None = None
     ) -> None:
         check_payload(payload, "the start of a tree")
         if rows is not None:
             raise CryptoError(f"expected all {self._bounds.n_rows} rows, got {len(rows)} - at the start of a tree")
         self._features = _sampled(features, len(self._bins))
 
-    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
+    def add_rows(self, payload: Payload, rows: Int32s | None = None) -> None:
         raise CryptoError("expected nothing more - at the start of a tree")
 
     def end_tree(self) -> None:

@@ -215,7 +215,7 @@ def check_order(name: str, base: int, n: int) -> None:
         raise CryptoError(f"expected {name} of an order with large factors, got a tiny one - in the public key")
 
 
-def check_messages(messages: NDArray[np.uint64], plaintext_bits: int) -> None:
+def check_messages(messages: Words, plaintext_bits: int) -> None:
     """Raise CryptoError unless numbers, uint64 (rows, limbs) little-endian, are below 2^{plaintext_bits - 2}."""
     word, rest = divmod(plaintext_bits - 2, 64)
     if word < messages.shape[1] and (messages[:, word + 1 :].any() or (messages[:, word] >> np.uint64(rest)).any()):

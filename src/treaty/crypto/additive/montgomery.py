@@ -26,7 +26,7 @@ from treaty.crypto.additive import montgomery_kernels as kernels
 from treaty.crypto.additive.multiplier import DIGIT_BITS, GROUP, HAS_FMA, HAS_IFMA, HEADER, LANES, VECTOR_COUNTS
 from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
@@ -130,7 +130,7 @@ class Modulus:
         kernels.power_rows(bases.reshape(-1), out.reshape(-1), digits, self.one, self._constants)
         return out
 
-    def segment_products(self, packed: Words, index: NDArray[np.int32], starts: NDArray[np.int64], out: Words) -> None:
+    def segment_products(self, packed: Words, index: Int32s, starts: Integers, out: Words) -> None:
         """Write to `out`, packed (segments, words), the product of packed[index[starts[s]:starts[s + 1]]] for each s.
 
         `packed` (items, words) are Montgomery forms; it may be read-only and unaligned, but rows must be contiguous; it
@@ -138,7 +138,7 @@ class Modulus:
         """
         kernels.segment_products(_raw(packed), index, starts, out.reshape(-1), self.one, self._constants)
 
-    def horner(self, packed: Words, starts: NDArray[np.int64], bits: int, factors: Words) -> Words:
+    def horner(self, packed: Words, starts: Integers, bits: int, factors: Words) -> Words:
         """Compress groups of numbers: factor * prod_j x_j^{2^{bits (last - j)}} per group, packed (groups, words).
 
         Group r is packed[starts[r]:starts[r + 1]], Montgomery forms, never empty; `bits` is the distance of
@@ -149,9 +149,7 @@ class Modulus:
         kernels.horner_rows(_raw(packed), *args)
         return out
 
-    def bucket_products(
-        self, bases: Words, exponents: Words, pairs: NDArray[np.int64], bits: int, threads: int
-    ) -> Words:
+    def bucket_products(self, bases: Words, exponents: Words, pairs: Integers, bits: int, threads: int) -> Words:
         """Return prod_i bases[i, column]^{exponents[i, kind]} of each pair (column, kind), (pairs, width) (Pippenger).
 
         `bases` (rows, columns, width) are Montgomery working forms, as are the products; `exponents` (rows, kinds) lie

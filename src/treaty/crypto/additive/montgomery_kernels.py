@@ -29,6 +29,7 @@ from treaty.crypto.additive.multiplier import (
     multiply_add,
     unpack_digits,
 )
+from treaty.machine.arrays import Int32s
 from treaty.machine.kernels import inlined, kernel
 
 Words = NDArray[np.uint64]
@@ -330,7 +331,7 @@ def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
 
 
 @kernel
-def segment_products(raw: Bytes, index: NDArray[np.int32], starts: Index, out: Words, one: Words, m: Words) -> None:
+def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: Words, m: Words) -> None:
     """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms."""
     width, segments = m.size - HEADER, starts.size - 1
     t, lanes = _turns(m), min(GROUP, segments)

@@ -166,9 +166,7 @@ def bin_sums(
 
 
 @kernel
-def dense_sums(
-    planes: Residues, values: NDArray[np.int32], rows: NDArray[np.int64], primes: Residues, out: NDArray[np.int64]
-) -> None:
+def dense_sums(planes: Residues, values: Int32s, rows: Integers, primes: Residues, out: Integers) -> None:
     """out[s, p] = sum over i of values[rows[s], i] * planes[p, i], modulo primes[p]; |values| below 2^31."""
     for s in range(len(rows)):
         row = values[rows[s]]
@@ -300,9 +298,7 @@ def rescale(
                 out[d, begin + k] = np.int16(digit - (borrow[k] << 16))
 
 
-def dots(
-    a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
-) -> None:
+def dots(a: NDArray[np.int16], rows: Integers, b: NDArray[np.int16], first: int, stop: int, out: Int32s) -> None:
     """out[i, j] = sum over k of a[rows[i], k] * b[j, k], i in first:stop; one factor of each product is -1, 0 or 1."""
     # read-only as hints of a message are, or the kernel would be compiled for either kind
     a = a.view()
@@ -311,16 +307,14 @@ def dots(
 
 
 @kernel
-def _dots(
-    a: NDArray[np.int16], rows: NDArray[np.int64], b: NDArray[np.int16], first: int, stop: int, out: NDArray[np.int32]
-) -> None:
+def _dots(a: NDArray[np.int16], rows: Integers, b: NDArray[np.int16], first: int, stop: int, out: Int32s) -> None:
     # exact in 32 bits: 2^15 products of at most 2^15
     for i in range(first, stop):
         for j in range(len(b)):
             out[i, j] = dot(a[rows[i]], 0, b[j], 0, len(b[j]))
 
 
-def reduced(numbers: NDArray[np.int64]) -> Digits:
+def reduced(numbers: Integers) -> Digits:
     """Return numbers modulo q', (..., D), from digits of any size: carries go up, that of the last is left out."""
     out = numbers.copy()
     # carries go up, that of the last digit is left out

@@ -29,7 +29,7 @@ from treaty.crypto.lattice.ring import (
     ternary,
 )
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.machine.shared_work import share
 
 _KEPT_BYTES = 64 << 20  # of public elements; more are made from the seed again where they are needed
@@ -65,7 +65,7 @@ class LinearMapClient:
         )
         self._tables = [tables(prime, parameters.degree) for prime in parameters.primes]
 
-    def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int8], Residues, Residues]:
+    def encrypt(self, vectors: Sequence[Int32s]) -> tuple[NDArray[np.int8], Residues, Residues]:
         """Encrypt vectors, int32 (fields, n) each within the fields' bounds, each under a secret of its own.
 
         Returned are the secrets, int8 (vectors, N), which open the answer and must never be used or sent again; the
@@ -92,7 +92,7 @@ class LinearMapClient:
         return query.encrypt([np.zeros((len(self.scales), self.length), np.int32)] * len(secrets)), query.own
 
     def block(
-        self, j: int, secret: list[tuple[Residues, Residues]], error: NDArray[np.int8], fields: NDArray[np.int32],
+        self, j: int, secret: list[tuple[Residues, Residues]], error: NDArray[np.int8], fields: Int32s,
         out: Residues,
     ) -> None:  # fmt: skip
         """Write a_j s, an error and numbers, int32 (fields, m), to `out`, (primes, m), of a block of m <= N entries."""
@@ -117,9 +117,7 @@ class LinearMapClient:
             out.append((t, shoup_quotients(t, prime)))
         return out
 
-    def open(
-        self, hint: NDArray[np.int16], rows: NDArray[np.int64], secrets: NDArray[np.int8], answers: Digits
-    ) -> Digits:
+    def open(self, hint: NDArray[np.int16], rows: Integers, secrets: NDArray[np.int8], answers: Digits) -> Digits:
         """Open answers, (vectors, rows, D), to `rows` of the hint, (all rows, D, N), with the secrets, (vectors, N).
 
         Returns the products of rows and vectors modulo 2^message_bits: uint16 (vectors, rows, words), little-endian. Of
@@ -157,7 +155,7 @@ class EncryptedQuery:
         degree, primes = client.parameters.degree, len(client.parameters.primes)
         self.own = np.zeros((len(secrets), primes, degree), np.uint32)
 
-    def encrypt(self, vectors: Sequence[NDArray[np.int32]]) -> Residues:
+    def encrypt(self, vectors: Sequence[Int32s]) -> Residues:
         """Encrypt the next entries of every vector, int32 (fields, m) each: residues uint32 (vectors, primes, m).
 
         m is a multiple of N, but with the last entries. The first ones make `own`, too.
@@ -166,7 +164,7 @@ class EncryptedQuery:
         self._done += vectors[0].shape[1]
         return self.encrypt_from(before, vectors)
 
-    def encrypt_from(self, before: int, vectors: Sequence[NDArray[np.int32]]) -> Residues:
+    def encrypt_from(self, before: int, vectors: Sequence[Int32s]) -> Residues:
         """Encrypt entries of every vector as `encrypt` does, from entry `before` on, a multiple of N."""
         client, count = self._client, vectors[0].shape[1]
         degree = client.parameters.degree
@@ -297,7 +295,7 @@ class LinearMapServer:
         return found
 
     def _add_hints(
-        self, total: Residues, columns: NDArray[Any], column_of_row: NDArray[np.int64], start: int,
+        self, total: Residues, columns: NDArray[Any], column_of_row: Integers, start: int,
         public: list[kernels.Factors], own: tuple[NDArray[np.int8], NDArray[np.int8]],
     ) -> None:  # fmt: skip
         """Add sums over j of u_j a~_j of rows of the matrix from `start` on, in these columns; and what is their own.
@@ -329,9 +327,7 @@ class LinearMapServer:
             out,
         )
 
-    def answer(
-        self, words: Residues, own: Residues, features: NDArray[np.int64], masks: Digits | None = None
-    ) -> Digits:
+    def answer(self, words: Residues, own: Residues, features: Integers, masks: Digits | None = None) -> Digits:
         """Multiply vectors, as `LinearMapClient.encrypt` returns them, by the matrix's rows of some columns, ascending.
 
         Returns uint16 (vectors, rows of these columns, D); `masks` as in `PartialSums.answer`. CryptoError if a word is
@@ -341,13 +337,13 @@ class LinearMapServer:
         sums.add(words)
         return sums.answer(masks)
 
-    def begin(self, own: Residues, features: NDArray[np.int64]) -> PartialSums:
+    def begin(self, own: Residues, features: Integers) -> PartialSums:
         """Start to multiply vectors, of which b_0 is `own`, by the matrix's rows of some columns, ascending."""
         if (own >= self.primes[:, np.newaxis]).any():
             raise CryptoError("a word is not below its prime - in a query")
         return PartialSums(self, own, features)
 
-    def masks(self, own: Residues, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def masks(self, own: Residues, rows: Integers) -> Integers:
         """<r_S, b_0> of some rows of the matrix, as residues that are not reduced: int64 (vectors, rows, primes)."""
         # two products of 16-bit digits, -2^15 first, whose sums fit 32 bits
         low = own.astype(np.int32).astype(np.int16)  # balanced digits: the lower from -2^15
@@ -357,25 +353,21 @@ class LinearMapServer:
         dots = np.empty((len(rows), len(halves)), np.int32)
         share(lambda a, b: kernels.dots(self.random, rows, halves, a, b, dots), len(rows), self._threads)
         parts = dots.astype(np.int64).reshape(len(rows), count, 2, primes).transpose(1, 2, 0, 3)
-        masks: NDArray[np.int64] = parts[:, 0] + (parts[:, 1] << DIGIT_BITS)
+        masks: Integers = parts[:, 0] + (parts[:, 1] << DIGIT_BITS)
         return masks
 
-    def scaled(self, sums: NDArray[np.int64]) -> Digits:
+    def scaled(self, sums: Integers) -> Digits:
         """Scale one vector's answers, by their residues, int64 (rows, primes), down to q': uint16 (rows, D)."""
         digits = np.empty((self.parameters.digits, len(sums)), np.int16)
         modulus = self.primes.astype(np.int64)
         self._rescale((sums % modulus).astype(np.uint32).T, False, digits)
         return digits.view(np.uint16).T
 
-    def all_products(
-        self, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def all_products(self, words: Residues, first: int, features: Integers, rows: Integers) -> Integers:
         """Return `products` of every vector: of words (vectors, primes, m), int64 (vectors, rows, primes)."""
         return np.stack([self.products(planes, first, features, rows) for planes in words])
 
-    def products(
-        self, planes: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def products(self, planes: Residues, first: int, features: Integers, rows: Integers) -> Integers:
         """Return what entries from `first` on, (primes, m), add to <u_S, b>, modulo each prime: int64 (rows, primes).
 
         CryptoError if a word is not below its prime.
@@ -397,19 +389,14 @@ class LinearMapServer:
         return np.concatenate([self._bin_products(planes[p], self.primes[p], first, features, rows) for p in parts], 1)
 
     def _bin_products(
-        self, planes: Residues, primes: NDArray[np.uint32], first: int, features: NDArray[np.int64],
-        rows: NDArray[np.int64],
-    ) -> NDArray[np.int64]:  # fmt: skip
+        self, planes: Residues, primes: NDArray[np.uint32], first: int, features: Integers,
+        rows: Integers,
+    ) -> Integers:  # fmt: skip
         matrix, count = self.matrix, planes.shape[1]
         # at most `WORDS` primes: a number's residues lie side by side
         words = zeros_on_lines((count, WORDS), np.uint32)
         fine: list[bool] = []
-        share(
-            lambda a, b: fine.append(kernels.interleave(planes, primes, a, b, words)),
-            count,
-            self._threads,
-            1 << 14,
-        )
+        share(lambda a, b: fine.append(kernels.interleave(planes, primes, a, b, words)), count, self._threads, 1 << 14)
         if not all(fine):
             raise CryptoError("a word is not below its prime - in a query")
         copies = zeros_on_lines((matrix.rows, kernels.COPIES, WORDS), np.uint64)
@@ -426,7 +413,7 @@ class LinearMapServer:
 class PartialSums:
     """Products of vectors with a matrix's rows, added up from the vectors' first entries to their last."""
 
-    def __init__(self, server: LinearMapServer, own: Residues, features: NDArray[np.int64]) -> None:
+    def __init__(self, server: LinearMapServer, own: Residues, features: Integers) -> None:
         self._server, self._features, self._done = server, features, 0
         self._own = own.copy()  # a view would keep the whole first piece
         self._rows = np.flatnonzero(np.isin(server.matrix.column_of_row, features))

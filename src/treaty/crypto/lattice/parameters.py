@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Int32s, Integers
 
 SECURITY_BITS = 128
 ERROR_BITS = 21  # errors are the difference of the sums of so many bits each: |e| <= 21, variance 10.5
@@ -210,13 +211,13 @@ class SecretMatrix:
     `columns` is uint8 or int32 (columns, n) in C order; the others are int64 (rows,).
     """
 
-    def __init__(self, columns: NDArray[Any], column_of_row: NDArray[np.int64], code_of_row: NDArray[np.int64]) -> None:
+    def __init__(self, columns: NDArray[Any], column_of_row: Integers, code_of_row: Integers) -> None:
         self.columns, self.column_of_row, self.code_of_row = columns, column_of_row, code_of_row
         self.rows, self.length = len(column_of_row), int(columns.shape[1])  # the latter is n
         self.is_bins = bool((code_of_row >= 0).all())  # every row is an indicator
 
     @classmethod
-    def of_bins(cls, codes: NDArray[np.uint8], offsets: NDArray[np.int64]) -> SecretMatrix:
+    def of_bins(cls, codes: NDArray[np.uint8], offsets: Integers) -> SecretMatrix:
         """Take the bins of all features as rows: bin c of feature f, of codes (features, n), is row offsets[f] + c.
 
         CryptoError if a feature has no bins, or a code is not among them.
@@ -228,7 +229,7 @@ class SecretMatrix:
         return cls(codes, feature, np.arange(int(offsets[-1])) - offsets[feature])
 
     @classmethod
-    def of_integers(cls, values: NDArray[np.int32]) -> SecretMatrix:
+    def of_integers(cls, values: Int32s) -> SecretMatrix:
         """Take these rows, int32 (rows, n); CryptoError if an entry is not below the smallest prime in size."""
         if len(values) and np.abs(values.astype(np.int64)).max(initial=0) >= LEAST_PRIME:
             raise CryptoError(f"expected entries below {LEAST_PRIME} in size - in the matrix of the lattice map")

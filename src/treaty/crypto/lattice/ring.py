@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.lattice.parameters import ERROR_BITS, Digits, Parameters
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Integers, pieces
 from treaty.machine.kernels import kernel, new_array
 from treaty.machine.shared_work import share
 
@@ -108,7 +108,7 @@ def errors(draw: Bytes, count: int) -> NDArray[np.int8]:
     return out
 
 
-def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> NDArray[np.int64]:
+def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> Integers:
     """Return residues int64 (count, primes) of integers uniform on [-2^(bits-1), 2^(bits-1))."""
     words = -(-bits // 32)
     drawn = np.frombuffer(draw(4 * words * count), np.dtype("<u4")).reshape(count, words).astype(np.int64)
@@ -119,7 +119,7 @@ def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> NDArra
     for word in range(words - 1, -1, -1):
         rest = ((rest << 32) + drawn[:, word, np.newaxis]) % modulus
     half = np.array([(1 << (bits - 1)) % prime for prime in primes], np.int64)
-    out: NDArray[np.int64] = (rest - half) % modulus
+    out: Integers = (rest - half) % modulus
     return out
 
 

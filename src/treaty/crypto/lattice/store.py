@@ -348,8 +348,7 @@ class HintStore:
             self._forget(db, [(name,)])
         self._remove([(name,)])
         raise ConfigError(
-            f"a hint's file is {fault}: {path}; start again, and a new hint will be made",
-            public=_UNUSABLE,
+            f"a hint's file is {fault}: {path}; start again, and a new hint will be made", public=_UNUSABLE
         )
 
     def _remove(self, names: Iterable[tuple[str]]) -> None:

@@ -58,6 +58,7 @@ from treaty.crypto.keystream import Keystream
 from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, check_message
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Flags, Integers
 
 # -------------------------------------------------- comparison
 #
@@ -213,7 +214,7 @@ class MaskedRows:
         return MaskedRows(self.opened[rows], self.mask[rows])
 
 
-def share_integers(values: NDArray[np.int64], key: bytes | None = None) -> Words:
+def share_integers(values: Integers, key: bytes | None = None) -> Words:
     """Share rows, splits or leaf values among both servers, as their owner: int64 (...) -> uint64 (2, ...).
 
     `key` as of `Keystream`: it must serve these values alone.
@@ -222,17 +223,17 @@ def share_integers(values: NDArray[np.int64], key: bytes | None = None) -> Words
     return np.stack([first, values.astype(np.uint64) - first])
 
 
-def open_integers(shares: Words) -> NDArray[np.int64]:
+def open_integers(shares: Words) -> Integers:
     """Open the shares of both servers, as the user who is to learn them: uint64 (2, ...) -> int64 (...)."""
     opened: Words = shares[0] + shares[1]
     return opened.view(np.int64)
 
 
-def open_bits(shares: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def open_bits(shares: NDArray[np.uint8]) -> Flags:
     """Open bits, uint8 (2, ...) -> bool (...); CryptoError unless all shares are 0 or 1."""
     if np.any(shares > 1):
         raise CryptoError("expected shares of bits, 0 or 1, got other numbers - at secure routing")
-    opened: NDArray[np.bool_] = shares[0] != shares[1]
+    opened: Flags = shares[0] != shares[1]
     return opened
 
 

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Flags, Integers
 
 MOST_BINS = 255  # a code is one byte, and one code means "missing"
 
@@ -68,7 +69,7 @@ class Layout:
         """The same for v - T where features are shown."""
         return 1 + (max(self.n_bins) + 1).bit_length()
 
-    def encode_rows(self, codes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    def encode_rows(self, codes: NDArray[np.uint8]) -> Integers:
         """Encode bin codes, uint8 (n, features), as int64 (n, D).
 
         CryptoError for another number of features, a code above ``n_bins``, or a missing value where none may be.
@@ -87,9 +88,7 @@ class Layout:
                 z[:, start + self._width(f) - 1] = ~present
         return z
 
-    def encode_shown(
-        self, codes: NDArray[np.uint8], features: NDArray[np.integer], missing_left: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
+    def encode_shown(self, codes: NDArray[np.uint8], features: NDArray[np.integer], missing_left: Flags) -> Integers:
         """Return the value v of each row, int64 (n,), where the features of splits are shown.
 
         `codes` uint8 (n, features); `features` (n,), of each row's split, all numeric; `missing_left` bool (n,).
@@ -102,7 +101,7 @@ class Layout:
             values[rows] = np.where(self._present(f, own), own, np.where(missing_left[rows], -1, self.n_bins[f]))
         return values
 
-    def encode_split(self, feature: int, left_bins: NDArray[np.bool_]) -> tuple[NDArray[np.int64], int]:
+    def encode_split(self, feature: int, left_bins: Flags) -> tuple[Integers, int]:
         """Encode a split as weights, int64 (D,), and a threshold; a negative feature means none, and all rows go right.
 
         `left_bins`, bool (256,), says which codes go left; at ``n_bins[feature]``, whether missing does; entries above
@@ -127,24 +126,24 @@ class Layout:
             weights[start + self._width(feature) - 1] = threshold - bool(left_bins[bins])
         return weights, threshold
 
-    def shown_threshold(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+    def shown_threshold(self, feature: int, left_bins: Flags) -> int:
         """Return T of a split on a numeric feature that is shown; arguments and errors as in `encode_split`."""
         if feature < 0:
             return 0
         self._check_numeric(feature)
         return self._bins_below(feature, left_bins)
 
-    def _present(self, feature: int, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    def _present(self, feature: int, codes: NDArray[np.uint8]) -> Flags:
         """Check one feature's codes; return which are not missing."""
         bins = self.n_bins[feature]
         highest = bins if self.may_miss[feature] else bins - 1
         if (codes > highest).any():
             missing = "" if self.may_miss[feature] else ", none missing"
             raise CryptoError(f"expected codes up to {highest}{missing}, got higher ones - at feature {feature}")
-        present: NDArray[np.bool_] = codes < bins
+        present: Flags = codes < bins
         return present
 
-    def _bins_below(self, feature: int, left_bins: NDArray[np.bool_]) -> int:
+    def _bins_below(self, feature: int, left_bins: Flags) -> int:
         left = left_bins[: self.n_bins[feature]]
         below = int(left.sum())
         if not left[:below].all():

@@ -72,6 +72,7 @@ from treaty.crypto.sharing.key_agreement import (
 )
 from treaty.crypto.sharing.shamir import open_bytes, share_bytes, share_length
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Integers
 
 Dropout = Literal["share", "reveal", "none"]
 
@@ -175,7 +176,7 @@ class Round:
         return list(islice(valid, most))
 
 
-def pairwise_input(this_round: Round, seeds: PairSeeds, values: NDArray[np.int64]) -> NDArray[np.uint64]:
+def pairwise_input(this_round: Round, seeds: PairSeeds, values: Integers) -> NDArray[np.uint64]:
     """Mask a vector, int64 (length,), where nobody may drop out (``dropout="none"``).
 
     CryptoError if a seed with another member is missing, the vector has another type or length, or the round's mask was
@@ -192,7 +193,7 @@ def pairwise_input(this_round: Round, seeds: PairSeeds, values: NDArray[np.int64
     return masked
 
 
-def open_pairwise(this_round: Round, inputs: Mapping[str, NDArray[np.uint64]]) -> NDArray[np.int64]:
+def open_pairwise(this_round: Round, inputs: Mapping[str, NDArray[np.uint64]]) -> Integers:
     """Add up every member's `pairwise_input`: the masks cancel. RoundVoid if a member is missing."""
     enough(len(inputs.keys() & this_round.roster.keys()), len(this_round.roster), "inputs")
     total = np.zeros(this_round.length, np.uint64)
@@ -253,7 +254,7 @@ class Participant:
         self._next = "masked_input"
         return {to: seal(self._seeds.channel[to], by_name[to], self._bound(own, to)) for to in by_name}
 
-    def masked_input(self, values: NDArray[np.int64], sealed: Mapping[str, bytes]) -> NDArray[np.uint64]:
+    def masked_input(self, values: Integers, sealed: Mapping[str, bytes]) -> NDArray[np.uint64]:
         """Return the masked vector of values, int64 (length,), given the shares sealed for this member (step 2).
 
         `sealed` has those of the other members of U1, by sender. CryptoError for another kind of vector, if U1 is too
@@ -407,7 +408,7 @@ class Aggregator:
         enough(len(valid), self._round.threshold, "signatures")
         return {name: signatures[name] for name in valid}
 
-    def open(self, answers: Mapping[str, Unmasking]) -> NDArray[np.int64]:
+    def open(self, answers: Mapping[str, Unmasking]) -> Integers:
         """Remove the masks and return the sum of the survivors' inputs modulo 2^64, int64 (length,).
 
         `answers` are by survivor: t of them, and all where ``"reveal"`` has to recover a lost member, else RoundVoid.

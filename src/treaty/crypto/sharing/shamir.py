@@ -24,6 +24,7 @@ from treaty.crypto.additive.multiplier import multiply_add
 from treaty.crypto.keystream import Keystream
 from treaty.crypto.payload import from_words, to_words
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Flags, Integers
 from treaty.machine.kernels import kernel
 from treaty.machine.shared_work import share
 
@@ -81,7 +82,7 @@ def constant(value: int) -> Words:
     return number
 
 
-def from_signed(values: NDArray[np.int64]) -> Words:
+def from_signed(values: Integers) -> Words:
     """Return int64 (...) as numbers, uint64 (..., 2); -x is p - x."""
     out = np.empty((*values.shape, 2), np.uint64)
     negative = values < 0
@@ -96,9 +97,9 @@ def random_numbers(*shape: int, key: bytes | None = None) -> Words:
     return Keystream(key).below(P, int(np.prod(shape))).reshape(*shape, 2)
 
 
-def is_zero(a: Words) -> NDArray[np.bool_]:
+def is_zero(a: Words) -> Flags:
     """Return which numbers are zero, bool (...)."""
-    zero: NDArray[np.bool_] = (a[..., 0] | a[..., 1]) == 0
+    zero: Flags = (a[..., 0] | a[..., 1]) == 0
     return zero
 
 

@@ -61,6 +61,7 @@ from treaty.crypto.parameters import COMPARISON_MASK_BITS
 from treaty.crypto.sharing import shamir as field
 from treaty.crypto.sharing.shamir import Words, make_shares
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Flags, Integers
 
 Result = TypeVar("Result")
 
@@ -259,7 +260,7 @@ def check_message(sender: int, got: Words, shape: tuple[int, ...]) -> None:
         raise CryptoError(f"expected uint64 {shape} of server {sender}, got {what} - at secure comparison")
 
 
-def share_integers(setting: ServerSetting, values: NDArray[np.int64], key: bytes | None = None) -> Words:
+def share_integers(setting: ServerSetting, values: Integers, key: bytes | None = None) -> Words:
     """Share rows, splits, thresholds or leaf values, as their owner, with degree t.
 
     int64 (...) -> uint64 (servers, ..., 2); row i is for server i alone. `key` as of
@@ -269,7 +270,7 @@ def share_integers(setting: ServerSetting, values: NDArray[np.int64], key: bytes
     return make_shares(numbers, setting.points, setting.degree + 1, key).reshape(setting.servers, *values.shape, 2)
 
 
-def open_integers(setting: ServerSetting, shares: Words) -> NDArray[np.int64]:
+def open_integers(setting: ServerSetting, shares: Words) -> Integers:
     """Open the shares of all servers, in order, as their user: uint64 (servers, ..., 2) -> int64 (...).
 
     CryptoError if shares are malformed or do not belong together (up to servers - t - 1 wrong ones are noticed), or an
@@ -283,7 +284,7 @@ def open_integers(setting: ServerSetting, shares: Words) -> NDArray[np.int64]:
     return values
 
 
-def open_bits(setting: ServerSetting, shares: Words) -> NDArray[np.bool_]:
+def open_bits(setting: ServerSetting, shares: Words) -> Flags:
     """Open bits, uint64 (servers, ..., 2) -> bool (...); as `open_integers`, and CryptoError unless all are 0 or 1."""
     return _as_bits(_opened(setting, shares))
 
@@ -350,7 +351,7 @@ def leaf_values(setting: ServerSetting, own: int, paths: Words, values: Words) -
 
 def route_shown(
     setting: ServerSetting, own: int, values: Words, thresholds: Words, nodes: NDArray[np.intp], prepared: RandomNumbers
-) -> Program[NDArray[np.bool_]]:
+) -> Program[Flags]:
     """Route rows one level down where every server may see their paths, the paper's SecPred: bool (n,), row goes left.
 
     Server `own`'s shares: `values` (n, 2), the value that each row's node compares (`Layout.encode_shown`), and
@@ -380,8 +381,8 @@ def _opened(setting: ServerSetting, shares: Words) -> Words:
     return flat.reshape(shares.shape[1:])
 
 
-def _as_bits(opened: Words) -> NDArray[np.bool_]:
-    bits: NDArray[np.bool_] = opened[..., 0] == 1
+def _as_bits(opened: Words) -> Flags:
+    bits: Flags = opened[..., 0] == 1
     if not np.array_equal(field.from_signed(bits.astype(np.int64)), opened):
         raise CryptoError("expected bits of 0 or 1, got other numbers - at secure routing")
     return bits

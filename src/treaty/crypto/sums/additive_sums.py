@@ -51,7 +51,7 @@ from treaty.crypto.additive.montgomery import Modulus
 from treaty.crypto.payload import LEAST_ROWS, Packing, Payload, SumsBounds, bins_of, check_payload
 from treaty.crypto.sums.bin_products import Block, Items, bin_products, keep_features, level_pieces, plan_blocks
 from treaty.errors import CryptoError
-from treaty.machine.arrays import PIECE_BYTES, pieces
+from treaty.machine.arrays import PIECE_BYTES, Int32s, Integers, pieces
 from treaty.machine.process import concurrently
 
 Words = NDArray[np.uint64]
@@ -73,8 +73,8 @@ class AdditiveSumsClient:
         self._packing = Packing(bounds, key.public.plaintext_bits)
         self._key, self._threads = key, threads
         self.secret_numbers: tuple[int, ...] = key.secret_numbers  # shown to an auditor
-        self._left_out: dict[str, NDArray[np.int32]] = {}
-        self._offsets: dict[str, NDArray[np.int32]] = {}
+        self._left_out: dict[str, Int32s] = {}
+        self._offsets: dict[str, Int32s] = {}
         self._rows = -1
         self._nodes = -1
 
@@ -82,7 +82,7 @@ class AdditiveSumsClient:
         (numbers, statements), bounds = self._key.public.to_payload(), self._packing.bounds
         return [numbers, np.array([bounds.n_rows, bounds.grad_bound, bounds.hess_bound, *statements], np.int64)]
 
-    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
+    def accept_hint(self, peer: str, hint: Payload, offsets: Int32s) -> int:
         check_payload(hint, f"the hint of {peer}", (np.int32, (len(offsets) - 1,)))
         left_out = hint[0]
         if (left_out < offsets[:-1]).any() or (left_out >= offsets[1:]).any():
@@ -90,7 +90,7 @@ class AdditiveSumsClient:
         self._left_out[peer], self._offsets[peer] = left_out.copy(), offsets.copy()
         return 0
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
+    def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[Payload]:
         if grad.ndim != 1 or grad.shape != hess.shape or grad.dtype != np.int64 or hess.dtype != np.int64:
             raise CryptoError("expected grad and hess as int64 of one length - at the start of a tree")
         self._rows, self._nodes = len(grad), -1
@@ -101,7 +101,7 @@ class AdditiveSumsClient:
 
         return map(piece, pieces(self._rows, at_a_time) or [slice(0, 0)])
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+    def query(self, positions: Int32s, starts: Int32s) -> Iterator[Payload]:
         nodes = len(starts) - 1
         if self._rows < 0:
             raise CryptoError("expected begin_tree before query")
@@ -119,9 +119,7 @@ class AdditiveSumsClient:
         parts = pieces(self._rows, PIECE_BYTES // slots.itemsize) or [slice(0, 0)]
         return ([slots[part], number] for part in parts)
 
-    def open(
-        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int64]:
+    def open(self, peer: str, answer: Payload, totals: Integers, features: Int32s | None = None) -> Integers:
         if peer not in self._offsets or self._nodes < 0:
             raise CryptoError(f"expected a hint and a query before an answer of {peer}")
         if totals.shape != (self._nodes, 3):
@@ -167,7 +165,7 @@ class AdditiveSumsServer:
         key: PublicKey,
         bounds: SumsBounds,
         codes: NDArray[np.uint8],
-        offsets: NDArray[np.int32],
+        offsets: Int32s,
         *,
         threads: int = 1,
         rerandomise: bool = True,
@@ -199,11 +197,7 @@ class AdditiveSumsServer:
         yield [(self._offsets[:-1] + self._left_out).astype(np.int32)]
 
     def begin_tree(
-        self,
-        payload: Payload,
-        rows: NDArray[np.int32] | None,
-        features: NDArray[np.int32] | None = None,
-        n_rows: int | None = None,
+        self, payload: Payload, rows: Int32s | None, features: Int32s | None = None, n_rows: int | None = None
     ) -> None:
         sampled = rows is not None
         count = self._table_rows if rows is None else len(rows) if n_rows is None else n_rows
@@ -215,7 +209,7 @@ class AdditiveSumsServer:
         self.add_rows(payload, rows)
         self._begin(features)
 
-    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
+    def add_rows(self, payload: Payload, rows: Int32s | None = None) -> None:
         check_payload(payload, "the ciphertexts of a tree", (np.uint8, (None, 8 * self._modulus.words)))
         found = payload[0].view(np.uint64)  # perhaps unaligned: the kernels read bytes
         count, there = len(self._rows), self._rows_there + len(found)
@@ -239,7 +233,7 @@ class AdditiveSumsServer:
             self._ciphertexts[self._rows_there : there] = found
         self._rows_there = there
 
-    def _begin(self, features: NDArray[np.int32] | None) -> None:
+    def _begin(self, features: Int32s | None) -> None:
         # the tree's sample of columns; factors are made while its first query is waited for
         self._blocks = self._all_blocks
         if features is not None:
@@ -276,7 +270,7 @@ class AdditiveSumsServer:
             raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {there} - in a query")
         return self._answer(*self._read_query())
 
-    def _answer(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Payload:
+    def _answer(self, positions: Int32s, node_starts: Integers) -> Payload:
         """Add up the ciphertexts at these positions, node after node."""
         sent = np.zeros((len(node_starts) - 1, int(self._offsets[-1])), np.uint8)
         made, pending = [], np.empty((0, self._modulus.words), np.uint64)
@@ -292,9 +286,7 @@ class AdditiveSumsServer:
             self._factors.prepare()
         return [np.packbits(sent, axis=1, bitorder="little"), np.concatenate(made)]
 
-    def _products(
-        self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[np.int64], Words]]:
+    def _products(self, positions: Int32s, node_starts: Integers) -> Iterator[tuple[Integers, Words]]:
         """Return products of ciphertexts, some at a time: places node * slots + slot, ascending, and what is there."""
         assert self._ciphertexts is not None
         rows = Items(self._ciphertexts, positions, self._rows[positions], node_starts, np.arange(len(node_starts) - 1))
@@ -307,7 +299,7 @@ class AdditiveSumsServer:
     def close(self) -> None:
         pass  # nothing outlives the job
 
-    def _read_query(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _read_query(self) -> tuple[Int32s, Integers]:
         """Return positions of the asked rows, node after node, and the nodes' starts."""
         slots, nodes, nowhere = self._slots, self._asked, int(np.iinfo(self._slots.dtype).max)
         if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
@@ -351,14 +343,14 @@ class BlindSumsClient(AdditiveSumsClient):
         one_node = 8 * key.public.modulus.words * bounds.n_rows
         self.nodes_at_a_time = max(1, min(_MOST_BLIND_NODES, PIECE_BYTES // one_node))
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
+    def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[Payload]:
         if len(grad) != self._packing.bounds.n_rows or grad.shape != hess.shape:
             raise CryptoError(f"expected the derivatives of {self._packing.bounds.n_rows} rows, got {len(grad)}")
         self._plaintexts = self._packing.pack_rows(grad, hess)
         self._rows = len(grad)
         return iter([[]])
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+    def query(self, positions: Int32s, starts: Int32s) -> Iterator[Payload]:
         if self._rows < 0:
             raise CryptoError("expected begin_tree before query")
         nodes, plaintexts = len(starts) - 1, self._plaintexts
@@ -375,9 +367,7 @@ class BlindSumsClient(AdditiveSumsClient):
         of_a_row = 8 * self._key.public.modulus.words * max(1, nodes)
         return map(piece, pieces(self._rows, max(1, PIECE_BYTES // of_a_row)) or [slice(0, 0)])
 
-    def open(
-        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int64]:
+    def open(self, peer: str, answer: Payload, totals: Integers, features: Int32s | None = None) -> Integers:
         self._nodes = len(totals)  # the next query may be on its way already
         return super().open(peer, answer, totals, features)
 
@@ -390,11 +380,7 @@ class BlindSumsServer(AdditiveSumsServer):
     _held = _NOTHING
 
     def begin_tree(
-        self,
-        payload: Payload,
-        rows: NDArray[np.int32] | None,
-        features: NDArray[np.int32] | None = None,
-        n_rows: int | None = None,
+        self, payload: Payload, rows: Int32s | None, features: Int32s | None = None, n_rows: int | None = None
     ) -> None:
         check_payload(payload, "the start of a tree")
         if rows is not None or self._table_rows != self._packing.bounds.n_rows:
@@ -405,7 +391,7 @@ class BlindSumsServer(AdditiveSumsServer):
     def end_tree(self) -> None:
         self._growing, self._there, self._held = False, 0, _NOTHING
 
-    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
+    def add_rows(self, payload: Payload, rows: Int32s | None = None) -> None:
         raise CryptoError("expected nothing more - at the start of a tree")
 
     def add(self, piece: Payload) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treaty.crypto.additive.montgomery import Modulus
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Flags, pieces
 from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
 
@@ -70,9 +70,7 @@ class Block:
     groups: list[Group]
 
 
-def plan_blocks(
-    codes: NDArray[np.uint8], left_out: NDArray[np.int64], bins: NDArray[np.int64], threads: int
-) -> list[Block]:
+def plan_blocks(codes: NDArray[np.uint8], left_out: Index, bins: Index, threads: int) -> list[Block]:
     """Group the columns of a table of bin codes (rows, columns), in blocks of neighbours that together hold all.
 
     `left_out` (columns,) is the bin of each column whose sum is not needed, `bins` (columns,) the number of its bins.
@@ -89,7 +87,7 @@ def plan_blocks(
     return concurrently(plan, pieces(columns, _BLOCK_COLUMNS), threads)
 
 
-def _plan_groups(labels: Labels, bins: NDArray[np.int64], first: int, step: int) -> list[Group]:
+def _plan_groups(labels: Labels, bins: Index, first: int, step: int) -> list[Group]:
     """Join greedily, always the two groups whose joining saves most products, judged on every `step`-th row."""
     sizes = [int(b) for b in bins]
     groups = [Group(b, _shortened(labels[f], b), first + f, ()) for f, b in enumerate(sizes)]
@@ -131,7 +129,7 @@ def sort_cells(labels: Labels, node_starts: Index, cells: int) -> SortedCells:
     return SortedCells(*_sort_cells(labels, node_starts, cells))
 
 
-def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: NDArray[np.int32]) -> int:
+def _gain(a: Group, b: Group, sample_a: Labels, sample_b: Labels, stamps: Labels) -> int:
     if (a.cells + 1) * (b.cells + 1) > len(stamps):
         return 0
     either, both, joint, joint_a, joint_b = _count_joint(sample_a, sample_b, b.cells, stamps)
@@ -153,7 +151,7 @@ def _shortened(labels: Labels, cells: int) -> NDArray[np.signedinteger]:
 
 
 @kernel
-def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[int, int, int, int, int]:
+def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[int, int, int, int, int]:
     """Count rows in either group, in both, joint cells, those within a, those within b; `stamps` stays zero."""
     either, both, joint, in_a, in_b = 0, 0, 0, 0, 0
     for i in range(a.size):
@@ -173,7 +171,7 @@ def _count_joint(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) 
 
 
 @kernel
-def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: NDArray[np.int32]) -> tuple[Labels, Labels, Labels]:
+def _joint_labels(a: Labels, b: Labels, b_cells: int, stamps: Labels) -> tuple[Labels, Labels, Labels]:
     """Assign numbers to the joint cells as they appear; return also each one's cell in a and in b."""
     labels, count = np.empty(a.size, np.int32), 0
     for i in range(a.size):
@@ -248,7 +246,7 @@ class Items:
         starts = np.concatenate([[0], np.cumsum(taking)])[self.starts]
         return Items(self.source, self.index[taking], keys[taking], starts, self.nodes)
 
-    def of_nodes(self, chosen: NDArray[np.bool_]) -> Items:
+    def of_nodes(self, chosen: Flags) -> Items:
         lengths = np.diff(self.starts)
         kept = np.repeat(chosen, lengths)
         starts = np.concatenate([[0], np.cumsum(lengths[chosen])])
@@ -362,7 +360,7 @@ def _gains(group: Group, items: Items, cells: SortedCells) -> Index:
     return gains
 
 
-def _per_node(mask: NDArray[np.bool_], starts: Index) -> Index:
+def _per_node(mask: Flags, starts: Index) -> Index:
     total = np.concatenate([[0], np.cumsum(mask)])
     counts: Index = total[starts[1:]] - total[starts[:-1]]
     return counts

@@ -78,29 +78,27 @@ class SumsClient(Protocol):
     def setup(self) -> Payload:
         """Return what every server is built from: the same payload to all, once per job."""
 
-    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
+    def accept_hint(self, peer: str, hint: Payload, offsets: Int32s) -> int:
         """Take the next piece of a server's hint; return how many slots are still to come, 0 with the last piece.
 
         `offsets`, int32 (features + 1,): first slot of each of the server's features, and the number of slots.
         """
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
+    def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[Payload]:
         """Return what is sent to every server once per tree: one piece at least.
 
         `grad` and `hess`, int64 (m,), are fixed-point derivatives within the job's bounds: of the tree's sampled rows;
         for a blind cipher, of all rows.
         """
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+    def query(self, positions: Int32s, starts: Int32s) -> Iterator[Payload]:
         """Ask for the bin sums of nodes of a level: return what is sent to every server, one piece at least.
 
         Node k holds the rows positions[starts[k]:starts[k + 1]]; positions, each at most once, index the rows of
         `begin_tree`.
         """
 
-    def open(
-        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int64]:
+    def open(self, peer: str, answer: Payload, totals: Integers, features: Int32s | None = None) -> Integers:
         """Decrypt a server's answers in the order of the queries: sums of grad, hess and count, (nodes, slots, 3).
 
         `totals` (nodes, 3) are the same sums over each node, which the caller knows itself; `features` is the tree's
@@ -122,11 +120,7 @@ class SumsServer(Protocol):
         """
 
     def begin_tree(
-        self,
-        payload: Payload,
-        rows: NDArray[np.int32] | None,
-        features: NDArray[np.int32] | None = None,
-        n_rows: int | None = None,
+        self, payload: Payload, rows: Int32s | None, features: Int32s | None = None, n_rows: int | None = None
     ) -> None:
         """Take the first piece of a tree; `rows` (m,) are the table rows it is about, in its order, None for all.
 
@@ -134,7 +128,7 @@ class SumsServer(Protocol):
         nothing. `n_rows` is how many rows the tree has, if others follow those of this piece.
         """
 
-    def add_rows(self, payload: Payload, rows: NDArray[np.int32] | None = None) -> None:
+    def add_rows(self, payload: Payload, rows: Int32s | None = None) -> None:
         """Take the next piece of a tree, about these rows; None where the tree has all."""
 
     def end_tree(self) -> None:
@@ -204,7 +198,7 @@ def make_server(
     encryption: str,
     setup: Payload,
     codes: NDArray[np.uint8],
-    offsets: NDArray[np.int32],
+    offsets: Int32s,
     *,
     threads: int,
     insecure_test_key_bits: int | None = None,

@@ -50,7 +50,7 @@ from treaty.crypto.lattice.ring import Residues, pack, packed_words, uniform_dig
 from treaty.crypto.lattice.store import HintStore, NewHint, Reservation
 from treaty.crypto.payload import Payload, SumsBounds, WholeTableClient, WholeTableServer, check_payload, slots_of
 from treaty.errors import ConfigError, CryptoError
-from treaty.machine.arrays import PIECE_BYTES, pieces
+from treaty.machine.arrays import PIECE_BYTES, Flags, Floats, Int32s, Integers, pieces
 
 _HINT_BYTES = 32 << 20  # of a hint, in one message
 _UNPACKED_BYTES = 16 << 20  # of a piece of a query, at a time
@@ -105,8 +105,8 @@ def _rows_within(nbytes: int, parameters: Parameters, vectors: int) -> int:
     return max(1, nbytes // (4 * packed_words(parameters, WIDE_DEGREE) * vectors)) * WIDE_DEGREE
 
 
-def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> NDArray[np.float64]:
-    """Bound what the answer about one vector reveals beyond the sums, per column of so many bins, as total variation."""
+def leak_of(parameters: Parameters, bounds: SumsBounds, bins: NDArray[np.signedinteger]) -> Floats:
+    """Bound what the answer about one vector reveals beyond the sums, by column of so many bins: total variation."""
     # Of n rows in B bins it is, by Jensen's inequality, no more than if all bins were alike: a public number
     return np.array([int(count) * parameters.leak(bounds.n_rows / int(count)) for count in bins], np.float64)
 
@@ -131,21 +131,21 @@ class LatticeSumsClient(WholeTableClient):
         self._bindings: dict[str, bytes] = {}
         self._asked: dict[str, deque[NDArray[np.int8]]] = {}
         self.keep_secrets: Callable[[NDArray[np.int8]], None] | None = None  # for an audit
-        self._tree: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._tree: tuple[Integers, Integers] | None = None
         vectors = max(1, min(_MOST_NODES // nodes, PIECE_BYTES // vector_bytes(self._parameters, bounds.n_rows)))
         self.nodes_at_a_time = nodes * vectors
 
     def setup(self) -> Payload:
         return [np.append(super().setup()[0], self._nodes)]  # how many nodes a vector is about
 
-    def offer(self, offsets: Mapping[str, NDArray[np.int32]]) -> tuple[bytes, Mapping[str, bytes]] | None:
+    def offer(self, offsets: Mapping[str, Int32s]) -> tuple[bytes, Mapping[str, bytes]] | None:
         """Return (seed, bindings) of kept hints to ask the servers for, or None if one is missing.
 
         `offsets` are those of every server, as in `SumsClient.accept_hint`.
         """
         return self._store.offer({peer: self._terms(of_peer) for peer, of_peer in offsets.items()})
 
-    def _terms(self, offsets: NDArray[np.int32]) -> bytes:
+    def _terms(self, offsets: Int32s) -> bytes:
         # all that a hint depends on and this end knows
         return hashlib.sha256(repr((VERSION, self._parameters, self._bounds, offsets.tolist())).encode()).digest()
 
@@ -154,7 +154,7 @@ class LatticeSumsClient(WholeTableClient):
         self.seed, self._kept = seed, kept or {}
         self._map = LinearMapClient(self._parameters, self._fields, seed, self._bounds.n_rows, threads=self._threads)
 
-    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
+    def accept_hint(self, peer: str, hint: Payload, offsets: Int32s) -> int:
         what = f"the hint of {peer}"
         if peer not in self._bindings:
             check_payload(hint, what, (np.uint8, (BINDING_BYTES,)))
@@ -182,12 +182,12 @@ class LatticeSumsClient(WholeTableClient):
             self._hints[peer] = self._store.keep_hint(peer, self._bindings[peer], self.seed, terms, made)
         return left
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
+    def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[Payload]:
         self._check_start(grad, hess)
         self._tree = grad, hess
         return iter([[]])
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+    def query(self, positions: Int32s, starts: Int32s) -> Iterator[Payload]:
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
         nodes, n_rows, (grad, hess) = len(starts) - 1, self._bounds.n_rows, self._tree
@@ -220,9 +220,7 @@ class LatticeSumsClient(WholeTableClient):
 
         return map(piece, range(0, n_rows, rows))
 
-    def open(
-        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int64]:
+    def open(self, peer: str, answer: Payload, totals: Integers, features: Int32s | None = None) -> Integers:
         opened, rows, starts = self._opened(peer, answer, features)
         if totals.shape[1:] != (3,) or -(-len(totals) // self._nodes) != len(opened):
             raise CryptoError(f"expected totals of shape {(self._nodes * len(opened), 3)}, got {totals.shape}")
@@ -238,7 +236,7 @@ class LatticeSumsClient(WholeTableClient):
             )
         return sums
 
-    def _split(self, messages: Digits) -> NDArray[np.int64]:
+    def _split(self, messages: Digits) -> Integers:
         """Split messages into the sums of grad, hess and count of their nodes: (nodes, slots, 3)."""
         places, of_nodes = self._places, []
         top, back = np.int64(1) << places[3] - places[2] - 1, np.zeros(messages.shape[:-1], np.int64)
@@ -254,16 +252,14 @@ class LatticeSumsClient(WholeTableClient):
             of_nodes.append(sums)
         return np.stack(of_nodes, axis=1).reshape(-1, messages.shape[1], 3)
 
-    def open_shares(self, peer: str, answer: Payload, features: NDArray[np.int32] | None = None) -> NDArray[np.uint64]:
+    def open_shares(self, peer: str, answer: Payload, features: Int32s | None = None) -> NDArray[np.uint64]:
         """Open a server's answer to the oldest query it has not answered, where sums are sealed.
 
         Returns this end's shares of the sampled columns' slots, uint64 (nodes, slots, 4), see `crypto.sealed.sums`.
         """
         return split_fields(self._opened(peer, answer, features)[0], sealed_places(self._bounds))
 
-    def _opened(
-        self, peer: str, answer: Payload, features: NDArray[np.int32] | None
-    ) -> tuple[Digits, NDArray[np.int64], NDArray[np.int64]]:
+    def _opened(self, peer: str, answer: Payload, features: Int32s | None) -> tuple[Digits, Integers, Integers]:
         """Open the answer to the oldest query: messages of the sampled slots, uint16 (nodes, slots, words).
 
         Also returned are the slots' numbers, and where each column begins among them.
@@ -308,7 +304,7 @@ class LatticeSumsServer(WholeTableServer):
         self,
         bounds: SumsBounds,
         codes: NDArray[np.uint8],
-        offsets: NDArray[np.int32],
+        offsets: Int32s,
         names: Sequence[str],
         store: HintStore,
         *,
@@ -330,7 +326,7 @@ class LatticeSumsServer(WholeTableServer):
             self._reservation = Reservation(store, leaks_by_name, _RESERVED_AT_A_TIME)
 
     @property
-    def have_missing(self) -> NDArray[np.bool_]:
+    def have_missing(self) -> Flags:
         """Which columns have missing values, bool (features,)."""
         ends = zip(self._columns, self._bins - 1, strict=True)  # a table of comparisons would be as large as the codes
         return np.array([(column == missing).any() for column, missing in ends], np.bool_)

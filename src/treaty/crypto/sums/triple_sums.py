@@ -53,7 +53,7 @@ from treaty.crypto.keystream import UsedNonces, add_masks, mask_key, mask_nonce
 from treaty.crypto.lattice.store import IN_MEMORY, NewHint
 from treaty.crypto.payload import Payload, SumsBounds, WholeTableClient, WholeTableServer, check_payload, slots_of
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Int32s, Integers, pieces
 from treaty.machine.kernels import kernel
 from treaty.machine.process import concurrently
 from treaty.machine.shared_work import share
@@ -77,12 +77,12 @@ def count_bits(bounds: SumsBounds) -> int:
     return bits
 
 
-def pack_rows(grad: NDArray[np.int64], hess: NDArray[np.int64], bits: int) -> Words:
+def pack_rows(grad: Integers, hess: Integers, bits: int) -> Words:
     """Return the two words of each row, uint64 (2, rows): g, and h 2^b_c + 1."""
     return np.stack([grad.astype(np.uint64), (hess.astype(np.uint64) << np.uint64(bits)) + np.uint64(1)])
 
 
-def unpack_sums(words: Words, bits: int) -> NDArray[np.int64]:
+def unpack_sums(words: Words, bits: int) -> Integers:
     """Split sums (nodes, 2, slots) into sum of grad, sum of hess and count: int64 (nodes, slots, 3)."""
     grad, rest = words[:, 0], words[:, 1]
     low = np.uint64((1 << bits) - 1)
@@ -121,7 +121,7 @@ def _mask(seed: bytes, nonce: bytes, length: int) -> Words:
     return mask.reshape(VECTOR_WORDS, length)
 
 
-def masked_product(matrix: Words, slots: NDArray[np.int64], vectors: Words, threads: int = 1) -> Words:
+def masked_product(matrix: Words, slots: Integers, vectors: Words, threads: int = 1) -> Words:
     """Multiply rows `slots` (m,) of a dense matrix (l, rows) with vectors (k, rows), modulo 2^64: uint64 (k, m).
 
     C order; the matrix may be mapped from a file.
@@ -133,12 +133,7 @@ def masked_product(matrix: Words, slots: NDArray[np.int64], vectors: Words, thre
 
 
 def selected_sums(
-    columns: NDArray[np.uint8],
-    features: NDArray[np.int64],
-    places: NDArray[np.int64],
-    slots: int,
-    words: Words,
-    threads: int = 1,
+    columns: NDArray[np.uint8], features: Integers, places: Integers, slots: int, words: Words, threads: int = 1
 ) -> Words:
     """Multiply the 0/1 matrix of some features' bins with vectors (k, rows), modulo 2^64: word sums (k, slots).
 
@@ -260,7 +255,7 @@ class TripleSumsClient(WholeTableClient):
         self._used, self._next = UsedNonces(), 0
         self._tree: Words | None = None
 
-    def accept_hint(self, peer: str, hint: Payload, offsets: NDArray[np.int32]) -> int:
+    def accept_hint(self, peer: str, hint: Payload, offsets: Int32s) -> int:
         what, slots, n_rows = f"the masked bins of {peer}", int(offsets[-1]), self._bounds.n_rows
         if peer not in self._held:
             shape = slots, n_rows
@@ -277,12 +272,12 @@ class TripleSumsClient(WholeTableClient):
         self._held[peer] = made, done + count
         return slots - done - count
 
-    def begin_tree(self, grad: NDArray[np.int64], hess: NDArray[np.int64]) -> Iterator[Payload]:
+    def begin_tree(self, grad: Integers, hess: Integers) -> Iterator[Payload]:
         self._check_start(grad, hess)
         self._tree = pack_rows(grad, hess, self._bits)
         return iter([[]])
 
-    def query(self, positions: NDArray[np.int32], starts: NDArray[np.int32]) -> Iterator[Payload]:
+    def query(self, positions: Int32s, starts: Int32s) -> Iterator[Payload]:
         if self._tree is None:
             raise CryptoError("expected begin_tree before query")
         n_rows, first, nodes = self._bounds.n_rows, self._next, len(starts) - 1
@@ -301,9 +296,7 @@ class TripleSumsClient(WholeTableClient):
             waiting.append((first, masks.reshape(-1, n_rows)))
         return iter([[masked, np.array([first], np.int64)]])
 
-    def open(
-        self, peer: str, answer: Payload, totals: NDArray[np.int64], features: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int64]:
+    def open(self, peer: str, answer: Payload, totals: Integers, features: Int32s | None = None) -> Integers:
         if peer not in self._held or not self._asked[peer]:
             raise CryptoError(f"expected the masked bins and a query before an answer of {peer}")
         first, masks = self._asked[peer].popleft()
@@ -341,7 +334,7 @@ class TripleSumsServer(WholeTableServer):
         self,
         bounds: SumsBounds,
         codes: NDArray[np.uint8],
-        offsets: NDArray[np.int32],
+        offsets: Int32s,
         seed: bytes,
         shares: Callable[[int, int], Words],
         *,

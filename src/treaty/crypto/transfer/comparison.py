@@ -153,11 +153,7 @@ def _made(transfers: Transfers, count: int) -> Steps[QuadWords]:
 
 
 def _multiply(
-    shares: dict[frozenset[int], Bits],
-    plan: dict[_Product, list[_Product]],
-    drawn: Drawn,
-    *,
-    turned: bool,
+    shares: dict[frozenset[int], Bits], plan: dict[_Product, list[_Product]], drawn: Drawn, *, turned: bool
 ) -> Steps[None]:
     """Add shares of the products that the plan has; the first factors are the drawn choices, (len(plan) * n,).
 

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from treaty.crypto.transfer.aes import Hash, Streams
 from treaty.crypto.transfer.sodium import GENERATOR, multiples, multiply, random_scalar, shifted
 from treaty.errors import CryptoError
-from treaty.machine.arrays import pieces
+from treaty.machine.arrays import Flags, pieces
 from treaty.machine.kernels import kernel
 
 PLANE_WORDS = 8  # planes are a multiple of it long: they are turned in blocks of 64 planes by 8 words, 4 kB
@@ -160,7 +160,7 @@ def base_offer() -> tuple[Bytes, Bytes]:
     return secret, multiples(GENERATOR, secret[None])[0]
 
 
-def base_choose(offered: Bytes, choices: NDArray[np.bool_]) -> tuple[Bytes, Bytes]:
+def base_choose(offered: Bytes, choices: Flags) -> tuple[Bytes, Bytes]:
     """Choose one key of each of n pairs: return the keys, uint8 (n, 16), to keep, and points, (n, 32), to send.
 
     `offered` is the sender's point, (32,); CryptoError where it is the identity or no point. The choices, (n,), change

@@ -58,20 +58,20 @@ def bins_for(items: int, multiple: int) -> int:
     return TABLES * multiple * -(-13 * items // (10 * TABLES * multiple))
 
 
-def places(digests: NDArray[np.uint64], bins: int) -> Int32s:
+def places(digests: Words, bins: int) -> Int32s:
     """Return the three bins of every item, int32 (n, 3), by its uniform digest, uint64 (n, 2)."""
     out = np.empty((len(digests), TABLES), np.int32)
     _places(digests, bins // TABLES, out)
     return out
 
 
-def placed(digests: NDArray[np.uint64], bins: int) -> Int32s | None:
+def placed(digests: Words, bins: int) -> Int32s | None:
     """Return the number of the item in each bin, -1 where there is none, int32 (bins,); None where items do not fit."""
     table = np.full(bins, -1, np.int32)
     return table if _insert(digests, bins // TABLES, secrets.randbits(62) | 1, table) else None
 
 
-def taken(digests: NDArray[np.uint64], numbers: Int32s) -> NDArray[np.uint64]:
+def taken(digests: Words, numbers: Int32s) -> Words:
     """Return the digests of bins' items by their numbers, uint64 (n, 2); of an empty bin, -1, the first item's."""
     out = np.empty((len(numbers), 2), np.uint64)
     _take(digests, numbers, out)
@@ -79,7 +79,7 @@ def taken(digests: NDArray[np.uint64], numbers: Int32s) -> NDArray[np.uint64]:
 
 
 @kernel
-def _take(digests: NDArray[np.uint64], numbers: Int32s, out: NDArray[np.uint64]) -> None:
+def _take(digests: Words, numbers: Int32s, out: Words) -> None:
     for k in range(len(numbers)):
         number = max(numbers[k], 0)
         out[k, 0], out[k, 1] = digests[number, 0], digests[number, 1]
@@ -100,14 +100,14 @@ def _place(low: Any, high: Any, which: Any, length: int) -> Any:
 
 
 @kernel
-def _places(digests: NDArray[np.uint64], length: int, out: Int32s) -> None:
+def _places(digests: Words, length: int, out: Int32s) -> None:
     for row in range(out.shape[0]):
         for which in range(3):
             out[row, which] = _place(digests[row, 0], digests[row, 1], which, length)
 
 
 @kernel
-def _insert(digests: NDArray[np.uint64], length: int, seed: int, table: Int32s) -> bool:
+def _insert(digests: Words, length: int, seed: int, table: Int32s) -> bool:
     """Insert all items by a random walk; False if one is left without a bin."""
     state = np.uint64(seed)
     for number in range(digests.shape[0]):

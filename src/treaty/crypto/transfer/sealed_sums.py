@@ -46,6 +46,7 @@ from treaty.crypto.transfer.arithmetic import (
 )
 from treaty.crypto.transfer.comparison import comparison_steps, conjunctions, negatives
 from treaty.crypto.transfer.stock import Bits, Steps, Transfers, together
+from treaty.machine.arrays import Integers
 
 WORDS = 2  # of a share of a sum: shares are modulo 2^128, which no product with a node's own sums passes
 
@@ -150,10 +151,10 @@ class Known:
     as many, and empty.
     """
 
-    totals: NDArray[np.int64]
+    totals: Integers
     ridge: int
-    hess: NDArray[np.int64]
-    count: NDArray[np.int64]
+    hess: Integers
+    count: Integers
     owner: int
     before: list[KnownEntry] = field(default_factory=list)
     after: list[KnownEntry] = field(default_factory=list)
@@ -286,7 +287,7 @@ def _tops(transfers: Transfers, sums: Wide, known: Known, widths: Widths, role: 
     return (yield from squares(transfers, resized(v, -(-widths.top // 64)), widths.grad, widths.top, role))
 
 
-def _within(transfers: Transfers, shares: Wide, limits: NDArray[np.int64], bits: int, role: int) -> Steps[Bits]:
+def _within(transfers: Transfers, shares: Wide, limits: Integers, bits: int, role: int) -> Steps[Bits]:
     """Return shares of whether numbers (n, candidates) are at least `limits[0]` and below `limits[1]`, (n,) each.
 
     Whoever is below the first is below the second, too, so that exclusive or serves for the difference.

@@ -30,10 +30,11 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from treaty.errors import CryptoError
+from treaty.machine.arrays import Integers
 from treaty.machine.kernels import kernel, new_array
 from treaty.machine.shared_work import share
 
-Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]  # bytes, offsets, and the rows that count
+Strings = tuple[NDArray[np.uint8], Integers, Integers]  # bytes, offsets, and the rows that count
 
 POINT, SCALAR, UNIFORM, DIGEST = 32, 32, 64, 16
 _BLOCK = 128  # bytes that SHA-512 takes in at a time
@@ -159,7 +160,7 @@ _LEAST_STRINGS = 1024  # strings worth a thread of their own
 
 
 def expand(
-    data: NDArray[np.uint8], offsets: NDArray[np.int64], rows: NDArray[np.int64], domain: bytes, threads: int = 1
+    data: NDArray[np.uint8], offsets: Integers, rows: Integers, domain: bytes, threads: int = 1
 ) -> NDArray[np.uint8]:
     """Expand strings `rows` to 64 uniform bytes each, uint8 (n, 64): expand_message_xmd with SHA-512 (RFC 9380, 5.3.1).
 
@@ -176,7 +177,7 @@ def expand(
 
 
 def digests(
-    data: NDArray[np.uint8], offsets: NDArray[np.int64], rows: NDArray[np.int64], key: bytes, threads: int = 1
+    data: NDArray[np.uint8], offsets: Integers, rows: Integers, key: bytes, threads: int = 1
 ) -> NDArray[np.uint64]:
     """Hash strings `rows` with BLAKE2b under a 32-byte key (RFC 7693), a pseudorandom function: uint64 (n, 2)."""
     if len(key) != 32:
