@@ -46,7 +46,7 @@ from treaty.runs.warm_up import compile_kernels
 from treaty.systems.federboost_vertical import federboost_vertical
 from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns
 from treaty.systems.federboost_vertical.options import FederBoostVertical
-from treaty.trees.columns import SumsFinder
+from treaty.trees.columns import SplitSearch
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, Splits
 
@@ -136,20 +136,23 @@ class NotUsedAbove(AllNodes):
         return seen
 
 
-class Paths(SumsFinder):
+class Paths(SplitSearch):
     """Tells `NotUsedAbove` which of its columns were used above."""
 
-    def start_tree(self, *arguments: NDArray[np.int64]) -> NDArray[np.int64]:
-        for source in self._all_sources:
+    def __init__(self, *given: object, **named: object) -> None:
+        super().__init__(*given, **named)
+        self._children = 1
+        for source in self.sources.values():
             source.above = {0: frozenset()}
-        return super().start_tree(*arguments)
 
-    def divide(self, nodes: NDArray[np.int32], children: NDArray[np.int32], chosen: Splits) -> NDArray[np.int32]:
-        for k, source in enumerate(self._all_sources):
-            for node, child, owner, feature in zip(nodes, children, chosen.source, chosen.feature, strict=True):
+    def decide(self, nodes: NDArray[np.int32], splits: Splits, rows: RowPartition) -> tuple:
+        children = self._children + 2 * np.arange(len(nodes))
+        self._children += 2 * len(nodes)
+        for k, source in self.sources.items():
+            for node, child, owner, feature in zip(nodes, children, splits.source, splits.feature, strict=True):
                 path = source.above[int(node)] | ({int(feature)} if owner == k else set())
                 source.above[int(child)] = source.above[int(child) + 1] = path
-        return super().divide(nodes, children, chosen)
+        return super().decide(nodes, splits, rows)
 
 
 VARIANTS = {
@@ -172,9 +175,7 @@ def corrections(data: Data, seeds: int) -> list[dict[str, object]]:
                 for name, (unbiased, columns) in VARIANTS.items():
                     options = FederBoostVertical(epsilon=epsilon, unbiased=unbiased)
                     model = GBDTClassifier(options, base_score=0.5, max_bin=16, n_jobs=THREADS)
-                    with patch.multiple(
-                        federboost_vertical, NoisyColumns=columns, SumsFinder=Paths, JoinedFinder=Paths
-                    ):
+                    with patch.multiple(federboost_vertical, NoisyColumns=columns, SplitSearch=Paths):
                         model.fit(tables(x[train]), data.y[train], checkpoint=Path(noise))
                     margins = model.decision_function(tables(x[test]))
                     found[name].append(roc_auc_score(data.y[test], margins))

@@ -22,8 +22,8 @@ from treaty.privacy.histogram_inversion import (
 from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.trees.boosting import Forest, boost
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.boosting import Boosting, Forest
+from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.objectives import make_objective
 
 MEMBERS = 3
@@ -66,7 +66,7 @@ def attack(x, y, epsilon_total=None, **changes):
     source.watch(noise, loss)
     rules = noise.rules(options.rules(loss), loss, options.max_bin)
     forest = Forest(loss, ("all",))
-    boost(SumsFinder([source], len(y), rules), y, None, forest, rules, options.plan(x.shape[1]))
+    grow_trees(Boosting(y, None, forest, rules, options.plan(x.shape[1])), [source])
     opened = [OpenedTree(asked, tree.left) for asked, tree in zip(source.opened, forest.trees, strict=True)]
     found = invert(opened, bins.offsets)
     slots = source.codes + bins.offsets[:-1]

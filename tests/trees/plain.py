@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.trees.boosting import BoostingPlan, Forest, boost
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.boosting import Boosting, BoostingPlan, Forest, TreeSample
+from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import JoinedSplits, SplitTable, Tree, join_splits, margins_from_values
 from treaty.trees.objectives import LOSSES, Objective, make_objective
 from treaty.trees.splits import SplitRules
@@ -61,19 +61,11 @@ class Codes:
         return Codes(self.values[rows], self.n_bins, np.flatnonzero(self.categorical))
 
 
-class WatchedFinder(SumsFinder):
-    """Keeps the margins that the trees of the last round were added to."""
-
-    def watch(self, n_outputs: int) -> None:
-        self._n_outputs = n_outputs
-        self._margins: list[NDArray[np.float64]] = []
-
-    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
-        super().finish(tree, margins)
-        self._margins = [*self._margins, margins][-self._n_outputs :]
-
-    def margins(self) -> NDArray[np.float64]:
-        return np.stack(self._margins, axis=1)
+def sampled(
+    grad: NDArray[np.int64], hess: NDArray[np.int64], n_columns: int, rows: NDArray[np.int32] | None = None
+) -> TreeSample:
+    """A tree's sample: all columns, and `rows` (None: all)."""
+    return TreeSample(grad, hess, rows, np.arange(n_columns, dtype=np.int32))
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,7 @@ def train(
     threads: int = 1,
     **options,
 ) -> TrainingOutcome:
-    """Boost over the parts as sources of one finder; `options`: of losses, `SplitRules`, `BoostingPlan`, `boost`."""
+    """Boost over the parts as sources of sums; `options`: of losses, `SplitRules`, `BoostingPlan`, `Boosting`."""
     parts = [parts] if isinstance(parts, Codes) else list(parts)
     options = {"max_delta_step": LOSSES[objective].delta_step, **options}
     of_loss = {name: options.pop(name) for name in list(options) if name in OF_LOSSES}
@@ -131,13 +123,12 @@ def train(
     )  # fmt: skip
     of_rules = {name: options.pop(name) for name in list(options) if name in RULES}
     rules = SplitRules(grad_unit=loss.grad_unit, hess_unit=loss.hess_unit, **of_rules)
-    finder = WatchedFinder([part.source(threads) for part in parts], len(y), rules, threads)
-    finder.watch(loss.n_outputs)
     forest = Forest(loss, tuple(f"party{i}" for i in range(len(parts))))
     of_plan = {name: options.pop(name) for name in list(options) if name in PLAN}
     plan = BoostingPlan(n_columns=sum(len(part.n_bins) for part in parts), **of_plan)
-    boost(finder, y, weight, forest, rules, plan, threads=threads, **options)
-    return TrainingOutcome(parts, forest, rules, finder.margins())
+    boosting = Boosting(y, weight, forest, rules, plan, threads=threads, **options)
+    grow_trees(boosting, [part.source(threads) for part in parts])
+    return TrainingOutcome(parts, forest, rules, boosting.margins.T)
 
 
 def leaves_from_values(trees: Sequence[Tree], splits: JoinedSplits, matrix: NDArray[np.float32]) -> NDArray[np.int32]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.errors import ConfigError
-from treaty.trees.boosting import BoostingPlan, EvalSet, Forest, OneSide, boost, draw
-from treaty.trees.columns import SumsFinder
+from treaty.trees.boosting import Boosting, BoostingPlan, EvalSet, Forest, OneSide, draw
+from treaty.trees.columns import SplitSearch, grow_tree, grow_trees
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import SquaredError, make_objective
 from treaty.trees.splits import SplitRules
@@ -100,19 +100,11 @@ def test_boost_without_early_stopping_keeps_every_tree():
     assert len(trained.trees) == 4
 
 
-class _Drawn(SumsFinder):
-    """Notes the rows and columns drawn for each tree."""
-
-    def start_tree(self, grad, hess, rows, columns):
-        self.draws = [*getattr(self, "draws", []), (rows, columns)]
-        return super().start_tree(grad, hess, rows, columns)
-
-
 def _draws(n_rounds=6, fail_at=None, **options):
     table, y = _problem("softmax", 3)
     objective = make_objective("softmax", y, None, n_classes=3)
     rules = SplitRules(grad_unit=objective.grad_unit, hess_unit=objective.hess_unit)
-    finder = _Drawn([table.source()], len(y), rules)
+    draws, source = [], table.source()
     forest = Forest(objective, ("one",))
 
     def on_round(progressed):
@@ -122,10 +114,13 @@ def _draws(n_rounds=6, fail_at=None, **options):
 
     try:
         plan = BoostingPlan(n_columns=4, n_estimators=n_rounds, **options)
-        boost(finder, y, None, forest, rules, plan, on_round=on_round)
+        for a_round in Boosting(y, None, forest, rules, plan, on_round=on_round):
+            for sample in a_round.trees():
+                draws.append((sample.rows, sample.columns))
+                a_round.add(*grow_tree(SplitSearch([source], sample, rules), sample, rules))
     except KeyboardInterrupt:
         assert fail_at is not None
-    return finder.draws, forest
+    return draws, forest
 
 
 def test_boost_draws_rows_and_columns_anew_for_each_tree():
@@ -169,7 +164,8 @@ def test_boost_reports_the_most_clipped_rows_of_a_round():
     objective = SquaredError(base_score=0.0, grad_clip=1.0)
     rules = SplitRules(grad_unit=objective.grad_unit, hess_unit=objective.hess_unit)
     forest = Forest(objective, ("one",))
-    boost(SumsFinder([table.source()], 300, rules), y, None, forest, rules, BoostingPlan(n_columns=4, n_estimators=3))
+    plan = BoostingPlan(n_columns=4, n_estimators=3)
+    grow_trees(Boosting(y, None, forest, rules, plan), [table.source()])
     assert forest.clipped_rows == 5
 
 
@@ -216,11 +212,11 @@ def test_boosting_resumed_after_any_round_gives_the_same_forest(objective, optio
         def on_round(progressed):
             states.append(copy.deepcopy((progressed, forest.trees, forest.history, own.splits)))
 
-        boost(
-            SumsFinder([own.source()], len(y), rules), y, None, forest, rules,
-            BoostingPlan(n_columns=4, n_estimators=5, random_state=3, **options),
+        boosting = Boosting(
+            y, None, forest, rules, BoostingPlan(n_columns=4, n_estimators=5, random_state=3, **options),
             eval_sets=[watched], resume=resume, on_round=on_round,
         )  # fmt: skip
+        grow_trees(boosting, [own.source()])
         return forest, states
 
     whole, states = go()

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marks import all_but_first_slow
-from treaty.trees.columns import JoinedFinder, SumsFinder
+from treaty.trees.boosting import TreeSample
+from treaty.trees.columns import JoinedColumns, SplitSearch, grow_tree
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import grow_tree
 from treaty.trees.splits import SplitRules
 from trees.oracle import slow_tree
 from trees.plain import Codes, random_codes, random_labels, train
@@ -137,6 +137,12 @@ def test_trees_do_not_depend_on_the_number_of_threads(threads):
     _assert_same_trees(one, many)
 
 
+def add_leaves(margins, tree, rows):
+    """Add a tree's leaf values to the margins of its rows."""
+    leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
+    rows.add_to(margins, leaves, tree.value[leaves])
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
@@ -165,13 +171,17 @@ def test_trees_equal_those_of_the_slow_grower(n_rows, n_bins, missing, edges, de
     of_rules = SplitRules(grad_unit=0.5, hess_unit=0.25, max_depth=depth, learning_rate=0.25, **rules)
     parts = table.cut(*sorted(min(edge, len(n_bins)) for edge in edges))
     margins = np.zeros(n_rows)
-    finder = SumsFinder([part.source() for part in parts], n_rows, of_rules)
-    tree = grow_tree(finder, grad, hess, margins, of_rules, rows=rows, columns=columns)
+    sample = TreeSample(grad, hess, rows, columns)
+    tree, leaves = grow_tree(SplitSearch([part.source() for part in parts], sample, of_rules), sample, of_rules)
+    add_leaves(margins, tree, leaves)
 
     again = table.cut(*sorted(min(edge, len(n_bins)) for edge in edges))
-    joined = JoinedFinder([part.source() for part in again], n_rows, of_rules)
+    joined = JoinedColumns([part.source() for part in again])
     margins_again = np.zeros(n_rows)
-    assert grow_tree(joined, grad, hess, margins_again, of_rules, rows=rows, columns=columns) == tree
+    same, leaves = grow_tree(SplitSearch([joined], sample, of_rules), sample, of_rules)
+    joined.name_owners(same)
+    add_leaves(margins_again, same, leaves)
+    assert same == tree
     assert [part.splits for part in again] == [part.splits for part in parts]
     np.testing.assert_array_equal(margins_again, margins)
 

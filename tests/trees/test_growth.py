@@ -3,27 +3,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treaty.trees.growth import grow_tree
+from treaty.trees.growth import Growth
 from treaty.trees.splits import Level, SplitRules, Splits
 
 RULES = SplitRules(grad_unit=0.5, hess_unit=0.25, min_child_weight=0.0, max_depth=6, learning_rate=0.1)
 
 
-class ScriptedFinder:
+class ScriptedSplits:
     """Holds no rows: splits the nodes whose totals `script` names, into the left totals it gives."""
 
     def __init__(self, root, script) -> None:
-        self._root = np.array(root)
+        self.root = np.array(root)
         self._script = script
         self.levels: list[Level] = []
         self.divided: list[tuple[list[int], list[int], list[int]]] = []
-        self.finished: list = []
 
-    def start_tree(self, grad, hess, rows, columns):
-        self.started = grad, hess, rows, columns
-        return self._root
-
-    def best_splits(self, level):
+    def best(self, level):
         self.levels.append(level)
         script = [self._script.get(tuple(total)) for total in level.totals.tolist()]
         return Splits(
@@ -34,32 +29,21 @@ class ScriptedFinder:
             left_totals=np.array([(0, 0, 0) if s is None else s[1] for s in script]),
         )
 
-    def divide(self, nodes, children, chosen):
-        self.divided.append((nodes.tolist(), children.tolist(), chosen.source.tolist()))
-        return 100 + nodes
 
-    def finish(self, tree, margins):
-        self.finished.append((tree, margins))
-
-
-def _grow(finder, rules=RULES):
-    grad, hess, margins = np.arange(3), np.arange(3), np.zeros(3)
-    columns = np.array([0, 2], np.int32)
-    tree = grow_tree(finder, grad, hess, margins, rules, rows=None, columns=columns)
-    started = finder.started
-    assert started[0] is grad
-    assert started[1] is hess
-    assert started[2] is None
-    assert started[3] is columns
-    assert len(finder.finished) == 1
-    assert finder.finished[0][0] is tree
-    assert finder.finished[0][1] is margins
-    return tree
+def _grow(scripted, rules=RULES):
+    growth = Growth(scripted.root, rules)
+    while growth.level is not None:
+        chosen = growth.take(scripted.best(growth.level))
+        if chosen is not None:
+            nodes, children, splits = chosen
+            scripted.divided.append((nodes.tolist(), children.tolist(), splits.source.tolist()))
+            growth.divided(100 + nodes)
+    return growth.tree()
 
 
-def test_grow_tree_writes_splits_and_leaf_weights_from_totals_alone():
-    finder = ScriptedFinder((6, 40, 10), {(6, 40, 10): (2, (-4, 16, 4)), (10, 24, 6): (1, (9, 12, 5))})
-    tree = _grow(finder)
+def test_growth_writes_splits_and_leaf_weights_from_totals_alone():
+    scripted = ScriptedSplits((6, 40, 10), {(6, 40, 10): (2, (-4, 16, 4)), (10, 24, 6): (1, (9, 12, 5))})
+    tree = _grow(scripted)
     assert tree.left.tolist() == [1, -1, 3, -1, -1]
     assert tree.source.tolist() == [2, -1, 1, -1, -1]
     assert tree.record.tolist() == [100, -1, 102, -1, -1]
@@ -70,14 +54,14 @@ def test_grow_tree_writes_splits_and_leaf_weights_from_totals_alone():
     np.testing.assert_allclose(tree.value, expected, rtol=1e-15)
 
 
-def test_grow_tree_asks_a_whole_level_at_once_and_names_the_smaller_child():
-    finder = ScriptedFinder(
+def test_growth_asks_a_whole_level_at_once_and_names_the_smaller_child():
+    scripted = ScriptedSplits(
         (0, 8, 20),
         {(0, 8, 20): (0, (1, 5, 13)), (1, 5, 13): (0, (3, 2, 6)), (-1, 3, 7): (1, (-3, 1, 3))},
     )
-    _grow(finder)
-    assert [level.depth for level in finder.levels] == [0, 1, 2]
-    root, first, second = finder.levels
+    _grow(scripted)
+    assert [level.depth for level in scripted.levels] == [0, 1, 2]
+    root, first, second = scripted.levels
     assert (root.nodes.tolist(), root.asked.tolist(), root.parent_index.tolist()) == ([0], [0], [-1])
     assert (first.nodes.tolist(), first.asked.tolist()) == ([1, 2], [2])
     assert (first.asked_index.tolist(), first.parent_index.tolist()) == ([0, 0], [0, -1])
@@ -85,27 +69,27 @@ def test_grow_tree_asks_a_whole_level_at_once_and_names_the_smaller_child():
     assert (second.nodes.tolist(), second.asked.tolist()) == ([3, 4, 5, 6], [3, 5])
     assert second.asked_index.tolist() == [0, 0, 1, 1]
     assert second.parent_index.tolist() == [-1, 0, -1, 1]
-    assert finder.divided == [([0], [1], [0]), ([1, 2], [3, 5], [0, 1])]
+    assert scripted.divided == [([0], [1], [0]), ([1, 2], [3, 5], [0, 1])]
 
 
-def test_grow_tree_counts_parents_among_the_last_level_not_among_those_split():
-    finder = ScriptedFinder((0, 8, 20), {(0, 8, 20): (0, (1, 5, 13)), (-1, 3, 7): (0, (-3, 1, 3))})
-    _grow(finder)
-    last = finder.levels[2]
+def test_growth_counts_parents_among_the_last_level_not_among_those_split():
+    scripted = ScriptedSplits((0, 8, 20), {(0, 8, 20): (0, (1, 5, 13)), (-1, 3, 7): (0, (-3, 1, 3))})
+    _grow(scripted)
+    last = scripted.levels[2]
     assert last.nodes.tolist() == [3, 4]
     assert last.parent_index.tolist() == [-1, 1]
 
 
-def test_grow_tree_asks_for_the_left_child_of_equal_ones():
-    finder = ScriptedFinder((0, 8, 20), {(0, 8, 20): (0, (1, 5, 10))})
-    _grow(finder)
-    assert finder.levels[1].asked.tolist() == [1]
+def test_growth_asks_for_the_left_child_of_equal_ones():
+    scripted = ScriptedSplits((0, 8, 20), {(0, 8, 20): (0, (1, 5, 10))})
+    _grow(scripted)
+    assert scripted.levels[1].asked.tolist() == [1]
 
 
-def test_grow_tree_subtracts_from_a_child_too_small_to_split():
-    finder = ScriptedFinder((0, 8, 20), {(0, 8, 20): (0, (1, 5, 4))})
-    _grow(finder, SplitRules(grad_unit=1, hess_unit=1, min_child_samples=3))
-    level = finder.levels[1]
+def test_growth_subtracts_from_a_child_too_small_to_split():
+    scripted = ScriptedSplits((0, 8, 20), {(0, 8, 20): (0, (1, 5, 4))})
+    _grow(scripted, SplitRules(grad_unit=1, hess_unit=1, min_child_samples=3))
+    level = scripted.levels[1]
     assert (level.nodes.tolist(), level.asked.tolist()) == ([2], [1])
     assert level.asked_totals.tolist() == [[1, 5, 4]]
     assert (level.asked_index.tolist(), level.parent_index.tolist()) == ([0], [0])
@@ -122,15 +106,15 @@ def test_grow_tree_subtracts_from_a_child_too_small_to_split():
         pytest.param({"max_depth": 9}, 3, id="until-nothing-is-found"),
     ],
 )
-def test_grow_tree_stops(rules, n_levels):
+def test_growth_stops(rules, n_levels):
     script = {(0, 8, 20): (0, (1, 5, 10)), (1, 5, 10): (0, (1, 1, 5))}
-    finder = ScriptedFinder((0, 8, 20), script)
-    tree = _grow(finder, SplitRules(grad_unit=1, hess_unit=1, **rules))
-    assert len(finder.levels) == n_levels
+    scripted = ScriptedSplits((0, 8, 20), script)
+    tree = _grow(scripted, SplitRules(grad_unit=1, hess_unit=1, **rules))
+    assert len(scripted.levels) == n_levels
     assert len(tree.left) == {0: 1, 1: 3, 2: 5, 3: 5}[n_levels]
 
 
-def test_grow_tree_of_no_rows_is_one_leaf_of_nothing():
-    tree = _grow(ScriptedFinder((0, 0, 0), {}))
+def test_growth_of_no_rows_is_one_leaf_of_nothing():
+    tree = _grow(ScriptedSplits((0, 0, 0), {}))
     assert tree.left.tolist() == [-1]
     assert tree.value.tolist() == [0.0]

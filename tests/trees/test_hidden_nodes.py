@@ -10,10 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from treaty.trees.columns import SumsFinder
-from treaty.trees.growth import grow_tree
+from treaty.trees.columns import SplitSearch, grow_tree
 from treaty.trees.splits import Level, SplitRules
-from trees.plain import random_codes, random_labels, train
+from trees.plain import random_codes, random_labels, sampled, train
 
 RULES = SplitRules(grad_unit=0.5, hess_unit=0.25, max_depth=4, min_child_weight=0.0)
 
@@ -46,9 +45,10 @@ def _grow(seed, may_show=None, alone_trees=0, trees=1, n_rows=80, rules=RULES, r
     grad, hess = rng.integers(-4, 5, n_rows) + (8 * y).astype(np.int64) - 4, rng.integers(1, 4, n_rows)
     parts = table.cut(1, 3)
     sources = [_Spied(part.source()) for part in parts]
-    finder = SumsFinder(sources, n_rows, rules, own=1, alone_trees=alone_trees, may_show=may_show)
-    columns = np.arange(5, dtype=np.int32)
-    grown = [grow_tree(finder, grad, hess, np.zeros(n_rows), rules, rows=rows, columns=columns) for _ in range(trees)]
+    sample, grown = sampled(grad, hess, 5, rows), []
+    for number in range(trees):
+        search = SplitSearch(sources, sample, rules, own=1, alone=number < alone_trees, may_show=may_show)
+        grown.append(grow_tree(search, sample, rules)[0])
     return parts, sources, grown, grad, hess, y
 
 
@@ -86,10 +86,10 @@ def test_first_trees_equal_those_of_the_own_table():
     y = random_labels(rng, table, "logistic")
     alone = train(table.columns(0, 2), y, n_estimators=1, max_depth=3)
     parts = table.cut(2)
-    finder = SumsFinder([part.source() for part in parts], 200, alone.rules, own=0, alone_trees=1)
     grad, hess, _ = alone.objective.gradients(alone.start(200), y, None)
-    columns = np.arange(3, dtype=np.int32)
-    tree = grow_tree(finder, grad[0], hess[0], np.zeros(200), alone.rules, rows=None, columns=columns)
+    sample = sampled(grad[0], hess[0], 3)
+    search = SplitSearch([part.source() for part in parts], sample, alone.rules, own=0, alone=True)
+    tree, _ = grow_tree(search, sample, alone.rules)
     assert tree == alone.trees[0]
 
 
@@ -146,11 +146,13 @@ def test_every_split_is_the_best_of_those_who_may_see_the_node(seed, limit, leas
 
 def _best_alone(parts, allowed, grad, hess, rows, rules):
     """Return the gain and owner of the best split of a node that is the root of a tree of its own."""
-    finder = SumsFinder([parts[k].source() for k in allowed], len(grad), rules)
     n_columns = sum(len(parts[k].n_bins) for k in allowed)
-    total = finder.start_tree(grad, hess, np.sort(rows).astype(np.int32), np.arange(n_columns, dtype=np.int32))
-    root = np.zeros(1, np.int32)
-    best = finder.best_splits(Level(0, root, total[None], root, total[None], root, root - 1))
+    sample = sampled(grad, hess, n_columns, np.sort(rows).astype(np.int32))
+    search = SplitSearch([parts[k].source() for k in allowed], sample, rules)
+    root, total = np.zeros(1, np.int32), sample.totals
+    level = Level(0, root, total[None], root, total[None], root, root - 1)
+    search.ask(level, sample.partition())
+    best = search.choose(level)
     return (best.gain[0], allowed[best.source[0]]) if best.feature[0] >= 0 else (0.0, -1)
 
 

@@ -28,7 +28,7 @@ from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import System
-from treaty.trees.growth import NoMoreTrees
+from treaty.trees.boosting import NoMoreTrees
 
 
 def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:

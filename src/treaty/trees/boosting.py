@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import NoMoreTrees, SplitFinder, grow_tree
 from treaty.trees.metrics import check_watched, evaluate, higher_is_better
 from treaty.trees.objectives import Objective
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import SplitRules
 
 _RISE = 0.05  # share by which the loss of training rows may rise before a user is warned
+
+
+class NoMoreTrees(Exception):
+    """What follows a round, such as a user's callback, wants no further one."""
 
 
 @dataclass(slots=True)
@@ -365,125 +367,6 @@ class Boosting:
             self._least = min(self._least, (loss, done))
         if self._on_round is not None:
             self._on_round(self.state)
-
-
-def boost(
-    finder: SplitFinder,
-    y: Floats,
-    weight: Floats | None,
-    forest: Forest,
-    rules: SplitRules,
-    plan: BoostingPlan,
-    *,
-    eval_sets: Sequence[EvalSet] = (),
-    on_round: Callable[[RoundState], None] | None = None,
-    resume: RoundState | None = None,
-    threads: int = 1,
-) -> None:
-    """Train into `forest`; finished rounds survive an error.
-
-    `y` (of a ranking (n_rows, 2)) and `weight` are float64 (n_rows,). The forest is without trees, or has those of the
-    rounds before `resume`.
-    """
-    objective, n_rows, n_outputs = forest.objective, len(y), forest.objective.n_outputs
-    objective.check_sums(n_rows)
-    rng = np.random.default_rng(plan.random_state)
-    margins = np.full((n_outputs, n_rows), objective.base_margins[:, None])
-    if resume is not None:
-        margins[:] = resume.margins
-        rng.bit_generator.state = json.loads(resume.random_state)
-
-    def grow() -> list[Tree]:
-        grad, hess, clipped = objective.gradients(margins.T, y, weight, threads)
-        forest.clipped_rows = max(forest.clipped_rows, clipped)
-        new: list[Tree] = []
-        for output in range(n_outputs):
-            g, h, rows = grad[output], hess[output], None
-            if plan.one_side is not None:
-                rows, g, h = plan.one_side.draw(rng, g, h)
-            elif plan.subsample < 1.0:
-                rows = draw(rng, n_rows, plan.subsample)
-            columns = plan.draw_columns(rng)
-            new.append(
-                grow_tree(
-                    finder, g, h, margins[output], rules, rows=rows, columns=columns,
-                    leaf_values=partial(refreshed, margins[output]) if objective.refreshes_leaves else None,
-                )
-            )  # fmt: skip
-        return new
-
-    def refreshed(before: Floats, rows: Int32s, starts: Integers) -> Floats:
-        return objective.leaf_values(y[rows] - before[rows], None if weight is None else weight[rows], starts)
-
-    least = (np.inf, 0)  # loss of the training rows, after how many rounds
-    judges_loss = objective.epsilon is None and not objective.higher_is_better  # not by randomised labels
-
-    def check_loss(done: int) -> None:
-        nonlocal least
-        now = objective.loss(margins.T, y, weight)
-        if now > (1 + _RISE) * least[0]:
-            forest.diverged = (
-                f"the training loss rose from {least[0]:.4g} after round {least[1]} to {now:.4g} after round {done}: "
-                "lower learning_rate, or raise min_child_weight or reg_lambda"
-            )
-        least = min(least, (now, done))
-
-    draws = plan.one_side is not None or plan.subsample < 1.0 or plan.colsample_bytree < 1.0
-    state = json.dumps(rng.bit_generator.state)
-
-    def after_round(done: int) -> None:
-        # at rounds that are powers of two and at the last: a loss takes about as long as the gradients of a round
-        if judges_loss and (done & (done - 1) == 0 or done == plan.n_estimators):
-            check_loss(done)
-        if on_round is not None:
-            on_round(RoundState(done, margins, json.dumps(rng.bit_generator.state) if draws else state))
-
-    run_rounds(grow, forest, after_round, plan.n_estimators, eval_sets, plan.early_stopping_rounds, plan.metrics)
-
-
-def run_rounds(
-    grow: Callable[[], Sequence[Tree]],
-    forest: Forest,
-    after_round: Callable[[int], None],
-    n_estimators: int,
-    eval_sets: Sequence[EvalSet] = (),
-    early_stopping_rounds: int | None = None,
-    metrics: Sequence[str] = (),
-) -> None:
-    """Add rounds to a forest until there are `n_estimators`, early stopping ends them, or `NoMoreTrees` is raised.
-
-    `grow` returns the trees of the next round, one per output; `after_round` gets the number of finished rounds. Either
-    may raise `NoMoreTrees`. Finished rounds survive an error.
-    """
-    metrics = metrics or [forest.objective.metric]
-    n_outputs = forest.objective.n_outputs
-    eval_margins = [np.full((len(e.y), n_outputs), forest.objective.base_margins) for e in eval_sets]
-    for e, e_margins in zip(eval_sets, eval_margins, strict=True):
-        check_watched(metrics, e.y, max(2, n_outputs))
-        if forest.trees:
-            e.add_trees(forest.trees, e_margins)
-        forest.history.setdefault(e.name, {name: [] for name in metrics})
-    for done in range(forest.rounds + 1, n_estimators + 1):
-        if early_stopping_rounds is not None and eval_sets and done > 1:
-            forest.best_round = forest.best_of(eval_sets[-1].name)
-            if done - 1 - forest.best_round >= early_stopping_rounds:
-                break
-        try:
-            new = grow()
-        except NoMoreTrees:
-            break
-        forest.trees.extend(new)
-        for e, e_margins in zip(eval_sets, eval_margins, strict=True):
-            e.add_trees(new, e_margins)
-            for name, values in forest.history[e.name].items():
-                values.append(evaluate(name, forest.objective, e_margins, e.y, e.weight))
-        try:
-            after_round(done)
-        except NoMoreTrees:
-            break
-    if early_stopping_rounds is not None and eval_sets:
-        forest.best_round = forest.best_of(eval_sets[-1].name)
-        del forest.trees[forest.best_round * n_outputs :]
 
 
 def draw(rng: np.random.Generator, total: int, share: float) -> Int32s:

@@ -24,8 +24,8 @@ from treaty.systems.options import names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
 from treaty.systems.system import LabelledRows, RoleInput, Roles, star
-from treaty.trees.boosting import Forest, boost
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.boosting import Boosting, Forest
+from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import SplitTable
 
 PROTOCOL = "federboost-horizontal"
@@ -139,8 +139,6 @@ def pooled_on(bins: Bins, rows: LabelledRows, options: Options, classes: list | 
         bins.transform(rows.table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left)
     )
     rules = options.common.rules(objective)
-    boost(
-        SumsFinder([source], rows.table.n_rows, rules), rows.y, rows.weight, forest, rules,
-        options.common.plan(len(categorical)),
-    )  # fmt: skip
+    plan = options.common.plan(len(categorical))
+    grow_trees(Boosting(rows.y, rows.weight, forest, rules, plan), [source])
     return forest, splits

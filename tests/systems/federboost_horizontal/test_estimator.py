@@ -34,8 +34,8 @@ from treaty.systems.options import SystemOptions, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for
 from treaty.systems.system import LabelledRows, PartySpec
-from treaty.trees.boosting import Forest, boost
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.boosting import Boosting, Forest
+from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import SplitTable
 
 PROTOCOL = "federboost-horizontal"
@@ -110,8 +110,7 @@ def grown_on_one_table(model, rows, bins):
         bins.transform(table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left), 1
     )
     rules = common.rules(objective)
-    finder = SumsFinder([source], table.n_rows, rules)
-    boost(finder, target, weight, forest, rules, common.plan(len(categorical)))
+    grow_trees(Boosting(target, weight, forest, rules, common.plan(len(categorical))), [source])
     return forest, splits
 
 

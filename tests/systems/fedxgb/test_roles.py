@@ -38,20 +38,12 @@ from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.secboost import edge
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.system import LabelledRows
-from treaty.trees.columns import ColumnSource, SumsFinder
+from treaty.trees.boosting import TreeSample
+from treaty.trees.columns import ColumnSource, SplitSearch, grow_tree
 from treaty.trees.ensemble import SplitTable, Tree
-from treaty.trees.growth import grow_tree
 
 SHOWN = {"expose": "model"}
 BOTH = pytest.mark.parametrize("shown", [SHOWN, {}], ids=["shown", "hidden"])
-
-
-class RoundedFinder(SumsFinder):
-    """Rounds leaf values as the crowd does."""
-
-    def finish(self, tree: Tree, margins: NDArray[np.float64]) -> None:
-        tree.value[:] = np.rint(tree.value * 2.0**32) / 2.0**32
-        super().finish(tree, margins)
 
 
 def grown_pooled(
@@ -69,18 +61,19 @@ def grown_pooled(
         bins.transform(whole.table, 1), bins.offsets, categorical, lambda f, left: record_split(splits, bins, f, left)
     )
     rules = options.common.rules(objective)
-    finder = RoundedFinder([source], whole.table.n_rows, rules)
     margins = np.full((objective.n_outputs, len(whole.y)), objective.base_margins[:, None])
     trees = []
     for number in range(1, options.common.n_estimators + 1):
         grad, hess, _ = objective.gradients(margins.T, whole.y, whole.weight, 1)
         for output in range(objective.n_outputs):
-            trees.append(
-                grow_tree(
-                    finder, grad[output], hess[output], margins[output], rules,
-                    rows=rows_of(number), columns=np.arange(len(categorical), dtype=np.int32),
-                )
-            )  # fmt: skip
+            sample = TreeSample(
+                grad[output], hess[output], rows_of(number), np.arange(len(categorical), dtype=np.int32)
+            )
+            tree, rows = grow_tree(SplitSearch([source], sample, rules), sample, rules)
+            tree.value[:] = np.rint(tree.value * 2.0**32) / 2.0**32  # as the crowd rounds them
+            leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
+            rows.add_to(margins[output], leaves, tree.value[leaves])
+            trees.append(tree)
     return trees, splits
 
 

@@ -17,8 +17,8 @@ from treaty.messaging.grpc_channel import GrpcChannel, Peer
 from treaty.runs import threads as simulation
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.trees import columns
-from treaty.trees.columns import ColumnSource, SumsFinder
-from treaty.trees.growth import grow_tree
+from treaty.trees.boosting import TreeSample
+from treaty.trees.columns import ColumnSource, SplitSearch, grow_tree
 from treaty.trees.splits import SplitRules
 
 pytestmark = pytest.mark.slow
@@ -116,11 +116,13 @@ def grow_wide_tree(monkeypatch, nodes_at_a_time: int):
     offsets = (SLOTS * np.arange(FEATURES + 1)).astype(np.int32)
     source = ColumnSource(codes, offsets, np.zeros(FEATURES, np.bool_), record)
     rules = SplitRules(grad_unit=1e-3, hess_unit=1e-3, max_depth=DEPTH)
-    finder = SumsFinder([source], ROWS, rules)
-    all_columns = np.arange(FEATURES, dtype=np.int32)
+    sample = TreeSample(grad, hess, None, np.arange(FEATURES, dtype=np.int32))
     margins = np.zeros(ROWS)
     tracemalloc.start()
-    tree = grow_tree(finder, grad, hess, margins, rules, rows=None, columns=all_columns)
+    search = SplitSearch([source], sample, rules)
+    tree, rows = grow_tree(search, sample, rules)
+    leaves = np.flatnonzero(tree.left < 0).astype(np.int32)
+    rows.add_to(margins, leaves, tree.value[leaves])
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (tree.left.tolist(), tree.value.tolist(), records, margins.tolist()), held, peak

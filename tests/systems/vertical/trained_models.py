@@ -19,8 +19,8 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import objective_for, own_columns
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import Forest, boost
-from treaty.trees.columns import SumsFinder
+from treaty.trees.boosting import Boosting, Forest
+from treaty.trees.columns import grow_trees
 from treaty.trees.ensemble import SplitTable
 
 CLASSES = {"binary": [0, 1], "multiclass": [0, 1, 2], "regression": None}
@@ -45,7 +45,7 @@ def grow(
     sources = [own_columns(table, common.max_bin, splits[name], 1) for name, table in tables.items()]
     rules = common.rules(objective)
     n_columns = sum(len(source.categorical) for source in sources)
-    boost(SumsFinder(sources, len(y), rules), y, None, forest, rules, common.plan(n_columns))
+    grow_trees(Boosting(y, None, forest, rules, common.plan(n_columns)), sources)
     parts = {
         name: ModelPart(
             model_id="model", party=name, schema=tables[name].schema, splits=splits[name],

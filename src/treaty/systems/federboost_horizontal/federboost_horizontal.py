@@ -71,7 +71,7 @@ from treaty.systems.observers import TreeOpened, VectorGiven
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.pooled.training import watched
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.boosting import draw, run_rounds
+from treaty.trees.boosting import Rounds, draw
 from treaty.trees.ensemble import Tree
 from treaty.trees.growth import Growth
 from treaty.trees.slots import LevelSplits
@@ -126,10 +126,12 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
 
     inputs.observers.round_finished(forest.rounds, own.part)
     evals = [watched(of, own.part.splits, threads) for of in watching]
-    run_rounds(
-        lambda: grow_round(inputs, collector, steps, own, noise, rules), forest, after_round, common.n_estimators,
-        evals, common.early_stopping_rounds, common.metrics,
+    rounds = Rounds(
+        forest, common.n_estimators, eval_sets=evals, early_stopping_rounds=common.early_stopping_rounds,
+        metrics=common.metrics, after_round=after_round,
     )  # fmt: skip
+    for new in rounds:
+        new += grow_round(inputs, collector, steps, own, noise, rules)
     steps.flush()
     collector.broadcast(ModelEnd(forest.rounds))
     if noise.budget is not None and not any(np.any(tree.left >= 0) for tree in forest.trees):

@@ -3,8 +3,9 @@
 A system's role program uses it like this::
 
     training = open_training(inputs)
-    ...  # set up sources of sums, and a split finder over them
-    grow(inputs, training, finder, sources)
+    ...  # set up sources of sums
+    for a_round in boosting_of(inputs, training, sources):
+        ...  # grow trees
     finish(inputs.party)
     return training.part
 """
@@ -19,7 +20,6 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from treaty.errors import ConfigError
-from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, ModelId
 from treaty.messaging.party import Party, Term, agree
@@ -30,9 +30,7 @@ from treaty.systems.pooled.training import Training, begin
 from treaty.systems.system import PartySpec, RoleInput, Roles
 from treaty.systems.vertical.decisions import Finish, decided_by_all
 from treaty.trees.boosting import Boosting, EvalSet, RoundState
-from treaty.trees.columns import SumsFinder, SumsSource
-from treaty.trees.ensemble import Tree
-from treaty.trees.growth import Growth, NoMoreTrees
+from treaty.trees.columns import SumsSource
 from treaty.trees.splits import SplitRules
 
 
@@ -125,45 +123,6 @@ def boosting_of(
     )  # fmt: skip
     inputs.observers.event(BoostingBegins(part, boosting.state))
     return boosting
-
-
-def grow(
-    inputs: RoleInput,
-    training: Training,
-    finder: SumsFinder,
-    sources: Sequence[SumsSource],
-    rules: SplitRules | None = None,
-) -> None:
-    """Grow the training's trees with a split finder, for systems that do not drive `boosting_of` themselves yet."""
-    boosting = boosting_of(inputs, training, sources, rules)
-    for a_round in boosting:
-        for sample in a_round.trees():
-            try:
-                growth = Growth(
-                    finder.start_tree(sample.grad, sample.hess, sample.rows, sample.columns), boosting.rules
-                )
-            except NoMoreTrees:
-                boosting.stop()
-                break
-            while growth.level is not None:
-                taken = growth.take(finder.best_splits(growth.level))
-                if taken is not None:
-                    growth.divided(finder.divide(*taken))
-            tree = growth.tree()
-            a_round.add(tree, _Leaves(finder, tree))
-
-
-class _Leaves:
-    """A split finder's rows of leaves."""
-
-    def __init__(self, finder: SumsFinder, tree: Tree) -> None:
-        self._finder, self._tree = finder, tree
-
-    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
-        return self._finder.leaf_rows(nodes)
-
-    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
-        self._finder.finish(self._tree, margins)
 
 
 def finish(party: Party) -> None:

@@ -26,7 +26,6 @@ import numpy as np
 
 from treaty.crypto.sums.encrypted_sums import DisclosedKey, DisclosedLattice, bounds_of, disclosed_key
 from treaty.errors import ConfigError, CryptoError, PeerProtocolError
-from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.certificates import fingerprint
 from treaty.messaging.messages import Message, unpack, view
 from treaty.systems.options import converted, names_of
@@ -36,8 +35,7 @@ from treaty.systems.vertical.audit.messages import Expected, Opener, ReceivedTre
 from treaty.systems.vertical.audit.record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
 from treaty.systems.vertical.audit.tree import Replay, Shape, Unsound, shape_of
 from treaty.systems.vertical.encrypted_columns import TreeEnd, sums_bounds
-from treaty.trees.boosting import Forest, RoundState, boost
-from treaty.trees.growth import NoMoreTrees
+from treaty.trees.boosting import Boosting, Forest, RoundState, TreeSample
 
 Progress = Callable[[int, int], None]
 Header = TypeVar("Header", ActiveHeader, PassiveHeader)
@@ -175,11 +173,18 @@ class _RunAudit:
             if rounds in wanted:
                 passed[rounds] = replace(state, rounds=rounds, margins=state.margins.copy())
 
-        replay = Replay(self._next_shape, self._compare, common.fewest_rows)
-        boost(
-            replay, self._y, self._weight, Forest(loss, tuple(active.sources)), common.rules(loss), plan,
+        boosting = Boosting(
+            self._y, self._weight, Forest(loss, tuple(active.sources)), common.rules(loss), plan,
             on_round=on_round, resume=replace(begun, rounds=0), threads=self._threads,
         )  # fmt: skip
+        for a_round in boosting:
+            for sample in a_round.trees():
+                shape = self._next_shape()
+                if shape is None or not self._compare(sample, shape):
+                    boosting.stop()
+                    break
+                replay = Replay(shape, sample, common.fewest_rows)
+                a_round.add(replay.grow(boosting.rules), replay)
         rest = list(map(type, chain(self._parts, self._kept)))  # to the ends, so that damage there shows, too
         if TreeEnd in rest:
             self._verdict.notes.append(f"tree {self._tree} and those after it are not in the record of {active.party}")
@@ -228,18 +233,20 @@ class _RunAudit:
         self._kept_tree = part
         return shape_of(part, len(self._y), self._run.active.party)
 
-    def _compare(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s, shape: Shape) -> None:
+    def _compare(self, sample: TreeSample, shape: Shape) -> bool:
+        """Compare what was received of a tree with what its sample implies; return whether there was something."""
         number, verdict = self._tree, self._verdict
         self._tree += 1
         if number < self._alone:
-            return
-        expected = Expected(number, grad, hess, rows, columns)
+            return True
+        expected = Expected(number, sample.grad, sample.hess, sample.rows, sample.columns)
         found = self._received.compare(expected, self._kept_tree, shape, self._place)
         if found is None:
             verdict.notes.append(f"tree {number} and those after it are not in the record of {verdict.passive}")
-            raise NoMoreTrees
+            return False
         verdict.findings += [f"tree {number}: {finding}" for finding in found.findings]
         verdict.trees += 1
         verdict.vectors += found.vectors
         if self._progress is not None:
             self._progress(verdict.trees, self._common.n_estimators * self._loss.n_outputs)
+        return True

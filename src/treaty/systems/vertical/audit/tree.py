@@ -1,19 +1,18 @@
-"""A recorded tree as an auditor sees it: which rows are in which node; and the split finder that grows it once more."""
+"""A recorded tree as an auditor sees it: which rows are in which node, and how it grows once more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.messaging.messages import Array, view
 from treaty.systems.vertical.audit.record import KeptTree
+from treaty.trees.boosting import TreeSample
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import NoMoreTrees
-from treaty.trees.splits import Level, Splits
+from treaty.trees.growth import Growth
+from treaty.trees.splits import Level, SplitRules, Splits
 
 _NOT_ALLOWED = "it has splits that the job's options do not allow"
 
@@ -91,37 +90,39 @@ class SampledNodes:
         return (first, stop) in self._spans and len(places) == self._up_to[stop] - self._up_to[first]
 
 
-OnTree = Callable[[Integers, Integers, Int32s | None, Int32s, Shape], None]
-"""Called with a tree's expected grad and hess (n_rows,), its drawn rows (None: all) and columns, and its shape."""
-
-
 class Replay:
-    """A split finder that finds the splits which a record says were found; `next_shape` gives None after the last.
+    """A tree that grows once more with the splits of a record, on the gradients that are expected.
 
     Raises Unsound for splits that the job's options do not allow: deeper, or into children of fewer than `fewest_rows`.
     """
 
-    def __init__(self, next_shape: Callable[[], Shape | None], on_tree: OnTree, fewest_rows: int) -> None:
-        self._next_shape, self._on_tree, self._fewest_rows = next_shape, on_tree, fewest_rows
-
-    def start_tree(self, grad: Integers, hess: Integers, rows: Int32s | None, columns: Int32s) -> Integers:
-        """See `SplitFinder`; raises `NoMoreTrees` after the record's last tree."""
-        shape = self._next_shape()
-        if shape is None:
-            raise NoMoreTrees
-        self._shape = shape
-        self._on_tree(grad, hess, rows, columns, shape)
-        sampled = np.arange(len(grad)) if rows is None else rows
+    def __init__(self, shape: Shape, sample: TreeSample, fewest_rows: int) -> None:
+        self._shape, self._fewest_rows = shape, fewest_rows
+        n_rows = len(sample.grad)
+        sampled = np.arange(n_rows) if sample.rows is None else sample.rows
         self._totals = np.zeros((len(shape.left), 3), np.int64)
-        for column, values in enumerate((grad, hess, np.ones(len(grad), np.int64))):
+        for column, values in enumerate((sample.grad, sample.hess, np.ones(n_rows, np.int64))):
             np.add.at(self._totals[:, column], shape.leaf[sampled], values[sampled])
-        for node in np.flatnonzero(shape.left >= 0)[::-1]:
+        for node in np.flatnonzero(shape.left >= 0)[::-1]:  # children have higher numbers
             child = shape.left[node]
             self._totals[node] = self._totals[child] + self._totals[child + 1]
-        root: Integers = self._totals[0]
-        return root
 
-    def best_splits(self, level: Level) -> Splits:
+    def grow(self, rules: SplitRules) -> Tree:
+        """Return the tree, whose leaf weights follow from the expected gradients."""
+        growth = Growth(self._totals[0], rules)
+        while growth.level is not None:
+            chosen = growth.take(self._recorded_splits(growth.level))
+            if chosen is not None:
+                nodes, children, _ = chosen
+                if not np.array_equal(self._shape.left[nodes], children):
+                    raise Unsound("its nodes are in another order than a tree's grow in")
+                growth.divided(self._shape.record[nodes])
+        tree = growth.tree()
+        if not np.array_equal(tree.left, self._shape.left):
+            raise Unsound(_NOT_ALLOWED)
+        return tree
+
+    def _recorded_splits(self, level: Level) -> Splits:
         shape, splits = self._shape, Splits.none(len(level.nodes))
         for k, node in enumerate(level.nodes.tolist()):
             if node < len(shape.left) and shape.left[node] >= 0:
@@ -132,18 +133,13 @@ class Replay:
                 splits.left_totals[k] = self._totals[child]
         return splits
 
-    def divide(self, nodes: Int32s, children: Int32s, chosen: Splits) -> Int32s:
-        if not np.array_equal(self._shape.left[nodes], children):
-            raise Unsound("its nodes are in another order than a tree's grow in")
-        records: NDArray[np.int32] = self._shape.record[nodes]
-        return records
-
-    def leaf_rows(self, leaves: Int32s) -> tuple[Int32s, Integers]:
+    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
+        """Return all rows leaf after leaf, and where those of each start."""
         order = np.argsort(self._shape.leaf, kind="stable").astype(np.int32)
-        return order, np.searchsorted(self._shape.leaf[order], np.append(leaves, len(self._shape.left)))
+        return order, np.searchsorted(self._shape.leaf[order], np.append(nodes, len(self._shape.left)))
 
-    def finish(self, tree: Tree, margins: Floats) -> None:
-        """See `SplitFinder`: leaf weights are those that follow from the expected gradients."""
-        if not np.array_equal(tree.left, self._shape.left):
-            raise Unsound(_NOT_ALLOWED)
-        margins += tree.value[self._shape.leaf]
+    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
+        """Add each leaf's value to the margins of its rows."""
+        of_nodes = np.zeros(len(self._shape.left))
+        of_nodes[leaves] = values
+        margins += of_nodes[self._shape.leaf]
