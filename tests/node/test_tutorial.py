@@ -194,10 +194,10 @@ def test_the_page_on_nodes_names_every_field_and_state():
 
 def test_the_page_on_deployment_names_every_metric(tmp_path):
     pytest.importorskip("prometheus_client")
-    from treaty.node.web import _registry
+    from treaty.node.web import registry
 
     with Store(tmp_path) as store:
-        names = {metric.name for metric in _registry(store, "bank", lambda row: None).collect()}
+        names = {metric.name for metric in registry(store, "bank", lambda row: None).collect()}
     named = set(re.findall(r"`?(treaty_[a-z_]+)", PAGE.read_text()))
     assert {name.removesuffix("_total") for name in named} == {name for name in names if name.startswith("treaty_")}
 
