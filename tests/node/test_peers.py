@@ -89,7 +89,7 @@ def test_what_a_node_tells_of_its_log_is_signed_with_its_key(node):
     assert cards.verify(card, head.signature, head_statement("bank", head.entry, head.digest))
 
 
-@pytest.mark.parametrize(("days", "words"), [(59, "the certificate of bank ends on"), (-1, "ended on"), (61, "")])
+@pytest.mark.parametrize(("days", "words"), [(59, "the certificate of bank expires on"), (-1, "expired on"), (61, "")])
 def test_a_certificate_that_ends_soon_is_warned_of_once_a_day(node, monkeypatch, caplog, days, words):
     now = datetime.datetime.now(datetime.UTC)
     monkeypatch.setattr(cards, "ends", lambda card: now + datetime.timedelta(days))

@@ -107,7 +107,7 @@ def test_a_job_whose_part_was_kept_is_finished_once_the_others_have_theirs(bank)
     bank.killed(state="running", attempt=2)
     bank.report()
     at = bank.started().jobs.standings[bank.job]
-    assert at.kept == 2
+    assert at.row.kept == 2
     assert bank.looked() == "waiting"  # nothing was heard of the shop yet
     assert bank.heard(runs=2) == "waiting"  # its process still plays
     assert bank.heard(ended=2, kept=2) == "finished"

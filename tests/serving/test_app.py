@@ -261,8 +261,8 @@ def test_keys_are_each_drawn_anew_and_files_of_keys_checked(tmp_path):
     line = file.read_text()
     assert len(read_keys(tmp_path / "keys")) == 1
     for content, said in {
-        "": "expected a key at least",
-        "# nobody\n": "expected a key at least",
+        "": "expected at least one key",
+        "# nobody\n": "expected at least one key",
         f"{line}a 12\n": "at line 2 of",
         f"{line}{line}": "'a' again - at line 2",
         f"{line}b {'A' * 64}": "at line 2",

@@ -34,7 +34,7 @@ def matrix_of(table: pd.DataFrame, part: Any) -> np.ndarray:
 def test_without_partners_who_is_needed_is_named():
     answer = client().post("/predict", json={"rows": rows_of(shared()[1]["bank"].iloc[:1])})
     assert answer.status_code == 503
-    assert "this model predicts with shop" in answer.json()["error"]
+    assert "this model needs shop" in answer.json()["error"]
     assert "--fallback own" in answer.json()["error"]
     assert client().get("/model").json()["needs"] == ["shop"]
 
@@ -80,7 +80,7 @@ def test_partners_that_fail_are_said_to_the_caller_and_why_to_the_log(caplog):
 
     answer = client(partners=lambda ids, table: np.zeros((1, 1))).post("/predict", json=body)
     assert answer.status_code == 503
-    assert "expected margins of 2 rows, got 1" in caplog.text
+    assert "expected margins of 2 rows from the partners, got 1" in caplog.text
 
 
 def expected_margins(part: ModelPart, matrix: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ def test_what_cannot_be_fallen_back_on_is_refused():
         model_id=part.model_id, party=part.party, schema=part.schema, splits=part.splits,
         forest=replace(part.forest, trees=trees),
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="no split of bank's own is in use"):
+    with pytest.raises(ConfigError, match="the model uses no split of bank"):
         PredictionService(ServedModel(others), fallback=True)
     trees = [replace(tree, count=np.zeros_like(tree.count)) for tree in part.forest.trees]
     others.forest = replace(part.forest, trees=trees)
@@ -175,7 +175,7 @@ def test_parts_that_cannot_be_served_are_refused(tmp_path):
         load_model(tmp_path / "model" / "shop.part")
     with pytest.raises(ConfigError, match="got 2 of them: name the active party's file"):
         load_model(tmp_path / "model")
-    with pytest.raises(ConfigError, match="got something else"):
+    with pytest.raises(ConfigError, match="got another kind of file"):
         load_model(tmp_path / "model" / "model.json")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="with one part of a model, got none"):

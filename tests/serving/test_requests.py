@@ -54,7 +54,7 @@ def test_rows_become_numbers_and_codes_of_categories():
         ({"age": -(10**400)}, 1, "age", "expected numbers up to 3.4e+38, got a larger one"),
         ({"region": 3}, 1, "region", "expected text or null, got a number"),
         ({"region": True}, 1, "region", "expected text or null, got true or false"),
-        ({"zip": 8001}, 1, "zip", "the model has no such column; /model lists those it has"),
+        ({"zip": 8001}, 1, "zip", "the model has no such column; /model lists its columns"),
         ({"a`b - at `$.rows[7].c`": 1}, 1, "a`b - at `$.rows[7].c`", "no such column"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_cell_that_does_not_fit_is_named(changed, row, column, said):
 def test_a_missing_column_is_named():
     refused = refusal({"rows": [{name: value for name, value in GOOD.items() if name != "income"}]})
     assert refused.answer() == {
-        "error": "row 0, column 'income': it is missing; give null where a value is not known",
+        "error": "row 0, column 'income': it is missing; give null for an unknown value",
         "row": 0, "column": "income",
     }  # fmt: skip
 
@@ -76,13 +76,13 @@ def test_a_missing_column_is_named():
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"", 400, "expected JSON in UTF-8"),
-        (b"age=41", 400, "expected JSON in UTF-8"),
-        (b'{"rows": [{"age": NaN}]}', 400, "expected JSON in UTF-8"),
-        (b'{"rows": [{"age": Infinity}]}', 400, "expected JSON in UTF-8"),
-        (b'\xff\xfe{\x00"\x00', 400, "expected JSON in UTF-8"),
-        (b'{"rows": [{"region": "\xff"}]}', 400, "expected JSON in UTF-8"),
-        (json.dumps({"rows": [GOOD]}).encode() + b"x", 400, "expected JSON in UTF-8"),
+        (b"", 400, "cannot read the request as JSON in UTF-8"),
+        (b"age=41", 400, "cannot read the request as JSON in UTF-8"),
+        (b'{"rows": [{"age": NaN}]}', 400, "cannot read the request as JSON in UTF-8"),
+        (b'{"rows": [{"age": Infinity}]}', 400, "cannot read the request as JSON in UTF-8"),
+        (b'\xff\xfe{\x00"\x00', 400, "cannot read the request as JSON in UTF-8"),
+        (b'{"rows": [{"region": "\xff"}]}', 400, "cannot read the request as JSON in UTF-8"),
+        (json.dumps({"rows": [GOOD]}).encode() + b"x", 400, "cannot read the request as JSON in UTF-8"),
         (b"[" * 200_000, 422, "expected an object, got a list"),
         (b'{"rows":' + b"[" * 200_000, 422, "expected an object, got a list"),
         (b'{"rows":[{"age":' + b'{"a":' * 200_000, 422, "got an object"),
@@ -90,10 +90,10 @@ def test_a_missing_column_is_named():
         (b"{}", 422, 'expected a field "rows"'),
         (b'{"rows": null}', 422, "expected a list, got null"),
         (b'{"rows": [null]}', 422, "expected an object, got null"),
-        (b'{"rows": [], "more": 1}', 422, "a field 'more', which is not known"),
+        (b'{"rows": [], "more": 1}', 422, "an unknown field 'more'"),
         (b'{"rows": []}', 422, "expected 1 to 3 rows, got 0"),
         (json.dumps({"rows": [GOOD] * 4}).encode(), 422, "expected 1 to 3 rows, got 4"),
-        (json.dumps({"rows": [GOOD], "ids": ["1"]}).encode(), 422, "a field 'ids'"),
+        (json.dumps({"rows": [GOOD], "ids": ["1"]}).encode(), 422, "an unknown field 'ids'"),
     ],
 )
 def test_a_body_that_is_no_request_is_refused_in_plain_words(body, status, said):
@@ -112,7 +112,7 @@ def test_ids_come_with_rows_where_they_are_asked_for():
     reader = RequestReader(SCHEMA, max_rows=3, with_ids=True)
     assert reader.read(json.dumps({"rows": [GOOD, GOOD], "ids": ["7", "a"]}).encode()).ids == ["7", "a"]
     assert 'a field "ids"' in str(refusal({"rows": [GOOD]}, reader))
-    assert "an id of each of the 2 rows, got 1" in str(refusal({"rows": [GOOD, GOOD], "ids": ["7"]}, reader))
+    assert "an id for each of the 2 rows, got 1" in str(refusal({"rows": [GOOD, GOOD], "ids": ["7"]}, reader))
     refused = refusal({"rows": [GOOD, GOOD], "ids": ["7", 8]}, reader)
     assert (refused.row, str(refused)) == (1, "ids: expected text, got a number")
 
@@ -135,7 +135,7 @@ def test_any_name_of_a_column_is_taken_but_those_that_json_escapes():
     assert reader.read(json.dumps({"rows": [row]}).encode()).matrix.tolist() == [[0, 1, 2, 3, 4]]
     assert refusal({"rows": [row | {"a.b[0]": "x"}]}, reader).column == "a.b[0]"
     for name in ('height 5"', "a\\b", "a\nb"):
-        with pytest.raises(ConfigError, match="rename it and train anew"):
+        with pytest.raises(ConfigError, match="rename the column and train again"):
             RequestReader(Schema((name,), (None,)), max_rows=3)
 
 

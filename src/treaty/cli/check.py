@@ -67,12 +67,14 @@ def check(
     own = check_own(described, party)
     for finding in own:
         say(str(finding))
-    if not own[0].fine:  # the job itself is wrong, so who talks to whom is unknown
+    # The job itself is wrong, so who talks to whom is unknown.
+    if not own[0].fine:
         raise typer.Exit(2)
     say_learned(learned_by(described, described.roles()))
     others = []
     with ExitStack() as held:
-        try:  # listen as in a training, so that peers that check find somebody
+        # Listen as in a training, so that peers that check find somebody.
+        try:
             address = held.enter_context(listening(described, party)).address
             own.append(Finding("listening", True, f"at {address}"))
         except TreatyError as error:

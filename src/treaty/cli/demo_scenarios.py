@@ -222,7 +222,8 @@ def by_row(
     columns, y = data
     among_users = "user" in system.train
     names = [f"user{k + 1}" for k in range(_USERS_PER_EDGE * parties)] if among_users else ORGANISATIONS[:parties]
-    roles = roles_of(system, list(names), None, options)  # raises before anything is printed
+    # Raises before anything is printed.
+    roles = roles_of(system, list(names), None, options)
     train, test = _split(y)
     if len(train) < len(names):
         raise ConfigError(f"expected a row for each of {len(names)} users, got {len(train)} rows to train on")

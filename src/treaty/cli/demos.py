@@ -76,7 +76,8 @@ def run_demo(
         scenario = by_row(system, options, parties or 3, loaded, rounds, played)
     else:
         scenario = by_column(options, parties or 3, loaded, split, rounds, played)
-    if first_time:  # alignment has compiled its own kernels by now, while another process compiled those for trees
+    # Alignment has compiled its own kernels by now, while another process compiled those for trees.
+    if first_time:
         with Status("the first time: compiling for this processor, for 5 to 20 seconds", console=console):
             if model == "trees":
                 compile_walks()
@@ -111,9 +112,11 @@ def _play(scenario: Scenario, system: System) -> None:
             + (", or sums are sealed" if hasattr(model.protocol, "sums") else "")
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")  # some of so few rows always do
+        # Some of so few rows always do.
+        warnings.filterwarnings("ignore", message=".*rows have a margin beyond 4")
         warnings.filterwarnings("ignore", message="training ended after max_iter")  # printed below
-        warnings.filterwarnings("ignore", message="protocol 'pooled' puts")  # on purpose, as the baseline
+        # On purpose, as the baseline.
+        warnings.filterwarnings("ignore", message="protocol 'pooled' puts")
         started = time.perf_counter()
         model.fit(*scenario.given)
         fitted = time.perf_counter()

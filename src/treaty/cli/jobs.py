@@ -101,7 +101,8 @@ def _train(job: Job, party: str, *, resume: bool, bars: bool) -> None:
 def _resume_hint(job: Job, file: Path, party: str | None) -> str:
     """Return how to resume an interrupted training, with the command; "" if it must start from the beginning."""
     how = how_to_resume(job, party or job.active)
-    if not how or str(file) == FROM_PARENT:  # all parties end with their parent, which prints the hint
+    # All parties end with their parent, which prints the hint.
+    if not how or str(file) == FROM_PARENT:
         return ""
     flags = [] if party is None else ["--as", party]
     command = shlex.join(["treaty", "train", str(file), *flags, *(["--resume"] if party in (None, job.active) else [])])

@@ -150,14 +150,16 @@ class _LogFile(logging.FileHandler):
             print(f"treaty: cannot write the log {self.baseFilename} any more: {error}", file=sys.stderr)
 
     def close(self) -> None:
-        with suppress(OSError):  # lines that could not be written are lost
+        # Lines that could not be written are lost.
+        with suppress(OSError):
             super().close()
 
 
 def _opened(file: Path) -> logging.Handler:
     try:
         handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.fchmod(handle, 0o600)  # an existing file, too: errors may show cells of a table
+        # An existing file, too: errors may show cells of a table.
+        os.fchmod(handle, 0o600)
         os.close(handle)
         return _LogFile(file, encoding="utf-8")
     except OSError as error:

@@ -104,7 +104,8 @@ def common(
 
 def main() -> NoReturn:
     """Run the command line. Errors that Treaty raises on purpose are one line, not a traceback."""
-    gc.freeze()  # else each garbage collection, of which hundreds of messages cause many, scans all loaded modules
+    # Else each garbage collection, of which hundreds of messages cause many, scans all loaded modules.
+    gc.freeze()
     # Expand ~ in --option=~/path, which shells leave alone.
     sys.argv[1:] = [
         re.sub(r"^(--[\w-]+=)(~.*)", lambda match: match[1] + str(Path(match[2]).expanduser()), given)
@@ -130,5 +131,6 @@ def main() -> NoReturn:
             os._exit(int(ended.code))
         raise
     finally:
-        gc.freeze()  # else Python scans everything once more at exit, for half a second
+        # Else Python scans everything once more at exit, for half a second.
+        gc.freeze()
     sys.exit(0)

@@ -205,11 +205,13 @@ def jobs(
     for row in rows:
         rounds = f"{row.rounds}/{row.total}" if row.total else ""
         since = datetime.fromtimestamp(row.changed, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        what = Text(title_of(row))  # no markup: others have chosen it
+        # No markup: others have chosen it.
+        what = Text(title_of(row))
         table.add_row(row.id[:12], what, row.state, rounds, since, Text(row.reason))
     if sys.stdout.isatty():
         console.print(table)
-    else:  # one line each, for scripts
+    else:
+        # One line each, for scripts.
         Console(width=500).print(table)
 
 

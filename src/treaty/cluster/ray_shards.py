@@ -1,9 +1,8 @@
-"""`Shards` on Ray: every worker is an actor of the party's own cluster, or of one that is started on this machine.
+"""`Shards` on Ray: each worker is an actor of the party's own cluster, or of one started on this machine.
 
-Ray runs whatever those who reach its ports send it: keep a cluster within the party's own network, and its token on
-(``RAY_AUTH_MODE=token``, which is set here where nothing else is). Actors get no data when they are made, so that a
-cluster keeps none of it for later; rows travel in calls of at most `PIECE_BYTES`. Calls are made at most once; what a
-lost actor had to do, another does from the start.
+Ray runs any code that reaches its ports: keep a cluster within the party's own network, with its token on
+(``RAY_AUTH_MODE=token``, the default here). Actors get no data when they are created, as Ray would keep it; rows travel
+in calls of at most `PIECE_BYTES`. No call is retried: the step of a lost actor is started again at another one.
 """
 
 from __future__ import annotations
@@ -31,17 +30,19 @@ from treaty.machine.process import cores
 logger = logging.getLogger(__name__)
 
 _AUTH = "RAY_AUTH_MODE"
-_STORE_BYTES = 1 << 30  # of the object store of a cluster on this machine, through which arguments and results go
-_START = 180.0  # seconds that workers may take to begin, some of which import and compile
-_REPLACEMENTS = 3  # times that a step is begun again, before the cluster counts as lost
+# Size of the object store of a local cluster, which holds arguments and results of calls.
+_STORE_BYTES = 1 << 30
+_START = 180.0  # seconds for workers to start, including imports and compiling
+# How often a step is restarted before the cluster counts as lost.
+_REPLACEMENTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where a party's workers are: "ray" starts them on this machine, "ray://host:port" names the head of a cluster.
+    """A party's cluster: "ray" starts it on this machine, "ray://host:port" is the head of a running one.
 
-    `workers` is their number, by default one for each node of the cluster, two on this machine; their cores are divided
-    among them.
+    `workers` is the number of workers, by default one for each node of the cluster, two on this machine. They share the
+    cores equally.
     """
 
     address: str
@@ -55,35 +56,34 @@ class Cluster:
 
 
 class _NotWhole(Exception):
-    """Rows of an array have not come."""
+    """Some rows of an array are missing."""
 
 
 class _Actor:
-    """Runs steps on its shard. Made an actor by `RayShards`."""
+    """Runs steps on its shard; `RayShards` makes it a Ray actor."""
 
     def __init__(self, number: int, count: int, threads: int) -> None:
         self._shard = Shard(number, count, threads)
 
     def call(self, method: str, *args: Any) -> None:
-        """Begin, fill or drop an array."""
         getattr(self._shard, method)(*args)
 
     def run(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Return what a step gives for the shard."""
-        if not self._shard.is_whole:  # a call that failed, out of memory say: as if the worker were lost
+        # A call has failed, for example out of memory: treat the worker as lost.
+        if not self._shard.is_whole:
             raise _NotWhole
         return step(self._shard, *args)
 
     def process(self) -> tuple[int, str]:
-        """Return the number of the actor's process, and its version of Treaty."""
+        """Return the actor's process id, and its version of Treaty."""
         return os.getpid(), version("treaty-learn")
 
 
 @contextmanager
 def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
-    """Connect with a party's cluster and make its workers; take them away at the end. None gives None.
+    """Connect to a party's cluster and start workers; end them on exit. None yields None.
 
-    Raises ConfigError where Ray is not installed, the cluster is not reached, or its token is missing.
+    Raises ConfigError if Ray is not installed, the cluster cannot be reached, or its token is missing.
     """
     if cluster is None:
         yield None
@@ -93,10 +93,11 @@ def opened(cluster: Cluster | None) -> Iterator[RayShards | None]:
             shards = _begun(cluster, held)
         except TreatyError:
             raise
-        except Exception as error:  # Ray has no class of its own for what keeps it from starting
+        except Exception as error:
+            # Ray has no exception class of its own for failed starts.
             raise ConfigError(
-                f"the cluster {cluster.address!r} is not reached: {_lines(error)[0]}; docs/clusters.md helps",
-                public="its cluster is not reached",
+                f"cannot reach the cluster {cluster.address!r}: {_lines(error)[0]}; see docs/clusters.md",
+                public="its cluster cannot be reached",
             ) from error
         yield shards
 
@@ -115,16 +116,19 @@ def _begun(cluster: Cluster, held: ExitStack) -> RayShards:
 
 def _connected(cluster: Cluster) -> tuple[Any, bool]:
     """Return Ray, connected, and whether it was not before."""
-    if "ray" not in sys.modules:  # it reads this when it is imported
+    # Ray reads this variable when it is imported.
+    if "ray" not in sys.modules:
         os.environ.setdefault(_AUTH, "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which would be sent to Ray's makers
+    # Usage statistics would be sent to Ray's makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import ray  # takes seconds, and few need it
+        # Imported here, as it takes seconds and few users need it.
+        import ray
     except ImportError:
         raise ConfigError("a cluster needs Ray, which is not installed: pip install 'treaty-learn[ray]'") from None
     if os.environ.get(_AUTH, "token") != "token":
         raise ConfigError(
-            f"expected {_AUTH}=token, got {os.environ[_AUTH]!r}: whoever reaches the cluster could use it"
+            f"expected {_AUTH}=token, got {os.environ[_AUTH]!r}: everyone who reaches the cluster could use it"
         )
     if ray.is_initialized():
         return ray, False
@@ -138,7 +142,7 @@ def _connected(cluster: Cluster) -> tuple[Any, bool]:
 
 
 def _make_token() -> None:
-    """Make the token that Ray else makes itself, in a file that others may read."""
+    """Make the token. Ray would make it in a file that other users can read."""
     if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
         return
     token = Path.home() / ".ray" / "auth_token"
@@ -152,13 +156,13 @@ def _nodes(ray: Any) -> int:
 
 
 class RayShards:
-    """See `Shards`; `replaced` counts the workers that were lost and replaced."""
+    """`Shards` on Ray actors; `replaced` counts the workers that were lost and replaced."""
 
     def __init__(self, ray: Any, count: int, threads: int) -> None:
         self.count, self.replaced = count, 0
         self._ray, self._threads = ray, threads
-        # no cores are set aside, for which a second job would wait; a lost actor is not made again by Ray, which would
-        # not know what it kept, and no call is made twice
+        # Reserve no cores, or a second job would wait for them. Ray must not restart a lost actor, whose arrays it does
+        # not know, nor retry a call.
         options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
         self._kind = ray.remote(**options)(_Actor)
         self._kept: dict[str, ByRows] = {}
@@ -168,19 +172,19 @@ class RayShards:
         return self._kind.remote(number, self.count, self._threads)
 
     def wait_for_all(self, seconds: float) -> None:
-        """Wait until all workers are there; raise ConfigError where the cluster has no room for them."""
+        """Wait until all workers have started; raise ConfigError if the cluster has no room for them."""
         waited = [actor.process.remote() for actor in self._actors]
         ready, late = self._ray.wait(waited, num_returns=len(waited), timeout=seconds)
         if late:
             raise ConfigError(
-                f"{len(ready)} of {self.count} workers of the cluster began within {seconds:g} s: see `ray status`, "
-                "and whether the same Treaty is installed on all its machines"
+                f"{len(ready)} of {self.count} workers of the cluster started within {seconds:g} s: see `ray status`, "
+                "and check that the same Treaty is installed on all its machines"
             )
         try:
             versions = {release for _, release in self._ray.get(waited)}
         except self._ray.exceptions.RayError as error:
             raise ConfigError(
-                f"a worker of the cluster could not begin: {_lines(error)[-1]}; is the same Treaty installed on all "
+                f"a worker of the cluster could not start: {_lines(error)[-1]}; is the same Treaty installed on all "
                 f"its machines, and were all started with {_AUTH}=token?"
             ) from None
         if versions != {version("treaty-learn")}:
@@ -189,7 +193,7 @@ class RayShards:
             )
 
     def processes(self) -> list[int]:
-        """Return the numbers of the workers' processes."""
+        """Return the workers' process ids."""
         return [number for number, _ in self._ray.get([actor.process.remote() for actor in self._actors])]
 
     def keep(
@@ -203,13 +207,12 @@ class RayShards:
         self._of_all(lambda number: self._actors[number].call.remote("drop", name))
 
     def each(self, step: Callable[..., Any], *args: Any) -> list[Any]:
-        """See `Shards`; raises what a step raises, and ClusterLost where workers are lost again and again."""
+        """Run a step at each worker; raise what it raises, or ClusterLost if workers are lost again and again."""
         return self._of_all(
             lambda number: self._actors[number].run.remote(step, *cut_arguments(args, number, self.count))
         )
 
     def close(self) -> None:
-        """Take the workers away."""
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors = []
@@ -221,14 +224,15 @@ class RayShards:
         last = actor.call.remote("begin", name, (kept.size(number, self.count), *array.shape[1:]), array.dtype.str)
         most = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
         for rows in kept.parts(number, self.count, most):
-            self._ray.wait([last])  # one piece at a time is in the object store; `_NotWhole` tells what fails
+            # Keep one piece at a time in the object store. Errors are ignored here: `_NotWhole` reveals them.
+            self._ray.wait([last])
             last = actor.call.remote("fill", name, start, np.ascontiguousarray(rows))
             start += len(rows)
             forget(array)
         return last
 
     def _of_all(self, begin: Callable[[int], Any]) -> list[Any]:
-        """Begin a call at every worker, and return the results; do it again at those that are replaced meanwhile."""
+        """Start a call at each worker and return the results; repeat it at workers that were replaced."""
         found: dict[int, Any] = {}
         for attempt in range(1 + _REPLACEMENTS):
             calls, lost = dict[int, Any](), dict[int, BaseException]()
@@ -252,15 +256,17 @@ class RayShards:
         raise ClusterLost(f"workers of the cluster were lost {1 + _REPLACEMENTS} times in one step; see Ray's own logs")
 
     def _loss(self, error: Any) -> BaseException:
-        """Return an error that means that a worker is lost; raise what a step itself raised, without Ray's text."""
-        cause = getattr(error, "cause", None)  # Ray's text names machines and files, which peers are not told
+        """Return an error that means that a worker is lost; raise the step's own error, without Ray's text."""
+        # Ray's text names machines and files, which peers must not learn.
+        cause = getattr(error, "cause", None)
         if cause is None or isinstance(cause, _NotWhole | MemoryError | self._ray.exceptions.RayError):
             return error  # type: ignore[no-any-return]
         raise cause from None
 
     def _replace(self, number: int) -> None:
-        """Make a worker in a lost one's place, and give it what that kept."""
-        self._ray.kill(self._actors[number])  # one that only could not be reached must not go on
+        """Replace a lost worker, and give the new one its arrays."""
+        # It may only be unreachable, and must not continue.
+        self._ray.kill(self._actors[number])
         self.replaced += 1
         self._actors[number] = self._made(number)
         for name in self._kept:

@@ -1,4 +1,12 @@
-"""Bin sums of gradients that a party knows, added up by its cluster."""
+"""Sums that a party's cluster computes: bin sums of gradients, the lattice map, and products of ciphertexts.
+
+- Bin sums of known gradients (`ClusterHistograms`): each worker adds up its rows.
+- The lattice map: hints and products are sums over rows, modulo the primes, so a worker computes those of its rows. The
+  server's secrets (r_S, e', floods) and the ledger stay with the driver. For vectors, a worker encrypts its blocks;
+  the errors follow from the query's key and the block, so that a replacement worker makes the same bytes.
+- Additive ciphers, at a passive party: each worker multiplies the ciphertexts of its rows, for the bins of each column;
+  the driver multiplies the results, and re-randomises sums as one machine does. Workers see only the public key.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +36,9 @@ from treaty.trees.histograms import Histograms
 
 
 class ClusterHistograms:
-    """See `trees.histograms.Histograms`, of the codes of `n_rows` rows that workers keep under the name `codes`.
+    """`trees.histograms.Histograms` of `n_rows` rows, whose codes the workers keep under the name `codes`.
 
-    `name` tells trees apart that grow at the same time.
+    `name` distinguishes trees that grow at the same time.
     """
 
     def __init__(self, shards: Shards, codes: str, offsets: Int32s, n_rows: int, name: str = "") -> None:
@@ -38,7 +46,7 @@ class ClusterHistograms:
 
     @classmethod
     def of_columns(cls, shards: Shards | None, name: str) -> MakeSums | None:
-        """Return what gives the workers the columns of one owner, to be added up there; None without workers."""
+        """Return a function that gives the workers one owner's columns; None without workers."""
         if shards is None:
             return None
 
@@ -52,7 +60,7 @@ class ClusterHistograms:
     def of_rows(
         cls, shards: Shards | None, codes: NDArray[np.uint8], offsets: Int32s
     ) -> Callable[[int], BinSums] | None:
-        """Return what adds up rows for each tree of a round, by its number; None without workers."""
+        """Return a function that makes the sums for each tree of a round, by its number; None without workers."""
         if shards is None:
             return None
         shards.keep("codes", contiguous(codes))
@@ -64,7 +72,6 @@ class ClusterHistograms:
             self._shards.keep(f"{what}{self._name}", values)
 
     def end_tree(self) -> None:
-        """Let the workers forget the tree's gradients."""
         for what in ("grad", "hess"):
             self._shards.drop(f"{what}{self._name}")
 
@@ -75,7 +82,7 @@ class ClusterHistograms:
 
 
 def nodes_of(rows: Int32s, starts: Integers, firsts: Integers, n_rows: int) -> NDArray[np.signedinteger]:
-    """Return the number of each row's node, -1 in none, in the narrowest type: node k as in `Histograms.sums`."""
+    """Return each row's node, -1 for none, in the narrowest type; nodes are numbered as in `Histograms.sums`."""
     count = len(starts) - 1
     dtype = next(kind for kind in (np.int8, np.int16, np.int32) if count <= np.iinfo(kind).max)
     nodes: NDArray[np.signedinteger] = np.full(n_rows, -1, dtype)
@@ -85,7 +92,7 @@ def nodes_of(rows: Int32s, starts: Integers, firsts: Integers, n_rows: int) -> N
 
 
 def members(nodes: NDArray[np.signedinteger], count: int) -> tuple[Int32s, Integers]:
-    """Return the rows of `count` nodes, one node after the other, and where each begins."""
+    """Return the rows of `count` nodes, node by node, and where each node starts."""
     starts = np.concatenate([[0], np.cumsum(np.bincount(nodes[nodes >= 0], minlength=count))])
     rows = np.argsort(nodes, kind="stable")[len(nodes) - int(starts[-1]) :].astype(np.int32)
     return rows, starts.astype(np.int64)
@@ -94,13 +101,14 @@ def members(nodes: NDArray[np.signedinteger], count: int) -> tuple[Int32s, Integ
 def bin_sums(
     shard: Shard, codes: str, name: str, offsets: Int32s, features: Int32s, count: int, nodes: NDArray[np.signedinteger]
 ) -> Integers:
-    """Return a worker's part of the sums of `count` nodes, int64 (count, slots, 3); a step."""
+    """Return a worker's part of the sums of `count` nodes, int64 (count, slots, 3). A step."""
     grad, hess = f"grad{name}", f"hess{name}"
 
     def of_tree() -> Histograms:
         rows = shard.arrays[codes]
         columns = shard.made_of(f"columns of {codes}", [codes], lambda: np.ascontiguousarray(rows.T))
-        made = Histograms(rows, columns, offsets.copy(), shard.threads)  # received arrays are read-only
+        # Received arrays are read-only.
+        made = Histograms(rows, columns, offsets.copy(), shard.threads)
         made.start_tree(shard.arrays[grad], shard.arrays[hess], features)
         return made
 
@@ -108,18 +116,12 @@ def bin_sums(
     return histograms.sums(*members(nodes, count))
 
 
-# -------------- both ends of the lattice map, where the rows of a matrix or of vectors lie at the workers of a cluster
-#
-# Hints and products are sums over rows, each modulo the primes: a worker makes those of its rows. Secrets of the server
-# (r_S, e', floods) and the ledger stay with the driver. Of vectors a worker encrypts its blocks, with errors that
-# follow from the query's key and the block, so that another in its place makes the same bytes.
-
-_Client = tuple[Parameters, Sequence[Field], bytes, int]  # what a `LinearMapClient` is made of
+_Client = tuple[Parameters, Sequence[Field], bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """What a worker needs to know of a matrix whose columns it keeps: see `SecretMatrix`; `length` is that of all."""
+    """The data of a `SecretMatrix` that a worker needs besides its columns; `length` is that of the whole matrix."""
 
     name: str
     at: int
@@ -131,7 +133,7 @@ class _Matrix:
 
 
 class ClusterMapServer(LinearMapServer):
-    """See `LinearMapServer`. `name` tells the matrices of a job apart; rows are dealt out as if they began at `at`."""
+    """`LinearMapServer` over workers. `name` identifies the matrix; rows are assigned as if they started at `at`."""
 
     def __init__(
         self, shards: Shards, name: str, at: int, parameters: Parameters, matrix: SecretMatrix, seed: bytes,
@@ -150,18 +152,18 @@ class ClusterMapServer(LinearMapServer):
         return found % self.primes.astype(np.int64)
 
     def partial_hints(self, start: int, stop: int, numbers: Sequence[int] | None = None) -> Residues:
-        """See `LinearMapServer.partial_hints`; of all blocks."""
         assert numbers is None, "workers know their own blocks"
         parts: list[Residues] = self._shards.each(hints_of, self._there, start, stop)
         total, moduli = parts[0].copy(), self.primes[:, None, None]
         for part in parts[1:]:
-            total += part  # below 2^32
+            # Both terms are below a prime, so the sum fits into 32 bits and one subtraction reduces it.
+            total += part
             total -= np.where(total >= moduli, moduli, np.uint32(0))
         return total
 
 
 class ClusterLatticeServer(LatticeSumsServer):
-    """See `LatticeSumsServer`."""
+    """`LatticeSumsServer` over workers."""
 
     def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -173,7 +175,7 @@ class ClusterLatticeServer(LatticeSumsServer):
 
 
 class ClusterLatticeClient(LatticeSumsClient):
-    """See `LatticeSumsClient`."""
+    """`LatticeSumsClient` over workers."""
 
     def __init__(self, shards: Shards, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -186,7 +188,7 @@ class ClusterLatticeClient(LatticeSumsClient):
 
 
 class ClusterMapClient(LinearMapClient):
-    """See `LinearMapClient`."""
+    """`LinearMapClient` over workers."""
 
     def __init__(
         self, shards: Shards, parameters: Parameters, fields: Sequence[Field], seed: bytes, length: int, threads: int
@@ -199,7 +201,7 @@ class ClusterMapClient(LinearMapClient):
 
 
 class _ClusterQuery(EncryptedQuery):
-    """Has entries encrypted by workers, who are told its secrets and its key; b_0 is made here."""
+    """A query whose entries the workers encrypt, with its secrets and its key; b_0 is made here."""
 
     def __init__(
         self, client: LinearMapClient, shards: Shards, given: _Client, secrets: NDArray[np.int8], key: bytes | None
@@ -224,7 +226,7 @@ class _ClusterQuery(EncryptedQuery):
 
 
 class ClusterVectorServer(VectorServer):
-    """See `VectorServer`. `number` is that of the block of rows: blocks, of a stripe or less, are dealt out in turn."""
+    """`VectorServer` over workers. Blocks of at most a stripe are assigned in turn; `number` is that of the block."""
 
     def __init__(self, shards: Shards, number: int, *given: Any, threads: int = 1) -> None:
         super().__init__(*given, threads=threads)
@@ -232,7 +234,7 @@ class ClusterVectorServer(VectorServer):
 
 
 def server_over_cluster(shards: Shards, name: str, at: int, alone: LinearMapServer, threads: int) -> ClusterMapServer:
-    """Give a server's matrix to the workers; return the server whose products they make."""
+    """Give a server's matrix to the workers; return the server whose products they compute."""
     return ClusterMapServer(
         shards, name, at, alone.parameters, alone.matrix, alone.seed, threads=threads, random=alone.random
     )
@@ -247,10 +249,11 @@ def encrypted_rows(
     count: int,
     vectors: NDArray[np.int32],
 ) -> Residues:
-    """Return a worker's rows of ``EncryptedQuery.encrypt_from(first, ...)`` of `count` entries; a step."""
+    """Return a worker's rows of ``EncryptedQuery.encrypt_from(first, ...)`` of `count` entries. A step."""
     held: dict[tuple[Any, ...], EncryptedQuery] = shard.made_of("query", [], dict)
     terms = given[2], key, secrets.tobytes()
-    if terms not in held:  # the next query: its secrets are transformed once
+    # A new query: transform its secrets once.
+    if terms not in held:
         client: LinearMapClient = shard.made_of(
             f"client of {given[2].hex()}", [], lambda: LinearMapClient(*given, threads=shard.threads)
         )
@@ -270,7 +273,8 @@ def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:
 
     def of_rows() -> LinearMapServer:
         columns = np.ascontiguousarray(shard.arrays[matrix.name].T)
-        shard.arrays[matrix.name] = columns.T  # so that it is there once
+        # Keep one copy only.
+        shard.arrays[matrix.name] = columns.T
         held = SecretMatrix(columns, matrix.column_of_row.copy(), matrix.code_of_row.copy())
         return LinearMapServer(matrix.parameters, held, matrix.seed, threads=shard.threads)
 
@@ -281,26 +285,19 @@ def server_at(shard: Shard, matrix: _Matrix) -> LinearMapServer:
 def vector_products(
     shard: Shard, matrix: _Matrix, words: Residues, first: int, features: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return what a worker's entries from row `first` of the matrix on add to <u_S, b> of each vector; a step."""
+    """Return what a worker's entries from row `first` of the matrix on add to <u_S, b> of each vector. A step."""
     before = rows_before(shard.number, shard.count, matrix.at)
     start = rows_before(shard.number, shard.count, matrix.at + first) - before
     return server_at(shard, matrix).all_products(words, start, features, rows)
 
 
 def hints_of(shard: Shard, matrix: _Matrix, start: int, stop: int) -> Residues:
-    """Return what a worker's rows add to hints of some rows of the matrix, uint32 (primes, stop - start, N); a step."""
+    """Return what a worker's rows add to hints of some matrix rows, uint32 (primes, stop - start, N). A step."""
     server, degree = server_at(shard, matrix), matrix.parameters.degree
     own = own_stripes(shard.number, shard.count, matrix.at, matrix.length)
     blocks = [range(1 + part.start // degree, 1 + -(-part.stop // degree)) for part in own]
     return server.partial_hints(start, stop, list(chain.from_iterable(blocks)))
 
-
-# ----------------------------------------------------------------
-# A passive party's end of an additive cipher, where ciphertexts of rows are multiplied by the workers of a cluster.
-#
-# Each worker multiplies those of its rows over the bins of every column; the driver multiplies what they return, and
-# puts sums together and re-randomises them as one machine does. Workers learn what the party itself does: the public
-# key.
 
 Words = NDArray[np.uint64]
 Found = tuple[NDArray[np.int64], Words]
@@ -310,7 +307,7 @@ _CODES, _CIPHERTEXTS, _ROWS = "codes", "ciphertexts", "rows of ciphertexts"
 
 @dataclass(frozen=True, slots=True)
 class _CipherBins:
-    """What a worker needs to know of an additive cipher and the columns: the modulus, slots and bins of columns."""
+    """The parameters of an additive cipher and its columns that a worker needs."""
 
     modulus: int
     offsets: NDArray[np.int64]
@@ -318,7 +315,7 @@ class _CipherBins:
 
 
 class _OverCluster(AdditiveSumsServer):
-    """Multiplies at the workers, which keep the codes of all rows."""
+    """A server whose products the workers compute; they keep the codes of all rows."""
 
     _kept: Words | None = None
     _features: NDArray[np.int32] | None = None
@@ -363,19 +360,20 @@ class _OverCluster(AdditiveSumsServer):
 
 
 class ClusterSumsServer(_OverCluster):
-    """See `AdditiveSumsServer`."""
+    """`AdditiveSumsServer` over workers."""
 
 
 class ClusterBlindServer(_OverCluster, BlindSumsServer):
-    """See `BlindSumsServer`."""
+    """`BlindSumsServer` over workers."""
 
     def _products(self, positions: NDArray[np.int32], node_starts: NDArray[np.int64]) -> Iterator[Found]:
         yield from super()._products(positions, node_starts)
-        self._forget()  # ciphertexts serve one query
+        # Ciphertexts serve one query.
+        self._forget()
 
 
 def over_cluster(shards: Shards) -> Ends:
-    """Return what makes ends whose rows are at these workers; keys of additive ciphers encrypt at the driver."""
+    """Return the constructors of ends whose rows are at these workers; additive ciphers encrypt at the driver."""
     return Ends(
         partial(ClusterSumsServer, shards),
         partial(ClusterBlindServer, shards),
@@ -392,7 +390,7 @@ def bin_products_of(
     part: slice,
     nodes: NDArray[np.signedinteger],
 ) -> Found:
-    """Return a worker's part of what `AdditiveSumsServer._products` makes of some of `count` nodes; a step."""
+    """Return a worker's part of ``AdditiveSumsServer._products`` for some of `count` nodes. A step."""
     modulus: Modulus = shard.made_of(f"modulus {bins.modulus}", [], lambda: Modulus(bins.modulus))
     positions, starts = members(nodes, count)
     kept, source = shard.arrays[_ROWS], shard.arrays[_CIPHERTEXTS]
@@ -403,7 +401,7 @@ def bin_products_of(
 
 
 def _blocks(shard: Shard, bins: _CipherBins, features: NDArray[np.int32] | None) -> list[Block]:
-    """Return the groups of columns of a worker's rows, those of the tree's columns alone."""
+    """Return the groups of columns of a worker's rows, restricted to the tree's columns."""
     codes = shard.arrays[_CODES]
     sizes = np.diff(bins.offsets)
     blocks: list[Block] = shard.made_of(
@@ -420,7 +418,7 @@ def _blocks(shard: Shard, bins: _CipherBins, features: NDArray[np.int32] | None)
 
 
 def merged(modulus: Modulus, parts: list[Found], threads: int) -> Found:
-    """Multiply what workers found at the same places."""
+    """Multiply the workers' products at equal places."""
     at = np.concatenate([where for where, _ in parts])
     numbers = np.concatenate([products for _, products in parts])
     order = np.argsort(at, kind="stable").astype(np.int32)

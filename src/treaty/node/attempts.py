@@ -119,7 +119,8 @@ def decide(at: OpenJob, up: Collection[str], *, place: bool, now: float) -> Deci
         if all(view is not None and view.kept == kept for view in of_others):
             return "finished"
         if any(view is None or view.runs == kept for view in of_others):
-            return ""  # a party that still runs stores its part once it hears the others, or loses them
+            # A party that still runs stores its part once it hears the others, or loses them.
+            return ""
     if at.asks:
         if all(view.ready == at.asks for view in _views(at, at.needed)):
             return "run"
@@ -169,7 +170,8 @@ def _follow(at: OpenJob, up: Collection[str], *, place: bool) -> Decision:
         if lead.runs == at.ready:
             return "run"
         return "not ready" if lead.asks != at.ready else ""
-    plays = at.name in at.roles.of  # helpers of a training take no part in a prediction
+    # Helpers of a training take no part in a prediction.
+    plays = at.name in at.roles.of
     if plays and lead.asks > max(at.ended, at.row.attempt) and place and all(peer in up for peer in at.linked):
         return "be ready"
     return ""

@@ -63,14 +63,19 @@ class Door:
         self.jobs: Container[str] = ()
         self._listen, self.folder, self._addresses, self._ask_back = listen, folder, addresses, ask_back
         self._loop = asyncio.new_event_loop()
-        self._awaited: dict[str, asyncio.Future[_End]] = {}  # by token: the connection that comes back
-        self._servers: list[asyncio.Server] = []  # of the open port, and for conversations with peers
-        self._inner: dict[str, list[asyncio.Server]] = {}  # by job: its sockets, one for each peer
+        # By token: the connection that comes back.
+        self._awaited: dict[str, asyncio.Future[_End]] = {}
+        # Of the open port, and for conversations with peers.
+        self._servers: list[asyncio.Server] = []
+        # By job: its sockets, one for each peer.
+        self._inner: dict[str, list[asyncio.Server]] = {}
         self._ends: set[_End] = set()
         self._hosts: Counter[str] = Counter()
-        self._young: dict[_End, str] = {}  # with their addresses, oldest first
+        # With their addresses, oldest first.
+        self._young: dict[_End, str] = {}
         self._backs: Counter[str] = Counter()
-        self._warned_at, self._refused = 0.0, 0  # time of the last warning about refused callers, and the number since
+        # Time of the last warning about refused callers, and the number since.
+        self._warned_at, self._refused = 0.0, 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="treaty-door", daemon=True)
         self._thread.start()
@@ -143,7 +148,8 @@ class Door:
     async def _close_job(self, job: str) -> None:
         for server in self._inner.pop(job, []):
             self._close_server(server)
-        shutil.rmtree(self.job_socket(job).parent, ignore_errors=True)  # includes the process's own sockets
+        # Includes the process's own sockets.
+        shutil.rmtree(self.job_socket(job).parent, ignore_errors=True)
 
     def _close_server(self, server: asyncio.Server) -> None:
         names = [socket.getsockname() for socket in server.sockets]

@@ -48,7 +48,8 @@ SILENCE = 60.0
 """Seconds without any note after which a conversation ends; nodes send `Heartbeat` every five."""
 MOST_UNSENT = 1000
 """Maximum unread notes for a peer; then the conversation ends."""
-_NOTE_BYTES = 4 << 10  # a longer note counts as several
+# A longer note counts as several.
+_NOTE_BYTES = 4 << 10
 _STRANGER = "it is not trusted any more, or has another key"
 _HEARTBEAT = 5.0  # seconds
 
@@ -178,7 +179,8 @@ class Exchange:
         self._own, self._trusted, self._desk, self._dial, self._version = own, trusted, desk, dial, version
         self._incarnation = secrets.token_bytes(16)
         self._lock = threading.Lock()
-        self._talks: dict[str, list[NodeConversation]] = {}  # by peer: those after Hello
+        # By peer: those after Hello.
+        self._talks: dict[str, list[NodeConversation]] = {}
         self._open: list[NodeConversation] = []  # all, oldest first
         self._arrivals: dict[str, _TokenBucket] = {}  # by peer
         self._closing = threading.Event()
@@ -299,7 +301,8 @@ class Exchange:
             try:
                 card = self._trusted().get(peer)
                 why = "" if card is None else self._converse(peer, path, card)
-            except Exception as error:  # else this thread would end, and the peer would not be dialled again
+            except Exception as error:
+                # Else this thread would end, and the peer would not be dialled again.
                 logger.exception("cannot open a conversation with %s", peer)
                 why = f"unexpected error ({type(error).__name__})"
             if why and not self.is_up(peer):
@@ -393,7 +396,8 @@ def _options() -> list[tuple[str, Any]]:
         (
             "grpc.compression_enabled_algorithms_bitset",
             1,
-        ),  # no compression: the size after decompression is not bounded
+            # No compression: the size after decompression is not bounded.
+        ),
         ("grpc.max_metadata_size", 8 << 10),
     ]
 

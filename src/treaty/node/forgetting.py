@@ -135,7 +135,8 @@ def forget(settings: Settings, store: Store, row: JobRow, by: str) -> list[Path]
     if why:
         raise ConfigError(why)
     folder, left = Path(settings.folder), left_of(settings, store, row)
-    if left:  # recorded first, so that nothing is ever removed without an entry
+    # Recorded first, so that nothing is ever removed without an entry.
+    if left:
         removed = [str(path.relative_to(folder)) for path in left]
         store.note({"what": "forgotten", "job": row.id, "by": by, "removed": removed})
     for path in left:
@@ -171,6 +172,7 @@ def _queries(settings: Settings, proposal: Proposal | None) -> set[str]:
     """Return the data sets of a job here that come from queries."""
     try:
         named = [] if proposal is None else data_sets(proposal.described(), settings.name, proposal.verb)
-    except (TreatyError, KeyError):  # of another version of Treaty
+    except (TreatyError, KeyError):
+        # Of another version of Treaty.
         return set()
     return {of for of in named if of in settings.data and settings.data[of].sql is not None}

@@ -229,7 +229,8 @@ def revoke(folder: str | Path, name: str) -> None:
             raise ConfigError(f"expected a trusted partner, got {name!r}: there is no {file}")
         try:
             target = _revoked(folder, fingerprint_of(read_card(file, today=False)))
-        except ConfigError:  # unreadable, so its fingerprint is unknown
+        except ConfigError:
+            # Unreadable, so its fingerprint is unknown.
             target = folder / "peers" / "revoked" / f"{name}.{_now():%Y-%m-%dT%H%M%SZ}.damaged"
         _make_folder(target.parent)
         file.replace(target)
@@ -255,7 +256,8 @@ def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] |
     card = make_card(name, identity.certificate, signing, replaced)
     secret = signing.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     making = folder / f".{name}.making"
-    shutil.rmtree(making, ignore_errors=True)  # left by a killed process
+    # Left by a killed process.
+    shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
     for end, data in zip(
         (*_PRIVATE, *_PUBLIC), (identity.key, secret, identity.certificate, encode_card(card)), strict=True
@@ -288,7 +290,8 @@ def _alone(folder: Path) -> Iterator[list[str]]:
             f"cannot read the folder of keys {folder}: {error.strerror}; treaty keys new NAME makes one"
         ) from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # released when the process ends, too
+        # Released when the process ends, too.
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield _finish(folder)
     finally:
         os.close(handle)

@@ -84,7 +84,8 @@ def describe(store: Store, settings: Settings, row: JobRow, verdict: PolicyVerdi
     try:
         proposal = msgspec.json.decode(row.proposal, type=Proposal)
         job = proposal.described()
-    except (TreatyError, msgspec.MsgspecError):  # proposed under another version of Treaty
+    except (TreatyError, msgspec.MsgspecError):
+        # Proposed under another version of Treaty.
         return JobView(title=title_of(row), states={settings.name: row.state}, hash=row.id)
     states = {party: "unknown yet" for party in job.parties} | {settings.name: row.state}
     for party, view in store.views(row.id).items():

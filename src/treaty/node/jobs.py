@@ -77,10 +77,12 @@ class Jobs:
         self.lock = threading.RLock()
         self._tell_one, self._over = tell, over
         self._sent = 0  # number of statuses sent
-        self._hour, self._refusals = 0, Counter[str]()  # proposals refused in this hour, by peer
+        # Proposals refused in this hour, by peer.
+        self._hour, self._refusals = 0, Counter[str]()
         self._newest: dict[
             tuple[str, str], tuple[bytes, int]
-        ] = {}  # by job and peer: the peer's process, and the count of its last status
+            # By job and peer: the peer's process, and the count of its last status.
+        ] = {}
         self._cards: tuple[float, dict[str, Card]] = (-1e9, {})
 
     def close(self) -> None:
@@ -93,7 +95,8 @@ class Jobs:
             if time.monotonic() - read > 1.0:
                 try:
                     known = trusted(self.settings.keys)
-                except OSError as error:  # such as too many open files: keep trusting the cards read before
+                except OSError as error:
+                    # Such as too many open files: keep trusting the cards read before.
                     logger.warning("cannot read the cards of peers now: %s", error)
                     return cards
                 cards = {peer: card for peer, card in known.items() if peer in self.settings.peers}
@@ -129,13 +132,15 @@ class Jobs:
             proposal = msgspec.json.decode(row.proposal, type=Proposal)
             job = proposal.described()
             roles = roles_of(job, proposal.verb)
-        except (TreatyError, msgspec.MsgspecError) as error:  # proposed under another version of Treaty
+        except (TreatyError, msgspec.MsgspecError) as error:
+            # Proposed under another version of Treaty.
             self.end(row.id, "failed", f"this version of Treaty cannot run it: {error}")
             return
         if row.state in ("running", "queued"):
             event = {"what": "interrupted", "attempt": row.attempt}
             kept = row.kept
-            if row.state == "running":  # the last event of its process may be lost
+            # The last event of its process may be lost.
+            if row.state == "running":
                 kept = row.attempt if keeps_part(Path(self.settings.folder), row.id, self.name) else 0
             row = self.store.change(row.id, state="waiting", kept=kept, reason="its node was restarted", event=event)
         at = OpenJob(self.name, row, proposal, job, roles, ended=row.attempt)
@@ -232,7 +237,8 @@ class Jobs:
             return
         if view.state in FINAL:
             self.store.put_view(view.job, peer, msgspec.msgpack.encode(view))
-        else:  # the peer does not know yet how the job ended
+        else:
+            # The peer does not know yet how the job ended.
             conversation.tell(view.job)
 
     def _approvals(self, at: OpenJob, signed: Mapping[str, bytes]) -> None:
@@ -253,7 +259,8 @@ class Jobs:
             at.approver = by or "a person"
         elif command == "reject" and at.row.state in ("proposed", "approved"):
             self.end(job, "rejected", reason or "rejected by a person", by=by)
-        elif command in ("reject", "cancel"):  # a rejected job that has started meanwhile is cancelled
+        elif command in ("reject", "cancel"):
+            # A rejected job that has started meanwhile is cancelled.
             self.end(job, "cancelled", reason or "cancelled by a person", by=by)
 
     def bring_on(self, at: OpenJob) -> bool:

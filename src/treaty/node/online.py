@@ -28,7 +28,8 @@ TOGETHER = 4096
 """Maximum rows that are predicted together, unless one request has more."""
 ANSWER_TIMEOUT = 30.0
 """Seconds for the partners to answer."""
-_WAITING = 256  # requests in the queue; further ones are refused
+# Requests in the queue; further ones are refused.
+_WAITING = 256
 
 
 class OnlineRequest(msgspec.Struct, frozen=True):
@@ -123,7 +124,8 @@ class Requests:
                 try:
                     stream.write(msgspec.json.encode(answer) + b"\n")
                     stream.flush()
-                except OSError:  # the client has disconnected
+                except OSError:
+                    # The client has disconnected.
                     return
 
     def _answer(self, request: OnlineRequest) -> OnlineAnswer:

@@ -32,8 +32,10 @@ from treaty.runs.local_checks import Finding
 from treaty.systems import SYSTEMS
 from treaty.systems.vertical.exact_sums import expected_share, expected_sides
 
-_FIRST = ("peers", "systems", "losses", "verbs")  # rules that need no look at the table
-_ROUNDED = 1.0 + 1e-9  # ten times 0.1 must not exceed 1
+# Rules that need no look at the table.
+_FIRST = ("peers", "systems", "losses", "verbs")
+# Ten times 0.1 must not exceed 1.
+_ROUNDED = 1.0 + 1e-9
 _WITHOUT_EPSILON = ("fedxgboost-smm", "fedxgb", "quasi-newton", "sgd")  # they make no noisy release
 
 
@@ -120,7 +122,8 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
     findings: list[Finding] = []
     for rule, check in _RULES.items():
         if rule not in _FIRST and not all(finding.fine for finding in findings if finding.what in _FIRST):
-            break  # do not read tables for a job that is refused anyway
+            # Do not read tables for a job that is refused anyway.
+            break
         try:
             found = check(case)
         except TreatyError as error:
@@ -186,7 +189,8 @@ class _Case:
         return [name for name in self.member.columns or self.facts.columns if name not in without]
 
 
-_Found = tuple[bool, str] | None  # None: the policy has no such rule, or it does not apply to the job
+# None: the policy has no such rule, or it does not apply to the job.
+_Found = tuple[bool, str] | None
 
 
 def _peers(case: _Case) -> _Found:
@@ -374,7 +378,8 @@ def _cost_of_gradients(case: _Case) -> tuple[float, str]:
         return math.inf, "exact sums in addition to the noise, so no epsilon holds (mode='paper')"
     trees = common.n_estimators * case.rounds_of_trees
     paid = trees * own.noise_epsilon
-    if own.epsilon_total is not None and own.delta is None:  # with a delta, it limits the accountant's result
+    # With a delta, it limits the accountant's result.
+    if own.epsilon_total is not None and own.delta is None:
         paid = min(paid, own.epsilon_total)
     return paid, f"epsilon {paid:g} for noise on gradients of {trees} trees"
 

@@ -120,7 +120,8 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
-                start_new_session=True,  # Ctrl-C at the node's terminal goes to the node alone
+                # Ctrl-C at the node's terminal goes to the node alone.
+                start_new_session=True,
             )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):

@@ -67,8 +67,10 @@ class Node:
         self._warned_on: datetime.date | None = None
         self._of_peers: dict[
             tuple[str, str], tuple[float, int]
-        ] = {}  # time of the last entry, and the number left out since
-        self._noted: dict[str, float] = {}  # by job: when its rounds were last stored
+            # Time of the last entry, and the number left out since.
+        ] = {}
+        # By job: when its rounds were last stored.
+        self._noted: dict[str, float] = {}
         with ExitStack() as held:
             held.enter_context(_alone(self.folder))
             self.store = held.enter_context(Store(self.folder))
@@ -142,7 +144,8 @@ class Node:
                 at.process.end()
         for at in playing:
             at.process.wait(LAST_WORDS + 5.0)
-        with self._held:  # closes everything, even if the database cannot be written any more
+        # Closes everything, even if the database cannot be written any more.
+        with self._held:
             with self.jobs.lock:
                 self._read_inbox()
             self.exchange.close()
@@ -159,7 +162,8 @@ class Node:
         self._warn_of_ends()
         self._read_inbox()
         if self.store.changed():
-            self.jobs.load(all_states=False)  # before the commands, which may be about a new job
+            # Before the commands, which may be about a new job.
+            self.jobs.load(all_states=False)
         for command in self.store.take_commands():
             try:
                 self.jobs.obey(command.job, command.command, msgspec.json.decode(command.argument or b"{}"))
@@ -187,7 +191,8 @@ class Node:
         except Exception as error:
             logger.exception("unexpected error - at %s", what)
             why = clean(f"{type(error).__name__}: {error}", 500)
-            if (what, why) != self._unexpected:  # a repeated error is only in the node's log
+            # A repeated error is only in the node's log.
+            if (what, why) != self._unexpected:
                 self._unexpected = what, why
                 with suppress(TreatyError):
                     self.store.note({"what": "unexpected error", "at": what, "why": why})
@@ -260,7 +265,8 @@ class Node:
         place = at.lasts or (len(playing) < self.settings.max_running and not self.jobs.share_budget(at, playing))
         now = time.monotonic()
         if at.process is not None and not at.ending and set(at.linked) - self.jobs.trusted().keys():
-            at.ending = True  # a card was revoked or has expired: send nothing more
+            # A card was revoked or has expired: send nothing more.
+            at.ending = True
             at.process.end()
         decision = decide(at, up, place=place, now=now)
         if decision in ("ask", "be ready") and (why := worn_out(at)):
@@ -282,7 +288,8 @@ class Node:
     def _begin(self, at: OpenJob, changes: dict[str, Any]) -> None:
         """Start the process of an attempt."""
         job_id, attempt = at.row.id, at.runs
-        self.jobs.change(at, **changes)  # the attempt counts before it can send anything
+        # The attempt counts before it can send anything.
+        self.jobs.change(at, **changes)
         try:
             self.jobs.check_budgets(at)
             sockets = {peer: f"unix:{path}" for peer, path in self.door.open_job(job_id, at.peers).items()}
@@ -293,7 +300,8 @@ class Node:
             order = msgspec.structs.replace(order, answered=at.row.answered, most_answered=most_answered(at.row.total))
             errors = log_of(self.folder, job_id)
             at.process = Process(order, errors, lambda event: self._put("event", job_id, attempt, event))
-        except (OSError, KeyError, TreatyError) as error:  # KeyError: a card was revoked just now
+        except (OSError, KeyError, TreatyError) as error:
+            # KeyError: a card was revoked just now.
             end = "wrong" if isinstance(error, TreatyError) else "again"
             public = getattr(error, "public", None) or "its process could not start"
             self._happened(job_id, attempt, WorkerEvent(end=end, said=str(error), public=public))
@@ -348,7 +356,8 @@ class Node:
         """End the process of a job that has ended, and remove what only its attempts needed."""
         self._noted.pop(at.row.id, None)
         for party in at.others:
-            self.exchange.say(party, self.head())  # evidence of what this node's audit log says of the job
+            # Evidence of what this node's audit log says of the job.
+            self.exchange.say(party, self.head())
         if at.process is not None:
             at.process.end()
             self.door.close_job(at.row.id)
@@ -380,7 +389,8 @@ def _alone(folder: Path) -> Iterator[None]:
 def _sockets(folder: Path) -> Iterator[Path]:
     """Make a folder for sockets in the system's temporary folder: paths of sockets must be short."""
     noted = folder / "sockets"
-    if noted.exists():  # a killed node has left its sockets
+    # A killed node has left its sockets.
+    if noted.exists():
         left = Path(noted.read_text())
         if left.parent == Path(tempfile.gettempdir()) and left.name.startswith("treaty-"):
             shutil.rmtree(left, ignore_errors=True)

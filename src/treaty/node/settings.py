@@ -321,7 +321,8 @@ def load_settings(path: str | Path) -> Settings:
     return settings
 
 
-_FILLED_IN = ("name", "folder", "ledgers")  # fields of a data set that are not in the file
+# Fields of a data set that are not in the file.
+_FILLED_IN = ("name", "folder", "ledgers")
 _PLACES: Places = {
     "at the top": (Settings, Settings.__struct_fields__),
     "in [web]": (Web, Web.__struct_fields__),
@@ -380,7 +381,8 @@ def _sharing(data: Mapping[str, DataSet]) -> dict[str, DataSet]:
     of_name = {}
     for alike in over.values():
         begun = [data_set.name for data_set in alike if Path(data_set.store).exists()]
-        if len(begun) > 1:  # written by an earlier version, or before they had the same table
+        # Written by an earlier version, or before they had the same table.
+        if len(begun) > 1:
             logger.warning(
                 "data sets %s have the same table but separate ledgers: its people pay the budgets of all",
                 _listed(begun),
@@ -421,7 +423,8 @@ def _check_ports(settings: Settings) -> None:
         raise ConfigError(f"expected `listen` and [web] listen to differ, got {settings.listen!r} twice")
     ports |= {f"[peers.{name}] address": address for name, address in settings.dialled.items()}
     for where, address in ports.items():
-        least = 1 if where.endswith("address") else 0  # listening at port 0 takes any free port
+        # Listening at port 0 takes any free port.
+        least = 1 if where.endswith("address") else 0
         if fault := fault_of(address, least):
             raise ConfigError(f"{where} = {address!r}: {fault}")
 

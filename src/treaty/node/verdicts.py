@@ -65,7 +65,8 @@ def checked(
     tables = tables_of(job, verb, settings)
     for of in tables:
         settings.data_set(of).fetch()
-    nowhere = {own.name: f"unix:{settings.folder}"}  # an address at which nobody listens, and which nobody dials
+    # An address at which nobody listens, and which nobody dials.
+    nowhere = {own.name: f"unix:{settings.folder}"}
     local = local_job(job, "check", verb, own, cards, settings, tables, nowhere)
     return check_own(local, own.name, told)
 
@@ -92,7 +93,8 @@ class Verdicts:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._found: dict[str, Future[PolicyVerdict]] = {}
-        self._under_way: list[tuple[str, Future[PolicyVerdict]]] = []  # with submitters; includes jobs that have ended
+        # With submitters; includes jobs that have ended.
+        self._under_way: list[tuple[str, Future[PolicyVerdict]]] = []
         self._readers = ThreadPoolExecutor(AT_ONCE, "treaty-verdict")
 
     def close(self) -> None:

@@ -120,7 +120,8 @@ def app(
         store.head()
         return JSONResponse({"status": "ok"})
 
-    def unusable(request: Request, error: Exception) -> Response:  # why, and where it is, is in the node's log
+    # Why, and where it is, is in the node's log.
+    def unusable(request: Request, error: Exception) -> Response:
         return JSONResponse({"status": "the node's database cannot be used; its log has the details"}, 503)
 
     routes = [
@@ -170,7 +171,8 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        now = self.cycle, self.transport.get_write_buffer_size()  # the last request, and bytes that wait to be read
+        # The last request, and bytes that wait to be read.
+        now = self.cycle, self.transport.get_write_buffer_size()
         computing = self.cycle is not None and not self.cycle.response_complete and not now[1]
         if now == self._before and not computing:
             self.transport.abort()
@@ -229,10 +231,12 @@ class _StoreCollector(Collector):
 
     def __init__(self, store: Store, name: str, describe: Callable[[JobRow], JobView]) -> None:
         self._store, self._name, self._describe = store, name, describe
-        self._ended: dict[str, Counter[tuple[str, str]]] = {}  # by job: bytes by peer and direction
+        # By job: bytes by peer and direction.
+        self._ended: dict[str, Counter[tuple[str, str]]] = {}
 
     def describe(self) -> list[Metric]:
-        return []  # else registering the metrics would read the database
+        # Else registering the metrics would read the database.
+        return []
 
     def collect(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("treaty_node_info", "The node and its version; always 1.", labels=["node", "version"])

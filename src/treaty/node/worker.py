@@ -131,7 +131,8 @@ def main() -> None:
         with suppress(BrokenPipeError):  # the node was killed
             write(failure)
             sys.stdout.flush()
-        os._exit(1)  # a gRPC call that was interrupted can keep the interpreter from ending
+        # A gRPC call that was interrupted can keep the interpreter from ending.
+        os._exit(1)
     success = _success(order, job, transcript)
     logger.info("%s: done%s", order.name, "".join(_traffic(success)))
     with suppress(BrokenPipeError):
@@ -205,7 +206,8 @@ def _traffic(event: WorkerEvent) -> Iterator[str]:
 
 def _failure(error: BaseException) -> WorkerEvent:
     """Return the last event of a failed attempt; the job is retried if others may be the reason."""
-    if isinstance(error, RoundVoid):  # too few members answered in time
+    # Too few members answered in time.
+    if isinstance(error, RoundVoid):
         return WorkerEvent(end="again", said=str(error), public=error.public or str(error))
     if isinstance(error, PeerError) or not isinstance(error, TreatyError):
         own = isinstance(error, OSError)
@@ -225,7 +227,8 @@ class _EventWriter:
     def __init__(self, answered: int = 0) -> None:
         self._lock = threading.Lock()
         self._last = 0.0
-        self._answered, self._first = answered, -1  # rounds finished before this attempt
+        # Rounds finished before this attempt.
+        self._answered, self._first = answered, -1
         self.so_far = WorkerEvent(answered=answered)
 
     def __call__(self, event: WorkerEvent) -> None:
@@ -235,7 +238,8 @@ class _EventWriter:
 
     def rounds(self, done: int, total: int) -> None:
         self._first = done if self._first < 0 else self._first
-        answered = max(self.so_far.answered, self._answered + done - self._first)  # each class's model restarts at 0
+        # Each class's model restarts at 0.
+        answered = max(self.so_far.answered, self._answered + done - self._first)
         self.so_far = WorkerEvent(done=done, total=total, answered=answered)
         self._write_limited(self.so_far, last=done >= total)
 

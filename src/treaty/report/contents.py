@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from treaty.messaging.transcript import Timeline
 
-_MOST_POINTS = 200  # of a ROC curve: more are not seen
+# Of a ROC curve: more are not seen.
+_MOST_POINTS = 200
 _MOST_CLASSES = 6
 _TENTHS = 10
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 _INK, _DIM, _LINE = "#0a0b01", "#0a0b02", "#0a0b03"
-_SERIES = [f"#0a0c0{k}" for k in range(7)]  # the last one is for the rest, added up
+# The last one is for the rest, added up.
+_SERIES = [f"#0a0c0{k}" for k in range(7)]
 _COLOURS = {_INK: "--ink", _DIM: "--dim", _LINE: "--line"} | {of: f"--s{k}" for k, of in enumerate(_SERIES)}
 _WIDTH, _HEIGHT = 4.2, 3.0  # inches: at the width of a phone the text has the size of small print
 _MOST_BARS, _MOST_PAIRS, _MOST_LINES = 15, 6, 6

@@ -1,4 +1,4 @@
-"""The web application: which paths there are, who may use them, and how much is taken."""
+"""The web application: its paths, access checks, limits and metrics, and the server that listens."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ from treaty.serving.keys import Keys
 from treaty.serving.schema import CONTENT_SECURITY_POLICY, docs_page, predict_operation
 from treaty.serving.service import PredictionResponse, PredictionService, Refused
 
-# ----------------------------------------------------------------
-# What is counted of requests, for Prometheus: how many, how long, how many rows. No value of a row is among it.
-
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Metrics:
-    """The counts of one server, in a registry of their own."""
+    """The Prometheus metrics of one server: requests, times and numbers of rows, but no value of a row."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -56,15 +53,12 @@ class Metrics:
         )
 
     def began(self) -> None:
-        """Count a request that is being answered."""
         self._under_way.inc()
 
     def ended(self) -> None:
-        """Count it no more."""
         self._under_way.dec()
 
     def answered(self, status: int, seconds: float, n_rows: int = 0, *, fallback: bool = False) -> None:
-        """Count an answer, with the rows that were predicted."""
         self._requests.labels(str(status)).inc()
         self._seconds.observe(seconds)
         self._rows.inc(n_rows)
@@ -72,11 +66,7 @@ class Metrics:
             self._fallback.inc(n_rows)
 
     def page(self) -> bytes:
-        """Return all counts as Prometheus reads them."""
         return generate_latest(self._registry)
-
-
-# ---------------------------------------------------------------- app
 
 
 logger = logging.getLogger(__name__)
@@ -84,7 +74,7 @@ logger = logging.getLogger(__name__)
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application: of scope, receive and send."""
 
-_AT_ONCE = 1 << 16  # bytes of a request that is answered without another thread: less work than the hand-over
+_AT_ONCE = 1 << 16  # bytes up to which a request is answered in this thread, as the hand-over would take longer
 _ASK_FOR_KEY = [(b"www-authenticate", b"Bearer"), (b"www-authenticate", b'Basic realm="treaty", charset="UTF-8"')]
 _USUAL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _PATHS = "POST /predict, GET /model, /docs, /openapi.json, /metrics and /health"
@@ -96,23 +86,23 @@ def make_app(service: PredictionService, keys: Keys | None = None, hosts: Collec
     Parameters
     ----------
     service : Service
-        Answers the requests.
+        Answers requests.
     keys : Keys or None
-        Who may use it, all but ``/health``; None: whoever reaches it.
+        Accepted keys, for all paths but ``/health``; None: no key is needed.
     hosts : collection of str or None
-        The names by which it may be asked for; None: any.
+        Accepted host names; None: any.
     """
     metrics = Metrics()
     pages = FastAPI(title="Treaty", version=treaty.__version__, docs_url=None, redoc_url=None)
 
     @pages.get("/health")
     async def health() -> dict[str, str]:
-        """Say that the server answers."""
+        """Report that the server answers."""
         return {"status": "ok"}
 
     @pages.get("/model")
     async def model() -> dict[str, Any]:
-        """Say which columns a row has, and what may be predicted."""
+        """Describe the columns of a row, and what may be predicted."""
         return service.described()
 
     @pages.get("/metrics", include_in_schema=False)
@@ -130,14 +120,15 @@ def make_app(service: PredictionService, keys: Keys | None = None, hosts: Collec
 
     for status in (404, 405):
         pages.add_exception_handler(status, in_our_words)
-    pages.openapi()["paths"]["/predict"] = {"post": predict_operation(service)}  # FastAPI keeps what it has made
+    # FastAPI caches this dictionary, so the change is kept.
+    pages.openapi()["paths"]["/predict"] = {"post": predict_operation(service)}
     return _Front(pages, Predictions(service, metrics), keys, hosts)
 
 
 class _Front:
-    """Lets in who has a key and asks for one of the hosts.
+    """Checks host and key, and passes requests on.
 
-    Takes requests for predictions by itself: FastAPI's way to a handler costs more than most answers do.
+    It handles predictions itself: FastAPI's routing takes longer than most predictions.
     """
 
     def __init__(
@@ -149,10 +140,10 @@ class _Front:
         if scope["type"] != "http":
             await self._pages(scope, receive, send)
         elif not asks_for(_header(scope, b"host"), self._hosts):
-            said = "this server is not at the name in the header Host; treaty serve --host NAME lets one in"
+            said = "the header Host names another server; treaty serve --host NAME accepts a name"
             await _send(send, 400, json.encode({"error": said}))
         elif not self._may_enter(scope):
-            said = "expected a key that this server knows: the header Authorization: Bearer KEY"
+            said = "expected a key that this server knows, in the header Authorization: Bearer KEY"
             await _send(send, 401, json.encode({"error": said}), _ASK_FOR_KEY)
         elif scope["path"] == "/predict" and scope["method"] == "POST":
             await self._predictions(scope, receive, send)
@@ -169,13 +160,12 @@ class _Front:
 
 
 class Predictions:
-    """Takes requests for predictions in, so many at once and so large, and answers and counts them."""
+    """Receives, answers and counts requests for predictions, within limits of number and size."""
 
     def __init__(self, service: PredictionService, metrics: Metrics) -> None:
         self._service, self._metrics, self._under_way = service, metrics, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request (ASGI)."""
         began = time.perf_counter()
         self._under_way += 1
         self._metrics.began()
@@ -195,7 +185,7 @@ class Predictions:
     async def _answer(self, scope: Any, receive: Any) -> PredictionResponse:
         limits = self._service.limits
         if self._under_way > limits.under_way:
-            raise Refused(503, f"{limits.under_way} requests are under way; ask again in a second", retry_after=1)
+            raise Refused(503, f"{limits.under_way} requests are under way; retry in a second", retry_after=1)
         try:
             async with asyncio.timeout(limits.body_seconds):
                 content = await self._body(scope, receive)
@@ -207,22 +197,25 @@ class Predictions:
             return self._service.answer(content)
         except Refused:
             raise
-        except Exception as error:  # its message may have values of rows in it
+        except Exception as error:
+            # Log no message: it may contain values of rows.
             lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
             logger.error("a request failed with %s, at %s", type(error).__name__, " ".join(lines[-4:]))
-            raise Refused(500, "the request could not be answered: an error of the server, said in its log") from None
+            raise Refused(500, "the request failed with an error of the server, which is in its log") from None
 
     async def _body(self, scope: Any, receive: Any) -> bytes:
-        """Return a request's body, which is taken in only as far as it is small enough."""
+        """Return a request's body; stop reading when it is too large."""
         most = self._service.limits.body_bytes
         kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refused(415, f"expected a body of type application/json, got {kind or 'none'}: see Content-Type")
         if _header(scope, b"content-encoding").lower() not in ("", "identity"):
             raise Refused(415, "expected a body that is not compressed")
-        said = _header(scope, b"content-length")
-        if said.isdecimal() and int(said) > most:
-            raise Refused(413, f"expected a body of up to {most} bytes, got {said}; send the rows in several requests")
+        length = _header(scope, b"content-length")
+        if length.isdecimal() and int(length) > most:
+            raise Refused(
+                413, f"expected a body of up to {most} bytes, got {length}; send the rows in several requests"
+            )
         pieces, size, more = [], 0, True
         while more:
             message = await receive()
@@ -239,7 +232,6 @@ class Predictions:
 
 
 async def _send(send: Any, status: int, content: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Send a whole answer in JSON."""
     of_content = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*of_content, *_USUAL, *headers]})
     await send({"type": "http.response.body", "body": content})
@@ -258,20 +250,19 @@ def _header(scope: Any, wanted: bytes) -> str:
     return ""
 
 
-# ---------------------------------------------------------------- where the application listens, and until when
-
-_KEPT = 75  # seconds for which a connection may be silent between requests
+_KEPT = 75  # seconds for which a connection may be idle between requests
 _CONNECTIONS = 1000
-_WAITING = 2048  # connections that are not yet taken up
+# Connections that wait to be accepted.
+_WAITING = 2048
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens at ``host:port``; ConfigError where that is not possible."""
+    """Return a socket that listens at ``host:port``; ConfigError if it cannot."""
     host, port = split_address(address)
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio sends at once on sockets that say TCP, which those of `socket.create_server` do not: an answer, head
-        # and body, would wait 40 ms for the receiver's delayed acknowledgment
+        # asyncio sets TCP_NODELAY only on sockets with an explicit TCP protocol, which those of `socket.create_server`
+        # lack: an answer of head and body would wait 40 ms for the receiver's delayed acknowledgment.
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -283,7 +274,7 @@ def listen(address: str) -> socket.socket:
         return listening
     except OSError as error:
         raise ConfigError(
-            f"cannot listen at {address}: {error.strerror or error}; name another with --listen"
+            f"cannot listen at {address}: {error.strerror or error}; choose another one with --listen"
         ) from None
 
 
@@ -303,9 +294,9 @@ def run(
     key: Path | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve an application until a signal ends it; requests under way are answered first.
+    """Serve an application until a signal; requests under way are answered first.
 
-    `ready` is called when it listens. Raises ConfigError where certificate and key cannot be used.
+    `ready` is called when it listens. Raises ConfigError if certificate and key cannot be used.
     """
     config = uvicorn.Config(
         app, http=Impatient, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
@@ -322,6 +313,7 @@ def run(
     server = uvicorn.Server(config)
     try:
         server.run(sockets=[listening])
-    except (SystemExit, KeyboardInterrupt):  # uvicorn raises the signal again that it has ended for
+    except (SystemExit, KeyboardInterrupt):
+        # uvicorn raises the signal again after a graceful shutdown.
         if not server.should_exit:
             raise

@@ -1,8 +1,7 @@
-"""Who may ask: keys of callers, of which the server keeps names and digests.
+"""API keys: the server keeps the names and digests of those who may send requests.
 
-A key is drawn at random with 256 bits, so one SHA-256 hides it: there is nothing to guess that salts and slow hashes
-would protect. The file has a line for each key, its holder's name and 64 hexadecimal digits; lines that begin with #
-are remarks.
+A key has 256 random bits, so one SHA-256 hides it: salts and slow hashes only protect guessable secrets. The file has
+one line for each key, with its holder's name and 64 hexadecimal digits; lines that start with # are comments.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class Keys:
         return len(self._digests)
 
     def holder(self, authorization: str) -> str | None:
-        """Return whose key an Authorization header has, as a Bearer token or a Basic password; None for nobody's.
+        """Return the holder of the key in an Authorization header (Bearer token or Basic password), or None.
 
-        All digests are compared, each in the same time whatever it is.
+        Time does not depend on which digest matches: all are compared, each in constant time.
         """
         given = hashlib.sha256(_key_in(authorization).encode()).digest()
         found = None
@@ -51,7 +50,7 @@ def read_keys(path: Path) -> Keys:
     Raises
     ------
     ConfigError
-        If there is none, it has no key, a line is malformed or a name comes twice.
+        If there is no file or no key in it, if a line is malformed, or if a name occurs twice.
     """
     digests: dict[str, bytes] = {}
     for number, line in enumerate(_lines(path), 1):
@@ -63,15 +62,15 @@ def read_keys(path: Path) -> Keys:
                 f"expected a name and the SHA-256 of a key in hexadecimal digits - at line {number} of {path}"
             )
         if words[0] in digests:
-            raise ConfigError(f"expected each name once, got {words[0]!r} again - at line {number} of {path}")
+            raise ConfigError(f"the name {words[0]!r} occurs twice - at line {number} of {path}")
         digests[words[0]] = bytes.fromhex(words[1])
     if not digests:
-        raise ConfigError(f"expected a key at least, got none; make one with --new-key NAME - at {path}")
+        raise ConfigError(f"expected at least one key, got none; make one with --new-key NAME - at {path}")
     return Keys(digests)
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """Draw a key; return it, and the line that lets its holder in. ConfigError for an unusual name."""
+    """Generate a key; return it, and its line for the file. ConfigError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"expected a name of up to 64 letters, digits, '.', '_' and '-', got {name!r} - at --new-key")
     key = f"treaty_{secrets.token_urlsafe(32)}"
@@ -79,7 +78,7 @@ def new_key(name: str) -> tuple[str, str]:
 
 
 def add_key(path: Path, name: str) -> str:
-    """Draw a key and add its line to a file, which is made where there is none; return the key, which is kept nowhere.
+    """Generate a key and add its line to a file, new or existing; return the key, which is not stored.
 
     Raises
     ------
@@ -89,7 +88,7 @@ def add_key(path: Path, name: str) -> str:
     key, line = new_key(name)
     lines = _lines(path) if path.exists() else []
     if any(other.split()[:1] == [name] for other in lines):
-        raise ConfigError(f"{name!r} has a key already: take its line out of {path} first, or choose another name")
+        raise ConfigError(f"{name!r} has a key already: remove its line from {path} first, or choose another name")
     write_whole(path, ["".join(f"{each}\n" for each in [*lines, line]).encode()])
     return key
 
@@ -100,14 +99,17 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"expected a file of names and keys' digests, got something else - at {path}") from None
+        raise ConfigError(
+            f"expected a file of names and digests of keys, got another kind of file - at {path}"
+        ) from None
 
 
 def _key_in(authorization: str) -> str:
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return given.strip()
-    if scheme.lower() == "basic":  # what browsers ask for; whatever the name is
+    # Browsers prompt for this; the user name is ignored.
+    if scheme.lower() == "basic":
         try:
             return base64.b64decode(given.strip(), validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):

@@ -1,4 +1,10 @@
-"""A model to be served: read from a part, and asked for margins and predictions of a few rows at a time."""
+"""A served model: read from a part, with its trees prepared once, and asked for margins of a few rows at a time.
+
+Fallback without partners: at a partner's split, nobody here knows which way a row goes. Its expected value there is the
+mean of both children, weighted by their covers (sums of hess), as in path-dependent TreeSHAP (`treaty.trees.shap`); the
+active party's part has these. (Sending all rows to the heavier child is much worse, see docs/serving.md.) A mean of two
+subtrees is a sum of two trees with smaller leaf values, so every tree becomes a few trees of own splits.
+"""
 
 from __future__ import annotations
 
@@ -25,51 +31,37 @@ from treaty.trees.boosting import Forest
 from treaty.trees.ensemble import Tree, Walk, join_splits
 from treaty.trees.shap import node_weights
 
-# ---------------------------------------- A part's trees made ready once, to be walked by rows that come one at a time
-
 
 def absent_owners(part: ModelPart) -> tuple[str, ...]:
-    """Return the other parties whose splits a part's trees use."""
+    """Return the other parties whose splits the trees use."""
     forest = forest_of_active(part)
     used = {int(source) for tree in forest.trees for source in np.unique(tree.source) if source >= 0}
     return tuple(name for source, name in enumerate(forest.sources) if source in used and name != part.party)
 
 
 def whole_walk(part: ModelPart) -> Walk:
-    """Make a part's trees ready, whose splits in use are all its own: in the walk it is the only owner."""
+    """Prepare trees whose splits all belong to the part: in the walk, it is the only owner."""
     forest = forest_of_active(part)
     trees = [replace(tree, source=np.where(tree.source < 0, -1, 0).astype(np.int16)) for tree in forest.trees]
     return Walk(trees, join_splits([part.splits], [len(part.schema.names)]))
 
 
 def forest_of_active(part: ModelPart) -> Forest:
-    """Return the forest that an active party's part has."""
+    """Return the forest of an active party's part."""
     assert part.forest is not None, "the active party's part holds the trees"
     return part.forest
 
 
-# ----------------------------------------------------------------
-# Predictions from own columns alone: what the trees are expected to say of a row whose other columns are unknown.
-#
-# At a partner's split nobody here knows which way a row goes. Its value there is the mean of what both children say,
-# weighted by how much of the training data each stands for, as in path-dependent TreeSHAP (`treaty.trees.shap`), which
-# the active party's part holds: the covers, which are sums of hess. (Sending all rows to the heavier child is much
-# worse: then an ensemble says little but the more frequent class; docs/serving.md has figures.)
-#
-# A mean of two subtrees is a sum of two trees with smaller leaf values. So every tree becomes a few trees of own splits
-# alone, which are walked as any other.
-
-
 @dataclass(frozen=True, slots=True)
 class _ExpectedNode:
-    """A leaf of a value, or a split of an own record with what is left and right of it."""
+    """A leaf with a value, or a split by an own record with its children."""
 
     value: float = 0.0
     record: int = -1
     children: tuple[_ExpectedNode, _ExpectedNode] | None = None
 
     def times(self, share: float) -> _ExpectedNode:
-        """Return the same with its leaf values multiplied."""
+        """Return the tree with its leaf values multiplied."""
         if self.children is None:
             return _ExpectedNode(share * self.value)
         left, right = self.children
@@ -80,31 +72,32 @@ _NOTHING = _ExpectedNode()
 
 
 def expected_walk(part: ModelPart) -> Walk:
-    """Make trees ready for rows of which only the own columns are known.
+    """Prepare trees for rows of which only the own columns are known.
 
     Raises
     ------
     ConfigError
-        Where the part has no split of its own in use, so that all rows would be predicted alike, or no covers.
+        If the trees use no split of this party, so that all rows get one prediction, or if the part has no covers.
     """
     forest = forest_of_active(part)
     own, n_outputs = forest.sources.index(part.party), forest.objective.n_outputs
     if not any(np.any(tree.source == own) for tree in forest.trees):
         raise ConfigError(
-            f"no split of {part.party}'s own is in use: without its partners all rows are predicted alike"
+            f"the model uses no split of {part.party}: without its partners, all rows would get the same prediction"
         )
     if any(tree.count[0] <= 0 for tree in forest.trees):
-        raise ConfigError("the model does not have the covers of its nodes, by which a fallback on own columns goes")
+        raise ConfigError("a fallback on own columns needs the covers of nodes, which the model lacks")
     expected = [_expected(tree, own, node_weights(tree), 0) for tree in forest.trees]
     trees = []
-    for start in range(0, len(expected), n_outputs):  # tree i adds to output i % n_outputs
+    # Tree i adds to output i % n_outputs.
+    for start in range(0, len(expected), n_outputs):
         for side_by_side in zip_longest(*expected[start : start + n_outputs], fillvalue=_NOTHING):
             trees += [_flat(root) for root in side_by_side]
     return Walk(trees, join_splits([part.splits], [len(part.schema.names)]))
 
 
 def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> list[_ExpectedNode]:
-    """Return trees of own splits whose values add up to what the subtree below a node is expected to say."""
+    """Return trees of own splits whose sum is the expected value of the subtree below a node."""
     left = int(tree.left[node])
     if left < 0:
         return [_ExpectedNode(float(tree.value[node]))]
@@ -120,7 +113,8 @@ def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> 
 
 def _flat(root: _ExpectedNode) -> Tree:
     nodes = list(_by_level(root))
-    numbers = np.cumsum([1, *(2 for node in nodes if node.children)])[:-1].tolist()  # of left children, in order
+    # Of left children, in order.
+    numbers = np.cumsum([1, *(2 for node in nodes if node.children)])[:-1].tolist()
     is_split = np.array([node.children is not None for node in nodes])
     left = np.full(len(nodes), -1, np.int32)
     left[is_split] = numbers
@@ -139,29 +133,26 @@ def _by_level(root: _ExpectedNode) -> Iterator[_ExpectedNode]:
         level = [child for node in level if node.children for child in node.children]
 
 
-# ---------------------------------------------------------------- models
-
-
 Margins = NDArray[np.float64]
 
 
 class ServedModel:
-    """The active party's part of a model, or a whole model, ready to predict rows of its own columns.
+    """The active party's part of a model, or a whole model, prepared to predict rows of its own columns.
 
     Attributes
     ----------
     part : ModelPart or LinearPart
     needs : tuple of str
-        Parties without whom there is no prediction: owners of splits in use, or of weights.
+        Parties that are needed for predictions: owners of used splits, or of weights.
     """
 
     def __init__(self, part: ModelPart | LinearPart, needs: Sequence[str] | None = None) -> None:
-        """`needs` are the other owners of a linear model, whose part does not name them; of trees leave it out.
+        """`needs` are the other owners of a linear model, whose part does not name them; not needed for trees.
 
         Raises
         ------
         ConfigError
-            Where the part is a passive party's.
+            If the part is a passive party's.
         """
         if not part.is_active:
             holds = "trees" if isinstance(part, ModelPart) else "intercept"
@@ -180,36 +171,37 @@ class ServedModel:
 
     @property
     def schema(self) -> Schema:
-        """The columns that a row to be predicted has."""
+        """The columns of a row to predict."""
         return self.part.schema
 
     @property
     def classes(self) -> list[Category] | None:
-        """The labels that may be predicted; None where these are numbers."""
+        """The labels that may be predicted; None for numbers."""
         return self.part.classes if isinstance(self.part, LinearPart) else forest_of_active(self.part).classes
 
     def margins(self, matrix: NDArray[Any], threads: int = 1) -> Margins:
-        """Return the margins of rows (n_rows, n_features) of a model that needs no partner."""
+        """Return the margins of rows (n_rows, n_features); only for a model that needs no partner."""
         assert self._margins is not None, "the model needs partners"
         return self._margins(matrix, threads)
 
     def fallback(self) -> Callable[[NDArray[Any], int], Margins]:
-        """Return a function that gives the margins of rows of which only the own columns are known.
+        """Return a function that computes margins from own columns alone.
 
-        Partners' columns count as they are on average: of trees see `treaty.serving.models`; in a linear model
-        prepared columns have mean zero.
+        Partners' columns count with their average: for trees see `expected_walk`; in a linear model, prepared columns
+        have mean zero.
 
         Raises
         ------
         ConfigError
-            Where the part does not hold what is needed for it.
+            If the part lacks what this needs.
         """
         return self._by_walk(self.part, expected_walk(self.part)) if isinstance(self.part, ModelPart) else self._linear
 
     def predictions(self, margins: Margins) -> list[dict[str, Any]]:
-        """Return what rows of these margins are predicted to be: of each the columns that ``treaty predict`` writes."""
+        """Return the predictions for margins: for each row, the columns that ``treaty predict`` writes."""
         if isinstance(self.part, LinearPart) and not self.part.of_classes:
-            margins = margins.reshape(-1)  # partners give them as (n_rows, 1)
+            # Partners give them as (n_rows, 1)
+            margins = margins.reshape(-1)
         columns = self.part.predictions(margins)
         names = tuple(columns)
         by_row = zip(*(values.tolist() for values in columns.values()), strict=True)
@@ -220,7 +212,7 @@ class ServedModel:
         return Table(self.schema, list(np.ascontiguousarray(matrix.T)), len(matrix))
 
     def described(self) -> dict[str, Any]:
-        """Return what a caller has to know: columns with their kinds and categories, classes, who else is needed."""
+        """Return what a caller must know: columns with kinds and categories, classes, needed partners."""
         names, kinds, categories = self.schema.names, self.schema.kinds, self.schema.categories
         of_kind = zip(names, kinds, categories, strict=True)
         columns = [
@@ -249,12 +241,12 @@ class ServedModel:
 
 
 def load_model(path: Path) -> ServedModel:
-    """Read a model to be served: a part that a job left (NAME.part), or the folder of a model of one party.
+    """Read a model to serve: a part of a job (NAME.part), or the folder of a whole model.
 
     Raises
     ------
     ConfigError
-        For a file that is no finished part of a model, or a passive party's, or a folder with several parts.
+        If it is no part of a finished model, a passive party's part, or a folder with several parts.
     """
     if path.is_dir():
         path = _only_part(path)
@@ -265,7 +257,7 @@ def load_model(path: Path) -> ServedModel:
         return ServedModel(linear := load_linear_part(path), _owners_beside(path, linear.party))
     if kind == CHECKPOINT.kind:
         raise ConfigError(f"expected a finished model, got a checkpoint; end the training first - at {path}")
-    raise ConfigError(f"expected a part of a model, got {kind or 'something else'} - at {path}")
+    raise ConfigError(f"expected a part of a model, got {kind or 'another kind of file'} - at {path}")
 
 
 def _only_part(folder: Path) -> Path:
@@ -277,14 +269,14 @@ def _only_part(folder: Path) -> Path:
 
 
 def _owners_beside(path: Path, party: str) -> list[str] | None:
-    """Return the other owners of a model that was saved as a whole, with the estimator's file beside the part."""
+    """Return the other owners of a whole saved model, from the estimator's file in the same folder."""
     if not path.with_name("model.json").is_file():
         return None
     return [name for name in read_saved(path.parent).parties if name != party]
 
 
 def _other_owners(part: LinearPart) -> tuple[str, ...]:
-    """Return the other owners as far as the part tells: one that was trained with others names its cipher."""
+    """Return the other owners, as far as the part has them; a part that names a cipher was trained with others."""
     if not part.encryption:
         return ()
     return tuple(name for name in part.alone if name != part.party) or ("the other parties",)

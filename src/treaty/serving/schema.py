@@ -12,7 +12,8 @@ _OF_TYPES = {str: "string", bool: "boolean", int: "number", float: "number"}
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_SHOWN = 20  # categories of a column on the page
+# Categories of a column on the page.
+_SHOWN = 20
 
 
 def request_schema(service: PredictionService) -> dict[str, Any]:

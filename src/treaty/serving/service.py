@@ -1,4 +1,8 @@
-"""What is answered to a request, whatever carries it: rows in, predictions out, or a refusal that says why."""
+"""From the body of a request to its answer, independent of HTTP: rows in JSON in, predictions or a refusal out.
+
+The decoder is built from the model's schema, so that types are checked during parsing, and errors name row and column.
+Numbers become float32 as in files (`treaty.data.columns`); whole numbers go through float64. JSON has no NaN and no inf.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,11 @@ from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, LocalProtocolError, TreatyError
 from treaty.serving.models import Margins, ServedModel
 
-# ---------- A request's rows, from JSON to numbers: every cell checked, and what is wrong said with its row and column
-#
-# The decoder is made from the model's schema, so that types are checked while the text is read. Numbers become float32
-# as those of a file do (`treaty.data.columns`): a whole number goes through float64. JSON has no NaN and no infinity.
-
-# ---------------------------------------------------------------- why a request is not answered
+logger = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """A request cannot be answered: an HTTP status, what is wrong in plain words, and where in the request.
+    """A request that cannot be answered: HTTP status, message, and the place in the request.
 
     Attributes
     ----------
@@ -36,35 +35,32 @@ class Refused(Exception):
         Counted from 0.
     column : str or None
     retry_after : int or None
-        Seconds after which asking again may help.
+        Seconds after which a retry may succeed.
     """
 
     def __init__(
         self,
         status: int,
-        said: str,
+        message: str,
         *,
         row: int | None = None,
         column: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        super().__init__(said)
+        super().__init__(message)
         self.status, self.row, self.column, self.retry_after = status, row, column, retry_after
 
     def answer(self) -> dict[str, str | int]:
-        """Return what the caller is told: "error" in a sentence that names row and column, and these once more."""
+        """Return the body of the answer: "error", a sentence that names row and column, and both as fields."""
         at_row = [] if self.row is None else [f"row {self.row}"]
         at_column = [] if self.column is None else [f"column {self.column!r}"]
         where = ", ".join([*at_row, *at_column])
-        told: dict[str, str | int] = {"error": f"{where}: {self}" if where else str(self)}
+        body: dict[str, str | int] = {"error": f"{where}: {self}" if where else str(self)}
         if self.row is not None:
-            told["row"] = self.row
+            body["row"] = self.row
         if self.column is not None:
-            told["column"] = self.column
-        return told
-
-
-# ---------------------------------------------------------------- requests
+            body["column"] = self.column
+        return body
 
 
 _IN_ROW = re.compile(r"^(?P<what>.*) - at `\$\.(?P<list>rows|ids)\[(?P<row>\d+)\](?:\.(?P<column>.*))?`$", re.DOTALL)
@@ -79,17 +75,17 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictionRequest:
-    """Rows to predict (n_rows, n_features) as a `Table` has them; and their ids, if they are asked for."""
+    """Rows to predict (n_rows, n_features) as in a `Table`, and their ids if partners need them."""
 
     matrix: NDArray[Any]
     ids: list[str] | None
 
 
 class RequestReader:
-    """Reads requests: of the form `shape`, with ``"ids"`` where partners need them."""
+    """Reads requests of the form `shape`, with ``"ids"`` if partners need them."""
 
     def __init__(self, schema: Schema, *, max_rows: int, with_ids: bool = False) -> None:
-        """Raise ConfigError for a name of a column that JSON writes in another way than it is."""
+        """Raise ConfigError for a column name that JSON would escape."""
         self._names, self._max_rows = schema.names, max_rows
         self._codes: dict[int, Mapping[Category, int]] = {
             place: {value: code for code, value in enumerate(values)}
@@ -107,7 +103,7 @@ class RequestReader:
         except ValueError:
             raise ConfigError(
                 "the model cannot be served: the name of a column has a quotation mark, a backslash or a control "
-                "character; rename it and train anew"
+                "character; rename the column and train again"
             ) from None
         fields: list[Any] = [("rows", list[row])]  # type: ignore[valid-type]
         if with_ids:
@@ -119,29 +115,28 @@ class RequestReader:
         self.shape = f'{{"rows": [{{"column": value, ...}}, ...]{ids}}}'
 
     def read(self, content: bytes) -> PredictionRequest:
-        """Return a request's rows; raise `Refused`, 400 for what is no JSON and 422 for what does not fit the model."""
+        """Return a request's rows; raise `Refused`: 400 if it is no JSON, 422 if it does not fit the model."""
         try:
             body = self._decoder.decode(content)
         except msgspec.ValidationError as error:
             raise _refused(str(error), self.shape) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused(400, f"expected JSON in UTF-8, got something else: {error}") from None
+            raise Refused(400, f"cannot read the request as JSON in UTF-8: {error}") from None
         except RecursionError:
             raise Refused(400, "expected rows of numbers and text, got lists or objects nested too deeply") from None
         n_rows = len(body.rows)
         if not 0 < n_rows <= self._max_rows:
-            raise Refused(
-                422, f"expected 1 to {self._max_rows} rows, got {n_rows}; send more of them in several requests"
-            )
+            raise Refused(422, f"expected 1 to {self._max_rows} rows, got {n_rows}; send more rows in several requests")
         if self._with_ids and len(body.ids) != n_rows:
-            raise Refused(422, f"expected an id of each of the {n_rows} rows, got {len(body.ids)}")
+            raise Refused(422, f"expected an id for each of the {n_rows} rows, got {len(body.ids)}")
         return PredictionRequest(self._matrix(body.rows), body.ids if self._with_ids else None)
 
     def _matrix(self, rows: list[Any]) -> NDArray[Any]:
         cells: list[Any] = list(map(msgspec.structs.astuple, rows))
         if self._codes:
             cells = [self._coded(row) for row in cells]
-        for place in [place for place, origin in self._origins.items() if origin]:  # whole numbers are exact so
+        # Whole numbers are exact so.
+        for place in [place for place, origin in self._origins.items() if origin]:
             cells = [(*row[:place], _less(row[place], self._origins[place]), *row[place + 1 :]) for row in cells]
         wide = np.array(cells, np.float64).reshape(len(rows), len(self._names))  # None becomes NaN
         with np.errstate(over="ignore"):
@@ -156,7 +151,7 @@ class RequestReader:
         return np.where([place in self._origins for place in range(len(self._names))], wide, matrix)
 
     def _coded(self, cells: tuple[Any, ...]) -> list[Any]:
-        """Return a row's cells with codes for categories; values that training did not have get the next code."""
+        """Return a row's cells with codes for categories; values unknown in training get the next code."""
         coded = list(cells)
         for place, codes in self._codes.items():
             if coded[place] is not None:
@@ -169,7 +164,7 @@ def _less(number: float | None, origin: int) -> float | None:
 
 
 def _cell(values: tuple[Category, ...] | None) -> UnionType | Any:
-    """Return the type of a column's cells: numbers and truth values, or what the categories are."""
+    """Return the type of a column's cells: numbers and truth values, or the types of its categories."""
     if values is None:
         return float | bool | None
     kinds: set[type] = {type(value) for value in values} or {str}
@@ -178,7 +173,7 @@ def _cell(values: tuple[Category, ...] | None) -> UnionType | Any:
 
 
 def _refused(said: str, shape: str) -> Refused:
-    """Say in plain words what a decoder has found; `shape` is a request's."""
+    """Translate a decoder's error into plain words; `shape` is the form of a request."""
     found = _IN_ROW.match(said)
     if found is None:
         return _refused_at_top(said, shape)
@@ -187,9 +182,9 @@ def _refused(said: str, shape: str) -> Refused:
         return Refused(422, f"ids: {_plain(found['what'])}", row=row)
     field = _FIELD.match(found["what"])
     if field is not None and field["is"] == "missing required":
-        return Refused(422, "it is missing; give null where a value is not known", row=row, column=field["field"])
+        return Refused(422, "it is missing; give null for an unknown value", row=row, column=field["field"])
     if field is not None:
-        return Refused(422, "the model has no such column; /model lists those it has", row=row, column=field["field"])
+        return Refused(422, "the model has no such column; /model lists its columns", row=row, column=field["field"])
     return Refused(422, _plain(found["what"]), row=row, column=column)
 
 
@@ -200,9 +195,7 @@ def _refused_at_top(said: str, shape: str) -> Refused:
     if field is not None and field["is"] == "missing required":
         return Refused(422, f'expected a field "{field["field"]}", got none: a request is {shape}')
     if field is not None:
-        return Refused(
-            422, f"the request has a field {field['field']!r}, which is not known here: a request is {shape}"
-        )
+        return Refused(422, f"the request has an unknown field {field['field']!r}: a request is {shape}")
     where = f'"{found["field"]}": ' if found["field"] else ""
     return Refused(422, f"{where}{_plain(found['what'])}: a request is {shape}")
 
@@ -219,21 +212,16 @@ def _plain(what: str) -> str:
     return f"expected {listed}, got {_WORDS.get(types['got'], types['got'])}"
 
 
-# ---------------------------------------------------------------- service
-
-
-logger = logging.getLogger(__name__)
-
 Partners = Callable[[Sequence[str], Table], Margins]
-"""Predicts with the other parties: ids of rows and own columns in, margins (n_rows, n_outputs) of the whole model out.
+"""Predicts with the other parties: takes ids and own columns, returns margins (n_rows, n_outputs) of the whole model.
 
-It may be called from several threads at once. It raises a `TreatyError` where it cannot.
+It may be called from several threads. It raises a `TreatyError` if it fails.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How much is taken: rows and bytes of one request, requests under way, seconds for a request's body to arrive."""
+    """Limits: rows and bytes of a request, concurrent requests, and seconds for a request's body to arrive."""
 
     rows: int = 10_000
     body_bytes: int = 8 << 20
@@ -243,7 +231,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class PredictionResponse:
-    """The body of an answer in JSON, and what is counted of it."""
+    """The body of an answer in JSON, and what the metrics count."""
 
     content: bytes
     n_rows: int
@@ -270,7 +258,7 @@ class PredictionService:
         fallback: bool = False,
         threads: int = 1,
     ) -> None:
-        """`fallback`: predict without partners that are needed and absent; ConfigError where that is not possible."""
+        """`fallback`: predict without needed partners if they are absent; ConfigError if the model cannot."""
         self.model, self.limits = model, limits or RequestLimits()
         self._partners = partners if model.needs else None
         self.waits = self._partners is not None
@@ -281,7 +269,7 @@ class PredictionService:
 
     @property
     def falls_back(self) -> bool:
-        """Whether rows are predicted without partners where these are needed and absent."""
+        """Whether rows are predicted without needed partners if they are absent."""
         return self._fallback is not None
 
     def described(self) -> dict[str, Any]:
@@ -292,7 +280,7 @@ class PredictionService:
         }  # fmt: skip
 
     def warm_up(self) -> None:
-        """Predict a row of missing values, so that decoders and kernels are made before anybody waits for them."""
+        """Predict one row of missing values, so that decoders and kernels are ready before the first request."""
         nothing = {"rows": [dict.fromkeys(self.model.schema.names)]} | ({"ids": [""]} if self.waits else {})
         request = self._reader.read(self._encoder.encode(nothing))
         compute = self._fallback if self.model.needs else self.model.margins
@@ -300,19 +288,19 @@ class PredictionService:
             self.model.predictions(compute(request.matrix, 1))
 
     def answer(self, content: bytes) -> PredictionResponse:
-        """Answer the body of a request; raise `Refused` where that is not possible."""
+        """Return the answer to the body of a request; raise `Refused` if there is none."""
         if self.model.needs and self._partners is None and self._fallback is None:
             raise Refused(503, self._without_partners())
         request = self._reader.read(content)
         margins, fallback = self._margins(request)
-        told = {"model": self.model.part.model_id, "fallback": fallback, "predictions": self.model.predictions(margins)}
+        body = {"model": self.model.part.model_id, "fallback": fallback, "predictions": self.model.predictions(margins)}
         caution = self.model.part.caution(margins)
         if caution is not None:
-            told["caution"] = caution
-        return PredictionResponse(self._encoder.encode(told), len(request.matrix), fallback)
+            body["caution"] = caution
+        return PredictionResponse(self._encoder.encode(body), len(request.matrix), fallback)
 
     def _margins(self, request: PredictionRequest) -> tuple[Margins, bool]:
-        """Return margins, and whether they were made without partners who are needed."""
+        """Return margins, and whether they were computed without needed partners."""
         matrix = request.matrix
         if not self.model.needs:
             return self.model.margins(matrix, self._threads), False
@@ -322,15 +310,15 @@ class PredictionService:
             except TreatyError as error:
                 logger.warning("a prediction with %s failed: %s", self._named(), error)
                 if self._fallback is None:
-                    said = f"no prediction with {self._named()} was made; this server's log says why"
-                    raise Refused(503, said, retry_after=10) from None
+                    why = f"no prediction with {self._named()} was made; this server's log says why"
+                    raise Refused(503, why, retry_after=10) from None
         assert self._fallback is not None
         return self._fallback(matrix, self._threads), True
 
     def _with_partners(self, partners: Partners, ids: Sequence[str], matrix: NDArray[Any]) -> Margins:
         margins = partners(ids, self.model.table(matrix))
         if len(margins) != len(matrix):
-            raise LocalProtocolError(f"expected margins of {len(matrix)} rows, got {len(margins)} - from the partners")
+            raise LocalProtocolError(f"expected margins of {len(matrix)} rows from the partners, got {len(margins)}")
         return margins
 
     def _named(self) -> str:
@@ -338,7 +326,6 @@ class PredictionService:
 
     def _without_partners(self) -> str:
         return (
-            f"this model predicts with {self._named()}, and they are not connected here: a part of it alone cannot "
-            "predict. Predict in a batch with `treaty predict`, or, for worse predictions from own columns alone, "
-            "start the server with --fallback own"
+            f"this model needs {self._named()}, who are not connected here. Predict in a batch with `treaty predict`, "
+            "or start the server with --fallback own for less accurate predictions from own columns alone"
         )
