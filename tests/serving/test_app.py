@@ -264,7 +264,7 @@ def test_keys_are_each_drawn_anew_and_files_of_keys_checked(tmp_path):
         "": "expected at least one key",
         "# nobody\n": "expected at least one key",
         f"{line}a 12\n": "at line 2 of",
-        f"{line}{line}": "'a' again - at line 2",
+        f"{line}{line}": "'a' occurs twice - at line 2",
         f"{line}b {'A' * 64}": "at line 2",
     }.items():
         file.write_text(content)

@@ -143,7 +143,7 @@ def test_what_cannot_be_fallen_back_on_is_refused():
         PredictionService(ServedModel(others), fallback=True)
     trees = [replace(tree, count=np.zeros_like(tree.count)) for tree in part.forest.trees]
     others.forest = replace(part.forest, trees=trees)
-    with pytest.raises(ConfigError, match="does not have the covers"):
+    with pytest.raises(ConfigError, match="needs the covers of nodes"):
         PredictionService(ServedModel(others), fallback=True)
 
 

@@ -1,7 +1,7 @@
 """From the body of a request to its answer, independent of HTTP: rows in JSON in, predictions or a refusal out.
 
 The decoder is built from the model's schema, so that types are checked during parsing, and errors name row and column.
-Numbers become float32 as in files (`treaty.data.columns`); whole numbers go through float64. JSON has no NaN and no inf.
+Numbers become float32 as in files (`treaty.data.columns`); whole numbers go through float64. JSON has no NaN, no inf.
 """
 
 from __future__ import annotations
