@@ -25,6 +25,7 @@ LISTINGS = {  # file, label of the algorithm, number of its lines or steps
     "FederBoost by row": ("federboost_horizontal/federboost_horizontal.py", "Training", 4),
     "SecBoost": ("fedxgb/secboost.py", "SecBoost", 8),
     "SecFind": ("fedxgb/secfind.py", "SecFind", 9),
+    "SecPred": ("fedxgb/secpred.py", "SecPred", 8),
     "FederBoost by column": ("federboost_vertical/federboost_vertical.py", "Vertical", 6),
     "Quasi-Newton": ("logistic/quasi_newton.py", "Alg. 1", 5),
 }

@@ -13,9 +13,8 @@ from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import meeting
 from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit
 from treaty.systems.fedxgb.meeting import terms_of
-from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, Splits, Sum
+from treaty.systems.fedxgb.messages import MOST_VOID, LeafShares, RoundStart, RowSummary, Splits, Sum, Turn
 from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
-from treaty.systems.fedxgb.secpred import LeafShares, Turn
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
 from treaty.systems.horizontal.rows import LabelUnits, TrainingStart

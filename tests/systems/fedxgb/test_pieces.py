@@ -21,7 +21,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.models.trees import predict_pooled
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import prediction as secpred
-from treaty.systems.fedxgb.messages import Attendance
+from treaty.systems.fedxgb.messages import Attendance, ValueShares
 from treaty.systems.fedxgb.pieces import (
     ComparedShares,
     PieceForm,
@@ -32,7 +32,6 @@ from treaty.systems.fedxgb.pieces import (
     send_pieces_or_leave_out,
     send_shares,
 )
-from treaty.systems.fedxgb.secpred import ValueShares
 from treaty.systems.fedxgb.shares import DealtCorrections
 from treaty.systems.sizes import MOST_ROWS
 

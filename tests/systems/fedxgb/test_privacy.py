@@ -17,11 +17,10 @@ from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.data.table import Table
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import secfind as crowd_users
-from treaty.systems.fedxgb.messages import RoundStart, Splits, Values
+from treaty.systems.fedxgb.messages import RoundStart, SideShares, Splits, SplitShares, Values, ValueShares
 from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secboost import edge
-from treaty.systems.fedxgb.secpred import SideShares, SplitShares, ValueShares
 from treaty.systems.horizontal.masked_sums import MaskedInput
 from treaty.systems.horizontal.members import Membership
 from treaty.systems.horizontal.quantiles import ProbeRequest

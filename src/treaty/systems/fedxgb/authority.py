@@ -1,12 +1,4 @@
-"""The key authority: it certifies everybody's signing key, and everybody checks that.
-
-====================  ====================  ================================================  =====================
-message               from -> to            content                                           protection
-====================  ====================  ================================================  =====================
-`KeyRequest`          all -> authority      role, Ed25519 key of this run                     TLS
-`KeyCertificate`      authority -> all      its own key, signature on name, role and key      TLS
-`CertifiedKeys`       with others           key, certificate, X25519 key of this run          both signatures
-====================  ====================  ================================================  =====================
+"""The key authority: it certifies everybody's signing key of a run, and everybody checks that.
 
 The authority sees keys, no data, and leaves when all are certified. Everybody trusts it to have checked who speaks:
 over a network, by the certificate pinned for each name. It could certify a key of its own in any user's name; it is
@@ -34,7 +26,7 @@ from treaty.systems.system import RoleInput, Roles
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 60.0  # seconds; a tenth of the job's timeout where that is less
+PATIENCE = 60.0  # seconds; a tenth of the job's timeout if that is less
 
 
 class KeyRequest(Message):

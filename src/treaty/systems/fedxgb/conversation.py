@@ -24,18 +24,26 @@ from treaty.systems.fedxgb.messages import (
     Call,
     Cohort,
     Domain,
+    HeldRows,
+    LeafShares,
     MaskKey,
     MaskKeys,
     RoundStart,
+    RowCounts,
+    RowOwners,
     RowSummary,
+    SideShares,
     Splits,
+    SplitShares,
     Sum,
     SurvivorReport,
     Task,
     TrainingEnd,
+    Turn,
     UserOffer,
     Users,
     Values,
+    ValueShares,
 )
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper import HiddenThresholds, InputAndShares, KeyShares, LostUsers, ShownSplits, Sides
@@ -49,16 +57,6 @@ from treaty.systems.fedxgb.prediction import (
     TreesRequest,
 )
 from treaty.systems.fedxgb.secfind import ATTEMPTS, UserSums
-from treaty.systems.fedxgb.secpred import (
-    HeldRows,
-    LeafShares,
-    RowCounts,
-    RowOwners,
-    SideShares,
-    SplitShares,
-    Turn,
-    ValueShares,
-)
 from treaty.systems.fedxgb.shares import (
     DealingEnd,
     DealtCorrections,

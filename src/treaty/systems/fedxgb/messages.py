@@ -1,4 +1,4 @@
-"""Messages of a FedXGB training, besides those about keys (`authority`), masked vectors, and shares (`secpred`)."""
+"""Messages of a FedXGB training, besides those about keys (`authority`) and masked vectors."""
 
 from __future__ import annotations
 
@@ -179,3 +179,93 @@ class TrainingEnd(Message):
     """Training is over."""
 
     leakage: ClassVar = MessageLeakage("that training is over", "control")
+
+
+# Messages about rows on shares (`secpred`). Axes `*` are those of a share of a number (`Shares.number`): 2, or none.
+
+
+class HeldRows(Message):
+    """Users whose rows a holder has, and how many."""
+
+    leakage: ClassVar = MessageLeakage("whose rows edge servers have, and how many", "control")
+
+    users: dict[str, int]
+
+
+class RowOwners(Message):
+    """Users whose rows all holders of shares have, in the order in which the holders keep them."""
+
+    leakage: ClassVar = {
+        "edge": MessageLeakage("whose rows all of them have", "control"),
+        "user": MessageLeakage("whose rows all edge servers have", "control"),
+    }
+
+    users: list[str]
+
+
+class SplitShares(Message):
+    """Shares of a level's splits, uint64: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
+
+    leakage: ClassVar = MessageLeakage("shares of the splits of a level in all slots", "masked")
+
+    weights: Array
+    thresholds: Array
+
+
+class LeafShares(Message):
+    """Shares of leaf values, uint64 (trees, slots, *)."""
+
+    leakage: ClassVar = MessageLeakage("shares of leaf values in all slots", "masked")
+
+    values: Array
+
+
+RowCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class RowCounts(Message):
+    """Whose rows reached the sender, and how many; of a prediction, how many it has `asked` for over all runs."""
+
+    leakage: ClassVar = MessageLeakage("whose rows came, and how many; of predictions, over all runs", "control")
+
+    users: dict[str, int]
+    asked: dict[str, RowCount] = msgspec.field(default_factory=dict)
+
+
+class SideShares(Message):
+    """The sender's shares of whether rows of the receiver go left, uint64 (trees, rows, 2) or uint8 (trees, rows)."""
+
+    leakage: ClassVar = MessageLeakage("to which side its own rows go at a level", "exact", guard="max_depth")
+
+    shares: Array
+
+
+class ValueShares(Message):
+    """The sender's shares of the leaf values of some of the receiver's rows, uint64 (trees, rows, *)."""
+
+    leakage: ClassVar = {
+        "training": MessageLeakage("the leaf values of its own rows", "exact", guard="max_depth"),
+        "prediction": MessageLeakage(
+            "the predictions of its own rows; with many, an imitation of the model",
+            "exact",
+            guard="max_queries",
+        ),
+    }
+
+    shares: Array
+
+
+class Turn(Message):
+    """The holders now take all rows down a level, or (`leaves`) find their leaf values."""
+
+    leakage: ClassVar = {
+        "edge": MessageLeakage("that rows go down a level", "control"),
+        "user": MessageLeakage("that its rows go down a level", "control"),
+    }
+
+    leaves: bool
+
+    @property
+    def last(self) -> bool:
+        """Whether it ends the tree."""
+        return self.leaves

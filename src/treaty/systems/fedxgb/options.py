@@ -1,4 +1,4 @@
-"""Options of FedXGB."""
+"""Options of FedXGB; who is who in a job; who drops out of a simulation, and when."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from treaty.systems.horizontal.rows import refuse_goss, refuse_objectives
 from treaty.systems.options import AtLeastOne, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles
+
+logger = logging.getLogger(__name__)
 
 MAX_QUERIES = 100
 """Rows of each user that a hidden model predicts over all runs, by default."""
@@ -144,10 +146,7 @@ def check_consent(options: FedXGB) -> None:
         raise ConfigError(f'{PAPER_LEAKS}; set allow_insecure=True for comparison on public data, or mode="safe"')
 
 
-# ----------------------------------------------------------------
-# Who is who among users, edge servers, the server and the key authority; who drops out of a simulation, and when.
-
-logger = logging.getLogger(__name__)
+# ---------------------------------------------------------------- who is who
 
 Stage = Literal["call", "setup", "shared", "masked", "prediction"]
 """Where a user may drop out of a tree: as it begins; before its key is made; before or after its vector is sent; as

@@ -48,9 +48,8 @@ from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import gather_sound
 from treaty.systems.fedxgb.messages import AbsenceNotice, Call, Cohort, MaskKey, MaskKeys
 from treaty.systems.fedxgb.options import FedXGB, check_consent
-from treaty.systems.fedxgb.pieces import ComparedShares, PieceForm, gather_rest, pieces_of, send_shares
+from treaty.systems.fedxgb.pieces import ComparedShares, PieceForm, come_to_all, gather_rest, pieces_of, send_shares
 from treaty.systems.fedxgb.secfind import DomainSums, SumSetup, UserSums
-from treaty.systems.fedxgb.secpred import come_to_all
 from treaty.systems.fedxgb.shares import play_among
 from treaty.systems.horizontal.masked_sums import PassedShares, SealedShares
 from treaty.trees.slots import SlotSplits

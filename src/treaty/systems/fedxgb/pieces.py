@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +24,7 @@ from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, row_pieces, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import gather_sound
+from treaty.systems.fedxgb.messages import RowCounts
 from treaty.systems.sizes import RowSize
 
 logger = logging.getLogger(__name__)
@@ -200,3 +201,24 @@ def send_pieces_or_leave_out(party: Party, pieces: Mapping[str, Iterable[Message
 def _leave_out(party: Party, name: str, why: str) -> None:
     logger.warning("%s continues without %s: %s", party.name, name, why)
     party.leave_out(name)
+
+
+# ---------------------------------------------------------------- whose rows came to all edge servers
+
+
+def come_to_all(party: Party, edges: Sequence[str], users: Mapping[str, int]) -> list[str]:
+    """Return users of whom all edge servers have equally many rows, sorted; `users` are those of this edge server."""
+    return of_all(users, exchange_counts(party, edges, RowCounts(dict(users))))
+
+
+def exchange_counts(party: Party, edges: Sequence[str], counts: RowCounts) -> dict[str, RowCounts]:
+    """Send the other edge servers own counts; return theirs, by name."""
+    others = [edge for edge in edges if edge != party.name]
+    for edge in others:
+        party.send(edge, counts)
+    return {edge: party.receive(edge, RowCounts) for edge in others}
+
+
+def of_all(users: Mapping[str, int], others: Mapping[str, RowCounts]) -> list[str]:
+    """Return users of whom all others have as many rows, sorted."""
+    return sorted(name for name, rows in users.items() if all(of.users.get(name) == rows for of in others.values()))

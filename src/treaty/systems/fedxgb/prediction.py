@@ -1,47 +1,19 @@
 """Prediction for new rows by a model that only its server knows, on shares among edge servers (SecPred).
 
-Liu et al., "Boosting Privately", ICDCS 2020. Roles: the server, which has a FedXGB model; edge servers; users, who have
-rows and get predictions.
-
-====================  ====================  ================================================  =====================
-message               from -> to            content                                           protection
-====================  ====================  ================================================  =====================
-`PredictionTerms`     server -> holders;    columns and bins of training, loss, classes,      TLS
-                      first edge -> users   which model, most rows of a user
-`DealerTerms`         server -> dealer      how many bins columns have, which have            TLS
-                                            categories; which model, most rows of a user
-`ModelSize`           server -> each edge   how many trees, and of what depth                 TLS
-`QueriesLeft`         holders -> each user  how many rows it may still ask for                TLS
-`RowShares`           user -> holders       shares of its binned rows, in pieces              secret shares
-`RowCounts`           holder <-> holder     whose shares came, of how many rows; how many     TLS
-                                            each user has asked for over all runs
-`RowsTaken`           holders -> each user  whether its rows are predicted                    TLS
-`TreesRequest`        holders -> server     it is ready for more trees                        TLS
-`SplitShares`         server -> holders     shares of the splits of a level of some trees     secret shares
-`LeafShares`          server -> holders     shares of their leaf values                       secret shares
-`SharedNumbers`       holder <-> holder     what `shamir_routing` or `additive_routing` says  secret shares
-`ValueShares`         holders -> user       shares of its rows' sums of leaf values, in       for that user alone
-                                            pieces
-====================  ====================  ================================================  =====================
-
-Holders of shares are all edge servers. With ``comparison="additive"`` there are three edge servers, of whom the first
-two hold shares; the third gets only `DealerTerms` and `ModelSize` and deals random numbers to the others (`dealer`).
+Roles: the server, which has a FedXGB model; edge servers; users, who have rows and get predictions. The server sends
+its terms, which the first edge server passes on to users. Users share their binned rows; holders count them, and lead
+them down some trees at a time. Users get shares of the sums of their rows' leaf values. With ``comparison="additive"``
+there are three edge servers: the first two hold shares, the third deals random numbers to them.
 
 Adversary: honest but curious. At most (edges - 1) // 2 edge servers collude (any one of three), with any users or with
-the server.
+the server. The server learns nothing. Users learn their predictions, and what all users of the training received:
+quantiles of all columns, frequent categories, the classes. No path and no tree's own value is opened to anybody.
 
-**Who learns what.** Server: nothing. Edge servers: names, categories and bins of all columns, the loss and the classes
-(the dealer: how many bins columns have, and which have categories), as in training; who asks and for how many rows, now
-and over all runs (the dealer: for how many rows in all); how many trees there are, and how deep the deepest is, to
-which all are filled up. Users: their predictions, and
-what all users of the training were told: quantiles of all columns, frequent categories, the classes. No path and no
-tree's own value is opened to anybody.
+A user who asks for made-up rows imitates the model little by little, faster with shares of numbers other than bins,
+which nobody notices. Hence `max_queries`: every holder of shares counts the rows of each user over all runs (`kept`),
+tells each user how many are left, and leaves out users who ask for more.
 
-A user who asks for made-up rows finds out the model little by little, faster with shares of numbers other than bins,
-which nobody notices. Hence `max_queries`: every holder of shares counts the rows of each user over all runs
-(`queries`), tells each user how many are left, and leaves out who asks for more.
-
-Rows are shared as the bins of training: bins made of the model's own thresholds would tell users these. A split that is
+Rows are shared as the bins of training: bins made of the model's own thresholds would show users these. A split that is
 not at a cut of the bins is refused.
 """
 
@@ -68,20 +40,17 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowPredictions
 from treaty.systems.fedxgb.authority import PATIENCE
 from treaty.systems.fedxgb.kept import QueryRecord
-from treaty.systems.fedxgb.pieces import RowShares, gather_rows, pieces_of, send_pieces_or_leave_out
-from treaty.systems.fedxgb.rows import complete_tree, depth_of
-from treaty.systems.fedxgb.secpred import (
-    HiddenModel,
-    HiddenRows,
-    LeafShares,
-    RowCounts,
-    SharedRows,
-    SplitShares,
-    ValueShares,
-    layout_of,
+from treaty.systems.fedxgb.messages import LeafShares, RowCounts, SplitShares, ValueShares
+from treaty.systems.fedxgb.pieces import (
+    RowShares,
+    exchange_counts,
+    gather_rows,
     of_all,
-    tell_counts,
+    pieces_of,
+    send_pieces_or_leave_out,
 )
+from treaty.systems.fedxgb.rows import complete_tree, depth_of
+from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows, layout_of
 from treaty.systems.fedxgb.shares import Comparison, Dealer, Routing, holders_of, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, Origins, schema_of
@@ -265,8 +234,8 @@ def edge(
     """Predict the rows of `users` with the other edge servers; `edges` are all of them, in the job's order.
 
     A user that has not shared its rows, or taken a message, within `patience` seconds gets nothing, as does one that
-    asks for more rows than `record` leaves it. Raises ConfigError when the server says other rules than `rules`, to
-    which this edge server consents, and PeerProtocolError when its model has more or deeper trees.
+    asks for more rows than `record` leaves it. Raises ConfigError if the server's rules are not `rules`, to which this
+    edge server consents, and PeerProtocolError if its model has more or deeper trees.
     """
     party.may_lose(users)
     terms = party.receive(server, *_TERMS)
@@ -311,8 +280,8 @@ def edge(
                 totals[output, part] = held.routing.add(totals[output, part], found)
         done += len(leaves)
     held.routing.end_batch()
-    told = {name: pieces_of(ValueShares, totals, rows) for name, rows in held.parts.items()}
-    send_pieces_or_leave_out(party, told, patience)
+    results = {name: pieces_of(ValueShares, totals, rows) for name, rows in held.parts.items()}
+    send_pieces_or_leave_out(party, results, patience)
 
 
 def _check_size(rules: PredictionRules, grown: ModelSize, n_outputs: int, server: str) -> None:
@@ -349,7 +318,7 @@ def _counted(
     for name in rows.keys() - set(fit):
         logger.warning("%s leaves out %s: fewer rows are left to it than %d", party.name, name, rows[name])
     own = {name: asked.get(name, 0) for name in users}
-    told = tell_counts(party, holders, RowCounts({name: rows[name] for name in fit}, own))
+    told = exchange_counts(party, holders, RowCounts({name: rows[name] for name in fit}, own))
     answered = of_all({name: rows[name] for name in fit}, told)
     more = {}
     for name, had in own.items():

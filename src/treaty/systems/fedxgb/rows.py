@@ -21,24 +21,25 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.models.checkpoints import Checkpoint
 from treaty.systems.fedxgb.domain import DomainCohort
 from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
-from treaty.systems.fedxgb.messages import MOST_VOID, RoundStart, RowSummary, Splits, Values
+from treaty.systems.fedxgb.messages import (
+    MOST_VOID,
+    HeldRows,
+    LeafShares,
+    RoundStart,
+    RowOwners,
+    RowSummary,
+    SideShares,
+    Splits,
+    SplitShares,
+    Turn,
+    Values,
+    ValueShares,
+)
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper import ComparedRows, HiddenThresholds, PaperModel, SeenRows, ShownSplits, Sides
 from treaty.systems.fedxgb.pieces import RowShares, gather_rows, send_pieces_or_leave_out
 from treaty.systems.fedxgb.secfind import Crowd
-from treaty.systems.fedxgb.secpred import (
-    HeldRows,
-    HiddenModel,
-    HiddenRows,
-    LeafShares,
-    RowOwners,
-    SharedRows,
-    SideShares,
-    SplitShares,
-    Turn,
-    ValueShares,
-    layout_of,
-)
+from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows, layout_of
 from treaty.systems.fedxgb.shares import Dealer, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, FoundBins, agreed_objective, sent_clips, unpack_bins
 from treaty.systems.horizontal.rows import own_seed

@@ -56,18 +56,23 @@ from treaty.systems.fedxgb.meeting import (
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
     Attendance,
+    LeafShares,
     RoundStart,
+    RowOwners,
     RowSummary,
+    SideShares,
     Splits,
+    SplitShares,
     Sum,
     TrainingEnd,
+    Turn,
     Users,
+    ValueShares,
 )
 from treaty.systems.fedxgb.options import FedXGB, check_edges
 from treaty.systems.fedxgb.paper import HiddenThresholds, Sides, paper_mode
 from treaty.systems.fedxgb.rows import EdgeRows, Model, UserRows, resend_trees, server_model
 from treaty.systems.fedxgb.secfind import Crowd, find_splits, give_domain_sum
-from treaty.systems.fedxgb.secpred import LeafShares, RowOwners, SideShares, SplitShares, Turn, ValueShares
 from treaty.systems.fedxgb.shares import holders_of
 from treaty.systems.horizontal.members import TranscriptDigest
 from treaty.systems.horizontal.quantiles import (

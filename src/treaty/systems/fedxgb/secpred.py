@@ -1,26 +1,20 @@
-"""Users' rows go down a tree that the server alone knows, on shares among the edge servers (SecPred).
+"""SecPred: users' rows go down a tree that the server alone knows, on shares among the edge servers.
 
-====================  ====================  ================================================  =====================
-message               from -> to            content                                           protection
-====================  ====================  ================================================  =====================
-`RowShares`           user -> each holder   shares of its binned rows, once, in pieces        secret shares
-`HeldRows`,           holders -> server     whose rows all holders have                       TLS
-`RowOwners`           -> all
-`SplitShares`         server -> each        shares of a level's splits in all slots           secret shares
-                      holder
-`SharedNumbers`       holder <-> holder     what `shamir_routing` or `additive_routing` says  secret shares, TLS
-`SideShares`          each holder -> user   shares of the side its rows go to, in pieces      for that user alone
-`LeafShares`          server -> each        shares of the leaf values in all slots            secret shares
-                      holder
-`ValueShares`         each holder -> user   shares of its rows' leaf values, in pieces        for that user alone
-`Turn`                server -> others ->   that rows go down a level, or get leaf values     TLS
-                      users
-====================  ====================  ================================================  =====================
+Liu et al., "Boosting Privately", ICDCS 2020. Every tree is filled up to a complete one, so that its shape is hidden.
+All rows go down, also those of users who take no part in it, so that these can return. Holders of shares are all edge
+servers, or the first two, to whom the third deals random numbers; `shares` says who may collude. The steps:
 
-Holders of shares are all edge servers, or the first two, to whom the third deals random numbers (`dealer`); `shares`
-says who may collude. Shares sent to a user tell it, and those who may collude with it, only the values that they open
-to. All rows go down every tree, also those of users who take no part in it, so that these can return. Holders learn how
-many rows each user has. What is told of rows goes in pieces of these: see `pieces`.
+1. u -> each holder: shares of its binned rows, once.
+2. Holders -> S -> all: whose rows all holders have.
+3. For each level, S -> each holder: shares of the splits of all slots.
+4. After the last level, S -> each holder: shares of the leaf values of all slots.
+5. For each level, holders: compare each row with the split of its slot, on shares.
+6. Each holder -> u: shares of the side to which each of its rows goes.
+7. Holders: find the leaf value of each row, on shares.
+8. Each holder -> u: shares of its rows' leaf values.
+
+Shares sent to a user tell it, and those who may collude with it, only the values that they open to. Holders learn how
+many rows each user has. Results and rows travel in pieces of bounded size (`pieces`).
 """
 
 from __future__ import annotations
@@ -28,9 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,112 +31,79 @@ from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import Words
 from treaty.data.binning import Bins
 from treaty.errors import DataError, PeerProtocolError
-from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.kept import row_key
+from treaty.systems.fedxgb.messages import HeldRows, LeafShares, SideShares, SplitShares, Turn, ValueShares
 from treaty.systems.fedxgb.pieces import PieceForm, RowShares, pieces_of, send_shares
 from treaty.systems.fedxgb.shares import AdditiveRouting, Comparison, Routing, ShamirRouting, shares_of
 from treaty.trees.slots import VALUE_BITS, SlotSplits
 
 _MOST_VALUE = 2.0 ** (61 - VALUE_BITS)
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _AT_ONCE = 1 << 16  # comparisons: their random numbers take up to a kilobyte each
 _SLOTS_AT_ONCE = 1 << 21  # of these rows: edge servers send each other up to 16 bytes for each
 
-# Axes `*` below are those of a share of a number (`Shares.number`): 2, or none.
-
-
-class HeldRows(Message):
-    """Users whose rows a holder has, and how many."""
-
-    leakage: ClassVar = MessageLeakage("whose rows edge servers have, and how many", "control")
-
-    users: dict[str, int]
-
-
-class RowOwners(Message):
-    """Users whose rows all holders of shares have, in the order in which the holders keep them."""
-
-    leakage: ClassVar = {
-        "edge": MessageLeakage("whose rows all of them have", "control"),
-        "user": MessageLeakage("whose rows all edge servers have", "control"),
-    }
-
-    users: list[str]
-
-
-class SplitShares(Message):
-    """Shares of a level's splits, uint64: weights (trees, slots, columns, *), thresholds (trees, slots, *)."""
-
-    leakage: ClassVar = MessageLeakage("shares of the splits of a level in all slots", "masked")
-
-    weights: Array
-    thresholds: Array
-
-
-class LeafShares(Message):
-    """Shares of leaf values, uint64 (trees, slots, *)."""
-
-    leakage: ClassVar = MessageLeakage("shares of leaf values in all slots", "masked")
-
-    values: Array
-
-
-class RowCounts(Message):
-    """Whose rows reached the sender, and how many; of a prediction, how many it has `asked` for over all runs."""
-
-    leakage: ClassVar = MessageLeakage("whose rows came, and how many; of predictions, over all runs", "control")
-
-    users: dict[str, int]
-    asked: dict[str, _Count] = msgspec.field(default_factory=dict)
-
-
-class SideShares(Message):
-    """The sender's shares of whether rows of the receiver go left, uint64 (trees, rows, 2) or uint8 (trees, rows)."""
-
-    leakage: ClassVar = MessageLeakage("to which side its own rows go at a level", "exact", guard="max_depth")
-
-    shares: Array
-
-
-class ValueShares(Message):
-    """The sender's shares of the leaf values of some of the receiver's rows, uint64 (trees, rows, *)."""
-
-    leakage: ClassVar = {
-        "training": MessageLeakage("the leaf values of its own rows", "exact", guard="max_depth"),
-        "prediction": MessageLeakage(
-            "the predictions of its own rows; with many, an imitation of the model",
-            "exact",
-            guard="max_queries",
-        ),
-    }
-
-    shares: Array
-
-
-_Told = TypeVar("_Told", SideShares, ValueShares)
-
-
-class Turn(Message):
-    """The holders now take all rows down a level, or (`leaves`) find their leaf values."""
-
-    leakage: ClassVar = {
-        "edge": MessageLeakage("that rows go down a level", "control"),
-        "user": MessageLeakage("that its rows go down a level", "control"),
-    }
-
-    leaves: bool
-
-    @property
-    def last(self) -> bool:
-        """Whether it ends the tree."""
-        return self.leaves
+Results = TypeVar("Results", SideShares, ValueShares)
 
 
 def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
     """Return how rows and splits are encoded."""
     return Layout(n_bins=bins.n_bins.tolist(), categorical=bins.schema.categorical.tolist(), may_miss=may_miss.tolist())
+
+
+# ---------------------------------------------------------------- user
+
+
+class SharedRows:
+    """A user's part: shares its rows, `codes` uint8 (n_rows, n_features), and opens the results that holders send.
+
+    The same rows have the same shares under the same secret `seed`; None: shares are new each time.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        edges: Sequence[str],
+        layout: Layout,
+        codes: NDArray[np.uint8],
+        comparison: Comparison = "shamir",
+        seed: bytes | None = None,
+    ) -> None:
+        self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
+        # [SecPred, step 1] u -> each holder: shares of the bins of its rows, and of which values are missing
+        encoded = layout.encode_rows(codes)
+        key = None if seed is None else row_key(seed, encoded, self._of.holders)
+        shares = self._of.share(encoded, key)
+        send_shares(party, RowShares, dict(zip(self._of.holders, shares, strict=True)), axis=0)
+
+    def left(self, first: Mapping[str, SideShares], trees: int) -> NDArray[np.bool_]:
+        """Return which rows go left in each tree, bool (trees, n_rows); `first` are pieces that have come already."""
+        left = np.empty((trees, self._n_rows), np.bool_)
+        number = self._of.number if self._of.bit is np.uint64 else ()
+        for rows, shares in self._pieces(SideShares, first, self._of.bit, trees, number):
+            left[:, rows] = self._of.bits(shares)
+        return left
+
+    def values(self, first: Mapping[str, ValueShares], trees: int) -> NDArray[np.float64]:
+        """Return the rows' leaf values in each tree, float64 (trees, n_rows); `first` as in `left`."""
+        values = np.empty((trees, self._n_rows))
+        for rows, shares in self._pieces(ValueShares, first, np.uint64, trees, self._of.number):
+            values[:, rows] = self._of.integers(shares) / 2.0**VALUE_BITS
+        return values
+
+    def _pieces(
+        self, kind: type[Results], first: Mapping[str, Results], dtype: type[Any], trees: int, number: tuple[int, ...]
+    ) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Receive pieces of all holders in turn; yield their rows and shares (holders, trees, rows, *number)."""
+        bits = 8 * np.dtype(dtype).itemsize * trees * math.prod(number)
+        take = partial(take_rows, self._party, n_rows=self._n_rows, bits=bits, kind=kind)
+        for pieces in zip(*(take(edge, first=first.get(edge)) for edge in self._of.holders), strict=True):
+            rows = pieces[0][0]
+            shape = trees, rows.stop - rows.start, *number
+            yield rows, np.stack([
+                view(piece.shares, dtype, shape, peer=edge, what=f"{kind.__name__}.shares")
+                for edge, (_, piece) in zip(self._of.holders, pieces, strict=True)
+            ])  # fmt: skip
 
 
 # ---------------------------------------------------------------- server
@@ -152,7 +112,7 @@ def layout_of(bins: Bins, may_miss: NDArray[np.bool_]) -> Layout:
 class HiddenModel:
     """The server's part: shares splits and leaf values of trees among the `holders`, some or all of the edge servers.
 
-    With `turns` the other edge servers are told what the holders do.
+    With `turns` the other edge servers learn when the holders take a step.
     """
 
     def __init__(
@@ -170,6 +130,7 @@ class HiddenModel:
 
     def row_owners(self) -> list[str]:
         """Return users whose rows all holders have; PeerProtocolError when there are none."""
+        # [SecPred, step 2] holders -> S -> all: whose rows all holders have, in the order in which they keep them
         have = [self._party.receive(edge, HeldRows).users for edge in self.holders]
         both = [name for name, rows in have[0].items() if all(users.get(name) == rows for users in have[1:])]
         if not both:
@@ -178,6 +139,8 @@ class HiddenModel:
 
     def split(self, chosen: Sequence[SlotSplits]) -> None:
         """Have everybody's rows go down a level, by the splits of each tree."""
+        # [SecPred, step 3] S -> each holder: shares of every slot's split, dummies included: a one-hot selector of the
+        # column, with the bins of a categorical split or the side of missing values, and a threshold
         encoded = [
             [self._layout.encode_split(int(f), left) for f, left in zip(of.features, of.left_bins, strict=True)]
             for of in chosen
@@ -191,12 +154,13 @@ class HiddenModel:
             self._party.send(edge, Turn(leaves=False))
 
     def finish(self, values: NDArray[np.float64]) -> None:
-        """Have every user told the values of its rows, given those of all leaves, float64 (trees, slots)."""
+        """Have every user learn the values of its rows, given those of all leaves, float64 (trees, slots)."""
         if np.any(np.abs(values) >= _MOST_VALUE):
             raise DataError(
                 f"expected leaf values below {_MOST_VALUE:g}, which shares can hold, got {np.abs(values).max():g}: "
                 "scale targets down"
             )
+        # [SecPred, step 4] S -> each holder: shares of the leaf values of all slots
         scaled = np.rint(values * 2.0**VALUE_BITS).astype(np.int64)
         for edge, shares in zip(self.holders, self._shares.share(scaled), strict=True):
             self._party.send(edge, LeafShares(Array.of(shares)))
@@ -210,8 +174,8 @@ class HiddenModel:
 class HiddenRows:
     """A holder's shares of everybody's rows, and of where they are in the trees of a round.
 
-    `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`. What users are told
-    is made as it is sent.
+    `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`. Results
+    are made as they are sent.
     """
 
     def __init__(
@@ -264,7 +228,7 @@ class HiddenRows:
         self._paths = None
 
     def route(self, hidden: SplitShares) -> dict[str, Iterator[Message]]:
-        """Take all rows down a level; return what each user is told, `SideShares`.
+        """Take all rows down a level; return each user's results, `SideShares`.
 
         Raises PeerProtocolError or CryptoError when the server or another edge server broke the protocol.
         """
@@ -277,19 +241,22 @@ class HiddenRows:
         bits, paths = [], []
         for part in self._pieces(len(weights), n_slots):
             before = None if self._paths is None else self._paths[:, :, part]
+            # [SecPred, step 5] holders: select the slot's value, compare it with the threshold, extend the path bits
             routed = self.routing.level(part, weights, thresholds, before)
             bits.append(routed[0])
             paths.append(routed[1])
         self.routing.end_batch()
         whole, self._paths = np.concatenate(bits, axis=1), np.concatenate(paths, axis=2)
-        return self._told(SideShares, whole)
+        # [SecPred, step 6] each holder -> u: shares of the sides of its own rows, which it alone opens
+        return self._results(SideShares, whole)
 
     def value(self, leaves: LeafShares) -> dict[str, Iterator[Message]]:
-        """Find the leaf values of all rows, below at least one level; return what each user is told, `ValueShares`."""
+        """Find the leaf values of all rows, below at least one level; return each user's results, `ValueShares`."""
         assert self._paths is not None
         trees, n_slots = self._paths.shape[:2]
         shape = trees, n_slots, *self._shares.number
         values = view(leaves.values, np.uint64, shape, peer=self._server, what="LeafShares.values")
+        # [SecPred, step 7] holders: the path bits of each row times the shared leaf values
         found = [
             np.concatenate([
                 self.routing.leaves(self._paths[tree][:, part], values[tree]) for part in self._pieces(1, n_slots)
@@ -297,87 +264,13 @@ class HiddenRows:
             for tree in range(trees)
         ]  # fmt: skip
         self.routing.end_batch()
-        return self._told(ValueShares, np.stack(found))
+        # [SecPred, step 8] each holder -> u: shares of the leaf values of its own rows
+        return self._results(ValueShares, np.stack(found))
 
-    def _told(self, kind: Callable[[Array], Message], whole: NDArray[Any]) -> dict[str, Iterator[Message]]:
+    def _results(self, kind: Callable[[Array], Message], whole: NDArray[Any]) -> dict[str, Iterator[Message]]:
         return {name: pieces_of(kind, whole, part) for name, part in self.parts.items()}
 
     def _pieces(self, trees: int, slots: int) -> list[slice]:
         """Cut all rows, for so many trees and slots of each."""
         length = max(1, min(_AT_ONCE // trees, _SLOTS_AT_ONCE // (trees * slots)))
         return [slice(start, start + length) for start in range(0, max(1, self.n_rows), length)]
-
-
-def come_to_all(party: Party, edges: Sequence[str], users: Mapping[str, int]) -> list[str]:
-    """Return users of whom all edge servers have equally many rows, sorted; `users` are those of this edge server."""
-    return of_all(users, tell_counts(party, edges, RowCounts(dict(users))))
-
-
-def tell_counts(party: Party, edges: Sequence[str], counts: RowCounts) -> dict[str, RowCounts]:
-    """Tell the other edge servers; return what they tell, by name."""
-    others = [edge for edge in edges if edge != party.name]
-    for edge in others:
-        party.send(edge, counts)
-    return {edge: party.receive(edge, RowCounts) for edge in others}
-
-
-def of_all(users: Mapping[str, int], told: Mapping[str, RowCounts]) -> list[str]:
-    """Return users of whom all others have as many rows, sorted."""
-    return sorted(name for name, rows in users.items() if all(of.users.get(name) == rows for of in told.values()))
-
-
-# ---------------------------------------------------------------- user
-
-
-class SharedRows:
-    """A user's part: shares its rows, `codes` uint8 (n_rows, n_features), and opens what holders tell it of them.
-
-    The same rows have the same shares under the same secret `seed`; None: shares are new each time.
-    """
-
-    def __init__(
-        self,
-        party: Party,
-        edges: Sequence[str],
-        layout: Layout,
-        codes: NDArray[np.uint8],
-        comparison: Comparison = "shamir",
-        seed: bytes | None = None,
-    ) -> None:
-        self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
-        encoded = layout.encode_rows(codes)
-        key = None if seed is None else row_key(seed, encoded, self._of.holders)
-        shares = self._of.share(encoded, key)
-        send_shares(party, RowShares, dict(zip(self._of.holders, shares, strict=True)), axis=0)
-
-    def left(self, told: Mapping[str, SideShares], trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows); `told` is what holders have already said.
-
-        That is their first piece.
-        """
-        left = np.empty((trees, self._n_rows), np.bool_)
-        number = self._of.number if self._of.bit is np.uint64 else ()
-        for rows, shares in self._pieces(SideShares, told, self._of.bit, trees, number):
-            left[:, rows] = self._of.bits(shares)
-        return left
-
-    def values(self, told: Mapping[str, ValueShares], trees: int) -> NDArray[np.float64]:
-        """Return the rows' leaf values in each tree, float64 (trees, n_rows); `told` as in `left`."""
-        values = np.empty((trees, self._n_rows))
-        for rows, shares in self._pieces(ValueShares, told, np.uint64, trees, self._of.number):
-            values[:, rows] = self._of.integers(shares) / 2.0**VALUE_BITS
-        return values
-
-    def _pieces(
-        self, kind: type[_Told], told: Mapping[str, _Told], dtype: type[Any], trees: int, number: tuple[int, ...]
-    ) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Receive pieces of all holders in turn; yield their rows and shares (holders, trees, rows, *number)."""
-        bits = 8 * np.dtype(dtype).itemsize * trees * math.prod(number)
-        take = partial(take_rows, self._party, n_rows=self._n_rows, bits=bits, kind=kind)
-        for said in zip(*(take(edge, first=told.get(edge)) for edge in self._of.holders), strict=True):
-            rows = said[0][0]
-            shape = trees, rows.stop - rows.start, *number
-            yield rows, np.stack([
-                view(piece.shares, dtype, shape, peer=edge, what=f"{kind.__name__}.shares")
-                for edge, (_, piece) in zip(self._of.holders, said, strict=True)
-            ])  # fmt: skip

@@ -6,12 +6,13 @@
 "shamir"      all edge servers                           at most (edges - 1) // 2 edge servers, with users, or with the
                                                          server, who knows the model
 "additive"    the first two edge servers; the third      no two of the first three edge servers; each with users, or
-              deals random numbers (`dealer`)            with the server, who knows the model
+              deals random numbers (`Dealer`)            with the server, who knows the model
 ============  =========================================  ==============================================================
 
-A user who colludes adds what it is told of its own rows, and nothing else. Under "additive" this holds because the
-first two re-randomise shares before they send them (`FreshShares`): from the shares as they compute them, the dealer
-and a user would find the model.
+A user who colludes adds the results of its own rows, and nothing else. Under "additive" this holds because the first
+two re-randomise shares before they send them (`FreshShares`), under a seed that they alone have, a new one each time
+that rows are kept: from the shares as they compute them, the dealer and a user would find the model. The dealer learns
+no more than numbers of rows, columns, trees and slots. Adversary: honest but curious.
 
 With three edge servers both mean the same: one of them alone has nothing. With five, two may collude under "shamir"
 only. Under "shamir" a wrong share is often noticed, under "additive" never. The server could deal as well, being
@@ -232,24 +233,7 @@ def _exchange(party: Party, edges: Sequence[str], outgoing: Mapping[int, Words])
     return replies
 
 
-# ----------- two edge servers compute on additive shares of rows and a hidden model, with a third one's random numbers
-#
-# ====================  ====================  ================================================  =====================
-# message               from -> to            content                                           protection
-# ====================  ====================  ================================================  =====================
-# `WantedRows`,         first edge -> third   how many rows there are; how many of them go      TLS
-# `WantedLevel`,                              down a level of how many slots; how many leaves
-# `WantedLeaves`                              there are
-# `DealtCorrections`    third edge -> the     a key, and for the second edge server products    for that one alone
-#                       first two             of random numbers, see `additive_routing`
-# `SharedNumbers`       first <-> second      what `additive_routing` says; at first a seed     one-time masks; TLS
-# `DealingEnd`          first edge -> third   nothing more is wanted now                        TLS
-# ====================  ====================  ================================================  =====================
-#
-# The third edge server, the dealer, learns no more than numbers of rows, columns, trees and slots. It sees nothing that
-# the other two have or exchange. These re-randomise shares for users under a seed that they alone have
-# (`FreshShares`), a new one each time that rows are kept: otherwise the dealer and one user would learn the model.
-# Adversary: honest but curious, of the three no two together; one of them with any users.
+# ---------------------------------------------------------------- additive shares, with a dealer
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]

@@ -18,8 +18,9 @@ from treaty.messaging.messages import Array, Message, view
 from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, load_part
 from treaty.systems.fedxgb import prediction as secpred
+from treaty.systems.fedxgb.messages import LeafShares, SplitShares, ValueShares
 from treaty.systems.fedxgb.pieces import RowShares
-from treaty.systems.fedxgb.secpred import HiddenModel, LeafShares, SplitShares, ValueShares
+from treaty.systems.fedxgb.secpred import HiddenModel
 from treaty.systems.fedxgb.shares import SharedNumbers, setting_of
 from treaty.trees.slots import VALUE_BITS
 
