@@ -73,8 +73,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.runs import threads as simulation
 from treaty.runs.threads import Role, RunRecord, play
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.federboost_horizontal.noise import plan_noise
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, plan_noise
 from treaty.systems.horizontal import quantiles as horizontal_bins
 from treaty.systems.pooled.options import BoostingOptions
 

@@ -29,8 +29,7 @@ from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.models.trees import record_split
 from treaty.privacy.histogram_inversion import OpenedTree, RebuiltRows, agreement, invert, rebuild
-from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, plan_noise
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees

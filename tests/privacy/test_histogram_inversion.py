@@ -19,8 +19,7 @@ from treaty.privacy.histogram_inversion import (
     invert,
     rebuild,
 )
-from treaty.systems.federboost_horizontal.noise import SumNoise, plan_noise
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, plan_noise
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees

@@ -23,7 +23,7 @@ from treaty.messaging.messages import Array, decode_body
 from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import ModelPart, predict_pooled
-from treaty.systems.federboost_horizontal.noise import plan_noise
+from treaty.systems.federboost_horizontal.options import plan_noise
 from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, TreeMember, TreeStep
 from treaty.systems.horizontal import members as masked_members
 from treaty.systems.horizontal.masked_sums import MaskedInput, MaskShares, SealedShares

@@ -36,8 +36,7 @@ from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Int32s, Integers
 from treaty.messaging.conversation import MessageOrder
 from treaty.models.trees import ModelPart
-from treaty.systems.federboost_horizontal.noise import SumNoise
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise
 from treaty.systems.federboost_horizontal.setup import (
     CONVERSATION,
     CheckpointWriter,

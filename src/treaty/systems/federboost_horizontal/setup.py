@@ -38,8 +38,7 @@ from treaty.messaging.party import Term, agree
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.privacy.ledger import model_job
-from treaty.systems.federboost_horizontal.noise import SumNoise, check_noise, pay, plan_noise
-from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
+from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, check_noise, pay, plan_noise
 from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, StepSender, TreeStep
 from treaty.systems.horizontal.members import Collector, SumRules
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest, agreed_objective, unpack_bins
