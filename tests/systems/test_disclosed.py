@@ -13,7 +13,7 @@ import pytest
 from systems import disclosed
 from treaty.systems import OPTIONS, SYSTEMS, option_class
 from treaty.systems.alignment import leakage as alignment
-from treaty.systems.fedxgb.service import conclusions_of_prediction
+from treaty.systems.fedxgb.system import conclusions_of_prediction
 from treaty.systems.options import names_of
 
 WRITTEN = Path(disclosed.__file__).with_suffix(".txt")
