@@ -59,19 +59,21 @@ from treaty.machine.arrays import Integers
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, clean, view
 from treaty.messaging.party import Party, agree
-from treaty.systems.alignment.common_rows import arrange, arranged, joined, prove, ranked, verify
+from treaty.systems.alignment.common_rows import arrange, arranged, prove, ranked, rows_of, verify
 from treaty.systems.alignment.ecdh import (
     LARGEST,
     PAIR,
     SMALLEST,
     THEIRS,
     OwnList,
+    Progress,
     answer_points,
     array_of,
     bucket,
     bytes_of,
     check_made,
     committed,
+    counting,
     find_by_points,
     from_bytes,
     held_by_all,
@@ -80,8 +82,6 @@ from treaty.systems.alignment.ecdh import (
 from treaty.systems.alignment.kkrt import SecretOrder, answer_values, confirm, find_by_values
 
 ResultTo = Literal["both", "active"]
-Progress = Callable[[int, int], None]
-"""Called with the number of points done, and of all points."""
 
 BATCH = 1 << 14
 """Points per message: half a megabyte, about a second's work."""
@@ -99,7 +99,7 @@ _DOMAIN = b"treaty-alignment-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 
 
 class ListSummary(Message):
-    """Tells the kind of ids, the size's bucket and, by a commitment (empty without a log), whether ids changed."""
+    """The kind of ids, the bucket of the set's size, a commitment to the set (empty without a log), and a salt."""
 
     leakage: ClassVar = MessageLeakage(
         "the kind of ids, the size of the list to a factor, and, with a log, whether ids have changed",
@@ -113,7 +113,7 @@ class ListSummary(Message):
 
 
 class Matches(Message):
-    """Common ids: int32 places in the receiver's list, values uint8 (n, 16). Tell which of its ids all hold."""
+    """Common ids: int32 places in the receiver's list, values uint8 (n, 16)."""
 
     leakage: ClassVar = MessageLeakage("which of its own ids all parties have", "exact", guard='result_to="active"')
 
@@ -122,7 +122,7 @@ class Matches(Message):
 
 
 class OrderKey(Message):
-    """Key of the common order, uint8 (32,). Tells nothing."""
+    """Key of the common order, uint8 (32,)."""
 
     leakage: ClassVar = MessageLeakage("the key of the common order", "nothing")
 
@@ -130,7 +130,7 @@ class OrderKey(Message):
 
 
 class AlignmentEnd(Message):
-    """The active party has its result and keeps it. Tells nothing, not even whether any id is common."""
+    """The active party keeps its result: the receiver does not even learn whether any id is common."""
 
     leakage: ClassVar = MessageLeakage("that the active party keeps its result", "nothing")
 
@@ -213,10 +213,10 @@ class _Met:
 def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) -> Alignment:
     """Align with every passive party, `party.peers`; all parties must have read their ids with the same options.
 
-    Raises ConfigError when parties disagree on an option or on the kind of their ids, or a peer has reached its limit
-    of runs; DataError, which tells counts only, when the parties have no id in common or "expand" gives too many rows
+    Raises ConfigError if parties disagree on an option or on the kind of their ids, or a peer has reached its limit
+    of runs; DataError, which names counts only, if the parties have no id in common or "expand" gives too many rows
     (under "active" this party has then left the job in good order, so that its peers do not learn of it);
-    PeerProtocolError when a peer sends something that is no point, or lists that do not fit together.
+    PeerProtocolError if a peer sends something that is no point, or lists that do not fit together.
     """
     both, batch, threads = options.result_to == "both", options.batch, options.threads
     with Scratch(options.in_memory) as scratch:
@@ -251,7 +251,7 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
                 common = ranked(ids, pairs[peer], key, threads, scratch)
             prove(party, peer, ids, pairs[peer], common, threads, scratch)
             pairs[peer].close()
-        rows = _common_rows(ids, common, lambda own: arrange(party, own, batch) if both else (own, np.ones_like(own)))
+        rows = rows_of(ids, common, lambda own: arrange(party, own, batch) if both else (own, np.ones_like(own)))
     return _finish(party, ids, met, options, rows, n_common, pairwise)
 
 
@@ -262,7 +262,7 @@ def _find(
     size, sizes = bucket(len(ids)), met.sizes
     by_kkrt = [peer for peer in party.peers if _takes_kkrt(options.psi, size, sizes[peer])]
     by_ecdh = [peer for peer in party.peers if peer not in by_kkrt]
-    advance = _progress(options, size * (bool(by_kkrt) + bool(by_ecdh)) + sum(sizes.values()))
+    advance = counting(options.progress, size * (bool(by_kkrt) + bool(by_ecdh)) + sum(sizes.values()))
     pairs: dict[str, SortedRecords] = {}
     faults: list[PeerProtocolError] = []
     if by_ecdh:
@@ -296,7 +296,7 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
     with Scratch(options.in_memory) as scratch:
         met = _introduce(party, ids, None, options, scratch)
         size = met.sizes[active]
-        advance = _progress(options, bucket(len(ids)) + size)
+        advance = counting(options.progress, bucket(len(ids)) + size)
         own: OwnList | SecretOrder
         if _takes_kkrt(options.psi, size, bucket(len(ids))):
             own = order = answer_values(party, active, ids, size, options.threads, scratch, advance)
@@ -311,7 +311,7 @@ def align_passive(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS)
         pairs, key = _receive_matches(party, active, own, check, len(ids), scratch)
         common = ranked(ids, pairs, key, options.threads, scratch)
         verify(party, active, ids, pairs, common, options.threads, scratch)
-        rows = _common_rows(ids, common, lambda own: arranged(party, active, own, options.batch))
+        rows = rows_of(ids, common, lambda own: arranged(party, active, own, options.batch))
         return _finish(party, ids, met, options, rows, len(common))
 
 
@@ -363,19 +363,6 @@ def _takes_kkrt(psi: Psi, active: int, passive: int) -> bool:
     """Whether the two find their common ids by KKRT, by the buckets of the active and the passive party's lists."""
     long = max(active, passive) >= LONG and active <= oprf.MOST
     return psi == "kkrt" or (psi == "auto" and long)
-
-
-def _progress(options: AlignmentOptions, total: int) -> Callable[[int], None]:
-    """Return a function that counts ids and padding done, and calls `options.progress`."""
-    done = 0
-
-    def advance(ids: int) -> None:
-        nonlocal done
-        done += ids
-        if options.progress is not None:
-            options.progress(done, total)
-
-    return advance
 
 
 def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOptions, scratch: Scratch) -> _Met:
@@ -440,14 +427,6 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
         for peer in party.peers:
             changed[peer] = log.start(party.job, peer, bucket(len(ids)), sizes[peer], commitment, theirs[peer])
     return _Met(_DOMAIN + hashlib.sha256(party.job.encode() + b"\0" + salt).digest(), sizes, changed)
-
-
-def _common_rows(ids: Ids, common: SortedRecords, lay_out: Callable[[Integers], tuple[Integers, Integers]]) -> Integers:
-    """Return own rows in the common order: one of each id or, with "expand", all, laid out by their numbers."""
-    if ids.on_duplicate != "expand":
-        return common.column("row")
-    number = common.column("number")
-    return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))
 
 
 def _finish(

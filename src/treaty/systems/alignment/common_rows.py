@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -41,7 +41,7 @@ _MOST_ROWS = 1 << 27  # of the joined table: each takes a few bytes at every par
 
 
 class Challenge(Message):
-    """Key uint8 (32,) of the second order; commitment (32,) to the own digest. Tell nothing."""
+    """Key uint8 (32,) of the second order; commitment (32,) to the own digest."""
 
     leakage: ClassVar = MessageLeakage("a key, and a commitment", "nothing")
 
@@ -50,7 +50,7 @@ class Challenge(Message):
 
 
 class OrderDigest(Message):
-    """SHA-256 (32,) of the values in both orders. Tells whether both have the same ids in the same order."""
+    """SHA-256 (32,) of the values in both orders."""
 
     leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
 
@@ -58,7 +58,7 @@ class OrderDigest(Message):
 
 
 class SealOpening(Message):
-    """Opens the commitment, uint8 (32,). Tells whether both have the same ids in the same order."""
+    """Opens the commitment, uint8 (32,)."""
 
     leakage: ClassVar = MessageLeakage("whether both have the same common ids in the same order", "control")
 
@@ -197,7 +197,15 @@ def arranged(party: Party, active: str, own: Integers, batch: int) -> tuple[Inte
 
 def joined(ids: Ids, common: Integers, totals: Integers, repeats: Integers) -> Integers:
     """Return the own row in each row of the joined table, from what `JoinLayout` has."""
-    number = np.repeat(np.arange(len(common)), totals)
+    number = np.repeat(np.arange(len(common)), totals)  # of each joined row the common id, and its place among them
     place = np.arange(len(number)) - np.repeat(np.cumsum(totals) - totals, totals)
     copies = np.diff(ids.starts)[common]
     return ids.rows[ids.starts[common[number]] + place // repeats[number] % copies[number]]
+
+
+def rows_of(ids: Ids, common: SortedRecords, lay_out: Callable[[Integers], tuple[Integers, Integers]]) -> Integers:
+    """Return own rows in the common order: one of each id or, with "expand", all, laid out by their numbers."""
+    if ids.on_duplicate != "expand":
+        return common.column("row")
+    number = common.column("number")
+    return joined(ids, number, *lay_out(np.diff(ids.starts)[number]))

@@ -29,6 +29,8 @@ from treaty.messaging.party import Party
 Result = TypeVar("Result")
 Advance = Callable[[int], None]
 """Called with the number of ids or points finished since the last call."""
+Progress = Callable[[int, int], None]
+"""Called with the number of points done, and of all points."""
 
 SMALLEST, LARGEST = 1 << 10, 1 << 28
 """Sizes of lists, in points."""
@@ -44,7 +46,7 @@ _LEAF = np.dtype([("node", np.int32), ("leaf", np.uint64, (2,))])
 
 
 class BlindedPoints(Message):
-    """Points uint8 (n, 32): own ids under the own key, and padding. Tell nothing without the key."""
+    """Points uint8 (n, 32): own ids under the own key, and padding."""
 
     leakage: ClassVar = MessageLeakage("points under the sender's key, ids and padding alike", "encrypted")
 
@@ -79,7 +81,7 @@ class OwnList:
         scratch = scratch or Scratch()
         self.size, self.threads = bucket(len(ids)), threads
         self._ids, self._domain, self._key = ids, domain, sodium.random_scalar()
-        # ids of a batch lie all over a long list, so one in a file is hashed now, in the order of the ids
+        # the ids of a batch lie all over the table: a list in a file is hashed now, in the order of the ids
         self._hashed = self.size > scratch.in_memory
         # sorting by random words is the secret order; numbers from len(ids) on stand for random points
         self._list = scratch.sorted(_HASHED if self._hashed else _DRAWN, "drawn", WORDS, self.size)
@@ -112,6 +114,7 @@ class OwnList:
             data, offsets = self._ids.data, self._ids.offsets
             strings = np.where(real, number, 0)
         uniform = sodium.expand(data, offsets, strings, self._domain, self.threads)
+        # hashed like an id above and then replaced: padding takes as long
         padding = np.frombuffer(secrets.token_bytes(uniform[0].nbytes * len(uniform)), np.uint8)
         return np.where(real[:, None], uniform, padding.reshape(uniform.shape))
 
@@ -141,6 +144,19 @@ def committed(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> NDArray[n
 
 
 # ---------------------------------------------------------------- the exchange, at both ends
+
+
+def counting(progress: Progress | None, total: int) -> Advance:
+    """Return a function that counts ids and padding done, and calls `progress`."""
+    done = 0
+
+    def advance(ids: int) -> None:
+        nonlocal done
+        done += ids
+        if progress is not None:
+            progress(done, total)
+
+    return advance
 
 
 def find_by_points(
@@ -217,7 +233,7 @@ def answer_points(
     made = scratch.sorted(VALUE, "value", WORDS, size)
     parts, own_parts = pieces(size, batch), pieces(own.size, batch)
     for number in range(max(len(parts), len(own_parts))):
-        if number < len(parts):  # step 3: the order is what links the answer with the active party's ids
+        if number < len(parts):  # step 3: in the order received, by which the active party knows its ids again
             raised = own.raised(party.receive(active, BlindedPoints).points, parts[number], active)
             party.send(active, RaisedPoints(Array.of(raised)))
             made.add(records(VALUE, value=_kept(raised)))

@@ -19,7 +19,7 @@ step  message          from -> to         content                               
 ====  ===============  =================  ===================================================  =========================
 
 The token stands for the double-encrypted value of steps 6 and 7. It is the same for all three values of an id, so that
-`Matches` does not tell by which of the three the active party found it, which depends on its other ids.
+`Matches` does not show by which of the three the active party found it, which depends on its other ids.
 
 Padding is hashed, put into bins and sent as ids are: what either party does takes as long for all lists of a bucket.
 
@@ -68,7 +68,7 @@ Words = NDArray[np.uint64]
 
 
 class OprfOffer(Message):
-    """Key of ids' digests, uint8 (32,); offer of base transfers, (32,). Tell nothing."""
+    """Key of ids' digests, uint8 (32,); offer of base transfers, (32,)."""
 
     leakage: ClassVar = MessageLeakage("keys and an offer of transfers", "nothing")
 
@@ -77,7 +77,7 @@ class OprfOffer(Message):
 
 
 class OprfChoices(Message):
-    """Answers to the offer, uint8 (512, 32). Tell nothing."""
+    """Answers to the offer, uint8 (512, 32)."""
 
     leakage: ClassVar = MessageLeakage("answers to it", "nothing")
 
@@ -85,7 +85,7 @@ class OprfChoices(Message):
 
 
 class MaskedCodes(Message):
-    """Masked code words of some bins' ids, uint64 (n, 8). Tell nothing."""
+    """Masked code words of some bins' ids, uint64 (n, 8)."""
 
     leakage: ClassVar = MessageLeakage("masked code words, of ids and of nothing alike", "masked")
 
@@ -93,7 +93,7 @@ class MaskedCodes(Message):
 
 
 class OprfValues(Message):
-    """Values of the sender's ids, uint64 (n, 3), sorted. Tell which the receiver has too, and their places."""
+    """Values of the sender's ids, uint64 (n, 3), sorted."""
 
     leakage: ClassVar = MessageLeakage("values of the sender's ids, to compare: which ids both have", "encrypted")
 
@@ -101,7 +101,7 @@ class OprfValues(Message):
 
 
 class OprfUsed(Message):
-    """The sender has used one more message of bins or values. Tells nothing."""
+    """The sender has used one more message of bins or values."""
 
     leakage: ClassVar = MessageLeakage("that a message is used up", "nothing")
 
@@ -120,7 +120,7 @@ def find_by_values(
 ) -> tuple[dict[str, SortedRecords], list[PeerProtocolError]]:
     """Go through steps 2 to 5 with some peers; return the ids that each of them has too, of type `PAIR`, by number.
 
-    `sizes` are buckets of the peers' lists. Raises PeerProtocolError where a peer sends what is no point, or values
+    `sizes` are buckets of the peers' lists. Raises PeerProtocolError if a peer sends what is no point, or values
     that are not sorted. Errors in values of ids that this party has are returned, not raised: an error would show the
     peer that this party has these ids.
     """
@@ -197,7 +197,7 @@ def _found(
             held = np.concatenate([held, following])
         found = _matching(held, theirs)
         known = found[(found["number"] < n_ids) & (found["place"] >= 0) & (found["place"] < size)]
-        pairs.add(known[_changes(known["number"])])  # or one id sent again and again would fill the memory
+        pairs.add(known[_changes(known["number"])])  # an id sent again and again must not fill the memory
         fine &= len(known) == len(found) and bool(np.all(_changes(known["number"])))
         held = held[np.searchsorted(held["tag"], last) :]
         party.send(peer, OprfUsed())
@@ -208,6 +208,7 @@ def _found(
 
 def _matching(own: NDArray[np.void], theirs: Words) -> NDArray[np.void]:
     """Return the ids of own values, `_OWN`, that are among a peer's, uint64 (n, 3), both sorted, as `PAIR`."""
+    # tags are 64 of the bits that are compared; `rest` has the other 32, then place and token, hidden by the function
     tags, out = own["tag"].copy(), [np.empty(0, PAIR)]
     at, other = np.searchsorted(tags, theirs[:, 0]), np.arange(len(theirs))
     while len(at):  # once, but where 64 bits agree by chance
@@ -268,7 +269,7 @@ def answer_values(
 ) -> SecretOrder:
     """Go through steps 2 to 4 with the active party, whose list's bucket is `size`; return the own list.
 
-    Raises PeerProtocolError where it sends what is no point, or another number of bins.
+    Raises PeerProtocolError if it sends what is no point, or another number of bins.
     """
     offer = party.receive(active, OprfOffer)
     key = bytes_of(offer.key, active, "OprfOffer.key")

@@ -138,7 +138,7 @@ def add_alignment(found: Expected, roles: Roles, psi: Psi, shape: Shape) -> None
     found.seconds += ids * (0.25e-3 / shape.threads if points else 8e-6) * len(owners)
 
 
-# ---------------------------------------------------------------- what a party is told about its own ids
+# ---------------------------------------------------------------- what a party learns about its own ids
 
 FEWEST = 0.1
 """The share of common ids below which a party is warned."""

@@ -1,12 +1,12 @@
 """Noisy buckets of a passive party's columns: drawn and packed by their owner, read and trained on by the active party.
 
 Buckets are kept by the active party, so that a later training is not sent them again. A passive party's noise is a
-function of its key and of what is randomised (`privacy.label_rr`), so the buckets that it would send for the same rows,
-columns, edges and epsilons are those it has sent. The active party begins a training by sending each partner the
-SHA-256 of what it kept of it; a partner that finds its own among these sends `SameBuckets` alone. If anything differs,
-the rows' order for instance, so does the hash, and buckets are sent: those of columns that differ with new noise, which
-is paid for. A passive party keeps nothing for this but its key and ledger. If a file is missing or damaged, buckets are
-sent again, with the noise that they had.
+function of its key and of what is randomised (`privacy.randomised_response`), so the buckets that it would send for the
+same rows, columns, edges and epsilons are those it has sent. The active party begins a training by sending each partner
+the SHA-256 of what it kept of it; a partner that finds its own among these sends `SameBuckets` alone. If anything
+differs, the rows' order for instance, so does the hash, and buckets are sent: those of columns that differ with new
+noise, which is paid for. A passive party keeps nothing for this but its key and ledger. If a file is missing or
+damaged, buckets are sent again, with the noise that they had.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class Buckets(Message):
     Of each column (k,): int32 `present`, the number of buckets of present values; bool `categorical`; bool `missing`,
     whether any value is; float64 `epsilon`. `packed`, uint8, has the rows' buckets, column after column, each in
     ceil(log2(buckets)) bits; every column begins with a new byte. Of many rows there are several messages, each with
-    the next ones. Tells how many buckets each column has and, with epsilon-local differential privacy, which one each
-    row is in.
+    the next ones.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -101,13 +100,14 @@ def noisy_buckets(
     ]  # fmt: skip
     if few:
         logger.warning(
-            "columns with at most %d different values or bins, of which the noisy bucket tells nearly the value itself "
-            "under the same noise; leave them out where that is too much: %s", FEW_BUCKETS, ", ".join(few),
+            "columns with at most %d different values or bins, whose noisy bucket is nearly the value itself under the "
+            "same noise; leave them out if that is too much: %s", FEW_BUCKETS, ", ".join(few),
         )  # fmt: skip
     columns = [
         RandomisedColumn(name, int(size), epsilon, _edges(bins, f))
         for f, (size, (name, epsilon)) in enumerate(zip(sizes, epsilons.items(), strict=True))
     ]
+    # drawn from the ledger's key: the same table gets the same noise again, at no further cost
     noisy, spent = ledger.noisy(codes, columns, row_numbers, job, persons)
     costs = np.array([column.epsilon for column in columns], np.float64)
     present, categorical, absent, epsilon = map(Array.of, (bins.n_bins, schema.categorical, missing, costs))
@@ -156,7 +156,7 @@ def _width(size: int) -> int:
 
 
 def _pack(column: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    width = _width(size)
+    width = _width(size)  # lowest bit first
     return np.packbits((column[:, np.newaxis] >> np.arange(width, dtype=np.uint8)) & 1)
 
 
@@ -192,7 +192,7 @@ class HeldBuckets(Message):
 
 
 class SameBuckets(Message):
-    """The sender's buckets are those with this SHA-256. Tells that nothing about them has changed."""
+    """The sender's buckets are those with this SHA-256."""
 
     leakage: ClassVar = MessageLeakage("that buckets are those of an earlier training", "control")
 
@@ -247,7 +247,7 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
 
 
 def keep_buckets(party: Party, peer: str, store: Path, held: Held, sent: list[bytes]) -> None:
-    """Keep what a partner has sent beside the buckets `held`."""
+    """Write what a partner has sent to its file, next to the buckets in `held`."""
     if _digest(sent) not in held:
         newest = [*held.values(), sent][-MOST_KEPT:]
         write_cached(kept_file(store, party.name, peer), _KeptBuckets(newest), FORMAT, party.name)
@@ -289,7 +289,7 @@ MOST_LONE = 1 << 28
 class UsedColumns(Message):
     """Which of the sender's k columns its splits of kept rounds are on: bool (k,).
 
-    Tells nothing new, as the active party chose these splits; its checkpoint has no list of them.
+    The active party chose these splits, but its checkpoint has no list of them.
     """
 
     leakage: ClassVar = MessageLeakage(
@@ -301,7 +301,7 @@ class UsedColumns(Message):
 
 
 class ChosenSplits(Message):
-    """Splits that trees use: int32 features (k,), uint8 packed bits (k, 32) of buckets left. Tells which and how often.
+    """Splits that trees use: int32 features (k,), uint8 packed bits (k, 32) of buckets left.
 
     `rounds` were finished before the last of these trees.
     """

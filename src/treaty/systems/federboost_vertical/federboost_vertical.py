@@ -4,36 +4,18 @@ Tian, Zhang, Hou, Lyu, Zhang, Liu, Ren, "FederBoost: Private Federated Learning 
 
 Trees need the order of values, not the values. Roles: one active party (labels, perhaps features), any number of
 passive parties (features). Rows are aligned. Each passive party cuts its columns into tie-aware buckets, randomises
-every row's bucket by k-ary randomised response (`privacy.label_rr`) and sends the result to the active party, once for
-all trainings on the same table. Output: the active party gets the trees and all leaf weights, every party its own
-splits, in terms of true values.
+every row's bucket by k-ary randomised response (`privacy.randomised_response`) and sends the result to the active
+party, once for all trainings on the same table. Output: the active party gets the trees and all leaf weights, every
+party its own splits, in terms of true values.
 
-====================  =============  ==================================================  ========================
-message               from -> to     content                                             protection
-====================  =============  ==================================================  ========================
-`HeldBuckets`         active ->      SHA-256 of the buckets it kept of earlier           TLS
-                                     trainings
-`Buckets`             passive ->     of each column its number of buckets and epsilon,   local differential
-                                     and every row's noisy bucket, packed                privacy, epsilon a value
-`SameBuckets`         passive ->     in place of `Buckets`: they are kept ones           TLS
-`Start`               active ->      model id, records of kept rounds                    TLS
-`UsedColumns`         passive ->     if `unbiased` and resumed: the columns that those   TLS
-                                     records split on
-`ChosenSplits`        active ->      of each split on their columns in the last trees:   TLS
-                                     feature, buckets going left
-`CheckpointRequest`, `CheckpointReceipt`        both ways      write a checkpoint; it is written                   TLS
-`DecideRequest`       active ->      record numbers (eval rows, prediction)              TLS
-`Decisions`           passive ->     which rows go left at each record: by true values,  TLS; of rows trained on,
-                                     rows trained on by their noisy buckets              epsilon as above
-`Finish`              active ->      training is over                                    TLS
-`RecordCount`         passive ->     how many records it has: as many as were chosen     TLS
-====================  =============  ==================================================  ========================
+The active party keeps buckets for later trainings and offers their hashes (`buckets`). It sends each owner its splits
+(`ChosenSplits`) and asks it which eval rows go left; at the end owners confirm how many records they have.
 
-Adversary: honest but curious; the noise holds against an active party that departs from the protocol as well, and
-against any collusion. Epsilon is per value, given the buckets' edges; a person's values in all columns add up.
-Sides of eval rows and of rows to predict would undo the noise on persons trained on, so these are recognised by their
-ids, in training and by the saved model, and decided by their noisy buckets (`privacy.remembered_rows`). Without ids,
-rows with the values of rows trained on are refused where organisations play their own parties.
+Adversary: honest but curious; the noise also holds against an active party that departs from the protocol, and against
+any collusion. Epsilon is per value, given the buckets' edges; the epsilons of a person's values in all columns add up.
+Sides of eval rows and of rows to predict would undo the noise on persons trained on. So these persons are recognised by
+their ids, in training and by the saved model, and decided by their noisy buckets (`privacy.randomised_response`).
+Without ids, rows with the values of rows trained on are refused where organisations play their own parties.
 
 Deviations from the paper: buckets are tie-aware, not of equal counts by rank; only their number is sent; missing values
 are a bucket of their own, randomised with the rest. Sums are corrected for the noise on request (`unbiased`), for the
@@ -92,7 +74,7 @@ def _release(
     codes = bins.transform(table, threads)  # [Vertical, step 1] the tie-aware bucket of every value
     numbers = np.arange(table.n_rows) if inputs.rows.numbers is None else inputs.rows.numbers
     epsilons = options.epsilons(table.schema.names)
-    known = None
+    known = None  # persons whose released buckets decide their rows from now on
     if any(epsilon < math.inf for epsilon in epsilons.values()):
         known = KnownRows.of(table.matrix(), None if inputs.rows.ids is None else inputs.rows.ids())
         for rows in inputs.eval_sets:  # before anything about training rows is sent
@@ -120,6 +102,7 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     if options.unbiased:
         for columns in noisy.values():
             columns.correct(forest.objective, n_rows, resumed=training.resume is not None)
+    # a cluster's workers sum over the columns at hand: each owner's own, or all of them joined
     at_workers = partial(ClusterHistograms.of_columns, inputs.shards)
     own = own_columns(
         data.table, common.most_bins, part.splits, threads, at_workers(party.name) if options.unbiased else None
@@ -131,7 +114,7 @@ def active(inputs: RoleInput[FederBoostVertical]) -> ModelPart:
     # owners need their splits at once where they decide eval rows or keep checkpoints, else after a while
     at_once = bool(inputs.eval_sets) or inputs.keeper is not None
 
-    for a_round in boosting_of(inputs, training, owners):  # [Vertical, step 4] nobody else takes part
+    for a_round in boosting_of(inputs, training, owners):  # [Vertical, step 4] on noisy buckets, alone
         for sample in a_round.trees():
             rows, growth = sample.partition(threads), Growth(sample.totals, rules)
             search = SplitSearch(owners if joined is None else [joined], sample, rules, threads)

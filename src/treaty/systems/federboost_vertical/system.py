@@ -78,7 +78,7 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
     return found
 
 
-# ---------------------------------------------------------------- what the messages of FederBoost by column tell
+# ---------------------------------------------------------------- who sends what
 
 ROUTES: dict[Stage, Routes] = {
     "train": routes(

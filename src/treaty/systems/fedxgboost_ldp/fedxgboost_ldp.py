@@ -9,7 +9,7 @@ the clear. Every party computes the scores of its own candidates; the owner of t
 party gets the trees and all leaf values, every party its own splits.
 
 All nodes of a level travel in one message each way, and in one more to and from those who split. The messages are in
-`scoring`; each says what it tells its receiver.
+`scoring`, with what each tells its receiver.
 
 **What epsilon covers.** Scores, splits, totals of nodes, leaf values, and so the margins that the next gradients are
 computed from, are made of noisy gradients and columns alone. So all that passive parties see, row sets and the number
@@ -18,7 +18,7 @@ noise and, with `refit`, for leaf values of the finished model, which are sent t
 columns (rows are sent as they go left at each split), labels of eval sets that stop training early, or the order of
 magnitude of the largest weight or target (the fixed point of what is sent).
 
-Adversary: honest but curious; the noise holds whatever passive parties do and whoever colludes with whom.
+Adversary: honest but curious; the noise holds whatever passive parties do, and against any collusion.
 
 Deviations from the paper: no exact sum is sent, because noise next to exact sums of nested nodes protects nothing. The
 score of the first order takes the right child's sum from its own rows: as printed, from the exact total, it is wrong by
@@ -112,6 +112,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
     boosting = boosting_of(inputs, training, sources, rules)
     for a_round in boosting:
         for sample in a_round.trees():
+            # paid for before it is sent; drawn from the ledger's key, so that a resumed training sends the same
             noisy = noise.of(sample)
             if noisy is None:  # the budget is spent: the rounds so far are the model
                 boosting.stop()
@@ -121,6 +122,7 @@ def active(inputs: RoleInput[FedXGBoostLDP]) -> ModelPart:
                 columns.totals, columns.divided = counted.totals, None
             search = SplitSearch(sources, sent, scoring, threads)  # [Alg. 5, step 1] g*, h* to all, once a tree
             party.round += 1
+            # nodes' totals, and so leaf weights and the next gradients, are made of what was sent
             rows, growth = sample.partition(threads), Growth(counted.totals, rules)
             while growth.level is not None:
                 level = growth.level

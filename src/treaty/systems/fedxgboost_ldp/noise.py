@@ -104,6 +104,7 @@ class NoisyGradients:
             most = largest(self.mechanism, self._each)
             largest_grad = round(most * self._sent)
             largest_hess = round((most + 1.0) * self._sent) if self.noisy_hess else largest_hess
+        # int64 sums, with a factor of two to spare
         if n_rows * max(largest_grad, largest_hess) >= MOST_SUM:
             raise ConfigError(
                 f"sums of {n_rows} gradients under the noise of epsilon={self.epsilon:g} do not fit 62 bits; raise it"
@@ -154,7 +155,7 @@ class NoisyGradients:
             counted = sent = replace(sample, grad=_spread(noisy[0], rows, sample.grad))
             if self.noisy_hess:
                 counted = sent = replace(sent, hess=_spread(noisy[1], rows, sample.hess))
-            if self._paper:  # the published form: exact sums beside the noise
+            if self._paper:  # the published form: exact sums next to the noise
                 counted = replace(sample, grad=_spread(exact[0], rows, sample.grad))
                 if self.noisy_hess:
                     counted = replace(counted, hess=_spread(exact[1], rows, sample.hess))
@@ -193,12 +194,14 @@ class NoisyGradients:
         of_rows = b"" if rows is None else hashlib.sha256(rows.astype("<i4").tobytes()).digest()
         key = self._pay(of_rows + b"".join(digests))
         share(release, len(blocks), self._threads, least=2)
+        # on the grid hessians have [-1, 1] as gradients do, after `shift`
         for values, one in ((exact, STEPS), (noisy, self._sent)):
             values[1:] += one  # hessians begin at 0, not at -1
         return exact.astype(np.int64) if self._paper else noisy, noisy
 
     def _pay(self, digests: bytes) -> bytes:
         """Enter a release in the ledger; return the key of its noise, which depends on rows, values, tree and terms."""
+        # everything that the noise hides or depends on: a change of any of it is another release
         terms = [SAMPLER, self._model_id, self._tree, self.mechanism, self.epsilon, *self.units, self.noisy_hess]
         content = hashlib.sha256(msgspec.msgpack.encode(terms) + digests)
         draw = hashlib.sha256(b"treaty noisy gradients, name" + self._ledger.key + content.digest()).hexdigest()
@@ -218,7 +221,7 @@ class NoisyGradients:
         self._ledger.check(unpaid, most=self._options.epsilon_total, delta=self._options.delta)
 
     def _entry(self, draw: str, tree: int) -> LedgerEntry:
-        epsilon = math.inf if self._paper else self.epsilon  # exact sums go beside the noise
+        epsilon = math.inf if self._paper else self.epsilon  # exact sums are sent, too
         return LedgerEntry(draw, self._job, self.mechanism, f"gradients of tree {tree + 1}", epsilon)
 
     def report(self, rounds: int) -> str:

@@ -27,7 +27,7 @@ from treaty.trees.boosting import TreeSample
 from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, Splits
 
-MOST_SUM = 2**62
+MOST_SUM = 2**62  # sums of all rows stay in int64
 BITS_OF_ROW = 160
 """Most bits of a row in a `NoisyTree`: two values and its number."""
 
@@ -165,7 +165,8 @@ class ScoredColumns:
 
     def __init__(self, party: Party, peer: str, n_columns: int, records: int, *, first_order: bool) -> None:
         self._party, self._peer, self._records = party, peer, records
-        self._shown = np.array([1, not first_order, 1])  # which of three totals are sent
+        # of three totals: hessians would tell of labels what the scores do not need
+        self._shown = np.array([1, not first_order, 1])
         self._first_order = first_order
         self.offsets = np.zeros(n_columns + 1, np.int32)  # the owner does not show its bins
         self.categorical = np.zeros(n_columns, np.bool_)
@@ -218,6 +219,7 @@ class ScoredColumns:
         if not np.all(np.isfinite(scores) & (scores >= 0.0)):
             raise PeerProtocolError(peer, f"expected finite scores of 0 or more - at Scores.best from {peer}")
         found = Splits.none(len(scores), source)
+        # no left totals: those of the rows that go left are computed once the owner has sent them
         found.gain[:] = scores
         found.feature[:] = np.where(scores > 0.0, np.arange(len(scores)), -1)
         return found
@@ -297,6 +299,7 @@ class TreeReader:
         self.expect(size == self._n_rows if all_rows else 0 <= size <= self._n_rows, "the tree's rows", "totals")
         grad, hess = np.zeros((2, self._n_rows), np.int64)
         sampled = np.empty(0 if all_rows else size, np.int32)
+        # rows may come in several messages, which must fit together as one would
         for of, piece in take_rows(self._party, self._active, size, BITS_OF_ROW, NoisyTree, first):
             self.expect((piece.rows is None) == all_rows, "rows named or not as before", "rows")
             self.expect((piece.hess is None) == self._first_order, "hessians sent or not as agreed", "hess")
@@ -327,9 +330,11 @@ class TreeReader:
         left = np.empty(starts[-1], np.bool_)
         for of, piece in take_rows(self._party, active, len(left), 1, LevelDivision, message):
             left[of] = bits_of(piece.left, of.stop - of.start, active, "LevelDivision.left")
+        # the column of a split is its owner's secret; growth needs only which nodes are split, and the totals
         splits = Splits.none(len(divided))
         splits.feature[divided] = 0
         splits.left_totals[divided] = totals = self._totals(message.totals, (len(nodes), 3), "LevelDivision.totals")
+        # which nodes come next follows from these counts, so a wrong one would let the two ends' trees part
         stops = starts[:-1] + np.diff(rows.rows(nodes, sampled=True)[1])  # sampled rows of a node come first
         going = [np.count_nonzero(left[a:b]) for a, b in zip(starts[:-1], stops, strict=True)]
         if not np.array_equal(totals[:, 2], going):

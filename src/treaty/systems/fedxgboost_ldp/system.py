@@ -79,7 +79,7 @@ def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shap
     return found
 
 
-# ---------------------------------------------------------------- what the messages of FedXGBoost-LDP tell
+# ---------------------------------------------------------------- who sends what
 
 _PAPER = When('mode="paper"', lambda options, common: options.mode == "paper")
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")

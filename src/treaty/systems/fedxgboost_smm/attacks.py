@@ -98,6 +98,7 @@ def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Matrix, NDArra
     share s of the rows, 1 / (1 - s) answers determine them. Returns float64 (n_rows, c) and which rows are determined.
     """
     columns = answers[0].masked.shape[1]
+    # normal equations: I - Z Z^T is a projection, so its sum over answers is positive once every direction was seen
     left, right = np.zeros((n_rows, n_rows)), np.zeros((n_rows, columns))
     for answered in answers:
         used = answered.used
@@ -114,8 +115,8 @@ def solved(answers: Sequence[NodeExchange], n_rows: int) -> tuple[Matrix, NDArra
 def from_totals(answered: NodeExchange, totals: NDArray[np.float64]) -> Matrix:
     """Solve for the gradients of a node, float64 (n, c), where one null vector was sent and the totals are known.
 
-    A passive party may pretend to have n - 1 columns, which have one null vector; the active party cannot tell. W then
-    lacks one number per column, which follows from the totals.
+    A passive party may pretend to have n - 1 columns, which have one null vector; the active party cannot check that. W
+    then lacks one number per column, which follows from the totals.
     """
     (vector,) = answered.used.T
     missing = (totals - answered.masked.sum(axis=0)) / vector.sum()
@@ -127,7 +128,7 @@ def left_over(vectors: Matrix, seed: int = 0) -> Matrix:
     """Return an orthonormal basis of the columns that null vectors are orthogonal to, float64 (n, n - r)."""
     rng, (n_rows, sent) = np.random.default_rng(seed), vectors.shape
     basis: Matrix = rng.normal(size=(n_rows, n_rows - sent))
-    for _ in range(2):
+    for _ in range(2):  # one pass loses half the digits where vectors are many
         basis = np.linalg.qr(basis - vectors @ (vectors.T @ basis)).Q
     return basis
 

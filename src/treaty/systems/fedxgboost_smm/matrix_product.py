@@ -65,6 +65,7 @@ def null_vectors(matrix: Matrix, count: int, random: Keystream) -> Matrix:
     rows, columns = matrix.shape
     if not 1 <= count <= rows - columns:
         raise CryptoError(f"expected 1 to {rows - columns} null vectors of {rows} rows, got {count}")
+    # Q spans at least the columns of a matrix of any rank
     basis = np.linalg.qr(matrix)[0]
     vectors = normals(random, rows, count)
     for _ in range(2):
@@ -80,6 +81,7 @@ def disguised(matrix: Matrix, bits: int, normal: int, random: Keystream) -> tupl
     rows, columns = matrix.shape
     drawn = np.unpackbits(np.frombuffer(random.raw(-(-rows * bits // 8)), np.uint8), count=rows * bits)
     whole = np.concatenate([matrix, drawn.reshape(rows, bits), normals(random, rows, normal)], axis=1)
+    # columns are shuffled, as the place of the matrix's own would tell them from random ones
     order = np.argsort(random.bits(64, whole.shape[1])[:, 0])
     return whole[:, order], np.argsort(order)[:columns]
 

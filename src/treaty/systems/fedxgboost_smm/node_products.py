@@ -164,7 +164,7 @@ def named_rows(party: Party, active: str, asked: NodeRows, n_rows: int) -> list[
 
 def rows_of_nodes(rows: Rows, nodes: Integers, count: int) -> list[Rows]:
     """Return the rows of each of `count` nodes, given all rows, ascending, and the node of each."""
-    order = np.argsort(nodes, kind="stable")
+    order = np.argsort(nodes, kind="stable")  # keeps the rows of each node ascending
     ends = np.searchsorted(nodes[order], np.arange(count + 1))
     return [rows[order[first:last]] for first, last in pairwise(ends)]
 
@@ -235,7 +235,7 @@ def take_vectors(party: Party, peer: str, first: NullVectors, rows: Sequence[Row
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class NodeCandidates:
     """A node's split candidates, see `trees.splits.candidate_columns`."""
 
     counts: Int32s  # (slots,) rows in each slot
@@ -251,12 +251,12 @@ class OwnColumns:
     offsets: Int32s  # (n_features + 1,)
     categorical: Flags  # (n_features,)
 
-    def candidates(self, rows: Rows, features: Int32s) -> Candidates:
+    def candidates(self, rows: Rows, features: Int32s) -> NodeCandidates:
         """Return the candidates of a node's rows among some features."""
         codes = self.codes[rows]
         counts = count_bins(codes, features, self.offsets)
         slots = candidate_slots(counts, features, self.offsets)
-        return Candidates(counts, slots, candidate_columns(codes, slots, self.offsets, self.categorical))
+        return NodeCandidates(counts, slots, candidate_columns(codes, slots, self.offsets, self.categorical))
 
 
 class CandidateSums(PassiveColumns):
@@ -280,6 +280,7 @@ class CandidateSums(PassiveColumns):
         answer = self._party.receive(peer, MaskedCandidates)
         counts = self._counts(answer.counts)
         slots = [candidate_slots(of_node, self.features, self.offsets) for of_node in counts]
+        # which columns of M come back, both ends work out from the rows in each bin
         widths = [len(of_node) for of_node in slots]
         masked = take_matrices(self._party, peer, answer, "masked", self._rows, widths)
         sums = np.empty((len(counts), int(self.offsets[-1]), 3), np.int64)
@@ -287,6 +288,7 @@ class CandidateSums(PassiveColumns):
             if not self._asked_nodes[node]:
                 sums[node] = undivided(totals, self.features, self.offsets)
                 continue
+            # of whole numbers below 2^46, so rounding takes away what float64 added
             try:
                 found = whole_numbers(product(self._gradients[node], masked[node]))
             except ValueError as error:
@@ -350,6 +352,7 @@ def check_gains(
     sources: Sequence[SumsSource], totals: Integers, left: Integers, splits: Splits, rules: SplitRules
 ) -> None:
     """Reject rows of splits of others whose gains differ from those that their owners named."""
+    # both ends compute the same operations on the same integers; processors may differ in the last bits
     fine = np.isclose(rules.gain(totals, left), splits.gain, rtol=1e-9, atol=1e-9)
     fine &= np.minimum(left, totals - left)[:, 2] >= rules.min_child_samples
     for k in splits.source[~fine]:

@@ -15,10 +15,10 @@ The functions below stand in the order of the paper's steps, with both parties' 
 Y have are options (`null_vectors`, `bit_columns`, `normal_columns`). They shrink where a node has few rows; where even
 the least do not fit, the party offers no split there.
 
-It is secure against no adversary. The receiver of W tells Z from U (u is in Z when u^T W = 0) and rounds W to 0 and 1,
-or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's g and h, the same at
-all levels, follow exactly by linear algebra. `attacks` does so with recorded messages, see docs/fedxgboost.md. So
-paper mode needs ``allow_insecure=True`` of every party.
+It is secure against no adversary. The receiver of W distinguishes Z from U (u is in Z when u^T W = 0) and rounds W to
+0 and 1, or to the two values of a first tree's gradients. The root's M, the same in all trees, and a row's g and h, the
+same at all levels, follow exactly by linear algebra. `attacks` does so with recorded messages, see docs/fedxgboost.md.
+So paper mode needs ``allow_insecure=True`` of every party.
 
 Deviations from the paper: all nodes of a level travel in one round, and none is obtained by subtraction. In version 1
 the active party gets the number of rows of each bin, for missing values, categories and `min_child_samples`. Candidates
@@ -51,11 +51,11 @@ from treaty.systems.fedxgboost_smm.matrix_product import Matrix, Sizes
 from treaty.systems.fedxgboost_smm.node_products import (
     BestGains,
     CandidateGains,
-    Candidates,
     CandidateSums,
     CandidateVectors,
     MaskedCandidates,
     MaskedGradients,
+    NodeCandidates,
     NodeRows,
     NullVectors,
     OwnColumns,
@@ -137,10 +137,10 @@ def _name_rows(party: Party, partition: RowPartition, nodes: Int32s, n_rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _HiddenNode:
     """A node whose sums a passive party gets: its candidates, the matrix they are mixed into, their places in it."""
 
-    candidates: Candidates
+    candidates: NodeCandidates
     mixed: Matrix
     places: NDArray[np.intp]
     vectors: Matrix
@@ -148,9 +148,9 @@ class _Node:
 
 def _hide_candidates(
     party: Party, rows: Sequence[Rows], columns: OwnColumns, features: Int32s, sizes: Sizes
-) -> list[_Node | None]:
+) -> list[_HiddenNode | None]:
     """Send null vectors of each node's candidates, mixed with random columns; None for nodes with too few rows."""
-    random, nodes, short = Keystream(), list[_Node | None](), 0
+    random, nodes, short = Keystream(), list[_HiddenNode | None](), 0
     for members in rows:
         candidates = columns.candidates(members, features)
         fitting = sizes.of_disguised(*candidates.matrix.shape)
@@ -161,7 +161,7 @@ def _hide_candidates(
         bits, normal, count = fitting
         # [SMM 2, step 2] M* = [M M' Y], columns shuffled; U: r null vectors of M*
         mixed, places = karr.disguised(candidates.matrix, bits, normal, random)
-        nodes.append(_Node(candidates, mixed, places, karr.null_vectors(mixed, count, random)))
+        nodes.append(_HiddenNode(candidates, mixed, places, karr.null_vectors(mixed, count, random)))
     if short:
         logger.info("%d nodes have fewer rows than candidates, and get no split here", short)
     vectors = [node.vectors for node in nodes if node is not None]
@@ -191,7 +191,7 @@ def _mask_gradients(party: Party, peer: str, rows: Sequence[Rows], gradients: In
 
 
 def _own_sums(
-    party: Party, nodes: Sequence[_Node | None], rows: Sequence[Rows], columns: OwnColumns, features: Int32s
+    party: Party, nodes: Sequence[_HiddenNode | None], rows: Sequence[Rows], columns: OwnColumns, features: Int32s
 ) -> tuple[Integers, Integers]:
     """Receive masked gradients; return bin sums int64 (nodes, slots, 3), rounded to whole numbers, and totals."""
     (active,) = party.peers

@@ -79,7 +79,7 @@ def conclusions(
     learned[roles.active].append(helped + "every bin of every row of the others")
     for name in roles.having("passive"):
         learned[name].append(helped + "all gradients, and so labels, and the rows of every node")
-    learned[dealer] = ["nothing of anybody's data: it is trusted to collude with nobody"]
+    learned[dealer] = ["nothing of any party's data: it is trusted not to collude with any party"]
     return learned
 
 
@@ -123,7 +123,7 @@ def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shap
     return found
 
 
-# ------------------------------------------------------------- what the messages of FedXGBoost-SMM tell, in both modes
+# ------------------------------------------------------------- who sends what, in both modes
 
 _DEALER = ("dealer",)
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
