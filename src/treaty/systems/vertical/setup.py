@@ -71,7 +71,9 @@ class Setup(Start):
     record that it keeps for an audit of gradients, empty where it keeps none.
     """
 
-    leakage: ClassVar = MessageLeakage("the public key and bounds, so the largest weight to a power of two", "control")
+    leakage: ClassVar = MessageLeakage(
+        "the model's number, the cipher, its public key, and the largest weight above 1 to a power of two", "control"
+    )
 
     encryption: str
     payload: Arrays
