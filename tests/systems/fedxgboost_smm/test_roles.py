@@ -471,7 +471,7 @@ def test_disclosures_say_who_must_not_collude():
     assert "with the help of dealer, who must not give it: every bin of every row of the others" in told["p0"]
     assert any("with the help of dealer" in fact and "labels" in fact for fact in told["p1"])
     assert any("nothing of which rows are in a node" in fact for fact in told["p1"])
-    assert "trusted to collude with nobody" in told["dealer"][0]
+    assert "trusted not to collude with any party" in told["dealer"][0]
 
 
 DEALS = PartySpec(role="dealer", has_rows=False)
