@@ -74,6 +74,7 @@ class Keystream:
         words = -(-bits // 64)
         raw = self._cipher.update(bytes(8 * rows * words))
         out = np.frombuffer(raw, np.dtype("<u8")).astype(np.uint64).reshape(rows, words)
+        # the highest word has fewer bits
         if bits % 64:
             out[:, -1] &= np.uint64((1 << (bits % 64)) - 1)
         return out
@@ -82,6 +83,7 @@ class Keystream:
         """Return exactly uniform numbers below `bound`, uint64 (rows, words), by rejection."""
         limit = to_words([bound], -(-bound.bit_length() // 64))[0]
         out = self.bits(bound.bit_length(), rows)
+        # rejection, until all are below: exactly uniform
         again = np.flatnonzero(~_less(out, limit))
         while len(again):
             out[again] = self.bits(bound.bit_length(), len(again))
@@ -91,7 +93,8 @@ class Keystream:
 
 def _less(rows: Words, limit: Words) -> Flags:
     less = np.zeros(len(rows), np.bool_)
-    for word in range(len(limit)):  # upwards: a higher word overrules the lower ones
+    # upwards: a higher word overrules the lower ones
+    for word in range(len(limit)):
         equal = rows[:, word] == limit[word]
         less = np.where(equal, less, rows[:, word] < limit[word])
     return less
@@ -139,6 +142,7 @@ def pair_keys(
     peers = set(peers)
     if not peers <= seeds.keys():
         raise CryptoError(f"expected peers that {name} has a seed with, got {len(peers - seeds.keys())} others")
+    # added for peers that sort after it, subtracted for the others: so masks of a pair cancel
     ordered = sorted(peers)
     added = [mask_key(seeds[peer], nonce) for peer in ordered if peer > name]
     return added, [mask_key(seeds[peer], nonce) for peer in ordered if peer < name]
@@ -170,12 +174,12 @@ def add_masks(values: Words, added: Sequence[bytes], subtracted: Sequence[bytes]
     """Add and subtract the masks of some keys, as from `mask_key`, to values (n,), in place, modulo 2^64."""
     signed = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
     from_zero = modes.CTR(bytes(16))
+    # some ciphers at a time: each has a context in memory
     for some in pieces(len(signed), _OPEN):
         _add_streams(values, [(Cipher(algorithms.AES(key), from_zero).encryptor(), put) for key, put in signed[some]])
 
 
 def _add_streams(values: Words, streams: Sequence[tuple[CipherContext, np.ufunc]]) -> None:
-    """Add or subtract the ciphers' next keystream, in place."""
     # encrypting zeros writes the keystream itself, into one buffer that all masks share
     most = min(len(values), _CHUNK)
     zeros = memoryview(bytes(8 * most))
@@ -210,6 +214,7 @@ class CancellingMasks:
         self._used.use(nonce)
         masks = [0] * count
         added, subtracted = pair_keys(self._name, self._seeds, others, nonce)
+        # one adds what the other subtracts
         for keys, sign in ((added, 1), (subtracted, -1)):
             for key in keys:
                 for k, drawn in enumerate(from_words(Keystream(key).bits(bits, count))):
@@ -226,6 +231,7 @@ def total(parts: Sequence[Words]) -> list[int]:
     """Add up numbers modulo 2^128, of uint64 (n, 2) each; return signed ones. CryptoError if shapes differ."""
     for part in parts:
         check_payload([part], "masked numbers", (np.uint64, (len(parts[0]), _RING_WORDS)))
+    # numbers from half the ring on are negative
     sums = [sum(column) for column in zip(*(from_words(part) for part in parts), strict=True)]
     half = 1 << (RING_BITS - 1)
     return [(x + half) % (1 << RING_BITS) - half for x in sums]
@@ -266,6 +272,7 @@ class FreshShares:
         `message` is the same at both servers and must exceed that of every message before, of numbers or bits
         (CryptoError): the difference of two messages under one keystream would be that of the original shares.
         """
+        # one server adds what the other subtracts
         mask = self._stream(message).bits(64, shares.size).reshape(shares.shape)
         fresh: Words = shares - mask if self._own else shares + mask
         return fresh
@@ -281,5 +288,6 @@ class FreshShares:
                 f"expected a message after number {self._last}, got {message}, whose keystream may have been used - at"
                 " shares for users"
             )
+        # two messages under one keystream would show the difference of the original shares
         self._last = message
         return Keystream(mask_key(self._seed, b"treaty fresh shares" + message.to_bytes(8, "big")))

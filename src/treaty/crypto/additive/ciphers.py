@@ -82,15 +82,9 @@ class OUPublicKey:
     """
 
     def __init__(
-        self,
-        n: int,
-        g: int,
-        h: int,
-        subgroup_bits: int,
-        proof: Sequence[int] = (),
-        *,
+        self, n: int, g: int, h: int, subgroup_bits: int, proof: Sequence[int] = (), *,
         insecure_test_key_bits: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_modulus(n, insecure_test_key_bits)
         full = 2 * parameters.OU_SUBGROUP_PRIME_BITS
         if subgroup_bits not in (0, full) and insecure_test_key_bits is None:
@@ -144,6 +138,7 @@ class OUPrivateKey:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
         check_messages(messages, self.public.plaintext_bits)
         keystream, n, (_, _, u, v, _) = keystream or Keystream(), self.public.modulus, self.secret_numbers
+        # r_u, r_v exactly uniform modulo u and v: distributed as h^r with r uniform modulo u v
         exponents_p, exponents_q = keystream.below(u, len(messages)), keystream.below(v, len(messages))
         out = np.empty((len(messages), n.words), np.uint64)
 
@@ -221,6 +216,7 @@ class PaillierPrivateKey:
         """Encrypt numbers below 2^{plaintext_bits - 2}, little-endian words (rows, limbs), by the factors of n."""
         check_messages(messages, self.public.plaintext_bits)
         keystream, n2, (p, q) = keystream or Keystream(), self.public.modulus, self.secret_numbers
+        # uniform modulo the coprime (p - 1) / 2 and (q - 1) / 2: as w^r with r uniform modulo their product
         exponents_p = keystream.below((p - 1) // 2, len(messages))
         exponents_q = keystream.below((q - 1) // 2, len(messages))
         out = np.empty((len(messages), n2.words), np.uint64)
@@ -272,8 +268,10 @@ def generate_key(
         h_p = _element_of_order(u, p * (p - 1), p2)
         h_q = _element_of_order(v, q - 1, q)
         a = 1 + secrets.randbelow(p - 1)
+        # g mod p^2 is (1 + p)^a w, and g mod q a power of h
         g_p = (1 + a * p) * pow(h_p, 1 + secrets.randbelow(u - 1), p2) % p2
         g_q = pow(h_q, 1 + secrets.randbelow(v - 1), q)
+        # the numbers modulo n that are these modulo p^2 and q
         inverse = pow(p2, -1, q)
         g, h = (x + p2 * ((y - x) * inverse % q) for x, y in ((g_p, g_q), (h_p, h_q)))
         proof = prove_okamoto_uchiyama(n, g, h, p, q, a)
@@ -303,11 +301,9 @@ def generate_paillier_key(
 
 
 def _prime_without_small_subgroups(bits: int, residue: int) -> tuple[int, int, int]:
-    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits), 3 or 7 modulo 8, and the primes u, k.
-
-    Safe primes would do, too, but take many times longer to find.
-    """
+    """Draw a prime p = 2 u k + 1 in [7/8 2^bits, 2^bits), 3 or 7 modulo 8, and the primes u, k."""
     small = min(parameters.PAILLIER_SMALL_PRIME_BITS, bits // parameters.PAILLIER_INSECURE_SMALL_PRIME_SHARE)
+    # safe primes would do, too, but take many times longer to find
     u = _random_prime(bits - small)
     while True:
         p, k = _candidate(bits, u, residue)
@@ -330,21 +326,22 @@ def _prime_with_subgroup(bits: int, residue: int) -> tuple[int, int]:
 def _candidate(bits: int, u: int, residue: int) -> tuple[int, int]:
     """Draw p = 2 u k + 1 in about [7/8 2^bits, 2^bits), 3 or 7 modulo 8 for an odd u, and k."""
     lowest, highest = (7 << (bits - 3)) // (2 * u) + 1, (1 << bits) // (2 * u)
+    # k such that 2 u k + 1 is 3 or 7 modulo 8
     k = (lowest + secrets.randbelow(highest - lowest)) // 4 * 4 + residue // 2 * u % 4
     return 2 * u * k + 1, k
 
 
 def _random_prime(bits: int) -> int:
-    """Draw a prime in [2^{bits - 1}, 2^bits)."""
     while True:
+        # the highest and the lowest bit are set
         x = secrets.randbits(bits) | 1 << (bits - 1) | 1
         if gmpy2.is_prime(x, parameters.PRIMALITY_ROUNDS):
             return x
 
 
 def _element_of_order(order: int, group_order: int, modulus: int) -> int:
-    """Draw an element of prime order modulo p^2 or q."""
     while True:
+        # an element of prime order modulo p^2 or q; the check of its order fails only when p divided the draw
         x = int(gmpy2.powmod(2 + secrets.randbelow(modulus - 2), group_order // order, modulus))
-        if x != 1 and gmpy2.powmod(x, order, modulus) == 1:  # the second fails only when p divided the draw
+        if x != 1 and gmpy2.powmod(x, order, modulus) == 1:
             return x

@@ -35,11 +35,6 @@ _FORMS = ("words", "ifma", "fma")  # in the order of their numbers in `montgomer
 _ALIGNMENT = 64  # bytes of a vector: loads that straddle cache lines cost twice
 
 
-def fastest_form() -> str:
-    """Return the form of products that is the fastest on this processor."""
-    return "ifma" if HAS_IFMA else "fma" if HAS_FMA else "words"
-
-
 class Modulus:
     """An odd modulus of at least 3 and its arithmetic, with `words` per packed and `width` per working number.
 
@@ -55,7 +50,7 @@ class Modulus:
         # R >= 4 n, so that sums of two products stay in bounds, and R >= 2^{64 words}
         digits = max(-(-(self.bits + 2) // DIGIT_BITS), -(-64 * self.words // DIGIT_BITS))
         vectors = min((count for count in VECTOR_COUNTS if LANES * count >= digits), default=0)
-        self.form = (form or fastest_form()) if vectors else "words"
+        self.form = (form or ("ifma" if HAS_IFMA else "fma" if HAS_FMA else "words")) if vectors else "words"
         self.digit_form = self.form != "words"
         self.width = LANES * vectors if self.digit_form else self.words
         self.radix = 1 << (DIGIT_BITS * digits)

@@ -9,8 +9,7 @@ Two forms of a number x mod n:
 * *working*: `m.size - 8` words. With AVX-512 IFMA (m[4] = 1) or AVX2 and FMA (2), 52-bit digits of a value below 2 n;
   otherwise (0) the packed words, and then x < n throughout.
 
-Both forms divide by the same R = 2^{52 digits}, so what one machine writes the other reads. GROUP numbers are
-multiplied at a time; the last ones of a group that is not full repeat its last number.
+Both forms divide by the same R = 2^{52 digits}, so what one machine writes the other reads.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ Index = NDArray[np.int64]
 
 _MASK = np.uint64((1 << DIGIT_BITS) - 1)
 _ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(64)
-# Typed: for a literal 0 the called kernels would be compiled once more.
-_START: int = np.intp(0)  # type: ignore[assignment]
-_DIGIT = np.uint64(DIGIT_BITS)
-_IFMA, _FMA = np.uint64(1), np.uint64(2)  # values of m[4]: see `montgomery.Modulus`
+_START: int = np.intp(0)  # type: ignore[assignment]  # typed: for a literal 0 kernels would be compiled once more
+_DIGIT, _IFMA, _FMA = np.uint64(DIGIT_BITS), np.uint64(1), np.uint64(2)  # the latter two are values of m[4]
 
 
 @kernel
@@ -50,7 +47,7 @@ def multiply_word_form(out: Words, o: int, a: Words, i: int, b: Words, j: int, m
     words, n = np.intp(m[2]), HEADER
     for y in range(words + 2):
         t[y] = _ZERO
-    # operand scanning (CIOS): t += a b_x, then the multiple of n that clears the lowest word, which is dropped
+    # operand scanning: t += a b_x, then the multiple of n that clears the lowest word, which is dropped
     for x in range(words):
         factor, carry = b[j + x], _ZERO
         for y in range(words):
@@ -104,7 +101,7 @@ def _reduce(x: Words, o: int, over: np.uint64, m: Words) -> None:
 def _multiply(
     out: Words, at: Index, a: Words, of_a: Index, b: Words, of_b: Index, live: int, m: Words, t: Words
 ) -> None:
-    """out[at[k]:] = a[of_a[k]:] b[of_b[k]:] / R for k < live; `t` is scratch of `_turns`. In place is allowed."""
+    """out[at[k]:] = a[of_a[k]:] b[of_b[k]:] / R for k < live; `t` is scratch. In place is allowed."""
     # flat arguments, because this is the innermost call; offsets from `live` on are those of number live - 1
     if m[4] == _FMA:
         fma_multiply_four(out, at, a, of_a, b, of_b, m, t)
@@ -131,11 +128,6 @@ def _scratch(words: int) -> Words:
     x = np.empty(words + 8, np.uint64)
     skip = (-(x.ctypes.data >> 3)) & 7
     return x[skip : skip + words]
-
-
-@kernel
-def _turns(m: Words) -> Words:
-    return _scratch(SCRATCH * (m.size - HEADER) + 2)
 
 
 @kernel
@@ -187,7 +179,6 @@ def _pack(x: Words, o: int, out: Words, item: int, m: Words) -> None:
         return
     for y in range(words):
         out[start + y] = _ZERO
-    # a digit lies in one word, or in two
     for y in range(np.intp(m[1])):
         bit = np.uint64(y) * _DIGIT
         k, shift = np.intp(bit >> np.uint64(6)), bit & np.uint64(63)
@@ -215,7 +206,7 @@ def pack_rows(rows: Words, out: Words, m: Words) -> None:
 def multiply_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
     """out[r] = a[r] b[r] / R, or a[r] b[0] / R with b_step 0; `out` may be a or b (the latter with a step)."""
     width = m.size - HEADER
-    t, count = _turns(m), out.size // width
+    t, count = _scratch(SCRATCH * width + 2), out.size // width
     at, of_b = np.zeros(GROUP, np.int64), np.zeros(GROUP, np.int64)
     for r in range(0, count, GROUP):
         live = _spread(at, r, count, width)
@@ -225,7 +216,7 @@ def multiply_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None
 
 @kernel
 def add_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
-    """out[r] = a[r] + b[r] mod n, below n; working forms (both inputs are reduced first, in place)."""
+    """out[r] = a[r] + b[r] mod n, below n; working forms, both reduced first, in place."""
     width = m.size - HEADER
     for row in range(out.size // width):
         o, p = row * width, row * width * b_step
@@ -234,7 +225,6 @@ def add_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
         carry = _ZERO
         for y in range(width):
             total = a[o + y] + b[p + y] + carry
-            # digits have room for a carry; of words it shows in the sum's size
             if m[4] != _ZERO:
                 carry = total >> _DIGIT
                 total &= _MASK
@@ -248,7 +238,7 @@ def add_rows(a: Words, b: Words, out: Words, b_step: int, m: Words) -> None:
 def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -> None:
     """out[r] = bases[r]^e for one exponent given as 4-bit windows, highest first. Montgomery working forms."""
     width = m.size - HEADER
-    t, count = _turns(m), out.size // width
+    t, count = _scratch(SCRATCH * width + 2), out.size // width
     table = _scratch(16 * GROUP * width)  # powers 0..15 of each base
     at, below, above = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     for r in range(0, count, GROUP):
@@ -256,7 +246,6 @@ def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -
         for lane in range(live):
             _copy(one, _START, out, at[lane], m)
             _copy(one, _START, table, 16 * lane * width, m)
-        # powers 1 to 15 of each base, each from the one before
         for k in range(1, 16):
             for lane in range(GROUP):
                 above[lane] = (16 * min(lane, live - 1) + k) * width
@@ -275,7 +264,7 @@ def power_rows(bases: Words, out: Words, windows: Bytes, one: Words, m: Words) -
 def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Words) -> None:
     """table[i, d] = base^{d entries^i} for d < entries (a power of two). Montgomery working forms."""
     width = m.size - HEADER
-    t, power, windows = _turns(m), _scratch(width), table.size // (entries * width)
+    t, power, windows = _scratch(SCRATCH * width + 2), _scratch(width), table.size // (entries * width)
     at, below, base_at = np.zeros(GROUP, np.int64), np.empty(GROUP, np.int64), np.zeros(GROUP, np.int64)
     _copy(base, _START, power, _START, m)
     # base^{entries^i} for each window, by squaring
@@ -303,12 +292,11 @@ def fixed_base_table(base: Words, table: Words, entries: int, one: Words, m: Wor
 def fixed_base_rows(table: Words, exponents: Words, window: int, out: Words, m: Words) -> None:
     """out[r] = base^{exponents[r]}: one product per window (Brickell, Gordon, McCurley, Wilson 1992)."""
     width, count = m.size - HEADER, out.size // (m.size - HEADER)
-    t, entries = _turns(m), 1 << window
+    t, entries = _scratch(SCRATCH * width + 2), 1 << window
     limbs, windows = exponents.size // max(count, 1), table.size // (entries * width)
     at, entry = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     for r in range(0, count, GROUP):
         live = _spread(at, r, count, width)
-        # the first window's entry is copied, the others are multiplied in
         for i in range(windows):
             for lane in range(GROUP):
                 row = r + min(lane, live - 1)
@@ -334,7 +322,7 @@ def _bits(x: Words, o: int, limbs: int, bit: int, count: int) -> int:
 def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: Words, m: Words) -> None:
     """out[s] = product of raw[index[j]] over starts[s] <= j < starts[s + 1]; no segment is empty. Packed forms."""
     width, segments = m.size - HEADER, starts.size - 1
-    t, lanes = _turns(m), min(GROUP, segments)
+    t, lanes = _scratch(SCRATCH * width + 2), min(GROUP, segments)
     product, item = _scratch(GROUP * width), _scratch(GROUP * width)
     segment, position = np.full(GROUP, -1, np.int64), np.zeros(GROUP, np.int64)
     at = np.empty(GROUP, np.int64)
@@ -346,7 +334,6 @@ def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: 
         for lane in range(lanes):
             o = lane * width
             while segment[lane] < segments and (segment[lane] < 0 or position[lane] == starts[segment[lane] + 1]):
-                # the first item of a segment is copied, the others are multiplied in
                 if segment[lane] >= 0:
                     _pack(product, o, out, segment[lane], m)
                 segment[lane] = following
@@ -359,7 +346,6 @@ def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: 
                 position[lane] += 1
                 active += 1
             else:
-                # idle lanes multiply ones
                 _copy(one, _START, item, o, m)
                 _copy(one, _START, product, o, m)
         if active > 0:
@@ -368,12 +354,9 @@ def segment_products(raw: Bytes, index: Int32s, starts: Index, out: Words, one: 
 
 @kernel
 def horner_rows(raw: Bytes, starts: Index, bits: int, factors: Words, out: Words, one: Words, m: Words) -> None:
-    """out[r] = factors[r] prod_j x_j^{2^{bits (last - j)}} over the packed x_j, starts[r] <= j < starts[r + 1].
-
-    `factors` are Montgomery working forms. Plaintexts thus stand side by side, the first one highest.
-    """
+    """out[r] = factors[r] prod_j x_j^{2^{bits (last - j)}} over the packed x_j, starts[r] <= j < starts[r + 1]."""
     width, rows = m.size - HEADER, starts.size - 1
-    t = _turns(m)
+    t = _scratch(SCRATCH * width + 2)
     total, item = _scratch(GROUP * width), _scratch(GROUP * width)
     at, of_factors = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     for r in range(0, rows, GROUP):
@@ -423,24 +406,13 @@ def all_in_range(raw: Bytes, count: int, m: Words) -> bool:
 
 @kernel
 def bucket_rows(
-    rows: Words,
-    exponents: Words,
-    pairs: Index,
-    bits: int,
-    window: int,
-    first: int,
-    stop: int,
-    out: Words,
-    one: Words,
+    rows: Words, exponents: Words, pairs: Index, bits: int, window: int, first: int, stop: int, out: Words, one: Words,
     m: Words,
-) -> None:
-    """out[j] = product over i of rows[i, column]^{exponents[i, kind]}, (column, kind) = pairs[j], of j in first:stop.
-
-    `rows` (n, columns * width) are Montgomery working forms; exponents (n, kinds) lie below 2^bits.
-    """
+) -> None:  # fmt: skip
+    """out[j] = product over i of rows[i, column]^{exponents[i, kind]}, (column, kind) = pairs[j], j in first:stop."""
     width, entries = m.size - HEADER, 1 << window
     bases, across = rows.reshape(-1), rows.shape[1]
-    t, size = _turns(m), entries * width
+    t, size = _scratch(SCRATCH * width + 2), entries * width
     buckets, running = _scratch(GROUP * size), _scratch(2 * GROUP * width)
     at, of_bases = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     bucket, high, total = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)

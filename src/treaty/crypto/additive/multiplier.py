@@ -278,8 +278,6 @@ def _load(builder: Any, pointer: Any, v: int) -> Any:
     return builder.load(builder.gep(builder.bitcast(pointer, _VECTOR.as_pointer()), [_I64(v)]), align=8)
 
 
-# -------------------------------------------------- fused multiply-adds
-
 _WORDS, _DOUBLES = ir.VectorType(_I64, GROUP), ir.VectorType(ir.DoubleType(), GROUP)
 _HIGH, _LOW = 0x4670 << 48, 0xC338 << 48  # the bits of 2^104 and of -1.5 2^52
 _WHOLE = 0x4330 << 48  # the bits of 2^52: with a digit in its last bits, 2^52 + the digit

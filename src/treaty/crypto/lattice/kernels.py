@@ -238,16 +238,9 @@ def add_hints(
 
 @kernel
 def rescale(
-    residues: Residues,
-    inverses: Words,
-    primes: Words,
-    scales: Words,
-    guard: int,
-    balanced: bool,
-    first: int,
-    stop: int,
-    out: NDArray[np.int16],
-) -> None:
+    residues: Residues, inverses: Words, primes: Words, scales: Words, guard: int, balanced: bool, first: int,
+    stop: int, out: NDArray[np.int16],
+) -> None:  # fmt: skip
     """Write round(x q' / q) modulo q' = 2^(16 D), in digits (D, m), for some numbers x given by residues (primes, m).
 
     `inverses` (primes,) are (q / p)^-1 mod p; `scales` (primes, words) are 2^(16 D + guard) / p rounded, in 32-bit

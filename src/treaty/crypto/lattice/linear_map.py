@@ -215,14 +215,9 @@ class LinearMapServer:
     """
 
     def __init__(
-        self,
-        parameters: Parameters,
-        matrix: SecretMatrix,
-        seed: bytes,
-        *,
-        threads: int = 1,
+        self, parameters: Parameters, matrix: SecretMatrix, seed: bytes, *, threads: int = 1,
         random: NDArray[np.int16] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.parameters, self.matrix, self.seed, self._threads = parameters, matrix, seed, threads
         self.random = np.empty((matrix.rows, parameters.degree), np.int16) if random is None else random
         self._expanded = _NOT_EXPANDED

@@ -51,8 +51,10 @@ class Tables(NamedTuple):
 @cache
 def tables(prime: int, degree: int) -> Tables:
     """Make the factors: powers of a 2 N-th root of unity."""
+    # a generator of a subgroup of even order gives a root of -1
     base = next(x for x in range(2, prime) if pow(x, (prime - 1) // 2, prime) == prime - 1)
     root = pow(base, (prime - 1) // (2 * degree), prime)
+    # factors in bit-reversed order, as the transform visits them
     reversed_bits = np.zeros(1, np.intp)
     while len(reversed_bits) < degree:
         reversed_bits = np.concatenate([2 * reversed_bits, 2 * reversed_bits + 1])
@@ -72,7 +74,7 @@ def tables(prime: int, degree: int) -> Tables:
 
 
 def shoup_quotients(values: Residues, prime: int) -> Residues:
-    """floor(values 2^32 / prime)."""
+    # floor(values 2^32 / prime)
     return ((values.astype(np.uint64) << np.uint64(32)) // np.uint64(prime)).astype(np.uint32)
 
 
@@ -95,6 +97,7 @@ def ternary(draw: Bytes, count: int) -> NDArray[np.int8]:
     kept = np.empty(0, np.uint8)
     needed = -(-count // 5)
     while len(kept) < needed:
+        # five trits to a byte; 13 bytes of 256 are rejected
         drawn = np.frombuffer(draw((needed - len(kept)) * 256 // 243 + 32), np.uint8)
         kept = np.concatenate([kept, drawn[drawn < 243]])
     return _TRITS[kept[:needed]].reshape(-1)[:count].copy()
@@ -115,6 +118,7 @@ def flood(draw: Bytes, bits: int, primes: tuple[int, ...], count: int) -> Intege
     if bits % 32:
         drawn[:, -1] &= (1 << bits % 32) - 1
     modulus = np.array(primes, np.int64)
+    # residues of numbers of many words: Horner's rule, modulo each prime
     rest = np.zeros((count, len(primes)), np.int64)
     for word in range(words - 1, -1, -1):
         rest = ((rest << 32) + drawn[:, word, np.newaxis]) % modulus
@@ -132,6 +136,7 @@ def public_ring_elements(seed: bytes, number: int, primes: tuple[int, ...], degr
     """Expand public element `number` of the ring from a seed, transformed: uint32 (primes, degree), uniform."""
     out = np.empty((len(primes), degree), np.uint32)
     for k, prime in enumerate(primes):
+        # a stream of its own for each element and prime
         label = b"treaty lattice public element" + number.to_bytes(8, "little") + prime.to_bytes(8, "little")
         out[k] = uniform(Keystream(hashlib.sha256(label + seed).digest()).raw, prime, degree)
     return out
@@ -218,10 +223,8 @@ def unpack(parameters: Parameters, packed: Packed, most: int, threads: int = 1) 
 
 @kernel
 def pack_plane(residues: Residues, width: int, out: Packed) -> None:
-    """Write the low `width` bits, 16 to 31, of each number one after the other.
-
-    32 numbers take `width` words, of which each holds bits of three numbers at most: of number at[k] all but gone[k].
-    """
+    """Write the low `width` bits, 16 to 31, of each number one after the other."""
+    # 32 numbers take `width` words, of which each holds bits of three numbers at most: of number at[k] all but gone[k]
     at, gone, wide = new_array((3, width), np.uint32), new_array(width, np.uint64), np.uint64(width)
     for k in range(width):
         for part in range(3):
@@ -247,5 +250,6 @@ def unpack_plane(packed: Packed, width: int, out: Residues) -> None:
     for i in range(np.uint64(len(out))):
         bit = np.uint64(i) * wide
         word, shift = bit >> np.uint64(5), bit & np.uint64(31)
+        # a number lies in one word or in two
         pair = np.uint64(packed[word]) | np.uint64(packed[min(word + np.uint64(1), last)]) << _WORD
         out[i] = np.uint32(pair >> shift & mask)

@@ -50,6 +50,7 @@ class NewHint:
         self._file, self.path = file, path
         self._discard = weakref.finalize(self, _discard, file, path)
         if file is not None:
+            # the form of numpy's .npy files
             header = {"descr": self.array.dtype.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             self._start = file.tell()
@@ -184,6 +185,7 @@ class HintStore:
                 "INSERT INTO hints (peer, binding, seed, terms, name, digest) VALUES (?, ?, ?, ?, ?, ?)",
                 (peer, binding, seed, terms, self._place(new, array), digest),
             )
+            # all but the newest of this peer are forgotten
             older = "SELECT name FROM hints WHERE peer = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
             gone += db.execute(older, (peer, KEPT)).fetchall()
             self._forget(db, gone)
@@ -279,6 +281,7 @@ class HintStore:
 
     def _sweep(self, db: sqlite3.Connection) -> None:
         """Remove what crashes left: arrays without a record that nobody is writing."""
+        # a file that is being written is locked by its writer
         kept = {name for (name,) in db.execute("SELECT name FROM hints UNION SELECT name FROM own")}
         for path in self._folder.iterdir() if self._folder else ():
             if _NAME.fullmatch(path.name) and path.name not in kept:
@@ -368,6 +371,7 @@ class Reservation:
 
     def use(self, vectors: int) -> None:
         """Make sure that what answers about some more vectors leak is reserved, before they are given."""
+        # many at a time, so that the ledger is written seldom
         if self._used + vectors > self._reserved:
             more = max(self._step, vectors)
             try:

@@ -289,15 +289,9 @@ def mask_rows(own: int, rows: Words, key: bytes) -> Program[tuple[MaskedRows, by
 
 
 def route_level(
-    own: int,
-    rows: MaskedRows,
-    weights: Words,
-    thresholds: Words,
-    paths: Words,
-    bits: int,
-    key: bytes,
+    own: int, rows: MaskedRows, weights: Words, thresholds: Words, paths: Words, bits: int, key: bytes,
     corrections: Words,
-) -> Program[tuple[NDArray[np.uint8], Words]]:
+) -> Program[tuple[NDArray[np.uint8], Words]]:  # fmt: skip
     """Route n rows one level down; return XOR shares of b = [row goes left], and shares of the next level's paths.
 
     `weights` (trees, K, D) and `thresholds` (trees, K) are server `own`'s shares of the splits of the level's K =

@@ -166,7 +166,7 @@ def check_advertisements(
 
 
 def transcript(advertisements: Mapping[str, Advertisement], scope: bytes) -> bytes:
-    """Digest who advertised which keys."""
+    # who advertised which keys, in sorted order
     listed = [(name, *advertisements[name][:2]) for name in sorted(advertisements)]
     return hashlib.sha256(
         length_prefixed("treaty advertised keys", scope, *(x for row in listed for x in row))
@@ -175,6 +175,7 @@ def transcript(advertisements: Mapping[str, Advertisement], scope: bytes) -> byt
 
 def verifies(public: bytes, signature: bytes, content: bytes) -> bool:
     """Tell whether an Ed25519 signature is valid; under a malformed key or one of small order none is."""
+    # the sign is in the last bit
     if len(public) == 32 and public[:31] + bytes([public[31] & 0x7F]) in _SMALL_ORDER:
         return False
     try:
@@ -241,6 +242,7 @@ class RoundKeys:
     def _right(self, label: str, sender: str, content: bytes, tags: Mapping[str, bytes]) -> bool:
         if sender not in self._tag_keys:
             return False
+        # the digest is made for all receivers at once, the tag for this one
         signed = self._digest(label, sender, content) + self._name.encode()
         return hmac.compare_digest(hmac.digest(self._tag_keys[sender], signed, "sha256"), tags.get(sender, b""))
 

@@ -75,6 +75,8 @@ from treaty.errors import CryptoError
 from treaty.machine.arrays import Integers
 
 Dropout = Literal["share", "reveal", "none"]
+SECRET_BYTES = 32  # length of the self-mask seed b_u and of the mask key s_u
+_SHARE = share_length(SECRET_BYTES)
 
 
 class RoundVoid(CryptoError):
@@ -98,19 +100,10 @@ class Round:
     """
 
     def __init__(
-        self,
-        *,
-        job_id: str,
-        protocol: str,
-        round_id: int,
-        roster: Mapping[str, bytes],
-        length: int,
-        dropout: Dropout = "share",
-        vector_id: str = "",
-        threshold: int | None = None,
-        min_cohort: int = 3,
+        self, *, job_id: str, protocol: str, round_id: int, roster: Mapping[str, bytes], length: int,
+        dropout: Dropout = "share", vector_id: str = "", threshold: int | None = None, min_cohort: int = 3,
         allow_two: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         n = len(roster)
         threshold = -(-2 * n // 3) if threshold is None else threshold
         if min_cohort < (2 if allow_two else 3):
@@ -129,7 +122,7 @@ class Round:
         self._job = hashlib.sha256(length_prefixed("treaty job", job_id, protocol, self._listed)).digest()
 
     def another(self, round_id: int, length: int, vector_id: str, attempt: int = 0) -> Round:
-        """Return a round of the same members under the same rules; cheaper than a new one, which digests the roster."""
+        # the same members under the same rules: cheaper than a new round, which digests the roster
         other = copy(self)
         other.length, other._round_id, other._vector_id = length, round_id, vector_id
         other.nonce = mask_nonce(self.job_id, self._protocol, round_id, attempt, vector_id)
@@ -164,7 +157,7 @@ class Round:
             raise CryptoError(f"expected seeds from keys made for this round, got others - at {seeds.name}")
 
     def session(self, keys: bytes) -> bytes:
-        """Name the round together with the keys its members were told; nothing signed or sealed is valid in another."""
+        # nothing signed or sealed in this round, for these keys, is valid in another
         return hashlib.sha256(length_prefixed("treaty session", self.context, keys)).digest()
 
     def signers(
@@ -209,14 +202,8 @@ def survival(session: bytes, survivors: Sequence[str]) -> bytes:
 
 
 def enough(count: int, least: int, what: str) -> None:
-    """Raise RoundVoid if fewer than `least` are left."""
     if count < least:
         raise RoundVoid(f"the round is void: expected {what} of {least} members or more, got {count}")
-
-
-SECRET_BYTES = 32  # length of the self-mask seed b_u and of the mask key s_u
-
-_SHARE = share_length(SECRET_BYTES)
 
 
 class Participant:
@@ -266,7 +253,12 @@ class Participant:
         if len(sealed) + 1 < self._round.least:
             raise CryptoError(f"expected shares of {self._round.least} members or more, got {len(sealed) + 1}")
         added, subtracted = pair_keys(self._seeds.name, self._seeds.mask, sealed, self._round.nonce)
-        self._shares |= {peer: self._opened_share(peer, box) for peer, box in sealed.items()}
+        own = self._seeds.name
+        for peer, box in sealed.items():
+            share = unseal(self._seeds.channel[peer], box, self._bound(peer, own))
+            if share is None or len(share) != len(self._shares[own]):
+                raise CryptoError(f"cannot decrypt {peer}'s share for {own}: wrong key, sender or round")
+            self._shares[peer] = share
         self._seeds.used.use(self._round.nonce)
         masked = values.astype(np.uint64)
         add_masks(masked, [mask_key(self._self_seed, self._round.nonce), *added], subtracted)
@@ -278,7 +270,7 @@ class Participant:
         return self._signing_key.sign(self.take_survivors(survivors))
 
     def take_survivors(self, survivors: Sequence[str]) -> bytes:
-        """Return what a participant vouches for to the other survivors, who were told the same list (step 3).
+        """Return what a participant vouches for to the other survivors, who received the same list (step 3).
 
         CryptoError if the list is not sorted and free of repetitions, has anybody outside U1, lacks this participant,
         or is shorter than max(t, min_cohort).
@@ -314,6 +306,7 @@ class Participant:
                 f"expected {self._round.threshold} signatures or more on the list of survivors that {self._seeds.name} "
                 f"received, got {len(vouched)}; the aggregator may have sent others another list"
             )
+        # never both kinds of share of one member
         lost = sorted(self._shares.keys() - set(self._survivors))
         if self._round.dropout == "share":
             of_lost = {name: self._shares[name][_SHARE:] for name in lost}
@@ -326,14 +319,8 @@ class Participant:
             raise CryptoError(
                 f"expected {self._next or 'nothing more'} in this round, got {step} (once each, in order)"
             )
-        self._next = None  # until the step has succeeded
-
-    def _opened_share(self, sender: str, box: bytes) -> bytes:
-        own = self._seeds.name
-        content = unseal(self._seeds.channel[sender], box, self._bound(sender, own))
-        if content is None or len(content) != len(self._shares[own]):
-            raise CryptoError(f"cannot decrypt {sender}'s share for {own}: wrong key, sender or round")
-        return content
+        # until the step has succeeded
+        self._next = None
 
     def _bound(self, sender: str, receiver: str) -> bytes:
         return length_prefixed("treaty shares", self._session, sender, receiver)
@@ -396,8 +383,8 @@ class Aggregator:
         self._sum -= masked
 
     def survivors(self) -> list[str]:
-        """Close the list of those whose inputs came, and return it sorted: U2."""
         enough(len(self._came), self._round.least, "inputs")
+        # closes the list of those whose inputs came, U2
         self._survivors = sorted(self._came)
         return list(self._survivors)
 
@@ -432,7 +419,8 @@ class Aggregator:
             keys = {v: {u: answers[u].lost[v] for u in survivors} for v in lost}
             for name in {u for of in keys.values() for u, key in of.items() if len(key) != KEY_BYTES}:
                 raise CryptoError(f"expected keys of {KEY_BYTES} bytes, got others - in the answer of {name}")
-        added = [keys[v][u] for v in lost for u in survivors if u > v]  # u > v subtracted what it shares with v
+        # u > v subtracted what it shares with v, u < v added it; self-masks were added by all
+        added = [keys[v][u] for v in lost for u in survivors if u > v]
         subtracted = [keys[v][u] for v in lost for u in survivors if u < v]
         subtracted += [mask_key(of_seeds[u], self._round.nonce) for u in survivors]
         total = self._sum.copy()
@@ -440,13 +428,13 @@ class Aggregator:
         return total.view(np.int64)
 
     def _opened(self, shares: Mapping[str, Mapping[str, bytes]], owners: Sequence[str]) -> dict[str, bytes]:
-        """Rebuild the secrets of `owners` from the first t holders' shares; by holder, then owner."""
+        # the first t holders' shares rebuild the secrets of all owners
         holders = sorted(shares)[: self._round.threshold]
         held = [[shares[holder][owner] for owner in owners] for holder in holders]
         return dict(zip(owners, open_bytes(self._round.points(holders), held, SECRET_BYTES), strict=True))
 
     def _keys_with(self, lost: str, secret: bytes, survivors: Sequence[str]) -> dict[str, bytes]:
-        """Return keys of the masks between the survivors and a lost member whose secret key was rebuilt."""
+        # keys of the masks between the survivors and a lost member whose secret key was rebuilt
         own = X25519PrivateKey.from_private_bytes(secret)
         if own.public_key().public_bytes_raw() != self._advertised[lost].mask:
             raise CryptoError(

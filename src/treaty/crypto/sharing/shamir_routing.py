@@ -290,15 +290,9 @@ def open_bits(setting: ServerSetting, shares: Words) -> Flags:
 
 
 def route_level(
-    setting: ServerSetting,
-    own: int,
-    rows: Words,
-    weights: Words,
-    thresholds: Words,
-    paths: Words | None,
-    prepared: RandomNumbers,
-    threads: int = 1,
-) -> Program[tuple[Words, Words]]:
+    setting: ServerSetting, own: int, rows: Words, weights: Words, thresholds: Words, paths: Words | None,
+    prepared: RandomNumbers, threads: int = 1,
+) -> Program[tuple[Words, Words]]:  # fmt: skip
     """Route n rows one level down; return shares of b = [row goes left], (*, n, 2), and of the next level's paths.
 
     Server `own`'s shares, of degree t: `rows` (n, D, 2), copied in every level unless contiguous and writable;

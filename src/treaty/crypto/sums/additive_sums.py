@@ -161,15 +161,9 @@ class AdditiveSumsServer:
     spare = 0
 
     def __init__(
-        self,
-        key: PublicKey,
-        bounds: SumsBounds,
-        codes: NDArray[np.uint8],
-        offsets: Int32s,
-        *,
-        threads: int = 1,
+        self, key: PublicKey, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s, *, threads: int = 1,
         rerandomise: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._packing = Packing(bounds, key.plaintext_bits)
         self._modulus: Modulus = key.modulus
         self._offsets, self._threads = offsets.astype(np.int64), threads
@@ -268,7 +262,13 @@ class AdditiveSumsServer:
             self._factors.stop()
         if there != len(self._rows):
             raise CryptoError(f"expected the nodes of {len(self._rows)} rows, got {there} - in a query")
-        return self._answer(*self._read_query())
+        slots, nodes, nowhere = self._slots, self._asked, int(np.iinfo(self._slots.dtype).max)
+        if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
+            raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
+        # stable, so that rows of a node stay in their order
+        counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]
+        positions = np.argsort(slots, kind="stable")[: int(counts.sum())].astype(np.int32)
+        return self._answer(positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
     def _answer(self, positions: Int32s, node_starts: Integers) -> Payload:
         """Add up the ciphertexts at these positions, node after node."""
@@ -298,16 +298,6 @@ class AdditiveSumsServer:
 
     def close(self) -> None:
         pass  # nothing outlives the job
-
-    def _read_query(self) -> tuple[Int32s, Integers]:
-        """Return positions of the asked rows, node after node, and the nodes' starts."""
-        slots, nodes, nowhere = self._slots, self._asked, int(np.iinfo(self._slots.dtype).max)
-        if not 0 <= nodes <= nowhere - 1 or ((slots >= nodes) & (slots != nowhere)).any():
-            raise CryptoError(f"a row lies in a node that is not among the {nodes} asked ones - in a query")
-        counts = np.bincount(slots, minlength=nowhere + 1)[:nodes]
-        # stable, so that rows of a node stay in their order
-        positions = np.argsort(slots, kind="stable")[: int(counts.sum())].astype(np.int32)
-        return positions, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def _compress(self, products: Words) -> Words:
         # k sums in each ciphertext (SecureBoost+, section 4), times a random n-th power each

@@ -158,18 +158,10 @@ ALONE = Ends()  # ends that do all on this machine
 
 
 def make_client(
-    encryption: str,
-    bounds: SumsBounds,
-    *,
-    threads: int,
-    key_bits: int | None = None,
-    insecure_test_key_bits: int | None = None,
-    store: HintStore | None = None,
-    blind: bool = False,
-    sealed: bool = False,
-    nodes: int = 1,
-    ends: Ends = ALONE,
-) -> SumsClient:
+    encryption: str, bounds: SumsBounds, *, threads: int, key_bits: int | None = None,
+    insecure_test_key_bits: int | None = None, store: HintStore | None = None, blind: bool = False,
+    sealed: bool = False, nodes: int = 1, ends: Ends = ALONE,
+) -> SumsClient:  # fmt: skip
     """Make the active party's end for "lattice", "ou" or "paillier", with a fresh key that serves this job only.
 
     `key_bits` is 2048, 3072 (default) or 4096; `insecure_test_key_bits` replaces it, such as by the papers' 512, in
@@ -195,20 +187,10 @@ def make_client(
 
 
 def make_server(
-    encryption: str,
-    setup: Payload,
-    codes: NDArray[np.uint8],
-    offsets: Int32s,
-    *,
-    threads: int,
-    insecure_test_key_bits: int | None = None,
-    rerandomise: bool = True,
-    names: Sequence[str] | None = None,
-    store: HintStore | None = None,
-    blind: bool = False,
-    sealed: bool = False,
-    ends: Ends = ALONE,
-) -> SumsServer:
+    encryption: str, setup: Payload, codes: NDArray[np.uint8], offsets: Int32s, *, threads: int,
+    insecure_test_key_bits: int | None = None, rerandomise: bool = True, names: Sequence[str] | None = None,
+    store: HintStore | None = None, blind: bool = False, sealed: bool = False, ends: Ends = ALONE,
+) -> SumsServer:  # fmt: skip
     """Make a passive party's end for the client's `setup` and the party's bin codes.
 
     Code c of feature f, uint8 codes (rows, features) in C order, is slot offsets[f] + c; a feature's last slot is for

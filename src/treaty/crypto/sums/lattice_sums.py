@@ -301,17 +301,9 @@ class LatticeSumsServer(WholeTableServer):
     """
 
     def __init__(
-        self,
-        bounds: SumsBounds,
-        codes: NDArray[np.uint8],
-        offsets: Int32s,
-        names: Sequence[str],
-        store: HintStore,
-        *,
-        threads: int = 1,
-        sealed: bool = False,
-        nodes: int = 1,
-    ) -> None:
+        self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s, names: Sequence[str], store: HintStore, *,
+        threads: int = 1, sealed: bool = False, nodes: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__(bounds, codes, offsets)
         if nodes not in (1, 2) or (sealed and nodes != 1):
             raise CryptoError(f"expected vectors of one node, or of two where sums are open, got {nodes}")

@@ -331,15 +331,9 @@ class TripleSumsServer(WholeTableServer):
     spare = 0
 
     def __init__(
-        self,
-        bounds: SumsBounds,
-        codes: NDArray[np.uint8],
-        offsets: Int32s,
-        seed: bytes,
-        shares: Callable[[int, int], Words],
-        *,
-        threads: int = 1,
-    ) -> None:
+        self, bounds: SumsBounds, codes: NDArray[np.uint8], offsets: Int32s, seed: bytes,
+        shares: Callable[[int, int], Words], *, threads: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__(bounds, codes, offsets)
         count_bits(bounds)  # refuses sums that would not fit
         self._seed, self._shares, self._threads = seed, shares, threads
