@@ -138,9 +138,11 @@ class Packing:
             raise CryptoError(f"expected {len(starts) - 1} plaintexts for {sums} sums, got {len(plaintexts)}")
         group = np.repeat(np.arange(len(plaintexts)), np.diff(starts))
         out = np.empty((sums, 3), np.int64)
+        # the first sum of a plaintext is its highest
         base = (starts[group + 1] - 1 - np.arange(sums)) * self.sum_bits
         count = _take(plaintexts, group, base, self.count_bits)
         hess = _take(plaintexts, group, base + self.count_bits, self.hess_bits)
+        # shifted by grad_bound for each row that was added
         grad = _take(plaintexts, group, base + self.count_bits + self.hess_bits, self.grad_bits)
         bounds, n = self.bounds, np.uint64(self.bounds.n_rows)
         one_hess, one_grad = np.uint64(bounds.hess_bound), np.uint64(2 * bounds.grad_bound)

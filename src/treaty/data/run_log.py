@@ -2,7 +2,7 @@
 
 A partner that aligns again and again with slightly changed ids can find out about single ids (Guo et al., Birds of a
 Feather Flock Together, USENIX Security 2022). So each party commits to its ids in every run under a key it keeps
-(`treaty.crypto.psi.hashing.commit`); the partner writes the commitment down and compares it with all earlier ones.
+(`treaty.crypto.transfer.sodium.commit`); the partner writes the commitment down and compares it with all earlier ones.
 Comparing with the last one alone would not do: a run with another table between two would hide how little these differ.
 
 A log is a `SealedDatabase`, a folder, with the party's key in it. A log that is gone, changed, cut off or an older copy

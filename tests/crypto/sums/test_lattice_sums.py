@@ -290,7 +290,9 @@ def test_a_corrupted_answer_is_caught_by_an_error_that_names_no_bin():
             with pytest.raises(CryptoError) as caught:
                 job.client.open("shop", [answer[0], corrupted], job.totals(nodes))
             told.add(str(caught.value))
-    assert told == {"the bins of a feature do not add up to their node, the job cannot go on - in the answer of shop"}
+    assert told == {
+        "the bins of a feature do not add up to their node, the job cannot continue - in the answer of shop"
+    }
 
 
 @pytest.mark.parametrize("column", [0, 1, 2], ids=["grad", "hess", "count"])

@@ -360,7 +360,7 @@ def test_an_answer_with_one_wrong_word_ends_the_job(word):
     query, totals = job.ask([np.arange(100)])
     (answer,) = answered(job.servers["shop"], query)
     answer.reshape(-1)[word] += np.uint64(1)
-    with pytest.raises(CryptoError, match="the job cannot go on"):
+    with pytest.raises(CryptoError, match="the job cannot continue"):
         job.client.open("shop", [answer], totals)
 
 
@@ -372,7 +372,7 @@ def test_numbers_that_no_rows_can_have_end_the_job():
     answer[0, 0, 1] -= np.uint64(1 << 40)
     answer[0, 0, 6] += np.uint64(1 << 40)
     answer[0, 0, 7] -= np.uint64(1 << 40)
-    with pytest.raises(CryptoError, match="the job cannot go on"):
+    with pytest.raises(CryptoError, match="the job cannot continue"):
         job.client.open("shop", [answer], totals)
 
 

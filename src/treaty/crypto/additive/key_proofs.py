@@ -9,7 +9,7 @@ learns of c, whatever orders it built into its key and however it marked its own
 are independent, so N of them are together within N 2^-80 of uniform. **No factor is handed out twice**: the quotient of
 two answers under one factor shows the owner the quotient of two products of ciphertexts that it knows.
 
-*Proofs*, made once by the owner and checked by whoever receives the key. Two statements make the units modulo n-th
+*Proofs*, made once by the owner and checked by each receiver of the key. Two statements make the units modulo n-th
 powers the messages and nothing else, whatever secrets the owner has built into the key:
 
 * *Two primes*: n has at most two different prime factors. Of each of 128 numbers x, which a hash of the key chooses,
@@ -27,7 +27,7 @@ that with probability 2^-600. Zero knowledge in that model: m, x and roots are a
 and the numbers computed from them (m has half as many bits as n: a distance of 2^{|p| - |n| / 2}).
 *Not proved*: that n = p^2 q with p of a third of the bits, hence how much a message can hold; that the owner drew h as
 it should, on which its own secrets rest, and what others hide from each other under its key (`KeyRandomness`); that
-numbers encrypted are gradients; that whoever sends the key has its factors.
+numbers encrypted are gradients; that the sender of a key has its factors.
 
 References: Impagliazzo and Naor, Efficient Cryptographic Schemes Provably as Secure as Subset Sum, Journal of
 Cryptology 9, 1996 (sums of random subsets are nearly uniform; the bound for exponents of w bits is ours). Goldberg,
@@ -204,7 +204,7 @@ def check_base(name: str, base: int, n: int) -> None:
 def check_order(name: str, base: int, n: int) -> None:
     """Raise CryptoError when a base's order modulo any prime factor of n divides lcm(1..2^16).
 
-    Powers of such a base hide nothing: whoever knows the factors of n takes logarithms to it (Pohlig and Hellman), or
+    Powers of such a base hide nothing: who knows the factors of n takes logarithms to it (Pohlig and Hellman), or
     tries them all. An order made of larger primes that are still small for logarithms passes. Test keys below 256 bits
     are held to a smaller bound.
     """

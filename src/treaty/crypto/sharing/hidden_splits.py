@@ -81,9 +81,11 @@ class Layout:
             own = codes[:, f]
             present = self._present(f, own)
             if self.categorical[f]:
+                # a categorical feature has a column for each bin
                 z[present, start + own[present].astype(np.int64)] = 1
             else:
                 z[present, start] = own[present]
+            # one column more says where the value is missing
             if self.may_miss[f]:
                 z[:, start + self._width(f) - 1] = ~present
         return z

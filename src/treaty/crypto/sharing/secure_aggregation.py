@@ -21,7 +21,7 @@ open  `Aggregator.open`                       sum_{u in U2} x_u
 
 `dropout` says how the masks of a participant lost between steps 1 and 2 are recovered:
 
-* ``"share"``: from shares of its mask key, any t of them. All keys are made anew in every round: if a key served in
+* ``"share"``: from shares of its mask key, any t of them. All keys are new in every round: if a key served in
   two rounds and were rebuilt when its owner drops from the second, the masks of the first would be known, too.
 * ``"reveal"``: every survivor tells the key of its one mask with the lost one. Keys may last a job and steps are
   cheaper, but a survivor lost before step 4 voids the round. For few and steady participants.
@@ -34,7 +34,7 @@ that is itself the aggregator counts). Channels to A are encrypted and authentic
 * A follows the protocol and c < t, with t > n/2: A and its colluders learn U1, U2 and the sum over U2, hence the sum of
   the other survivors' inputs, and no more. With ``"none"``, any c.
 * A tells different members different things and c < 2t - n (that is c < n/3 at the default t = ceil(2n/3)): the same.
-  Two lists cannot both get t signatures, and all that is signed or sealed is tied to what its sender was told of the
+  Two lists cannot both get t signatures, and all that is signed or sealed is tied to what its sender received of the
   round and of the keys. A can leave members out or make the round fail, and it can falsify the sum.
 * Members learn who takes part. `min_cohort` counts colluders: of a sum of three, one colluder sees a sum of two.
 
@@ -399,7 +399,7 @@ class Aggregator:
         """Remove the masks and return the sum of the survivors' inputs modulo 2^64, int64 (length,).
 
         `answers` are by survivor: t of them, and all where ``"reveal"`` has to recover a lost member, else RoundVoid.
-        CryptoError if an answer is of somebody else or for other lists, or shares of a mask key do not give the
+        CryptoError if an answer is of another member or for other lists, or shares of a mask key do not give the
         advertised key. A wrong share of a self-mask seed goes unnoticed and makes the sum garbage.
         """
         survivors = self._closed()

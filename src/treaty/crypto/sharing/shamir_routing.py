@@ -20,7 +20,7 @@ server    numbers of rows, columns, levels and leaves, and who asks. t servers t
           million million. All else they receive is uniform, whatever is compared: shares; c mod 2^l; squares of random
           numbers; the zero test's answer, which the secret sign turns into a fair coin, and a random number
 user      what is opened to it: the side of its rows in each level where it is sent shares of b, else their leaf values.
-          With t servers it learns what it is told; with made-up rows it can find the splits
+          With t servers it learns no more than that; with made-up rows it can find the splits
 owner     nothing
 ========  =============================================================================================================
 

@@ -177,7 +177,7 @@ class AdditiveSumsServer:
         self._rows, self._sampled = np.empty(0, np.int32), False  # rows of the tree; whether they were named
         self._rows_there = 0
         self._slots: NDArray[Any] = np.empty(0, np.uint8)  # of a query: the node of each row
-        self._slots_there = self._asked = 0  # rows whose nodes are told; nodes asked about
+        self._slots_there = self._asked = 0  # rows whose nodes have come; nodes asked about
         self._factors: ReadyFactors | None = None
         if rerandomise:
             one_node = len(self._packing.group_starts(int(offsets[-1]))) - 1

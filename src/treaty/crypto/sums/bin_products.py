@@ -38,7 +38,7 @@ LEAST_GAIN = 4  # a group must save more than a fourth of its items' products; i
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One column, or two groups whose cells are told apart together.
+    """One column, or two groups whose pairs of cells are the cells.
 
     Labels give the cell of each cell of the enclosing group, or of each table row at the top; -1 takes no part.
     """

@@ -72,7 +72,7 @@ from treaty.machine.arrays import Flags, Int32s, Integers, pieces
 class SumsClient(Protocol):
     """The active party's end. Calls in the order of the table above; errors are CryptoError."""
 
-    blind: bool  # servers are told neither the rows of a node nor those of the tree's sample
+    blind: bool  # servers learn neither the rows of a node nor those of the tree's sample
     nodes_at_a_time: int  # most nodes of one query; a level that has more is asked for in several
 
     def setup(self) -> Payload:
@@ -146,7 +146,7 @@ class SumsServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Makes ends of each kind: those of this machine, or others that take the same arguments."""
+    """Makes ends of each kind: those of this machine, or a cluster's, which take the same arguments."""
 
     additive: Callable[..., SumsServer] = AdditiveSumsServer
     blind: Callable[..., SumsServer] = BlindSumsServer
@@ -167,15 +167,16 @@ def make_client(
     `key_bits` is 2048, 3072 (default) or 4096; `insecure_test_key_bits` replaces it, such as by the papers' 512, in
     tests and reproductions only. `store` keeps hints of the lattice map, by default for this job. `blind` encrypts all
     rows once per node, so that servers see no rows of nodes; the lattice map always does. With `sealed` the lattice
-    map's client opens shares of sums; its vectors are about `nodes` nodes. `ends` are of this machine or not.
-    ConfigError for another cipher; CryptoError if the key size is not accepted or the sums do not fit a plaintext.
+    map's client opens shares of sums; its vectors are about `nodes` nodes. ConfigError for another cipher; CryptoError
+    if the key size is not accepted or the sums do not fit a plaintext.
     """
     if encryption == "lattice":
         return ends.lattice_client(bounds, store or HintStore(None), threads=threads, sealed=sealed, nodes=nodes)
     key: PrivateKey
     if encryption == "ou":
         bits = key_bits or parameters.OU_DEFAULT_KEY_BITS
-        Packing(bounds, (insecure_test_key_bits or bits) // 3)  # refuses before a key is made
+        # refuses before a key is made
+        Packing(bounds, (insecure_test_key_bits or bits) // 3)
         key = generate_key(bits, insecure_test_key_bits=insecure_test_key_bits)
     elif encryption == "paillier":
         bits = key_bits or parameters.PAILLIER_DEFAULT_KEY_BITS
@@ -195,11 +196,10 @@ def make_server(
 
     Code c of feature f, uint8 codes (rows, features) in C order, is slot offsets[f] + c; a feature's last slot is for
     missing values. Keys of `insecure_test_key_bits` or more are accepted in tests and reproductions only. `rerandomise`
-    hides from the key's owner which of its ciphertexts an answer is made of; False is the papers' form, in which the
-    owner can tell: only for a job in paper mode, which every party has allowed. `names` of the features are for the
-    ledger of the lattice map in `store`, which does not leave the party and by default lasts for this job. `blind` and
-    `sealed` as in `make_client`; `ends` are of this machine or not. ConfigError for an unknown cipher, CryptoError for
-    an unusable key or table.
+    hides from the key's owner which of its ciphertexts an answer is made of; False is the papers' form, only for a job
+    in paper mode, which every party has allowed. `names` of the features are for the ledger of the lattice map in
+    `store`, which does not leave the party. `blind` and `sealed` as in `make_client`. ConfigError for an unknown
+    cipher, CryptoError for an unusable key or table.
     """
     if encryption == "lattice":
         check_payload(setup, "the set-up", (np.int64, (4,)))
@@ -251,6 +251,7 @@ class DisclosedQuery:
 
     def _small(self, residues: Integers) -> Flags:
         """Tell which numbers, by their residues (primes, n), are errors: the same of at most 21 in all."""
+        # an error is the same number modulo each prime, and at most 21 in size
         centred = np.where(residues > self._primes // 2, residues - self._primes, residues)
         small: Flags = (centred == centred[0]).all(axis=0) & (np.abs(centred[0]) <= ERROR_BITS)
         return small
@@ -343,6 +344,7 @@ class DisclosedKey:
             found = self._key.decrypt(words[part], self._threads)
             limbs = expected.shape[1]
             beyond = found[:, limbs:].any(axis=1)
+            # vectors of a blind cipher hold all rows once for each node
             should = expected[np.arange(part.start, part.stop) % rows]
             held[part] = (found[:, :limbs] == should).all(axis=1) & ~beyond
             empty[part] = ~found.any(axis=1)
@@ -385,7 +387,8 @@ def disclosed_key(cipher: str, setup: Payload, secrets: Sequence[int], test_key_
     if cipher == "ou" and len(secrets) == 5:
         p, q, u, v, a = secrets
         key = OUPublicKey.from_payload(sent, test_key_bits)
-        fits = p * p * q == key.n and all(prime) and 0 < u < p and 0 < v < q  # tables grow with u and v
+        # tables grow with u and v, which therefore have to be below p and q
+        fits = p * p * q == key.n and all(prime) and 0 < u < p and 0 < v < q
         if fits and gmpy2.powmod(key.g, p - 1, p * p) == (1 + a * (p - 1) * p) % (p * p):
             return OUPrivateKey(p, q, u, v, a, key)
     raise CryptoError("expected the private key of the public one that was sent, got another - in the active record")

@@ -2,11 +2,11 @@
 
 *Additive cipher.* There are two ways to X^T v:
 
-* *Rows hidden* (`Hider.hide`, `weigh`): every v_i is a ciphertext <v_i>, whoever has X multiplies <v_i>^{x_ij} over i,
+* *Rows hidden* (`Hider.hide`, `weigh`): every v_i is a ciphertext <v_i>; the owner of X multiplies <v_i>^{x_ij} over i,
   for all columns j at a time (`Modulus.bucket_products`), puts several results into one plaintext and covers them with
   masks. v may be a sum over parties, made by multiplying their ciphertexts.
-* *Matrix hidden* (`HiddenMatrix`): whoever has X encrypts its rows once, all columns of a row side by side in few
-  plaintexts; whoever has v multiplies <x_i>^{v_i}. Any number of vectors needs no further encryption.
+* *Matrix hidden* (`HiddenMatrix`): the owner of X encrypts its rows once, all columns of a row side by side in few
+  plaintexts; the owner of v multiplies <x_i>^{v_i}. Any number of vectors needs no further encryption.
 
 What goes back to the key's owner is multiplied by random n-th powers (`key_proofs`),
 which hide from it what was multiplied; fresh ciphertexts for others (`hide`) have w^r with full-length r, which hides

@@ -232,7 +232,7 @@ class LatticeSumsClient(WholeTableClient):
         if not self._adds_up(sums[:, rows], starts, totals):
             self._store.forget_hint(peer, self._bindings[peer])  # or the next job would fail the same way
             raise CryptoError(
-                f"the bins of a feature do not add up to their node, the job cannot go on - in the answer of {peer}"
+                f"the bins of a feature do not add up to their node, the job cannot continue - in the answer of {peer}"
             )
         return sums
 
@@ -294,7 +294,7 @@ def split_fields(messages: Digits, places: Sequence[int]) -> NDArray[np.uint64]:
 
 
 class LatticeSumsServer(WholeTableServer):
-    """A passive party's end; leaks enter the store's ledger under the features' names, which nobody is told.
+    """A passive party's end; leaks enter the store's ledger under the features' names, which stay here.
 
     Where sums are `sealed`, it adds masks to them, which leak nothing, and keeps its own shares in `shares` until they
     are fetched.

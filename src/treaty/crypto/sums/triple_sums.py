@@ -64,7 +64,7 @@ SEED_BYTES = 32
 VECTOR_WORDS = 2  # columns of a vector: one for gradients, one for hessians and the count of rows
 
 _BLOCK_BYTES = 16 << 20  # most of B in memory at a time
-_AHEAD = 16  # vectors per batch of a dealer's shares: B is expanded anew for each batch
+_AHEAD = 16  # vectors per batch of a dealer's shares: B is expanded again for each batch
 _MASK_BYTES = 64 << 20  # most of all A_t of a batch
 _SMALL = 1 << 18  # fewer products or sums than this are not worth a second thread
 
@@ -226,7 +226,7 @@ class TripleDealer:
             made = np.zeros((VECTOR_WORDS * count, slots), np.uint64)
             for part in pieces(slots, at_a_time):
                 block = np.zeros((part.stop - part.start, self._n_rows), np.uint64)
-                # B is expanded anew for each batch, some slots at a time
+                # B is expanded again for each batch, some slots at a time
                 subtract_matrix_mask(block, self.holder_seeds[holder], part.start, self._threads)  # -B
                 made[:, part] -= masked_product(block, np.arange(len(block)), vectors, self._threads)
             shares = made.reshape(count, VECTOR_WORDS, slots)
@@ -317,7 +317,7 @@ class TripleSumsClient(WholeTableClient):
         found = unpack_sums(words, self._bits)
         # do not report which bin is wrong: that would reveal something of the masks
         if not self._adds_up(found, starts, totals):
-            raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot go on - in {what}")
+            raise CryptoError(f"the bins of a feature do not add up to their node, the job cannot continue - in {what}")
         sums[:, rows] = found
         return sums
 

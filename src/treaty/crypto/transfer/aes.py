@@ -2,8 +2,8 @@
 
 The hash is TMMO of Guo, Katz, Wang, Yu, "Efficient and Secure Multiparty Computation from Fixed-Key Block Ciphers",
 IEEE S&P 2020: H(x, i) = pi(pi(x) xor i) xor pi(x), where pi is AES-128 under a public key. With pi as a random
-permutation it is tweakable circular correlation robust: for a secret Delta the values at x xor Delta cannot be told
-from independent uniform ones by who knows x.
+permutation it is tweakable circular correlation robust: for a secret Delta the values at x xor Delta cannot be
+distinguished from independent uniform ones by who knows x.
 
 Whoever computes pi of p blocks finds Delta among q hashes under the same key with a probability of about p q / 2^128: a
 guess of z = pi(x) xor i is held against all of them, as H(x, i) xor i = z xor pi(z). So 128 - k bits are left after 2^k

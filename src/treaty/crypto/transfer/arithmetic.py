@@ -387,7 +387,7 @@ def _add_up(pads: Words, random: Bits, flips: Bits, message: Words, out: Wide) -
 def _double_and_add(
     out: Wide, n: int, v: int, word: int, number: np.uint64, lower: np.uint64, carry: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
-    """Double a word of a number of `out` and add one; `lower` and `carry` come from the word below, and go on."""
+    """Double a word of a number of `out` and add one; return `lower` and `carry` for the word above."""
     before = out[n, v, word]
     doubled = (before << np.uint64(1)) | lower
     total = doubled + number

@@ -167,8 +167,8 @@ def _multiply(
     zero, one = (pad[:, 0].astype(np.uint8) for pad in random_pairs(drawn.sender, drawn.q, first))
     message, flips = zero ^ one ^ offered, packed(drawn.flips)
     if turned:
-        told, came = take((yield [flips, message]), (np.uint64, flips.shape), (np.uint8, message.shape))
-        zero ^= _only(unpacked(told, length), offered)
+        their_flips, came = take((yield [flips, message]), (np.uint64, flips.shape), (np.uint8, message.shape))
+        zero ^= _only(unpacked(their_flips, length), offered)
     else:
         (came,) = take((yield [message]), (np.uint8, message.shape))
     received = drawn.receiver.hash.rows(drawn.t, first)[:, 0].astype(np.uint8) ^ _only(drawn.random, came)

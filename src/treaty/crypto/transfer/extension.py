@@ -17,7 +17,7 @@ step  who                        what
 2     sender                     makes ``Sender(offer)``, sends its `points`
 3     receiver                   sends what ``prepare(points)`` returns
 4     sender                     takes it in ``prepare``
-5     receiver, then sender      ``extend(count)`` returns a message besides; the sender takes it in
+5     receiver, then sender      ``extend(count)`` returns a message, too; the sender takes it in
                                  ``extend``; as often as wanted, in the same pieces
 6     both                       make of their rows what they need: `random_pairs` and so on, below
 ====  =========================  ==============================================================
@@ -221,7 +221,7 @@ class Receiver:
         out, seeds = np.empty_like(pads), []
         for tree, pad in enumerate(pads):
             nodes = np.frombuffer(secrets.token_bytes(KEY), np.uint8)[None]
-            for level in range(self._fold):  # whoever chose bit d has pad d, and gets the sum of all other nodes
+            for level in range(self._fold):  # a sender with bit d has pad d, and gets the sum of all other nodes
                 nodes = _children(nodes)
                 for side in (0, 1):
                     out[tree, level, 1 - side] = np.bitwise_xor.reduce(nodes[1 - side :: 2]) ^ pad[level, side]

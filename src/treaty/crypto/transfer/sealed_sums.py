@@ -239,7 +239,7 @@ def winner_of(transfers: Transfers, values: Wide, widths: Widths, role: int, ste
 def rounds_of(entries: int, nodes: int, bits: int, step: int) -> tuple[tuple[int, int], ...]:
     """Return the rounds of a tournament that take the least time: sizes of groups, and how many of them play.
 
-    Each of so many nodes has as many entries; one that is in no group goes on to the next round. A round takes the
+    Each of so many nodes has as many entries; one that is in no group stays for the next round. A round takes the
     comparisons of all pairs in its groups, and steps, each of which takes as long as `step` comparisons of `bits` bits.
     """
     best: dict[int, tuple[int, int, int]] = {1: (0, 0, 0)}  # by entries left: time, and the first round

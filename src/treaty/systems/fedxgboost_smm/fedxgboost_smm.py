@@ -11,7 +11,7 @@ party (version 1), are the same, but one of three exchangeable backends computes
 ============  =====================================================================================================
 "lattice"     the hinted lattice map (`crypto.sums.lattice_sums`): M is hinted once, V_node encrypted per node
 "dealer"      a third role deals random matrices (`crypto.sums.triple_sums`): M is masked once, V_node per node
-"ou"          Okamoto-Uchiyama (`crypto.sums.blind_sums`): every row encrypted again for every node
+"ou"          Okamoto-Uchiyama (`crypto.sums.additive_sums`): every row encrypted again for every node
 ============  =====================================================================================================
 
 M has a column per bin, as candidates' sums are sums over bins. V_node is V with zeros outside the node (also in the
