@@ -25,7 +25,7 @@ from treaty.systems.vertical import encrypted_columns
 from treaty.systems.vertical.encrypted_columns import SplitColumns
 from treaty.systems.vertical.exact_sums import node_sets_from_transcript
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_sums_allowed")]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
