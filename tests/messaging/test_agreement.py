@@ -1,9 +1,10 @@
 import pytest
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerAborted
+from treaty.messaging.agreement import agree
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.messages import Message
-from treaty.messaging.party import Party, agree, run_role
+from treaty.messaging.party import Party, run_role
 
 STAR = {"clinic": ["lab", "shop"], "lab": ["clinic"], "shop": ["clinic"]}
 TERMS = {"max_depth": 3, "learning_rate": 0.3, "encryption": "ou", "rl": False, "seed": None, "cuts": [1, 2.5, "x"]}

@@ -14,6 +14,7 @@ import pytest
 
 import treaty
 from treaty.errors import PeerProtocolError
+from treaty.messaging.agreement import Terms
 from treaty.messaging.channel import memory_channels
 from treaty.messaging.messages import (
     LISTED_BYTES,
@@ -24,7 +25,7 @@ from treaty.messaging.messages import (
     encode_body,
     largest_body,
 )
-from treaty.messaging.party import Party, Terms
+from treaty.messaging.party import Party
 from treaty.systems.alignment.common_rows import JoinLayout, arranged
 from treaty.systems.federboost_vertical.buckets import Buckets, NoisyColumns
 from treaty.systems.fedxgb.messages import Sum, Task

@@ -12,7 +12,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +40,7 @@ from treaty.data.file_formats import (
     write_csv_columns,
 )
 from treaty.data.number_text import SHOWN, are_numbers, dates_of, strays_of
-from treaty.data.table import Schema, Table
+from treaty.data.table import LISTED, Schema, Table, file_without, refuse_absent
 from treaty.errors import ConfigError, DataError
 from treaty.files import json_decoder_of
 from treaty.machine.arrays import check_room, forget, new, usual_folder
@@ -50,7 +49,6 @@ Read = TypeVar("Read")
 
 _CHECKED = b"treaty.schema"
 _ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow")
-_LISTED = 20  # columns that a message names of those a file has
 _REMEDIES = {
     "numbers": "correct these cells (an empty one is a missing value, decimals have a point)",
     "dates": "make numbers of dates (days since a fixed one, say) or drop the column",
@@ -80,12 +78,16 @@ def read_table(
     """
     path = Path(path)
     ending = checked_ending(path, party)
-    read = {".parquet": _read_parquet, ".arrow": _read_arrow}.get(ending)
-    table = _read_csv(path, text, party) if read is None else read(path, party)
+    if ending == ".parquet":
+        table = _readable(read_parquet, path, "a Parquet file", party)
+    elif ending == ".arrow":
+        table = _readable(lambda path: pa.ipc.open_file(path).read_all(), path, "an arrow file", party)
+    else:
+        table = of_csv(partial(_read_csv, text=text), path, party)
     kept = table.select(kept_names(table.schema, path, columns, drop, drop_all, party))
     if table.num_rows == 0:
         raise DataError(f"{party}: expected at least one row, got only column names - at {path}")
-    if read is None:
+    if ending in (".csv", ".csv.gz"):
         refuse_bytes(kept, path, party)
     return kept
 
@@ -93,9 +95,9 @@ def read_table(
 def facts_of(path: Path, ending: str, party: str, text: Sequence[str] = ()) -> tuple[int, Any]:
     """Return the number of rows and the schema of a file, of which only CSV is read for that, piece by piece."""
     if ending == ".parquet":
-        return _of_parquet(parquet_facts, path, party)
+        return _readable(parquet_facts, path, "a Parquet file", party)
     if ending == ".arrow":
-        return _of_arrow(_arrow_facts, path, party)
+        return _readable(_arrow_facts, path, "an arrow file", party)
     return of_csv(partial(csv_facts, text=text), path, party)
 
 
@@ -146,7 +148,7 @@ def check_there(path: str | Path, party: str) -> None:
     """Raise DataError unless there is a file, or a folder of Parquet files alone."""
     path = Path(path)
     if path.is_dir() and not path.name.lower().endswith((".csv", ".csv.gz", ".arrow")):
-        _of_parquet(files_of, path, party)
+        _readable(files_of, path, "a Parquet file", party)
     elif not path.is_file():
         raise DataError(f"{party}: expected a file at {path}, got {'a folder' if path.is_dir() else 'none'}")
 
@@ -236,34 +238,14 @@ def ending_of(path: Path, party: str) -> str:
     raise DataError(f"{party}: expected a file ending in {', '.join(_ENDINGS)}, got {path.name!r}")
 
 
-def _read_parquet(path: Path, party: str) -> Any:
-    return _of_parquet(read_parquet, path, party)
-
-
-def _of_parquet(read: Callable[[Path], Read], path: Path, party: str) -> Read:
-    """Read a Parquet file or folder, with errors that name the party."""
+def _readable(read: Callable[[Path], Read], path: Path, called: str, party: str) -> Read:
+    """Read a file or folder of the kind `called`, with errors that name the party."""
     try:
         return read(path)
     except FolderProblem as problem:
         raise DataError(f"{party}: {problem} - at {path}") from None
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{party}: expected a Parquet file, got {not_that(path, error)} - at {path}") from None
-
-
-def _read_arrow(path: Path, party: str) -> Any:
-    def read(path: Path) -> Any:
-        with pa.ipc.open_file(path) as reader:
-            return reader.read_all()
-
-    return _of_arrow(read, path, party)
-
-
-def _of_arrow(read: Callable[[Path], Read], path: Path, party: str) -> Read:
-    """Read an arrow file, with errors that name the party."""
-    try:
-        return read(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{party}: expected an arrow file, got {not_that(path, error)} - at {path}") from None
+        raise DataError(f"{party}: expected {called}, got {not_that(path, error)} - at {path}") from None
 
 
 def not_that(path: Path, error: Exception) -> str:
@@ -278,14 +260,11 @@ def not_that(path: Path, error: Exception) -> str:
     return "text: name it .csv if its values are separated by commas"
 
 
-def _read_csv(path: Path, text: Sequence[str], party: str) -> Any:
-    def read(path: Path) -> Any:
-        content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
-        if not content.strip():
-            raise CsvProblem("expected a table, got an empty file")
-        return parse_csv(content, text)
-
-    return of_csv(read, path, party)
+def _read_csv(path: Path, text: Sequence[str]) -> Any:
+    content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+    if not content.strip():
+        raise CsvProblem("expected a table, got an empty file")
+    return parse_csv(content, text)
 
 
 def of_csv(read: Callable[[Path], Read], path: Path, party: str) -> Read:
@@ -296,24 +275,6 @@ def of_csv(read: Callable[[Path], Read], path: Path, party: str) -> Read:
         raise DataError(f"{party}: {problem} - at {path}") from None
     except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
         raise DataError(f"{party}: expected a readable file, got {not_that(path, error)} - at {path}") from None
-
-
-def refuse_absent(meant: Sequence[str], what: str, names: Sequence[str], path: str | Path, party: str) -> None:
-    """Refuse columns that are named and absent: `what`, those to drop say, of which the one that was meant would stay.
-
-    Raises DataError.
-    """
-    absent = [name for name in meant if name not in names]
-    if absent:
-        raise DataError(f"{party}: expected {what}, {quoted(absent)}, {file_without(absent, names)} - at {path}")
-
-
-def file_without(absent: Sequence[str], names: Sequence[str]) -> str:
-    """Say that a file lacks columns, which it has instead, and which of these may be meant."""
-    near = list(dict.fromkeys(close for name in absent for close in get_close_matches(name, names, 2)))
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    meant = f"; did you mean {quoted(near)}?" if near else ""
-    return f"got a file without {'it' if len(absent) == 1 else 'them'}, with {quoted(names[:_LISTED])}{more}{meant}"
 
 
 def refuse_strays(
@@ -367,7 +328,7 @@ def _refuse_nameless(kept: Sequence[str], names: Sequence[str], path: Path, part
     if is_csv(path):
         of_pandas = "; pandas writes its index so, unless index=False" if places[0] == 1 else ""
         hint = of_pandas or ("; does a comma end the header?" if places[-1] == len(names) else "")
-    listed = ", ".join(map(str, places[:_LISTED]))
+    listed = ", ".join(map(str, places[:LISTED]))
     raise DataError(f"{party}: expected a name for every column, got none for column {listed}{hint} - at {path}")
 
 

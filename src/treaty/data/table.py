@@ -8,6 +8,7 @@ value, so that code k means the same category in training and ever after.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from types import EllipsisType
@@ -33,6 +34,7 @@ from treaty.data.columns import (
 from treaty.errors import DataError
 from treaty.machine.arrays import folder_of, forget, new
 
+LISTED = 20  # columns that a message names of those a file has
 _SHOWN = 3  # categories that a warning names
 _LARGE_SHARE = 0.1  # of rows with unknown categories, from which on a warning asks how they are written
 _ROWS_AT_ONCE = 4096  # a block of rows is turned inside the processor's cache
@@ -303,6 +305,21 @@ def _refuse_repeated(names: tuple[str, ...], party: str) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{party}: expected unique column names, got more than one of {quoted(repeated)}")
+
+
+def refuse_absent(meant: Sequence[str], what: str, names: Sequence[str], path: str | Path, party: str) -> None:
+    """Raise DataError where columns that are named are absent: `what`, those to drop, say."""
+    absent = [name for name in meant if name not in names]
+    if absent:
+        raise DataError(f"{party}: expected {what}, {quoted(absent)}, {file_without(absent, names)} - at {path}")
+
+
+def file_without(absent: Sequence[str], names: Sequence[str]) -> str:
+    """Say that a file lacks columns, which it has instead, and which of these may be meant."""
+    near = list(dict.fromkeys(close for name in absent for close in get_close_matches(name, names, 2)))
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    meant = f"; did you mean {quoted(near)}?" if near else ""
+    return f"got a file without {'it' if len(absent) == 1 else 'them'}, with {quoted(names[:LISTED])}{more}{meant}"
 
 
 def check_names(schema: Schema, names: Sequence[str], party: str, place: str = "") -> None:

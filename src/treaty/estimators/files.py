@@ -13,9 +13,10 @@ import pyarrow as pa
 from treaty.data.arrow_tables import FileTable, as_numbers_in_features, as_text, changed, with_categories
 from treaty.data.file_formats import lossy_as_ids
 from treaty.data.number_text import typed_ids
-from treaty.data.reading import is_csv, is_dataset, open_dataset, refuse_absent, refuse_strays
+from treaty.data.reading import is_csv, is_dataset, open_dataset, refuse_strays
 from treaty.data.reading import open_table as open_file
 from treaty.data.reading import read_table as read_file
+from treaty.data.table import refuse_absent
 from treaty.errors import ConfigError
 from treaty.files import as_path
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from treaty.errors import ConfigError, LocalProtocolError, PeerError, PeerLost, PeerProtocolError
 from treaty.machine.process import concurrently
+from treaty.messaging.agreement import OF_ONE_JOB
 from treaty.messaging.certificates import Identity, check_certificate, check_identity
 from treaty.messaging.channel import Arrival, Inbox
 from treaty.messaging.conversation import INBOX_LIMIT, Credit
@@ -34,7 +35,6 @@ from treaty.messaging.grpc_link import PeerLink, Pings
 from treaty.messaging.grpc_server import Server
 from treaty.messaging.grpc_wire import FRAME_BYTES, VERSION, Introduction
 from treaty.messaging.messages import clean
-from treaty.messaging.party import OF_ONE_JOB
 
 REFUSAL_PATIENCE = 4.0
 """Seconds for which a refused connection is tried again, so that both sides see the refusal before one goes."""

@@ -10,6 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from treaty.errors import LocalProtocolError, PeerError, PeerLost, PeerProtocolError, PeerTimeout
+from treaty.messaging.agreement import differences
 from treaty.messaging.certificates import Identity, fingerprint
 from treaty.messaging.grpc_wire import (
     CHUNK,
@@ -27,7 +28,6 @@ from treaty.messaging.grpc_wire import (
     ping_options,
 )
 from treaty.messaging.messages import clean
-from treaty.messaging.party import differences
 
 RETRY_PAUSE = 0.25
 """Seconds between attempts to dial."""

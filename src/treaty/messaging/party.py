@@ -1,8 +1,7 @@
 """A party: a role's view of the others, with every incoming message checked before the role sees it.
 
 A role is a plain function that calls `Party.send` and `Party.receive` and reads like the paper's listing.
-`run_role` runs it and makes sure that the others learn how it ended. Every protocol starts with `agree`: all parties
-compare their public parameters. Terms that parties exchange on connecting are compared by `differences`.
+`run_role` runs it and makes sure that the others learn how it ended.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Protocol, TypeVar
-
-import msgspec
+from typing import Protocol, TypeVar
 
 from treaty.errors import (
-    ConfigError,
     LocalProtocolError,
     PeerAborted,
     PeerLost,
@@ -29,7 +25,6 @@ from treaty.errors import (
 from treaty.machine.process import concurrently
 from treaty.messaging.channel import Arrival, Channel
 from treaty.messaging.conversation import Conversation
-from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Abort, Goodbye, M, Message, clean, encode_body
 from treaty.messaging.transcript import Transcript
 
@@ -233,7 +228,7 @@ class Party:
                 talk.drop_first()
             else:
                 talk.missed = self.round
-                logger.info("%s goes on without %s of round %d from %s", self.name, awaited, self.round, peer)
+                logger.info("%s continues without %s of round %d from %s", self.name, awaited, self.round, peer)
         if self._watcher is not None:
             for peer, message in found.items():
                 self._watcher.message_received(peer, message)
@@ -247,7 +242,7 @@ class Party:
         fine.
         """
         if peer not in self._talks:
-            raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r} - at leave_out")
+            raise LocalProtocolError(f"{peer!r} is no peer of {self.name} ({', '.join(self._heard)}) - at leave_out")
         self.peers = tuple(other for other in self.peers if other != peer)
         self._heard = tuple(other for other in self._heard if other != peer)
         self._talks[peer].drop_unread()
@@ -333,14 +328,13 @@ class Party:
 
     def _talk(self, peer: str, kind: str) -> Conversation:
         if peer not in self._heard:
-            left_out = ", which was left out" if peer in self._talks else ""
-            raise LocalProtocolError(f"{self._expected_peer()}, got {peer!r}{left_out} - at {kind}")
+            left_out = " any more: it was left out" if peer in self._talks else ""
+            raise LocalProtocolError(
+                f"{peer!r} is no peer of {self.name} ({', '.join(self._heard)}){left_out} - at {kind}"
+            )
         if self._over:
             raise LocalProtocolError(f"expected nothing more after {self.name} left the job, got {kind}")
         return self._talks[peer]
-
-    def _expected_peer(self) -> str:
-        return f"expected a peer of {self.name} ({', '.join(self._heard)})"
 
     def _raise_if_stopped(self, needed: Collection[str], doing: str, tolerated: Container[str] = ()) -> None:
         for peer, aborted in list(self._aborted.items()) if self._aborted else ():
@@ -409,23 +403,22 @@ class Party:
 
 
 def run_role(party: Party, role: Callable[[], Result]) -> Result:
-    """Run a party's role, a callable without arguments, to its end, return its result and tell the peers how it ended.
+    """Run a party's role, a callable without arguments; return its result and let the peers know how it ended.
 
-    `party.close` is called after success, `party.abort` after any exception, which is raised again. Peers are told
-    what a `TreatyError` says is public, that a user or the system ended the process, or that a file failed; of any
-    other exception the type alone. The channel stays open.
+    `party.close` is called after success, `party.abort` after any exception, which is raised again. Peers learn
+    the public text of a `TreatyError`, that a user or the system ended the process, or that a file failed; of any other
+    exception the type alone. The channel stays open.
     """
     try:
         result = role()
     except BaseException as error:
-        party.abort(_told(error))
+        party.abort(_abort_reason(error))
         raise
     party.close()
     return result
 
 
-def _told(error: BaseException) -> str:
-    """Return what peers are told of an exception."""
+def _abort_reason(error: BaseException) -> str:
     if isinstance(error, TreatyError):
         return error.public or str(error)
     if isinstance(error, KeyboardInterrupt):
@@ -435,101 +428,3 @@ def _told(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"a file of its own, or its system, failed ({errno.errorcode.get(error.errno or 0, 'unknown error')})"
     return f"internal error ({type(error).__name__})"
-
-
-Plain = str | int | float | bool | None
-Term = Plain | list[Plain]
-"""A public parameter's value."""
-
-OF_ONE_JOB = "give all parties the same job file"
-OF_ONE_MODEL = "give all parties their parts of one training, and files of the same rows"
-
-
-class Terms(Message):
-    """One party's public parameters; they hold nothing that another party must not know."""
-
-    leakage: ClassVar = MessageLeakage(
-        "the options of the job, but not the sampling seed; both ends must have the same", "control"
-    )
-
-    values: dict[str, Term]
-
-
-class Verdict(Message):
-    """One party's finding: the first difference between terms, empty for none."""
-
-    leakage: ClassVar = MessageLeakage("the first option in which two parties differ, if any does", "control")
-
-    difference: str
-
-
-def agree(
-    party: Party,
-    terms: Mapping[str, Term],
-    timeout: float | None = None,
-    *,
-    peers: Sequence[str] | None = None,
-    remedy: str = OF_ONE_JOB,
-) -> None:
-    """Compare public parameters with every peer; raise the same error everywhere when they differ.
-
-    Every party of the job calls it at the same place. All send, then all receive; then all exchange what they found,
-    so that in a star a passive party learns of a difference between two others. Values are equal when type and value
-    are (1 is not 1.0, and not True). `peers` are those to compare with (default: all), `timeout` the seconds to wait
-    for each.
-
-    Raises ConfigError for the first difference in alphabetical order, with both values, both parties and the `remedy`;
-    this party has then left the job in good order, so `run_role` sends no abort after it. Raises PeerError when a peer
-    is lost, silent, malformed or has stopped, and LocalProtocolError for a term of another type than `Term`.
-    """
-    own, peers = _checked(terms), party.peers if peers is None else peers
-    for peer in peers:
-        party.send(peer, Terms(own))
-    differences = [
-        _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values, remedy) for peer in peers
-    ]
-    found = next(filter(None, differences), "")
-    for peer in peers:
-        party.send(peer, Verdict(found))
-    reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in peers]
-    if any([found, *reports]):
-        party.close()
-        raise ConfigError(found or next(filter(None, reports)))
-
-
-def differences(name: str, own: Mapping[str, str], peer: str, theirs: Mapping[str, str]) -> list[str]:
-    """Describe each difference between terms that two parties told each other on connecting, of those that both have.
-
-    Texts are cut where they are long, and are the same at both parties.
-    """
-    (first, a), (second, b) = sorted([(name, own), (peer, theirs)])
-    return [
-        f"{clean(term, 60)} = {clean(a[term], 150)} at {first}, {clean(b[term], 150)} at {second}"
-        for term in own
-        if term in theirs and own[term] != theirs[term]
-    ]
-
-
-def _checked(terms: Mapping[str, Term]) -> dict[str, Term]:
-    try:
-        return msgspec.convert(dict(terms), dict[str, Term])
-    except msgspec.ValidationError as error:
-        raise LocalProtocolError(f"{error} of the terms") from error
-
-
-def _difference(name: str, own: Mapping[str, Term], peer: str, theirs: Mapping[str, Term], remedy: str) -> str:
-    """Describe the first difference in words that are the same at both parties; empty when there is none."""
-    sides = sorted([(name, own), (peer, theirs)])
-    for key in sorted(own.keys() | theirs.keys()):
-        (first, a), (second, b) = [(party, _text(values, key)) for party, values in sides]
-        if a != b:
-            return (
-                f"expected the same {clean(key, 60)} everywhere, got {clean(a, 150)} at {first} and "
-                f"{clean(b, 150)} at {second}; {remedy}"
-            )
-    return ""
-
-
-def _text(values: Mapping[str, Term], key: str) -> str:
-    """Write a value so that equal texts mean equal types and values."""
-    return repr(values[key]) if key in values else "nothing"

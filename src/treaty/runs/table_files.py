@@ -19,8 +19,8 @@ from treaty.data.arrow_tables import as_text, changed, has_values, numbers
 from treaty.data.columns import check_labels, check_weights, quoted
 from treaty.data.ids import read_ids
 from treaty.data.number_text import typed_ids, widths
-from treaty.data.reading import checked_columns, file_without, is_csv, open_table, refuse_absent, refuse_strays
-from treaty.data.table import Schema, Table, check_names, to_table
+from treaty.data.reading import checked_columns, is_csv, open_table, refuse_strays
+from treaty.data.table import Schema, Table, check_names, file_without, refuse_absent, to_table
 from treaty.errors import NOTED, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import TableRules

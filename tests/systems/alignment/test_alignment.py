@@ -19,8 +19,9 @@ from treaty.data.ids import Ids, read_ids
 from treaty.data.large import Scratch, records
 from treaty.data.run_log import RunLog
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerError, PeerLost, PeerProtocolError
+from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, Message, decode_body
-from treaty.messaging.party import Party, agree
+from treaty.messaging.party import Party
 from treaty.runs.threads import RunRecord, play, star
 from treaty.systems.alignment import alignment, common_rows, ecdh, leakage
 from treaty.systems.alignment.alignment import Alignment, AlignmentOptions, align_active, align_passive

@@ -25,8 +25,8 @@ from tables import cut, real_table, with_categories, with_gaps
 from treaty.data.binning import fit_bins
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError, TreatyError
+from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array
-from treaty.messaging.party import Terms, Verdict
 from treaty.models.checkpoints import Keeper, load_checkpoint, noise_folder
 from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_vertical import buckets as packing

@@ -14,8 +14,8 @@ from marks import all_but_first_slow
 from systems.vertical.trained_models import at, grow, predict, split_table, take
 from treaty.crypto.payload import from_words, to_words
 from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
+from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body
-from treaty.messaging.party import Terms, Verdict
 from treaty.models.trees import leaves
 from treaty.systems.secureboost import hidden_prediction, hidden_sums
 from treaty.systems.secureboost.hidden_prediction import (

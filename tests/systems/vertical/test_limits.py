@@ -16,8 +16,9 @@ from systems.role_inputs import inputs, split_options
 from tables import cut, real_table
 from treaty.data.table import Table, to_table
 from treaty.errors import ConfigError, PeerError, PeerProtocolError
+from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array, pack
-from treaty.messaging.party import Party, agree
+from treaty.messaging.party import Party
 from treaty.models.checkpoints import Keeper
 from treaty.runs.threads import play
 from treaty.systems import find_system

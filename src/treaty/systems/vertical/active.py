@@ -20,9 +20,10 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from treaty.errors import ConfigError
+from treaty.messaging.agreement import Term, agree
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message, ModelId
-from treaty.messaging.party import Party, Term, agree
+from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart
 from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest

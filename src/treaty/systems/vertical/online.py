@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from treaty.data.table import Table
 from treaty.errors import PeerProtocolError
+from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
-from treaty.messaging.party import OF_ONE_MODEL, agree
 from treaty.models.trees import margins
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.decisions import (
