@@ -112,7 +112,7 @@ def test_faults_are_told_apart(tmp_path):
     whole = path.read_bytes()
     for changed, text in (
         (b"", "got an empty file"),
-        (b"\x00" * 99, "got something else"),
+        (b"\x00" * 99, "got a file of another kind"),
         (whole[:-5], "it was cut off"),
         (whole[:-1] + b"?", "the file is damaged"),
     ):
@@ -123,7 +123,7 @@ def test_faults_are_told_apart(tmp_path):
 
 def test_another_content_of_the_same_format_is_refused(tmp_path):
     write_file(tmp_path / "file", SAID, FORM, "bank")
-    with pytest.raises(ConfigError, match=r"got something else - at .*file \(.*rows"):
+    with pytest.raises(ConfigError, match=r"cannot read the content of the .*rows.* - at .*file"):
         read_file(tmp_path / "file", Kept, FORM)
 
 

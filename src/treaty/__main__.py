@@ -16,7 +16,8 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    atexit.register(leave)  # before all others are, so that it runs after them
+    # before all others are, so that it runs after them
+    atexit.register(leave)
     from treaty.cli.main import main
 
     try:

@@ -13,11 +13,11 @@
         ├── PeerProtocolError  it sent something malformed, repeated, out of order or oversized
         ├── PeerLost           its process or connection is gone
         ├── PeerTimeout        it is connected but silent for too long
-        └── PeerAborted        it stopped the job itself and said why
+        └── PeerAborted        it stopped the job itself, with a reason
 
 Messages read "expected X, got Y - at Z" and name the party; they never hold labels, keys, ids or values, but for the
-cells that a party has to correct in its own file. Other parties are told an error's `public` text: names of columns and
-files, and such cells, stay at home.
+cells that a party has to correct in its own file. Other parties see an error's `public` text alone: names of columns
+and files, and such cells, stay at home.
 """
 
 import logging
@@ -31,12 +31,12 @@ NOTED = logging.INFO + 5
 _PACKAGE = str(Path(__file__).parent)
 
 
-def warn_user(said: str, category: type[Warning] = UserWarning) -> None:
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn with the line that called the package, however many of its functions are between."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(said, category, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)
 
 
 class TreatyError(Exception):
@@ -45,7 +45,7 @@ class TreatyError(Exception):
     Attributes
     ----------
     public : str or None
-        What other parties may be told of it; None: the message itself.
+        What other parties may see of it; None: the message itself.
     """
 
     public: str | None = None

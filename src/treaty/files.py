@@ -2,7 +2,7 @@
 
 A file begins with a line of what it is: kind and version of its format, whose it is, how long what follows is, and
 SHA-256 over all of that. So a flipped bit, a file that was cut off, another party's file or one of another kind is
-refused by name, and never read as something else. Files that people read are JSON and have the same in their first
+refused by name, and never taken for another file. Files that people read are JSON and have the same in their first
 fields. The digest finds faults of disks and mix-ups of people; who may write the file may also write its digest.
 """
 
@@ -45,7 +45,7 @@ def decoder_of(kind: Hashable, dec_hook: Callable[[Any, Any], Any] | None = None
 
 @cache
 def json_decoder_of(kind: Hashable) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of a type from JSON, built as those of `decoder_of` are."""
+    """Return a decoder of a type from JSON; see `decoder_of`."""
     with _BUILDING:
         return msgspec.json.Decoder(kind)
 
@@ -70,7 +70,7 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
     Raises
     ------
     ConfigError
-        If there is no such file, or it is damaged, something else, somebody else's, or of another version.
+        If there is no such file, or it is damaged, no such file of Treaty, another party's, or of another version.
     """
     try:
         with Path(path).open("rb") as file:
@@ -80,7 +80,7 @@ def read_file(path: str | os.PathLike[str], content: type[Content], form: Format
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     if head is None:
-        got = "something else" if line else "an empty file"
+        got = "a file of another kind" if line else "an empty file"
         raise ConfigError(f"expected a {_words(form)} of Treaty, got {got} - at {path}")
     kind, version, whose, size, digest = (part.decode() for part in head.groups())
     if len(body) < int(size):
@@ -111,7 +111,7 @@ def without_mark(text: bytes) -> bytes:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """Return what kind of file `write_file` wrote there, or is said to be there; empty for any other file.
+    """Return the kind that the first line of a file of `write_file` states; empty for any other file.
 
     Raises ConfigError if it cannot be read.
     """
@@ -130,7 +130,7 @@ def read_cached(path: Path, content: type[Content], form: Format, owner: str) ->
     try:
         return read_file(path, content, form, owner)
     except ConfigError as error:
-        logger.warning("%s: what was kept of earlier jobs cannot be used, and is made anew: %s", owner, error)
+        logger.warning("%s: what was kept of earlier jobs cannot be used, and is made again: %s", owner, error)
         return None
 
 
@@ -158,7 +158,8 @@ def read_json(path: str | os.PathLike[str], content: type[Content], form: Format
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     seal = _SEAL.search(data)
     if seal is None:
-        raise ConfigError(f"expected a {_words(form)} of Treaty, got something else - at {path}")
+        raise ConfigError(f"expected a {_words(form)} of Treaty, got a file of another kind - at {path}")
+    # the digest is over the file with zeros in the digest's place
     blank = data[: seal.start(1)] + b"0" * 64 + data[seal.end(1) :]
     if hashlib.sha256(blank).hexdigest().encode() != seal.group(1):
         raise ConfigError(f"the file is damaged or was edited: its SHA-256 is not the one it states - at {path}")
@@ -179,7 +180,7 @@ def check_form(
         newer = "a newer Treaty wrote it; update this one" if version > form.version else "an earlier Treaty wrote it"
         raise ConfigError(f"expected a {_words(form)} of version {form.version}, got {version}: {newer} - at {path}")
     if owner is not None and whose != owner:
-        raise ConfigError(f"expected a {_words(form)} of {owner}, got one of {whose or 'nobody'} - at {path}")
+        raise ConfigError(f"expected a {_words(form)} of {owner}, got one of {whose or 'no party'} - at {path}")
 
 
 def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 0o600, replace: bool = True) -> None:
@@ -190,7 +191,9 @@ def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 
     """
     path = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
+        # a temporary file in the same folder, so that the rename is atomic
+        # with mode 0600
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.writelines(data)
@@ -203,6 +206,7 @@ def write_whole(path: str | os.PathLike[str], data: list[bytes], *, mode: int = 
                 _link(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
+        # the rename itself must survive a power cut
         sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}", public=_UNWRITTEN) from None
@@ -243,11 +247,12 @@ def _decoded(path: str | os.PathLike[str], decode: Callable[[], Any], form: Form
     try:
         return decode()
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"expected a {_words(form)} of Treaty, got something else - at {path} ({error})") from None
+        raise ConfigError(f"cannot read the content of the {_words(form)}: {error} - at {path}") from None
 
 
 def _encode(value: Any) -> bytes:
-    if isinstance(value, np.ndarray):  # one axis; the element type is that of the field's annotation
+    # one axis; the element type is that of the field's annotation
+    if isinstance(value, np.ndarray):
         return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
     raise TypeError(f"cannot write {type(value).__name__}")
 

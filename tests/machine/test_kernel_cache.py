@@ -74,7 +74,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def test_that_it_compiles_is_said_once_before_it_does(installed, monkeypatch, caplog, capsys):
-    monkeypatch.setattr(kernels.KernelCache, "told", False)
+    monkeypatch.setattr(kernels.KernelCache, "announced", False)
     monkeypatch.setattr(kernels.KernelCache, "printed", True)  # as estimators with verbose=True set it
     caplog.set_level("INFO", "treaty")
     first = installed("first", 1, "@kernel\ndef more(x):\n    return x + AMOUNT\n")
@@ -83,13 +83,13 @@ def test_that_it_compiles_is_said_once_before_it_does(installed, monkeypatch, ca
     assert sys.modules["treaty_halves.halves"].more(3) == 4
     assert caplog.messages == [kernels.COMPILING]
     assert capsys.readouterr().out == f"{kernels.COMPILING}\n"
-    monkeypatch.setattr(kernels.KernelCache, "told", False)
+    monkeypatch.setattr(kernels.KernelCache, "announced", False)
     assert installed("second", 1, "@kernel\ndef more(x):\n    return x + AMOUNT\n")(3) == 2  # loaded
     assert len(caplog.messages) == 1
 
 
 def test_a_command_that_runs_all_parties_prints_that_it_compiles(installed, monkeypatch, capsys):
-    monkeypatch.setattr(kernels.KernelCache, "told", False)
+    monkeypatch.setattr(kernels.KernelCache, "announced", False)
     with log_of_all(False, None) as log:
         assert installed("first", 1)(3) == 2
     assert log == []

@@ -96,7 +96,7 @@ def test_fingerprint_is_that_of_the_der_form():
 def test_other_than_one_certificate_is_refused(tmp_path, count):
     file = tmp_path / "lab.cert.pem"
     file.write_bytes(make_identity("lab").certificate * count)
-    with pytest.raises(ConfigError, match="expected one PEM certificate"):
+    with pytest.raises(ConfigError, match=r"expected one .*certificate|cannot read the certificate"):
         load_certificate(file)
 
 
@@ -107,7 +107,7 @@ def test_key_of_another_certificate_is_refused():
 
 
 def test_malformed_key_is_refused_without_showing_it():
-    with pytest.raises(ConfigError, match="expected an unencrypted PEM private key of clinic") as caught:
+    with pytest.raises(ConfigError, match="cannot read the private key of clinic: expected PEM") as caught:
         check_identity(Identity(b"secret", make_identity("clinic").certificate), "clinic")
     assert "secret" not in str(caught.value)
 

@@ -226,7 +226,7 @@ def test_others_are_told_of_a_lost_peer_without_its_address(proxied):
 
 
 def test_a_peer_that_is_heard_but_takes_no_connection_is_given_up_after_the_time_to_reconnect(monkeypatch, request):
-    monkeypatch.setattr(grpc_link.Link, "start", lambda link: link._watcher.start())  # frames have to dial again
+    monkeypatch.setattr(grpc_link.PeerLink, "start", lambda link: link._watcher.start())  # frames have to dial again
     clinic, _, proxy = request.getfixturevalue("proxied")
     monkeypatch.setattr(grpc_link, "RESEND_LIMIT", 1)
     proxy.refuse()  # the watch goes on
@@ -296,8 +296,8 @@ def test_a_frame_that_is_refused_at_once_again_and_again_is_resent_until_its_dea
         assert len(attempts) < 100
         return grpc.StatusCode.UNAVAILABLE, "connection refused"
 
-    monkeypatch.setattr(grpc_link.Link, "_hand_over", refuse)
-    monkeypatch.setattr(grpc_link.Link, "_hopeless", lambda *_: False)  # the watch has not given the peer up
+    monkeypatch.setattr(grpc_link.PeerLink, "_hand_over", refuse)
+    monkeypatch.setattr(grpc_link.PeerLink, "_hopeless", lambda *_: False)  # the watch has not given the peer up
     monkeypatch.setattr(grpc_link, "time", SimpleNamespace(monotonic=lambda: clock + 0.25 * len(attempts)))
     monkeypatch.setattr(grpc_link, "RETRY_PAUSE", 0.0)
     with pytest.raises(PeerTimeout, match="lab took no message for 2 s: its connection broke and has not come back"):
@@ -371,9 +371,9 @@ def test_peer_that_takes_nothing_is_given_up_after_the_timeout(proxied, calls, s
 def test_peers_that_have_stopped_are_not_waited_for_one_after_another(grpc_end, connect, monkeypatch):
     clinic = grpc_end("clinic", ["lab", "shop"])
     assert set(connect([clinic, grpc_end("lab", ["clinic"]), grpc_end("shop", ["clinic"])]).values()) == {None}
-    both, close = threading.Barrier(2), grpc_link.Link.close
+    both, close = threading.Barrier(2), grpc_link.PeerLink.close
     with monkeypatch.context() as patch:
-        patch.setattr(grpc_link.Link, "close", lambda link: (both.wait(within(10)), close(link)))
+        patch.setattr(grpc_link.PeerLink, "close", lambda link: (both.wait(within(10)), close(link)))
         clinic.close()
 
 
@@ -402,13 +402,13 @@ def test_closing_ends_a_delivery_under_way(proxied, together, size):
 @either_way
 def test_closing_just_before_a_delivery_is_told_as_such(proxied, monkeypatch, size):
     clinic, _, _ = proxied
-    real = grpc_link.Link._hand_over
+    real = grpc_link.PeerLink._hand_over
 
     def closed_first(link, *delivery):
         clinic.close()
         return real(link, *delivery)
 
-    monkeypatch.setattr(grpc_link.Link, "_hand_over", closed_first)
+    monkeypatch.setattr(grpc_link.PeerLink, "_hand_over", closed_first)
     with pytest.raises(LocalProtocolError, match="got one that clinic has closed"):
         clinic.send("lab", bytes(size), 5)
 

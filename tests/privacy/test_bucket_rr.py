@@ -286,7 +286,10 @@ def test_key_and_draws_are_readable_by_their_owner_alone(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda folder: (folder / "key").write_bytes(bytes(31)), "expected a noise key of Treaty, got something else"),
+        (
+            lambda folder: (folder / "key").write_bytes(bytes(31)),
+            "expected a noise key of Treaty, got a file of another kind",
+        ),
         (lambda folder: keep_key(folder, bytes(31)), "the key of the noise, key, is of another ledger"),
         (lambda folder: (folder / "key").unlink(), "the key of the noise, key, is missing"),
         (lambda folder: (folder / "ledger").write_bytes(b"no ledger" * 999), "privacy ledger is damaged"),

@@ -168,7 +168,7 @@ def test_stored_labels_of_something_else_are_refused_and_kept(tmp_path, y, chang
 
 
 def rewritten(path, **changes):
-    kept = read_file(path, randomised_response._Kept, randomised_response.FORMAT)
+    kept = read_file(path, randomised_response._NoisyLabels, randomised_response.FORMAT)
     write_file(path, msgspec.structs.replace(kept, **changes), randomised_response.FORMAT, "")
 
 

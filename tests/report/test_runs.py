@@ -219,7 +219,7 @@ def test_what_is_no_run_is_refused(job, tmp_path):
     with pytest.raises(ConfigError, match="got another file"):
         read_run(tmp_path / "x.csv")
     (tmp_path / "b.report.json").write_text("{}")
-    with pytest.raises(ConfigError, match="expected a report of Treaty, got something else"):
+    with pytest.raises(ConfigError, match="expected a report of Treaty, got a file of another kind"):
         read_run(tmp_path)
     with pytest.raises(ConfigError, match="expected a report of a, b, c, got --as d"):
         read_run(Path(job.output), "d")

@@ -145,7 +145,7 @@ def encoded(content) -> bytes:
 
 
 def read_labels(path: Path) -> bytes:
-    kept = files.read_file(path, randomised_response._Kept, randomised_response.FORMAT)
+    kept = files.read_file(path, randomised_response._NoisyLabels, randomised_response.FORMAT)
     return encoded(kept)
 
 

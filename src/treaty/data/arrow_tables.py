@@ -19,7 +19,8 @@ from treaty.machine.arrays import forget, new
 
 Change = Callable[[Any], Any]
 
-_NUMBERS = b"treaty.numbers"  # in a field's metadata: of which type a column of text is as a feature
+# in a field's metadata: of which type a column of text is as a feature
+_NUMBERS = b"treaty.numbers"
 
 
 def as_numbers_in_features(table: Any, name: str, kind: pa.DataType) -> Any:
@@ -103,7 +104,8 @@ class FileTable:
                 if found.origin is None:
                     out[:] = found.values
                     return Column(out)
-        except ColumnProblem:  # perhaps of rows that are not among the common ones
+        except ColumnProblem:
+            # perhaps of rows that are not among the common ones
             return None
         return Column(values, None, as_given)
 

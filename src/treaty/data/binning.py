@@ -27,7 +27,8 @@ from treaty.machine.process import concurrently, cores
 
 @inner
 def _cut_between(lower: Any, upper: Any, cuts: NDArray[Any], place: int) -> None:
-    cuts[place] = (np.float64(lower) + np.float64(upper)) * 0.5  # rounded to what cuts are
+    # rounded to what cuts are
+    cuts[place] = (np.float64(lower) + np.float64(upper)) * 0.5
     # + 0 makes a negative zero positive: the order of the two zeros in sorting must not matter
     cuts[place] = (cuts[place] if cuts[place] > lower else upper) + 0.0
 
@@ -54,6 +55,7 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
             distinct += 1
             start = i
 
+    # few distinct values: a cut between any two neighbours
     if distinct <= max_bin:
         every: NDArray[Any] = new_array(distinct - 1, ordered.dtype)
         for k in range(1, distinct):
@@ -62,6 +64,7 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
 
     rows_left, bins_left = n, max_bin
     for k in range(distinct):
+        # a heavy value has a bin of its own; neither counts in the walk below
         if counts[k] * max_bin > n:
             rows_left -= counts[k]
             bins_left -= 1
@@ -69,8 +72,10 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
     cuts: NDArray[Any] = new_array(max_bin - 1, ordered.dtype)
     n_cuts = 0
     is_open = False
-    held = target_rows = target_bins = 0  # of the open bin; its target is target_rows / target_bins
+    # of the open bin; its target is target_rows / target_bins
+    held = target_rows = target_bins = 0
     for k in range(distinct):
+        # the walk: each value opens a bin, or joins the open one
         opens_bin = True
         if counts[k] * max_bin > n:
             is_open = False
@@ -83,6 +88,7 @@ def tie_aware_cuts(ordered: NDArray[Any], max_bin: int) -> NDArray[Any]:
                 bins_left -= 1
             held += counts[k]
             rows_left -= counts[k]
+            # the bin closes once it holds its share of the rows
             is_open = is_open and held * target_bins < target_rows
         if opens_bin and k > 0:
             _cut_between(values[k - 1], values[k], cuts, n_cuts)
@@ -111,7 +117,8 @@ def write_codes(
     step = np.int32((padded_cuts.size + 1) >> 1)
     while step > 0:
         for i in range(stop - start):
-            probe = padded_cuts[np.uint32(below[i] + step - 1)]  # unsigned: no test for an index from the end
+            # unsigned: no test for an index from the end
+            probe = padded_cuts[np.uint32(below[i] + step - 1)]
             below[i] += step if probe <= values[start + i] else np.int32(0)
         step >>= 1
     for i in range(stop - start):
@@ -130,8 +137,10 @@ def pad_cuts(cuts: NDArray[Any]) -> NDArray[Any]:
 
 
 MOST_BINS = 255  # codes are uint8, and one code is left for "missing"
-_ROWS_AT_ONCE = 8192  # the block of codes that is written stays in the processor's cache
-_SMALL = 1 << 16  # cells below which starting threads takes longer than the work
+# the block of codes that is written stays in the processor's cache
+_ROWS_AT_ONCE = 8192
+# cells below which starting threads takes longer than the work
+_SMALL = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,8 +153,10 @@ class Bins:
     # categorical feature with K categories: (K + 1,), the bin of each code 0..K-1 and, last, of the code K that
     # unseen categories have; n_bins[f] where that is "missing". Numeric feature: None
     category_bins: tuple[NDArray[np.int16] | None, ...]
-    has_other: tuple[bool, ...]  # whether a categorical feature's last bin is "other", of rare and unseen categories
-    n_bins: NDArray[np.int32]  # (n_features,) bins of present values, at most 255; code n_bins[f] means missing
+    # whether a categorical feature's last bin is "other", of rare and unseen categories
+    has_other: tuple[bool, ...]
+    # (n_features,) bins of present values, at most 255; code n_bins[f] means missing
+    n_bins: NDArray[np.int32]
 
     @property
     def offsets(self) -> NDArray[np.int32]:
@@ -273,10 +284,12 @@ def category_bins_of(counts: NDArray[np.int64], max_bin: int) -> tuple[NDArray[n
     kept = np.flatnonzero(of_known)
     has_other = bool(counts[-1] > 0) or len(kept) > max_bin
     if len(kept) + has_other > max_bin:
-        by_frequency = np.argsort(-of_known, kind="stable")  # stable: among equals the lower code first
+        # stable: among equals the lower code first
+        by_frequency = np.argsort(-of_known, kind="stable")
         kept = np.sort(by_frequency[: max_bin - 1])
     n_bins = len(kept) + has_other
-    elsewhere = n_bins - 1 if has_other else n_bins  # "other", or the code for missing
+    # "other", or the code for missing
+    elsewhere = n_bins - 1 if has_other else n_bins
     category_bins = np.full(len(counts), elsewhere, dtype=np.int16)
     category_bins[kept] = np.arange(len(kept), dtype=np.int16)
     return category_bins, has_other, n_bins

@@ -120,11 +120,13 @@ def column_from_series(
     if dtype in (nw.Boolean, nw.Decimal, nw.Int128, nw.UInt128):
         # with missing values numpy has these as objects, or not at all
         return column_from_array(series.cast(nw.Float64).to_numpy(), origin=origin)
-    if dtype in (nw.Int64, nw.UInt64) and 0 < series.null_count() < len(series):  # numpy would have these as floats
+    # numpy would have these as floats
+    if dtype in (nw.Int64, nw.UInt64) and 0 < series.null_count() < len(series):
         return _with_gaps(series.drop_nulls().to_numpy(), series.is_null().to_numpy(), origin)
     try:
         return column_from_array(series.to_numpy(), text_as_categories=text_as_categories, origin=origin)
-    except (TypeError, NotImplementedError) as error:  # arrow's own error is one of the latter
+    except (TypeError, NotImplementedError) as error:
+        # arrow's own error is one of the latter
         raise ColumnProblem(f"{_native_dtype(series)}: {error}; {_TAKE_APART}") from None
 
 
@@ -224,6 +226,7 @@ def number_columns(array: NDArray[Any], known: Sequence[Origin] | None = None) -
         with np.errstate(over="ignore"):
             turned[:, rows] = block.T
         if not exact and known is None:
+            # a whole number that float32 changes needs float64
             wide |= ((turned[:, rows].T != block) & (np.floor(block) == block)).any(axis=0)
             wide |= long and (np.abs(block) >= WHOLE).any(axis=0)
 
@@ -248,7 +251,8 @@ def _tells_apart(values: NDArray[Any]) -> bool:
         return True
     if narrow[0] == narrow[-1]:  # perhaps another participant's rows are of another number
         return False
-    group = np.cumsum(np.append(False, narrow[1:] != narrow[:-1]))
+    group = np.cumsum(np.append(False, narrow[1:] != narrow[:-1]))  # groups of numbers that are one float32
+    # the groups with more than one number; the largest may hold a thousandth of the rows
     several = group[1:][(narrow[1:] == narrow[:-1]) & (some[1:] != some[:-1])]
     return not several.size or int(np.bincount(group)[several].max()) << 10 < len(some)
 
@@ -263,6 +267,7 @@ def _origin(values: NDArray[Any]) -> int:
 def _doubles(values: NDArray[Any], origin: int) -> NDArray[np.float64]:
     """Return numbers less the origin, rounded once."""
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
+        # the halves are exact in float64, and the sum is rounded once
         upper = (values >> 32).astype(np.float64) * float(1 << 32) - float(origin)
         return np.asarray(upper + (values & 0xFFFFFFFF).astype(np.float64))
     return np.asarray(values.astype(np.float64) - float(origin))
@@ -326,7 +331,7 @@ def _text_problem(dtype: str, strings: Any, n_present: int) -> ColumnProblem:
     strays = strays_of(strings)
     if strays is not None:
         return ColumnProblem(
-            f"{dtype} with {strays.told(strays.rows[: len(strays.first)].tolist(), 'row')}: {_CORRECT}"
+            f"{dtype} with {strays.described(strays.rows[: len(strays.first)].tolist(), 'row')}: {_CORRECT}"
         )
     return ColumnProblem(f"{dtype}, text in {n_present} rows: {_MAKE_CATEGORY}")
 
@@ -410,7 +415,8 @@ def _one_dimensional(values: Any, party: str, what: str, n_rows: int | None) -> 
             array = array.astype(object)
             array[np.ma.getmaskarray(native)] = None
         if array.dtype.kind in "US" and not isinstance(native, np.ndarray):
-            array = np.asarray(native, dtype=object)  # NaN beside text would have become the text "nan"
+            # NaN beside text would have become the text "nan"
+            array = np.asarray(native, dtype=object)
     if array.ndim != 1:
         raise DataError(f"{party}: {what} should be a 1d array, got an array of shape {array.shape} instead.")
     if array.dtype.kind == "c":
@@ -428,7 +434,7 @@ def _finite(values: NDArray[Any], party: str, what: str) -> NDArray[np.float64]:
             raise ColumnProblem(f"{values.dtype} is not a number")
         floats = floats_from_objects(values) if values.dtype.kind == "O" else values.astype(np.float64)
     except (ColumnProblem, TypeError) as error:
-        raise DataError(f"{party}: expected numbers as {what}, got something else: {error}") from None
+        raise DataError(f"{party}: expected numbers as {what}: {error}") from None
     n_missing = int(np.count_nonzero(np.isnan(floats)))
     if n_missing:
         raise DataError(f"{party}: expected {what} without missing values, got {n_missing} NaN of {len(floats)}")

@@ -34,7 +34,8 @@ from treaty.data.number_text import stays_text
 from treaty.machine.arrays import unusable
 from treaty.machine.kernels import kernel
 
-_LARGEST_BLOCK = (1 << 31) - 1  # arrow counts the bytes of a block in int32
+# arrow counts the bytes of a block in int32
+_LARGEST_BLOCK = (1 << 31) - 1
 _SMALLEST_BLOCK = 1 << 16
 _MARK = "\ufeff".encode()
 _OF_EXCEL = re.compile(r'"?sep=(.)"?,?\s*$', re.IGNORECASE)
@@ -61,7 +62,8 @@ def parse_csv(content: bytes, text: Sequence[str]) -> Any:
     content = beginning_of(content)
     try:
         return parse(content, dict.fromkeys(text, pa.string()))
-    except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
+    except (pa.ArrowException, UnicodeDecodeError):
+        # arrow's message would show the values
         raise CsvProblem(what_is_wrong(io.StringIO(content.decode("utf-8", errors="replace"), newline=""))) from None
 
 
@@ -70,7 +72,8 @@ def beginning_of(content: bytes) -> bytes:
     for beginning, what in _BEGINNINGS.items():
         if content.startswith(beginning):
             raise CsvProblem(f"expected comma-separated values, got {what}")
-    while content.startswith(_MARK):  # arrow takes one away, and some programs write two
+    # arrow takes one away, and some programs write two
+    while content.startswith(_MARK):
         content = content.removeprefix(_MARK)
     _refuse_other_separators(content)
     return content
@@ -145,13 +148,14 @@ def what_is_wrong(lines: Iterable[str]) -> str:
             header = row or None
         elif row and len(row) != len(header):
             return f"expected {len(header)} values per row, as in the header, got {len(row)} in line {rows.line_num}"
-    return "expected comma-separated values in UTF-8, got something else"
+    return "cannot read the file as comma-separated values in UTF-8"
 
 
 PIECE = 1 << 25
 """Bytes of a file that are parsed at a time."""
 
-_LONGEST = 1 << 28  # bytes of a line, whose quoted cells may go over several
+# bytes of a line, whose quoted cells may go over several
+_LONGEST = 1 << 28
 
 _ORDER = (
     pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
@@ -175,7 +179,8 @@ def csv_facts(path: Path, text: Sequence[str]) -> tuple[int, pa.Schema]:
             rows += table.num_rows
             for place, kind in enumerate(table.schema.types):
                 found.setdefault(place, set()).add(kind)
-    except (pa.ArrowException, UnicodeDecodeError):  # arrow's message would show the values
+    except (pa.ArrowException, UnicodeDecodeError):
+        # arrow's message would show the values
         with opened_text(path) as lines:
             raise CsvProblem(what_is_wrong(lines)) from None
     if not names:
@@ -220,13 +225,15 @@ def lossy_as_ids(path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def _all_whole(values: pa.ChunkedArray) -> bool:
-    return pc.all(pc.equal(pc.floor(values), values)).as_py() is not False  # None of a piece without any
+    # None of a piece without any
+    return pc.all(pc.equal(pc.floor(values), values)).as_py() is not False
 
 
 def _settled(path: Path, names: list[str], place: int, found: set[pa.DataType]) -> pa.DataType:
     """Return the type of a column in which pieces have these."""
     found = found - {pa.null()} or {pa.null()}
-    if len(found) == 1 or len(set(names)) < len(names):  # the caller refuses repeated names
+    # the caller refuses repeated names
+    if len(found) == 1 or len(set(names)) < len(names):
         return found.pop()
     first = max(_ORDER.index(kind) if kind in _ORDER else _ORDER.index(pa.float64()) for kind in found)
     for kind in _ORDER[first:-1]:
@@ -277,7 +284,8 @@ def _end_of_lines(content: NDArray[np.uint8]) -> int:
     for i in range(content.size - 1):
         at = content[i]
         if quoted:
-            quoted = at != 34  # a doubled quote closes and, as the next one, opens again
+            # a doubled quote closes and, as the next one, opens again
+            quoted = at != 34
             begins = False
             reopened = not quoted and content[i + 1] == 34
             if reopened:
@@ -299,7 +307,7 @@ def files_of(path: Path) -> list[Path]:
     """Return the files of a Parquet table: itself, or those of a folder in the order of their names.
 
     Raises FolderProblem where a folder has anything but Parquet files, even a hidden one: a file that was copied by
-    half, or a second table, would else be part of the table, or missing in it, and nobody would know.
+    half, or a second table, would otherwise be part of the table, or missing in it, unnoticed.
     """
     if not path.is_dir():
         return [path]
@@ -374,12 +382,12 @@ def _refuse_others(files: list[Path], schemas: list[Any]) -> None:
             continue
         more = [name for name in schema.names if name not in first.names]
         fewer = [name for name in first.names if name not in schema.names]
-        told = [f"{what} {quoted(names)}" for what, names in (("has also", more), ("lacks", fewer)) if names]
-        told += [
+        differences = [f"{what} {quoted(names)}" for what, names in (("has also", more), ("lacks", fewer)) if names]
+        differences += [
             f"has {name!r} as {schema.field(name).type}, not {first.field(name).type}"
             for name in first.names
             if schema.names.count(name) == first.names.count(name) == 1
             and schema.field(name).type != first.field(name).type
         ]
-        how = "; ".join(told) or "has the columns in another order"
+        how = "; ".join(differences) or "has the columns in another order"
         raise FolderProblem(f"expected files with the columns of {files[0].name}, got {file.name}, which {how}")

@@ -36,7 +36,8 @@ def hashes(data: NDArray[np.uint8], offsets: NDArray[np.int64], key: bytes) -> N
     """Hash each string ``data[offsets[i]:offsets[i + 1]]``, uint64 (n, 2)."""
     out = np.empty((len(offsets) - 1, 2), np.uint64)
     data, offsets = data.view(), offsets.view()
-    data.flags.writeable = offsets.flags.writeable = False  # or the kernel would be compiled for either kind
+    # or the kernel would be compiled for either kind
+    data.flags.writeable = offsets.flags.writeable = False
     _hash_each(data, offsets, np.frombuffer(key, "<u8").astype(np.uint64), out)
     return out
 
@@ -49,6 +50,7 @@ def _hash_each(
         start, stop = offsets[row], offsets[row + 1]
         v0, v1 = key[0] ^ np.uint64(0x736F6D6570736575), key[1] ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
         v2, v3 = key[0] ^ np.uint64(0x6C7967656E657261), key[1] ^ np.uint64(0x7465646279746573)
+        # eight bytes are one word; the last word also takes what is left of the string
         whole = start + (stop - start) // 8 * 8
         for at in range(start, whole + 8, 8):
             word = np.uint64(0)
@@ -150,6 +152,7 @@ def group_rows_in_files(
                 rows.append(row)
         if rows.length == 0:
             return None
+        # an id that occurs twice has neighbours of one hash in the sorted list
         repeated = rows.length - sum(int(np.count_nonzero(_new(part["hash"]))) for part in seen.parts())
         if repeated:
             refuse(repeated)
@@ -194,6 +197,7 @@ def _by_first(seen: SortedRecords, count: int, scratch: Scratch) -> SortedRecord
     found = scratch.sorted(_FOUND, "first", count, count)
     for part in seen.parts():
         new = _new(part["hash"])
+        # every row of an id gets the place of its first row
         first = part["place"][new][np.cumsum(new) - 1]
         found.add(records(_FOUND, first=first, row=part["row"]))
     seen.close()

@@ -48,7 +48,8 @@ _WHITE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680" + "".join(map(chr, range(0x
 _WHITE += "\u2028\u2029\u202f\u205f\u3000"
 _FINAL_SIGMA, _SIGMA = "\u03c2", "\u03c3"
 _TAGS = {"integer": b"i", "text": b"t", "date": b"d", "binary": b"b"}
-_WHOLE = 2.0**53  # larger floats skip integers: two different ids may have become one
+# larger floats skip integers: two different ids may have become one
+_WHOLE = 2.0**53
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +64,10 @@ class Ids:
     # id i is data[offsets[i]:offsets[i + 1]]: its kind's letter and its canonical form
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
-    rows: NDArray[np.int64]  # the rows that hold ids, grouped by id, ascending within
-    starts: NDArray[np.int64]  # id i is in rows[starts[i]:starts[i + 1]]
+    # the rows that hold ids, grouped by id, ascending within
+    rows: NDArray[np.int64]
+    # id i is in rows[starts[i]:starts[i + 1]]
+    starts: NDArray[np.int64]
     n_rows: int  # of the column
     n_null: int  # without an id
     n_repeated: int  # with one that an earlier row has
@@ -191,7 +194,8 @@ def _to_arrow(column: Any, party: str) -> Any:
             raise DataError(f"{party}: expected one column of ids, got a dataframe")
         if isinstance(native, nw.Series):
             plain = native.to_native()
-            array = plain if isinstance(plain, pa.ChunkedArray) else native.to_arrow()  # which would copy all chunks
+            # which would copy all chunks
+            array = plain if isinstance(plain, pa.ChunkedArray) else native.to_arrow()
         elif isinstance(native, pa.Array):
             array = native
         else:
@@ -275,13 +279,13 @@ def _normalised(texts: Any, normalise: frozenset[str], party: str) -> Any:
         try:
             values = texts.filter(others).to_pylist()
         except UnicodeDecodeError:
-            raise DataError(
-                f"{party}: expected ids as text in UTF-8, got bytes that are none; encode it anew"
-            ) from None
+            raise DataError(f"{party}: expected ids as text in UTF-8, got other bytes; encode the text again") from None
         _check_known(values, party)
-        if "lower" in normalise:  # which of the two sigmas is a capital's depends on the letters around it
+        # which of the two sigmas is a capital's depends on the letters around it
+        if "lower" in normalise:
             values = [value.lower().replace(_FINAL_SIGMA, _SIGMA) for value in values]
-        if "nfc" in normalise:  # last: lower-case letters may compose where upper-case ones do not
+        # last: lower-case letters may compose where upper-case ones do not
+        if "nfc" in normalise:
             values = [unicodedata.normalize("NFC", value) for value in values]
         texts = pc.replace_with_mask(texts, others, pa.array(values, texts.type))
     return pc.utf8_trim(texts, characters=_WHITE) if "strip" in normalise else texts

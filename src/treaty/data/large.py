@@ -51,13 +51,16 @@ class SortedRecords:
     def __init__(self, dtype: DTypeLike, key: str, span: int, rows: int, in_memory: int) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self._key = key
-        self._shift = 32 if span > 1 << 32 else 0  # so that a key times the number of parts fits a word
+        # so that a key times the number of parts fits a word
+        self._shift = 32 if span > 1 << 32 else 0
         self._span = -(-span >> self._shift)
         self._length = part_of(in_memory)
         self._parts = max(1, -(-rows // self._length))
         self._file = open_unnamed() if rows > in_memory else None
-        self._blocks: list[NDArray[Any]] = []  # each sorted by part; in the file, one after another
-        self._edges: list[NDArray[np.int32]] = []  # of each block: where its parts begin and end
+        # each sorted by part; in the file, one after another
+        self._blocks: list[NDArray[Any]] = []
+        # of each block: where its parts begin and end
+        self._edges: list[NDArray[np.int32]] = []
         self._counts = np.zeros(self._parts, np.int64)
         self._waiting: list[NDArray[Any]] = []
         self._last: tuple[int, NDArray[Any]] | None = None
@@ -86,6 +89,7 @@ class SortedRecords:
         """Return a range of the sorted records; cheap if the ranges asked for follow each other."""
         self._flush()
         start, stop, _ = place.indices(len(self))
+        # only the parts that the range touches are read and sorted; the last one is kept for the next range
         ends = np.cumsum(self._counts)
         found = [np.empty(0, self.dtype)]
         for number in range(int(np.searchsorted(ends, start, "right")), self._parts):
@@ -167,10 +171,12 @@ def _deal(
     """Write rows to `out` part by part, in their order within each, and where parts begin and end to `edges`."""
     part = new_array(key.shape[0], np.int32)
     for k in range(key.shape[0]):
+        # a key's share of the span, times the number of parts: parts are even where keys are
         part[k] = (key[k] >> np.uint64(shift)) * np.uint64(parts) // np.uint64(span)
         edges[part[k] + 1] += 1
     for number in range(parts):
         edges[number + 1] += edges[number]
+    # counting sort by part: rows keep their order within a part
     following = new_array(parts, np.int32)
     for number in range(parts):
         following[number] = edges[number]
@@ -183,11 +189,13 @@ def _deal(
 
 def _stable_order(key: NDArray[Any]) -> NDArray[np.int64]:
     """Return where the rows of a key go, equal ones as they came."""
-    if key.dtype == np.int32:  # a sort of numbers with their places below takes a fifth of the time
+    # a sort of numbers with their places below takes a fifth of the time
+    if key.dtype == np.int32:
         placed = key.astype(np.uint64) << np.uint64(32) | np.arange(len(key), dtype=np.uint64)
         placed.sort()
         return (placed & np.uint64((1 << 32) - 1)).astype(np.int64)
-    if key.dtype == np.uint64:  # a hash: a sort that need not be stable takes a fifth of the time, if no two are equal
+    # a hash: a sort that need not be stable takes a fifth of the time, if no two are equal
+    if key.dtype == np.uint64:
         first = np.ascontiguousarray(key[:, 0] if key.ndim == 2 else key)
         order = np.argsort(first)
         in_order = first[order]

@@ -32,12 +32,15 @@ _DATES = (
     r"[0-9]{1,2}[- ]?(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*[- ]?[0-9]{2,4}",
 )
 _WRITTEN_OTHERWISE = (
-    r"[+-]?([0-9]+,[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?",  # decimal comma
-    r"[+-]?[0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+([.,][0-9]+)?",  # thousands apart
+    # decimal comma
+    r"[+-]?([0-9]+,[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?",
+    # thousands apart
+    r"[+-]?[0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+([.,][0-9]+)?",
     _NUMBER.replace(r"\.", "[.,]") + r"\s?%",
     r"[$€£]\s?" + _NUMBER.replace(r"\.", "[.,]"),
     _NUMBER.replace(r"\.", "[.,]") + r"\s?([$€£]|EUR|USD|GBP|CHF)",
-    r"[\x{2212}\x{2013}]" + _NUMBER.replace(r"\.", "[.,]"),  # a minus sign, or dash, of typesetting
+    # a minus sign, or dash, of typesetting
+    r"[\x{2212}\x{2013}]" + _NUMBER.replace(r"\.", "[.,]"),
 )
 
 
@@ -54,7 +57,7 @@ class Strays:
     n_others: int
     of: Literal["numbers", "dates"] = "numbers"
 
-    def told(self, places: Sequence[int], place: str) -> str:
+    def described(self, places: Sequence[int], place: str) -> str:
         """Say what is where: `places` are the lines, or rows, of the first ones, `place` is "line" or "row"."""
         cells = [f"{shortened(cell)} in {place} {at}" for cell, at in zip(self.first, places, strict=True)]
         more = len(self.rows) - len(cells)
@@ -131,7 +134,8 @@ def _matches(cells: Any, pattern: str) -> NDArray[np.bool_]:
 # ----------------------------------- ids in CSV files, which do not say what is a number: 00123 is another id than 123
 
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
-_WHOLE_DECIMAL = r"^(0|-?[1-9][0-9]{0,14})(\.0*)?$"  # as pandas writes whole numbers with a missing one among them
+# as pandas writes whole numbers with a missing one among them
+_WHOLE_DECIMAL = r"^(0|-?[1-9][0-9]{0,14})(\.0*)?$"
 _LISTED = 3  # lengths of ids that a line names
 
 
@@ -176,9 +180,9 @@ def widths(ids: Any) -> str:
         return str(ids.type)
     lengths, counts = np.unique(pc.utf8_length(ids.drop_null().cast(pa.large_string())).to_numpy(), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:_LISTED]
-    said = [f"{counts[k]:,} of {lengths[k]}{f' {unit}' if not at else ''}" for at, k in enumerate(order)]
+    listed = [f"{counts[k]:,} of {lengths[k]}{f' {unit}' if not at else ''}" for at, k in enumerate(order)]
     others = len(ids) - ids.null_count - int(counts[order].sum())
-    return ", ".join([kind, *said, *([f"{others:,} of other lengths"] if others else [])])
+    return ", ".join([kind, *listed, *([f"{others:,} of other lengths"] if others else [])])
 
 
 def _all(found: Any) -> bool:

@@ -38,9 +38,12 @@ from treaty.machine.arrays import folder_of, forget, new
 from treaty.machine.kernels import inner, kernel
 from treaty.machine.process import concurrently
 
-_NARROW = 1 << 12  # keys, within a thousandth of the number: treated as one value when other bins' targets are set
-_WIDEST = (1 << 63) - 1  # stands for more than an int64 holds: half of all float64 numbers
-_SHARE = 8  # a bin is at most an eighth of an even share off its target, whatever the tolerance
+# keys, within a thousandth of the number: treated as one value when other bins' targets are set
+_NARROW = 1 << 12
+# stands for more than an int64 holds: half of all float64 numbers
+_WIDEST = (1 << 63) - 1
+# a bin is at most an eighth of an even share off its target, whatever the tolerance
+_SHARE = 8
 
 
 @inner
@@ -64,6 +67,7 @@ def _place(
     filled = 0
     for i in range(last):
         filled += counts[i + 1] > counts[i]
+    # few intervals have rows: the distinct values may be as few, and each then has a bin of its own
     if filled <= max_bin:
         for i in range(last):
             rows = counts[i + 1] - counts[i]
@@ -71,6 +75,7 @@ def _place(
             wanted[i] = rows >= least_rows and _width(keys, i) > 1
         return
 
+    # first pass: heavy intervals get bins of their own; what they hold is no row of the walk below
     rows_left, bins_left = np.float64(n), max_bin
     for i in range(last):
         rows, width = counts[i + 1] - counts[i], _width(keys, i)
@@ -80,10 +85,12 @@ def _place(
                 rows_left -= rows
                 bins_left -= 1
 
+    # second pass: one walk over the light intervals, as `tie_aware_cuts` walks over values
     slack = min(tolerance * n, rows_left / (_SHARE * bins_left))
     is_open = False
     start = target = 0.0  # of the open bin, as numbers of rows below
-    lacking = 0.0  # rows by which the last bin, closed within the slack, misses its target; negative: exceeds it
+    # rows by which the last bin, closed within the slack, misses its target; negative: exceeds it
+    lacking = 0.0
     for i in range(last):
         low, high = counts[i], counts[i + 1]
         if low == high:
@@ -97,15 +104,20 @@ def _place(
             is_open, opens[i] = True, True
             start, target = np.float64(low), low + lacking + (rows_left - lacking) / bins_left
             bins_left -= 1
+        # an interval of one row, or of one key, cannot be cut any further: it stands for a value
         is_value = rows == 1 or width == 1
+        # the target lies in this interval, or at its end
         while is_open and target <= high:
             ends_before = not is_value and low > start and target - low < high - target
             off = target - low if ends_before else high - target
+            # neither end is near enough: ask for the interval to be divided in the next round
             if divisible and off > slack:
                 wanted[i] = True
-                start = target  # for this round, as if the interval could be cut exactly there
+                # for this round, as if the interval could be cut exactly there
+                start = target
                 is_open = width > _NARROW
                 lacking = 0.0
+            # the lower end is nearer: the bin ended there, and the next one begins with this interval
             elif ends_before:
                 opens[i] = bins_left > 0
                 start = np.float64(low)
@@ -117,6 +129,7 @@ def _place(
             if bins_left == 0:
                 is_open = False
             if is_open:
+                # the next bin's target, from what is left for the bins that are left
                 begin = start + lacking
                 target = begin + (rows_left - (begin - low)) / bins_left
                 bins_left -= 1
@@ -177,6 +190,7 @@ def insert_points(
         for i in range(offsets[feature], offsets[feature + 1]):
             while new < end and np.int64(new_keys[new]) < keys[i]:
                 all_keys[place] = new_keys[new]
+                # noise may put counts out of order: clamp between both neighbours
                 all_counts[place] = min(max(new_counts[new], all_counts[place - 1]), counts[i])
                 new += 1
                 place += 1
@@ -185,7 +199,8 @@ def insert_points(
             place += 1
 
 
-_ZERO = np.uint32(1 << 31)  # key of both float32 zeros; that of float64 zeros is 0
+# key of both float32 zeros; that of float64 zeros is 0
+_ZERO = np.uint32(1 << 31)
 _LEAST = np.int64(-(1 << 63))
 
 
@@ -210,7 +225,8 @@ def floats_of(keys: NDArray[Any], *, wide: bool = False) -> NDArray[Any]:
 
 
 _EVERY = (-np.inf, np.inf)
-_NO_INTERVAL = np.iinfo(np.int64).max  # as `least_rows`: take every interval as it is
+# as `least_rows`: take every interval as it is
+_NO_INTERVAL = np.iinfo(np.int64).max
 
 
 class Probes(NamedTuple):
@@ -303,7 +319,8 @@ class QuantileSearch:
             raise LocalProtocolError("expected the counts asked for before new probes are - at probes")
         if self._rounds_left == 0:
             return None
-        wanted, _ = self._place(max(self._least_rows, 2))  # one row is one value
+        # one row is one value
+        wanted, _ = self._place(max(self._least_rows, 2))
         start = np.flatnonzero(wanted)
         if len(start) == 0:
             return None
@@ -312,7 +329,8 @@ class QuantileSearch:
         pair = np.stack([low + 1, roundest], axis=1)
         empty_above = np.append(self._counts, 0)[start + 2] == self._counts[start + 1]
         kept = np.ones_like(pair, dtype=np.bool_)
-        kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)  # even: not opened for this reason before
+        # even: not opened for this reason before
+        kept[:, 0] = empty_above & (low % 2 == 0) & (low + 1 < roundest)
         before = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
         offsets = before[np.searchsorted(start, self._offsets)].astype(np.int32)
         self._asked = Probes(pair[kept].astype(np.int64 if self._wide.any() else np.uint32), offsets)
@@ -353,7 +371,8 @@ class QuantileSearch:
 
     def smallest_interval(self) -> NDArray[np.int64]:
         """Return every feature's fewest rows (above 0) between neighbouring opened points, for disclosure."""
-        rows = np.diff(self._counts, append=0)  # at most 0 from one feature to the next
+        # at most 0 from one feature to the next
+        rows = np.diff(self._counts, append=0)
         fewest = np.minimum.reduceat(np.where(rows > 0, rows, _NO_INTERVAL), self._offsets[:-1])
         return np.where(fewest == _NO_INTERVAL, 0, fewest)
 
@@ -379,8 +398,10 @@ def _ends(wide: NDArray[np.bool_], domains: Mapping[int, tuple[float, float]]) -
 def _roundest(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, of the keys low + 1 .. high - 1 (there is one), the one with the most trailing zero bits."""
     different = low ^ (high - 1)
-    differing = np.frexp(different.astype(np.float64))[1].astype(np.int64) - 1  # the highest bit in which they do
-    differing -= (different >> np.clip(differing, 0, 63)) == 0  # it was rounded up to the next power of two
+    # the highest bit in which they do
+    differing = np.frexp(different.astype(np.float64))[1].astype(np.int64) - 1
+    # it was rounded up to the next power of two
+    differing -= (different >> np.clip(differing, 0, 63)) == 0
     differing = np.where(different < 0, 63, differing)
     roundest: NDArray[np.int64] = (high - 1) >> differing << differing
     return roundest
@@ -388,6 +409,7 @@ def _roundest(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int
 
 def _between(lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
     """Return the middle as `fit_bins` does: above `lower`, at most `upper`, never a negative zero."""
-    with np.errstate(invalid="ignore"):  # the sum of the two infinities
+    # the sum of the two infinities
+    with np.errstate(invalid="ignore"):
         middle = ((lower.astype(np.float64) + upper) * 0.5).astype(lower.dtype) + np.float32(0)
     return np.where(middle > lower, middle, upper)

@@ -176,7 +176,8 @@ def write_predictions(path: str | Path, columns: Mapping[str, ArrayLike]) -> Non
     if len({array.shape for array in arrays.values()}) != 1 or any(array.ndim != 1 for array in arrays.values()):
         shapes = ", ".join(f"{name!r} {array.shape}" for name, array in arrays.items())
         raise DataError(f"predictions: expected columns of one length, got {shapes or 'no columns'}")
-    whole = path.with_name(f".{secrets.token_hex(8)}{ending}")  # what was there is replaced by a whole file only
+    # what was there is replaced by a whole file only
+    whole = path.with_name(f".{secrets.token_hex(8)}{ending}")
     try:
         whole.touch(mode=0o600)
         _write(whole, pa.table(arrays), ending)
@@ -273,7 +274,8 @@ def of_csv(read: Callable[[Path], Read], path: Path, party: str) -> Read:
         return read(path)
     except CsvProblem as problem:
         raise DataError(f"{party}: {problem} - at {path}") from None
-    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+    except (OSError, EOFError, zlib.error) as error:
+        # BadGzipFile is an OSError
         raise DataError(f"{party}: expected a readable file, got {not_that(path, error)} - at {path}") from None
 
 
@@ -287,7 +289,7 @@ def refuse_strays(
     Refused are, too, numbers that are stored as text, as files with types can have them, and dates that are. `remedy`
     says how a column is declared one of categories.
 
-    Raises DataError, which other parties are told nothing of.
+    Raises DataError, whose text other parties do not see.
     """
     found, stored = {}, []
     for name in dict.fromkeys([*features, *numeric]):
@@ -307,16 +309,16 @@ def refuse_strays(
         )
     if not found:
         return
-    told = []
+    described = []
     for name, strays in found.items():
         places = rows = [int(row) for row in strays.rows[:SHOWN]]
         if is_csv(path):
             with opened_text(Path(path)) as lines:
                 places = lines_of(lines, rows)
-        told.append(f"column {name!r} has {strays.told(places, 'line' if is_csv(path) else 'row')}")
+        described.append(f"column {name!r} has {strays.described(places, 'line' if is_csv(path) else 'row')}")
     remedies = {strays.of: _REMEDIES[strays.of] for strays in found.values()}
     declare = f", or, if these are categories, {remedy}" if set(found) - set(numeric) else ""
-    raise DataError(f"{party}: {'; '.join(told)}: {' and '.join(remedies.values())}{declare} - at {path}")
+    raise DataError(f"{party}: {'; '.join(described)}: {' and '.join(remedies.values())}{declare} - at {path}")
 
 
 def _refuse_nameless(kept: Sequence[str], names: Sequence[str], path: Path, party: str) -> None:

@@ -49,7 +49,8 @@ class RunEntry:
     """One entry of the log; sizes are numbers of ids, rounded up and padded, commitments bytes of uint8 (nodes, 32)."""
 
     time: str  # UTC, ISO 8601
-    event: str  # "started" is written before anything that depends on ids is sent, and counts; or "finished"
+    # "started" is written before anything that depends on ids is sent, and counts; or "finished"
+    event: str
     job: str
     peer: str
     own_size: int
@@ -59,7 +60,8 @@ class RunEntry:
     # fewest ids of the peer that differ from those of the most similar of its earlier runs in this log; None without an
     # earlier run. It is the number of a commitment's 256 nodes that differ, so many changes show as 256 or little less
     changed: int | None = None
-    common: int | None = None  # of "finished": ids in common, if this party learned it
+    # of "finished": ids in common, if this party learned it
+    common: int | None = None
 
 
 class RunLog:
@@ -75,7 +77,8 @@ class RunLog:
             raise ConfigError(f"expected max_runs of at least 1, got {max_runs}")
         self.folder = Path(folder)
         self.max_runs = max_runs
-        for earlier in (self.folder, self.folder.with_suffix(".jsonl")):  # files of JSON lines
+        # files of JSON lines
+        for earlier in (self.folder, self.folder.with_suffix(".jsonl")):
             if earlier.is_file():
                 raise ConfigError(
                     f"an earlier Treaty wrote the run log {earlier}; this one cannot read it. To start a new log, "

@@ -1,6 +1,6 @@
 """Tables that are the result of an SQL query: read from PostgreSQL, kept as a snapshot in a Parquet file.
 
-A job reads the snapshot, so that all of it, and a training that goes on, sees the same rows. The query runs in a
+A job reads the snapshot, so that all of it, and a resumed training, sees the same rows. The query runs in a
 read-only transaction, one statement of its own, under a time limit; its rows come in batches that are written as they
 come. It needs the extra ``treaty-learn[sql]`` (ADBC).
 """
@@ -149,7 +149,7 @@ def fetch(
     uri = _checked(uri, what)
     query = check_query(query, ordered=False)
     dbapi = _driver()
-    with _said(what, _secrets_of(uri)), dbapi.connect(_with_timeout(uri)) as connection:
+    with _translated(what, _secrets_of(uri)), dbapi.connect(_with_timeout(uri)) as connection:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute(f"SET LOCAL statement_timeout = {max(1, int(min(seconds, 2e6) * 1000))}")
@@ -207,20 +207,21 @@ def _uuids(column: Any) -> Any:
 
 
 @contextmanager
-def _said(what: str, hidden: Sequence[str]) -> Iterator[None]:
-    """Put what the driver, the database and the disk say into an error of ours, without the `hidden` texts."""
+def _translated(what: str, hidden: Sequence[str]) -> Iterator[None]:
+    """Raise errors of the driver, the database and the disk as ours, without the `hidden` texts."""
     try:
         yield
     except (import_module("adbc_driver_manager").Error, pa.ArrowException, OSError) as error:
-        said = str(error)
-        for begins in ("Failed to connect: ", "ERROR:  ", "] "):  # what libpq and the driver put before it
-            said = said.partition(begins)[2] or said
-        said = said.strip().partition("\n")[0]
+        text = str(error)
+        # what libpq and the driver put before it
+        for begins in ("Failed to connect: ", "ERROR:  ", "] "):
+            text = text.partition(begins)[2] or text
+        text = text.strip().partition("\n")[0]
         for secret in hidden:
-            said = said.replace(secret, "***")
+            text = text.replace(secret, "***")
         if isinstance(error, OSError) and error.strerror:
             raise ConfigError(f"{what}: cannot write the rows of the query: {error.strerror}; make room") from None
-        raise ConfigError(f"{what}: the database did not answer the query: {said}") from None
+        raise ConfigError(f"{what}: the database did not answer the query: {text}") from None
 
 
 def _driver() -> Any:
@@ -243,7 +244,7 @@ def _checked(uri: str, where: str) -> str:
     except ValueError:
         fine, odd, badly = "postgres" in uri[:10], True, True
     if not fine:
-        raise ConfigError(f"expected a URI that begins with postgresql://, got something else - at {where}")
+        raise ConfigError(f"expected a URI that begins with postgresql://, got another scheme - at {where}")
     if odd or badly:
         raise ConfigError(
             "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, got a URI that can be read in two ways: write "
@@ -275,7 +276,8 @@ def _signs(query: str) -> Iterator[tuple[int, str, int]]:
     place, depth = 0, 0
     while place < len(query):
         found = _SIGN.match(query, place)
-        assert found is not None  # whatever a character is, it matches `other`
+        # whatever a character is, it matches `other`
+        assert found is not None
         kind, sign, begins, place = found.lastgroup, found[0], place, found.end()
         if kind == "block":
             place = _after_comment(query, place)

@@ -36,8 +36,10 @@ from treaty.machine.arrays import folder_of, forget, new
 
 LISTED = 20  # columns that a message names of those a file has
 _SHOWN = 3  # categories that a warning names
-_LARGE_SHARE = 0.1  # of rows with unknown categories, from which on a warning asks how they are written
-_ROWS_AT_ONCE = 4096  # a block of rows is turned inside the processor's cache
+# of rows with unknown categories, from which on a warning asks how they are written
+_LARGE_SHARE = 0.1
+# a block of rows is turned inside the processor's cache
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,10 @@ class Schema:
     """Names and kinds of a table's features; raises DataError for a repeated name or tuples of different lengths."""
 
     names: tuple[str, ...]
-    categories: tuple[tuple[Category, ...] | None, ...]  # None for a numeric feature; position = category code
-    origins: dict[str, int] = field(default_factory=dict)  # of numeric features that are float64, by name
+    # None for a numeric feature; position = category code
+    categories: tuple[tuple[Category, ...] | None, ...]
+    # of numeric features that are float64, by name
+    origins: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.categories) or len(set(self.names)) != len(self.names):
@@ -105,7 +109,8 @@ class Table:
     @property
     def folder(self) -> Path | None:
         """The folder of the files that the columns lie in; None in memory."""
-        bases = {id(column.base): column.base for column in self.columns}.values()  # mostly one, which is quick
+        # mostly one, which is quick
+        bases = {id(column.base): column.base for column in self.columns}.values()
         return next((folder for base in bases if (folder := folder_of(base)) is not None), None)
 
 
@@ -117,7 +122,8 @@ class _Source:
     `folder` is where its columns go, and `out`, the place of this one, may be what `read` writes to and returns.
     """
 
-    names: tuple[str, ...] | None  # None: an array, columns go by position
+    # None: an array, columns go by position
+    names: tuple[str, ...] | None
     n_columns: int
     n_rows: int
     read: Callable[[int, bool, Origin | EllipsisType, NDArray[np.float32] | None], Column]
@@ -174,8 +180,8 @@ def to_table(
                 out[:] = matched.values
                 matched = Column(out, matched.categories, matched.origin)
             columns.append(matched)
-            if on_unseen is not None and known is not None and (said := _unseen(column, columns[-1], known)):
-                on_unseen(f"{party}: column {name!r}: {said}")
+            if on_unseen is not None and known is not None and (warning := _unseen(column, columns[-1], known)):
+                on_unseen(f"{party}: column {name!r}: {warning}")
         except ColumnProblem as problem:
             problems.append(f"column {name!r}: {problem}")
         except TypeError as error:
@@ -239,7 +245,8 @@ def of_frame(data: Any, party: str) -> Any:
 
 
 def _frame_source(frame: nw.DataFrame[Any], party: str) -> _Source:
-    names = tuple(map(str, frame.columns))  # pandas names may be numbers
+    # pandas names may be numbers
+    names = tuple(map(str, frame.columns))
     _refuse_repeated(names, party)
     series = list(frame.iter_columns())
     return _Source(
@@ -276,7 +283,8 @@ def _array_source(data: Any, party: str, schema: Schema | None) -> _Source:
     try:
         array = np.asarray(data)
         if array.dtype.kind in "US" and not isinstance(data, np.ndarray):
-            array = np.asarray(data, dtype=object)  # numbers beside text would have become text
+            # numbers beside text would have become text
+            array = np.asarray(data, dtype=object)
     except ValueError as error:
         raise DataError(f"{party}: expected rows of equal length, got {error}") from None
     if array.ndim != 2:
@@ -359,7 +367,8 @@ def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
     """Convert a column to the kind and the category codes of training."""
     if column.categories == known:
         return column
-    if np.isnan(column.values).all():  # without values it is of any kind
+    # without values it is of any kind
+    if np.isnan(column.values).all():
         return Column(column.values, known, column.origin)
     if known is None:
         raise ColumnProblem("expected numbers, as in training, got categories")
@@ -369,9 +378,11 @@ def _match(column: Column, known: tuple[Category, ...] | None) -> Column:
     if known and text_here.isdisjoint(isinstance(value, str) for value in known):
         here, there = ("text", "numbers") if True in text_here else ("numbers", "text")
         raise ColumnProblem(f"expected categories that are {there}, as in training, got {here}")
+    # map by value, not by code: another file may list the same categories in another order
     code = {value: position for position, value in enumerate(known)}
     unseen = len(known)
     codes = np.array([code.get(value, unseen) for value in column.categories] + [unseen], dtype=np.float32)
+    # missing stays missing; codes are looked up for the other rows alone
     present = ~np.isnan(column.values)
     values = column.values.copy()
     values[present] = codes[column.values[present].astype(np.intp)]

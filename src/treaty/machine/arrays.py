@@ -60,7 +60,8 @@ def new(shape: tuple[int, ...], dtype: DTypeLike, folder: Path) -> NDArray[Any]:
         return np.zeros(shape, dtype)
     try:
         with tempfile.TemporaryFile(buffering=0, prefix="treaty-", dir=folder) as file:
-            _take_room(file.fileno(), size)  # writing to a mapped hole of a full disk would kill the process
+            # writing to a mapped hole of a full disk would kill the process
+            _take_room(file.fileno(), size)
             mapping = _Mapping(file.fileno(), size)
     except OSError as error:
         raise unusable(folder, size, error.strerror or str(error)) from None
@@ -91,6 +92,7 @@ def contiguous(array: NDArray[Kind]) -> NDArray[Kind]:
         return np.ascontiguousarray(array)
     out: NDArray[Kind] = new(array.shape, array.dtype, folder)
     long = int(np.argmax(array.shape))
+    # turn a bounded block at a time, and let its pages go: the table need not fit into memory
     step = max(1, _AT_ONCE // max(1, array.size // array.shape[long]))
     for start in range(0, array.shape[long], step):
         block = (slice(None),) * long + (slice(start, start + step),)

@@ -3,12 +3,12 @@
 A `Database` is a file that only its owner may read, with tables that are made once and checked at each opening. The
 node's jobs and audit log are in one.
 
-What a party has paid or leaked must not be forgotten without a word. So a `SealedDatabase` is refused where it is
+What a party has paid or leaked must not be forgotten unnoticed. So a `SealedDatabase` is refused where it is
 damaged, emptied, deleted or rolled back. It has a name, drawn when it is made, and a number that each change raises;
 both also stand in a small file beside its folder, ``FOLDER.kept``, and in the models trained with it. Where these are
 ahead of the database, or it is gone, it is refused. All rows of its tables are under a SHA-256 that is checked before
 and renewed after every transaction, for SQLite itself has no checksum. It keeps a rollback journal: of a log written
-ahead SQLite drops what is damaged, and the commits in it, in silence.
+ahead SQLite drops what is damaged, with the commits in it, without an error.
 
 If somebody deletes folder, ``.kept`` and models together, that is not noticed; nor is a change by somebody who may
 write all of them and means to.
@@ -37,7 +37,8 @@ from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
 
 KEPT = Format("kept", 1)
-_WAIT = 60.0  # seconds for other processes to release the database, which takes milliseconds
+# seconds for other processes to release the database, which takes milliseconds
+_WAIT = 60.0
 _STATE = """CREATE TABLE state (one INTEGER PRIMARY KEY, name TEXT NOT NULL, changes INTEGER NOT NULL,
     seal BLOB NOT NULL)"""
 
@@ -70,7 +71,8 @@ class Database:
                 self._before_making(file)
                 try:
                     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-                except FileExistsError:  # never opened here otherwise: closing it would drop this process's locks on it
+                except FileExistsError:
+                    # never opened here otherwise: closing it would drop this process's locks on it
                     pass
             self.connection = sqlite3.connect(
                 file or ":memory:", timeout=_WAIT, isolation_level=None, check_same_thread=False
@@ -164,7 +166,8 @@ class Database:
                 if self.connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                     self.connection.execute("PRAGMA journal_mode = WAL")
                 return
-            except sqlite3.OperationalError as error:  # SQLite itself does not wait here
+            except sqlite3.OperationalError as error:
+                # SQLite itself does not wait here
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                     raise
                 time.sleep(0.01)
@@ -175,10 +178,12 @@ class Database:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if type(error) is sqlite3.DatabaseError:  # pages that make no sense; others are full disks, locks and such
+            # pages that make no sense; others are full disks, locks and such
+            if type(error) is sqlite3.DatabaseError:
                 raise self.damaged(str(error)) from None
             if type(error) is sqlite3.OperationalError and not hasattr(error, "sqlite_errorcode"):
-                raise self.damaged("a text is not UTF-8") from None  # Python's own error, which quotes it
+                # Python's own error, which quotes it
+                raise self.damaged("a text is not UTF-8") from None
             raise self._unusable(error) from None
         except UnicodeDecodeError:
             raise self.damaged("a text is not UTF-8") from None
@@ -233,6 +238,7 @@ class SealedDatabase(Database):
                 self._check_seal()
                 before = db.total_changes
                 yield db
+                # reading alone changes no seal
                 changed = db.total_changes > before
                 if changed:
                     self._seal(1 if counts else 0)
@@ -281,7 +287,8 @@ class SealedDatabase(Database):
             return
         name, changes, _ = self._state()
         kept = mark_of(self.folder)
-        if kept is None and changes == 0:  # made just now, perhaps by a job that a crash ended
+        # made just now, perhaps by a job that a crash ended
+        if kept is None and changes == 0:
             return
         if kept is None:
             raise self.refuse(f"the {self.what}: {kept_file(self.folder).name} is missing, which says how far it was")
@@ -295,7 +302,8 @@ class SealedDatabase(Database):
         """Write beside the folder how far the database is; after the commit, so that it is never ahead."""
         if self.folder is None:
             return
-        self.connection.execute("BEGIN IMMEDIATE")  # of two jobs, none writes an earlier state after a later one
+        # of two jobs, none writes an earlier state after a later one
+        self.connection.execute("BEGIN IMMEDIATE")
         try:
             name, changes, _ = self._state()
             write_file(kept_file(self.folder), Mark(name, changes), KEPT, owner_of(self.folder))
@@ -322,6 +330,7 @@ class SealedDatabase(Database):
     def _digest(self, name: str, changes: int) -> bytes:
         """Return SHA-256 over every value of the tables, and the kind of each."""
         owner = "" if self.folder is None else owner_of(self.folder)
+        # form, owner and number of changes are under the seal too: a row cannot be moved to another ledger
         digest = hashlib.sha256(repr((self._form, owner, name, changes)).encode())
         for table in self._tables:
             for row in self.connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):  # noqa: S608

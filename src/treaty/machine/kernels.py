@@ -39,11 +39,14 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 COMPILING = "compiling for this processor, which takes up to 25 seconds of its time, once"
-_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nobody calls a kernel by its address
+# nobody calls a kernel by its address
+_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _IMPORTS = re.compile(rb"^from (treaty\w*[.\w]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
 _NAMES = re.compile(rb"\w+")
-_UNUSED = 90 * 24 * 3600  # seconds after which kernels that nobody loads are deleted
-_LONGEST = 60.0  # seconds to wait for another process to compile a kernel, which may have been stopped
+# seconds after which kernels that nobody loads are deleted
+_UNUSED = 90 * 24 * 3600
+# seconds to wait for another process to compile a kernel, which may have been stopped
+_LONGEST = 60.0
 
 
 def kernel(function: F) -> F:
@@ -60,7 +63,8 @@ def inner(function: F) -> F:
 
 
 def _kept(compiled: Any, function: F) -> F:
-    with suppress(RuntimeError):  # nowhere to be kept: neither the home folder nor the package's can be written to
+    # nowhere to be kept: neither the home folder nor the package's can be written to
+    with suppress(RuntimeError):
         compiled._cache = KernelCache(function)
     return compiled  # type: ignore[no-any-return]
 
@@ -102,15 +106,15 @@ class _SharedCacheFile(IndexDataCacheFile):  # type: ignore[misc]
     """A kernel's cache that several processes may fill at once: every signature has a file of its own.
 
     Numba numbers the files of a kernel's signatures and writes the list of them first. Two processes that compile
-    different signatures then give both the same number, and whoever loads one of them runs the code of the other: that
-    crashes (numba issues 4807 and 10128 are of this kind). Here the name of a file follows from the signature, and from
-    numba's version, for two environments may share a folder; a file is whole before it is listed. An entry that another
-    process overwrites in the list is compiled again.
+    different signatures then give both the same number, and a process that loads one of them runs the code of the
+    other: that crashes (numba issues 4807 and 10128 are of this kind). Here the name of a file follows from the
+    signature, and from numba's version, for two environments may share a folder; a file is whole before it is listed.
+    An entry that another process overwrites in the list is compiled again.
     """
 
     def save(self, key: Any, data: Any) -> None:
-        told = hashlib.sha256(repr((numba.__version__, key)).encode())
-        name = self._data_name(int.from_bytes(told.digest()[:6]))
+        digest = hashlib.sha256(repr((numba.__version__, key)).encode()).digest()
+        name = self._data_name(int.from_bytes(digest[:6]))
         self._save_data(name, data)
         self._save_index({**self._load_index(), key: name})
 
@@ -162,18 +166,19 @@ class _OfUser(_CacheLocator):  # type: ignore[misc]
 @cache
 def _digest_of(path: str) -> str:
     """Return a digest of a module's text, of those of this package that it imports, and of what compiles them."""
-    told = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
+    digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, np.__version__)).encode())
     seen, waiting = {path}, [path]
+    # follow imports within this package: a kernel is stale when what it calls has changed
     while waiting:
         text = Path(waiting.pop()).read_bytes()
-        told.update(text)
+        digest.update(text)
         for package, names in _IMPORTS.findall(text):
             for name in (package, *(package + b"." + one for one in _NAMES.findall(names))):
                 file = getattr(sys.modules.get(name.decode()), "__file__", None)
                 if file is not None and file not in seen:
                     seen.add(file)
                     waiting.append(file)
-    return told.hexdigest()
+    return digest.hexdigest()
 
 
 def _delete_unused(folder: Path) -> None:
@@ -200,13 +205,16 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     """
 
     _impl_class = _Place
-    told: ClassVar[bool] = False  # that this process compiles
-    printed: ClassVar[bool] = False  # whether it is to be printed, where no command shows the log
+    # whether the log has that this process compiles
+    announced: ClassVar[bool] = False
+    # whether it is to be printed, where no command shows the log
+    printed: ClassVar[bool] = False
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         self._cache_file.__class__ = _SharedCacheFile
-        self._turn: IO[bytes] | None = None  # a file that is locked while this process compiles the kernel
+        # a file that is locked while this process compiles the kernel
+        self._turn: IO[bytes] | None = None
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for these types of arguments; None where this process is to compile it, and to save it."""
@@ -218,8 +226,8 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
                 if found is not None:
                     self._end_turn()
         if found is None:
-            if not KernelCache.told:
-                KernelCache.told = True
+            if not KernelCache.announced:
+                KernelCache.announced = True
                 logger.log(NOTED, COMPILING)
                 if KernelCache.printed:
                     print(COMPILING, flush=True)
@@ -236,7 +244,8 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
     def _take_turn(self) -> bool:
         """Wait until no other process compiles this kernel; tell whether there may have been one."""
-        if self._turn is not None:  # a compilation of this process that failed
+        # a compilation of this process that failed
+        if self._turn is not None:
             return False
         with suppress(OSError):
             self._turn = open(f"{self._cache_file._index_path}.lock", "ab")
@@ -251,7 +260,8 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
     def _end_turn(self) -> None:
         if self._turn is not None:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)  # closing does not do where another process was forked off meanwhile
+            # closing does not do where another process was forked off meanwhile
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
             self._turn.close()
             self._turn = None
 

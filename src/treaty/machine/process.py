@@ -23,7 +23,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _TRUSTED: set[str] = set()
-_XGBOOST = ("binary", "count", "multi", "rank", "reg", "survival")  # before the colon in XGBoost's names of objectives
+# before the colon in XGBoost's names of objectives
+_XGBOOST = ("binary", "count", "multi", "rank", "reg", "survival")
 
 
 def cores(n_jobs: int | None = None) -> int:
@@ -57,7 +58,8 @@ def stay_on_one_core() -> None:
 
 
 def _every_core() -> set[int]:
-    return set(os.sched_getaffinity(os.getpid()))  # of the main thread, which is never restricted
+    # of the main thread, which is never restricted
+    return set(os.sched_getaffinity(os.getpid()))
 
 
 def set_free() -> None:
@@ -80,7 +82,7 @@ def concurrently(work: Callable[[Item], Result], items: Iterable[Item], threads:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit, in which others are told and child processes ended.
+    """Turn SIGTERM and SIGHUP into an exit, so that partners get an abort and child processes are ended.
 
     Not where the program handles or ignores such a signal itself, nor in threads other than the main one.
     """
@@ -107,7 +109,7 @@ def is_code(name: Any) -> bool:
 
 
 def check_trusted(name: str, what: str) -> None:
-    """Raise ConfigError for a name of code that nobody here has called trusted; `what` names it: "the loss"."""
+    """Raise ConfigError for a name of code that is not trusted here; `what` names it: "the loss"."""
     if name not in _TRUSTED:
         raise ConfigError(
             f"{what} {name!r} is code, which is imported only where its user trusts it: give `--trust {name}` to the "

@@ -31,14 +31,19 @@ from treaty.machine.process import cores, set_free
 Work = Callable[[int, int], None]
 
 
-_OFFERED, _ENDED = 0, 16  # places of a helper's cells, too far apart to lie in one cache line
+# places of a helper's cells, too far apart to lie in one cache line
+_OFFERED, _ENDED = 0, 16
 _PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
 # How often one looks: about 40 looks take a microsecond, where there is no pause between them, 400.
 _IN_A_MICROSECOND = 40 if _PAUSE else 400
-_LONG, _SHORT = 500 * _IN_A_MICROSECOND, 20 * _IN_A_MICROSECOND  # helpers, for their next part
-_SOON = 5e-4  # seconds between two parts of a helper, below which it looks out for long
-_HEAD_START = 3 * _IN_A_MICROSECOND  # for a caller to begin its own part, which releases the interpreter lock
-_END = 200 * _IN_A_MICROSECOND  # a caller, for the end of a part; then it sleeps for `_NAP` seconds at a time
+# helpers, for their next part
+_LONG, _SHORT = 500 * _IN_A_MICROSECOND, 20 * _IN_A_MICROSECOND
+# seconds between two parts of a helper, below which it looks out for long
+_SOON = 5e-4
+# for a caller to begin its own part, which releases the interpreter lock
+_HEAD_START = 3 * _IN_A_MICROSECOND
+# a caller, for the end of a part; then it sleeps for `_NAP` seconds at a time
+_END = 200 * _IN_A_MICROSECOND
 _NAP = 2e-4
 _CALLERS = 3  # who share work at once and have helpers of their own
 
@@ -49,7 +54,7 @@ def _cell(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _load(_: Any, cells: Any, at: Any) -> Any:
-    """``cells[at]``, read anew, and all that was written before it was."""
+    """Read ``cells[at]`` from memory, with all that was written before it was."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_cell(context, builder, signature, args), "acquire", 8)
@@ -59,7 +64,7 @@ def _load(_: Any, cells: Any, at: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _store(_: Any, cells: Any, at: Any, value: Any) -> Any:
-    """``cells[at] = value``, once all that was to be written before it is."""
+    """Write ``cells[at] = value`` after all earlier writes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _cell(context, builder, signature, args), "release", 8)
@@ -130,9 +135,11 @@ class _Helper:
         self._number = 0
         self._part: tuple[Work, int, int] | None = None
         self._error: BaseException | None = None
-        self._open = False  # to its caller: offered, and neither taken back nor known to have ended
+        # to its caller: offered, and neither taken back nor known to have ended
+        self._open = False
         self._asleep = self._dismissed = False
-        self._wake: SimpleQueue[None] = SimpleQueue()  # a semaphore that no interrupt can leave locked
+        # a semaphore that no interrupt can leave locked
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="treaty-helper", daemon=True)
         self._thread.start()
 
@@ -144,7 +151,7 @@ class _Helper:
             self._wake.put(None)
 
     def take_back(self) -> tuple[Work, int, int] | None:
-        """Return the part if it has not been begun, which it will not be any more."""
+        """Return the part if the helper has not begun it; then the helper never does."""
         if not self._open or _await(self._cells, False, self._number, 0, 0) != _TAKEN_BACK:
             return None
         self._open = False
@@ -183,6 +190,7 @@ class _Helper:
         while not self._dismissed:
             taken = _await(self._cells, True, number, looks, _HEAD_START)
             if taken:
+                # parts come in quick succession: look out longer for the next one
                 soon = time.perf_counter() - ended < _SOON
                 self._attempt()
                 number, looks, ended = taken, _LONG if soon else _SHORT, time.perf_counter()
@@ -204,7 +212,8 @@ def _forget_helpers() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_helpers)  # a child has none of these threads
+    # a child has none of these threads
+    os.register_at_fork(after_in_child=_forget_helpers)
 
 
 def _call(found: list[_Helper], count: int) -> None:
@@ -217,13 +226,14 @@ def _call(found: list[_Helper], count: int) -> None:
                 break
             try:
                 found.append(_Helper())
-            except RuntimeError:  # the system has no more threads for us
+            except RuntimeError:
+                # the system has no more threads for us
                 break
             _MADE.append(found[-1])
 
 
 def _settle(helpers: list[_Helper]) -> list[BaseException]:
-    """Let helpers begin nothing any more, wait for what they have begun, set them free; return what was raised."""
+    """Take back all parts not begun, wait for the others and free the helpers; return what they raised."""
     try:
         for helper in helpers:
             helper.take_back()
@@ -231,7 +241,8 @@ def _settle(helpers: list[_Helper]) -> list[BaseException]:
             helper.wait()
         errors = [error for helper in helpers if (error := helper.error()) is not None]
         _FREE.extend(helpers)
-    except BaseException:  # interrupted: these may be at work for long
+    except BaseException:
+        # interrupted: these may be at work for long
         for helper in helpers:
             if helper in _MADE:
                 _MADE.remove(helper)
@@ -248,22 +259,27 @@ def share(work: Work, total: int, threads: int, least: int = 1) -> None:
     that nobody has begun by then. Parts must not overlap in what they write. What a part raises is raised here; parts
     that have not been begun by then are left out.
     """
+    # fewer parts than threads where each would have too little to do
     parts = max(1, min(threads, total // max(least, 1)))
     helpers: list[_Helper] = []
     try:
         _call(helpers, parts - 1)
+        # even parts: the first for this thread, the others for helpers
         edges = [total * part // (len(helpers) + 1) for part in range(len(helpers) + 2)]
         for helper, first, last in zip(helpers, edges[1:-1], edges[2:], strict=True):
             helper.offer(work, first, last)
         work(0, edges[1])
+        # parts that no helper has begun are done here
         for helper in helpers:
             part = helper.take_back()
             if part is not None:
                 work(*part[1:])
     finally:
-        errors = _settle(helpers)  # they may use what the caller would take back
+        # they may use what the caller would take back
+        errors = _settle(helpers)
     if errors:
         try:
             raise errors[0]
         finally:
-            del errors  # an error that its own traceback holds would be kept, with all that its work uses
+            # an error that its own traceback holds would be kept, with all that its work uses
+            del errors

@@ -62,15 +62,18 @@ def agree(
     except msgspec.ValidationError as error:
         raise LocalProtocolError(f"{error} of the terms") from error
     peers = party.peers if peers is None else peers
+    # all send before any receives: no order of parties can make two wait for each other
     for peer in peers:
         party.send(peer, Terms(own))
     differences = [
         _difference(party.name, own, peer, party.receive(peer, Terms, timeout=timeout).values, remedy) for peer in peers
     ]
     found = next(filter(None, differences), "")
+    # in a star two passive parties do not talk to each other: the verdict tells them of a difference between them
     for peer in peers:
         party.send(peer, Verdict(found))
     reports = [clean(party.receive(peer, Verdict, timeout=timeout).difference, 500) for peer in peers]
+    # leave in good order first: the others know already, and must not take the error for a crash
     if any([found, *reports]):
         party.close()
         raise ConfigError(found or next(filter(None, reports)))

@@ -32,7 +32,8 @@ RENEW_WITHIN = datetime.timedelta(days=60)
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")  # one DNS label, plus the underscore
+# one DNS label, plus the underscore
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 
 
 class Identity(NamedTuple):
@@ -146,17 +147,18 @@ def fingerprint(certificate: bytes) -> str:
 
 def check_identity(identity: Identity, name: str) -> None:
     """Check that a party can use this key and certificate under this name."""
+    # the certificate's key, the file's public half and the one computed from the private half must be the same
     public = check_certificate(identity.certificate, name).public_key()
     try:
         key = serialization.load_pem_private_key(identity.key, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"expected an unencrypted PEM private key of {name}, got something else") from error
+        raise ConfigError(f"cannot read the private key of {name}: expected PEM without a password") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not public == key.public_key() == _derived(key):
         raise ConfigError(f"expected the private key of {name}'s certificate, got another key")
 
 
 def _derived(key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePublicKey | None:
-    """Compute the public key anew: a file holds it beside the private one, and cryptography 43 believes it."""
+    """Compute the public key: a file also holds it, and cryptography 43 does not check that copy."""
     try:
         return ec.derive_private_key(key.private_numbers().private_value, key.curve).public_key()
     except ValueError:
@@ -175,7 +177,7 @@ def check_certificate(certificate: bytes, name: str) -> x509.Certificate:
     except x509.ExtensionNotFound:
         bears = []
     if bears != [name]:
-        raise ConfigError(f"expected a certificate for {name}, got one for {', '.join(bears) or 'nobody'}")
+        raise ConfigError(f"expected a certificate for {name}, got one for {', '.join(bears) or 'no name'}")
     first, last = parsed.not_valid_before_utc, parsed.not_valid_after_utc
     if not first <= datetime.datetime.now(datetime.UTC) <= last:
         raise ConfigError(
@@ -206,7 +208,7 @@ def _parse(pem: bytes, what: str) -> x509.Certificate:
     try:
         certificates = x509.load_pem_x509_certificates(pem)
     except (ValueError, x509.InvalidVersion) as error:
-        raise ConfigError(f"expected one PEM certificate, got something else - at {what}") from error
+        raise ConfigError(f"cannot read the certificate - at {what}; expected one certificate in PEM") from error
     if len(certificates) != 1:
         raise ConfigError(f"expected one PEM certificate, got {len(certificates)} - at {what}")
     try:

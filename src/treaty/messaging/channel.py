@@ -81,7 +81,8 @@ class Inbox:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._changed = threading.Condition()
-        self._items: list[tuple[float, int, Arrival | PeerError]] = []  # a heap: due time, then order of `put`
+        # a heap: due time, then order of `put`
+        self._items: list[tuple[float, int, Arrival | PeerError]] = []
         self._count = 0
         self._closed = False
         self._unread: dict[str, int] = {}  # bytes by sender
@@ -92,6 +93,7 @@ class Inbox:
         They count as unread from then on, until `mark_read`. A closed inbox has room.
         """
         with self._changed:
+            # a party with nothing unread may always send, however long the message: else a longer one never could
             fits = self._changed.wait_for(
                 lambda: self._closed or not (before := self._unread.get(sender, 0)) or before + nbytes <= limit,
                 min(timeout, threading.TIMEOUT_MAX),
@@ -114,9 +116,11 @@ class Inbox:
         """
         with self._changed:
             if not self._closed:
+                # the count keeps items of one time in order, and errors out of the comparison
                 heapq.heappush(self._items, (due, self._count, item))
                 self._count += 1
-                self._changed.notify_all()  # senders wait here, too: one woken in vain would keep the receiver asleep
+                # senders wait here, too: one woken in vain would keep the receiver asleep
+                self._changed.notify_all()
 
     def get(self, timeout: float) -> Arrival | None:
         """Take the first item that is due, waiting up to `timeout` seconds; see `Channel.receive`."""
@@ -127,6 +131,7 @@ class Inbox:
                 if self._closed:
                     raise LocalProtocolError(f"expected an open channel, got one that {self._owner} has closed")
                 now = time.monotonic()
+                # sleep until the next item is due, or time is up
                 until = min(deadline, self._items[0][0]) if self._items else deadline
                 if until > now:
                     self._changed.wait(min(until - now, threading.TIMEOUT_MAX))
@@ -153,7 +158,8 @@ _UNREAD = 256 << 20
 """Bytes of one party that another may have unread before the next message waits: what is made piece by piece is not
 made faster than it is read, and a single message of any size always goes."""
 
-_SMALL = 4096  # bytes of a frame that never waits: the last word of a party, say
+# bytes of a frame that never waits: the last word of a party, say
+_SMALL = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +205,16 @@ class MemoryChannel:
         self, name: str, inboxes: dict[str, Inbox], departures: dict[str, float], link: LinkSpeed | None
     ) -> None:
         self._name = name
-        self._inboxes = inboxes  # shared by all ends: a party that has closed is no longer in it
-        self._departures = departures  # shared too: when the others hear that a party has closed
+        # shared by all ends: a party that has closed is no longer in it
+        self._inboxes = inboxes
+        # shared too: when the others hear that a party has closed
+        self._departures = departures
         self._own = inboxes[name]
         self._names = frozenset(inboxes)
         self._link = link
         self._queueing = threading.Lock()
-        self._uplink_free = 0.0  # monotonic time at which all frames sent so far have left
+        # monotonic time at which all frames sent so far have left
+        self._uplink_free = 0.0
 
     @property
     def name(self) -> str:
@@ -255,7 +264,8 @@ class MemoryChannel:
 
     def close(self) -> None:
         due = 0.0 if self._link is None else self._due(0, self._link)
-        self._departures.setdefault(self._name, due)  # before it is missing from the inboxes
+        # before it is missing from the inboxes
+        self._departures.setdefault(self._name, due)
         if self._inboxes.pop(self._name, None) is not None:
             self._own.close()
             for inbox in list(self._inboxes.values()):

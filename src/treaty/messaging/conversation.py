@@ -69,9 +69,12 @@ class Conversation:
         self._sent = 0
         self._received = 0
         self._on_read, self._refusal = on_read, refusal
-        self._unread: deque[tuple[Envelope[msgspec.Raw], list[int]]] = deque()  # with the bytes of its frames
-        self._frames: list[int] = []  # bytes of the frames of a message that is coming in
-        self._room: memoryview | None = None  # for that message, if it comes in parts
+        # with the bytes of its frames
+        self._unread: deque[tuple[Envelope[msgspec.Raw], list[int]]] = deque()
+        # bytes of the frames of a message that is coming in
+        self._frames: list[int] = []
+        # for that message, if it comes in parts
+        self._room: memoryview | None = None
         self._filled = 0  # bytes of it
 
     @property
@@ -126,7 +129,8 @@ class Conversation:
                 return None
             envelope = self._addressed(whole)
             self._expect_next(envelope, self._received - len(self._frames))
-        elif self._room is not None and envelope.step != Goodbye.__name__:  # who gave up sending may leave
+        elif self._room is not None and envelope.step != Goodbye.__name__:
+            # who gave up sending may leave
             raise self._error(f"expected the rest of a message that comes in parts, got {clean(envelope.step)}")
         frames, self._frames = self._frames, []
         if envelope.step == Goodbye.__name__:
@@ -178,12 +182,14 @@ class Conversation:
     def _join(self, part: Part) -> memoryview | None:
         """Add a part; return the whole frame after the last. It ends at a multiple of 8 bytes, see `view`."""
         if self._room is None:
-            frames = -(-part.nbytes // max(1, part.content.nbytes))  # if all are like the first
+            # if all are like the first
+            frames = -(-part.nbytes // max(1, part.content.nbytes))
             envelopes = frames * (self._frames[-1] - part.content.nbytes)
             text = self._refusal(part.nbytes + envelopes, frames)
             if text is not None:
                 raise PeerProtocolError(self.peer, text)
-            pages = np.empty(part.nbytes + 7, np.uint8)  # in memory only as they are filled
+            # in memory only as they are filled
+            pages = np.empty(part.nbytes + 7, np.uint8)
             skipped = -(pages.ctypes.data + part.nbytes) % 8
             self._room, self._filled = pages.data[skipped : skipped + part.nbytes], 0
         whole, end = self._room, self._filled + part.content.nbytes
@@ -251,7 +257,8 @@ INBOX_LIMIT = 2 << 30
 OVERHEAD = 2048
 """Bytes that each waiting message counts besides its own: what Python keeps of it, so that empty ones cost, too."""
 
-_LEAST = 4 * OVERHEAD  # bytes of a share with which parties can agree on terms and take their leave
+# bytes of a share with which parties can agree on terms and take their leave
+_LEAST = 4 * OVERHEAD
 
 
 class Credit:
@@ -304,7 +311,7 @@ class Credit:
         )
 
     def take(self, peer: str, nbytes: int, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until a frame fits into a peer's share, and enter it; False when nobody wants it any more."""
+        """Wait until a frame fits into a peer's share, and enter it; False when the caller no longer wants it."""
         with self._changed:
             while not self._closed and self._unread[peer] + nbytes + OVERHEAD > self._shares[peer]:
                 self._changed.wait(1.0)
@@ -320,7 +327,7 @@ class Credit:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """End all waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

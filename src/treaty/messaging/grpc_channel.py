@@ -154,7 +154,8 @@ class GrpcChannel:
         while missing := self._missing(may_lose):
             now = time.monotonic()
             waiting(missing.keys())
-            if self._differences(may_lose):  # both sides are to see it, and others to be told
+            # both sides are to see it, and others to be told
+            if self._differences(may_lose):
                 differ_since = min(differ_since, now)
                 if gone is not None or now - differ_since > LATE_PATIENCE:
                     break
@@ -209,7 +210,7 @@ class GrpcChannel:
     def close(self) -> None:
         """Leave; see `Channel.close`. Takes up to a second when a frame is just coming in.
 
-        Several seconds where peers have stopped amid a frame, but not for each: a crowd may have many.
+        Takes several seconds where peers have stopped amid a frame, once for all of them.
         """
         self._inbox.close()
         self._credit.close()
@@ -241,7 +242,7 @@ class GrpcChannel:
         return {peer: trouble for peer, trouble in troubles.items() if peer not in gone}
 
     def _differences(self, may_lose: Collection[str]) -> list[str]:
-        """Return how terms differ from those of peers; who may be lost hears of it, and leaves."""
+        """Return how terms differ from those of peers; peers that may be lost see it too, and leave."""
         return [found for peer, link in self._links.items() if peer not in may_lose for found in link.differences]
 
     def _dial(self, peer: str, address: str) -> PeerLink:

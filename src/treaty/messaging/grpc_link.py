@@ -38,7 +38,8 @@ LEAST_PATIENCE = 1.0
 RESEND_LIMIT = 10
 """Attempts, at least, to deliver one frame before a peer that can be watched, or was never reached, is given up."""
 
-_CLOSE_TIMEOUT = 5.0  # seconds that each thread of a link may take to end
+# seconds that each thread of a link may take to end
+_CLOSE_TIMEOUT = 5.0
 
 _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -55,8 +56,10 @@ _DIAL = [
     ("grpc.use_local_subchannel_pool", 1),  # do not share connections
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take
-    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # never: when a connection is wanted again there may be no room for it
+    # how long one attempt to connect may take
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # never: when a connection is wanted again there may be no room for it
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),
 ]
 
 
@@ -88,13 +91,17 @@ class PeerLink:
         terms: Mapping[str, str] | None = None,
     ) -> None:
         self.peer = peer
-        self.connected = False  # whether the peer has answered at least once
-        self.up = threading.Event()  # whether the peer is being watched just now
+        # whether the peer has answered at least once
+        self.connected = False
+        # whether the peer is being watched just now
+        self.up = threading.Event()
         self.lost: PeerError | None = None  # why the peer is gone
-        self.trouble = f"{peer} has not answered yet"  # why the last attempt to dial failed
+        # why the last attempt to dial failed
+        self.trouble = f"{peer} has not answered yet"
         # monotonic time since which attempts fail for a reason that waiting does not mend
         self.refused_since: float | None = None
-        self.differences: list[str] = []  # between the peer's terms and ours
+        # between the peer's terms and ours
+        self.differences: list[str] = []
         self._terms = dict(terms or {})
         self._introduction = introduction
         self._address = address
@@ -142,7 +149,8 @@ class PeerLink:
                 self._raise_if_ended()
                 try:
                     failed = self._hand_over(announcement, frame, max(0.0, deadline - time.monotonic()))
-                except ValueError:  # gRPC raises it for a connection that we have closed
+                except ValueError:
+                    # gRPC raises it for a connection that we have closed
                     self._raise_if_ended()
                     raise
                 if failed is None:
@@ -152,7 +160,8 @@ class PeerLink:
                 if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise self._not_taken(timeout, trouble)
                 trouble, attempts = details, attempts + 1
-                if time.monotonic() >= deadline:  # a refused attempt fails before its time is looked at
+                # a refused attempt fails before its time is looked at
+                if time.monotonic() >= deadline:
                     raise self._not_taken(timeout, trouble)
                 if attempts == 1:
                     failing_since = time.monotonic()
@@ -177,7 +186,7 @@ class PeerLink:
                 thread.join(_CLOSE_TIMEOUT)
 
     def _ready(self, state: Any) -> None:
-        """Hear of the connection for frames until it stands; grpc looks at it five times a second meanwhile."""
+        """Stop watching the connection for frames once it stands; grpc polls it five times a second until then."""
         if state is grpc.ChannelConnectivity.READY:
             self._channels[1].unsubscribe(self._ready)
 
@@ -212,32 +221,33 @@ class PeerLink:
 
     def _watch(self) -> None:
         """Keep a watch open; when it ends and no new one opens within `reconnect` seconds, the peer is lost."""
-        last_heard = time.monotonic()
+        last_answer = time.monotonic()
         while not self._ended.is_set():
             try:
-                heard = self._watch_once(last_heard + self._pings.reconnect)
+                answered = self._watch_once(last_answer + self._pings.reconnect)
             except ValueError:  # closed meanwhile
                 return
             finally:
                 self.up.clear()
-            if heard:
-                last_heard = time.monotonic()
-            elif self.connected and time.monotonic() - last_heard >= self._pings.reconnect:
+            if answered:
+                last_answer = time.monotonic()
+            elif self.connected and time.monotonic() - last_answer >= self._pings.reconnect:
                 self._lose(_lost(self.peer, "its connection broke", self.trouble))
             self._ended.wait(RETRY_PAUSE)
 
     def _watch_once(self, until: float) -> bool:
-        """Hold one watch until it ends; return whether the peer was heard, for which it has time `until`."""
-        heard = False
+        """Hold one watch until it ends; return whether the peer answered, for which it has time `until`."""
+        answered = False
         call = self._watch_call(encode(self._introduction))
         patience = threading.Timer(max(LEAST_PATIENCE, until - time.monotonic()), call.cancel)
-        if self.connected:  # a stopped process still accepts connections, so dialling may take forever
+        # a stopped process still accepts connections, so dialling may take forever
+        if self.connected:
             patience.start()
         try:
             for data in call:
                 patience.cancel()
-                heard = True
-                self._hear(data)
+                answered = True
+                self._take_notice(data)
                 if self._ended.is_set():
                     break
         except grpc.RpcError as error:
@@ -245,9 +255,9 @@ class PeerLink:
         finally:
             patience.cancel()
             call.cancel()
-        return heard
+        return answered
 
-    def _hear(self, data: bytes) -> None:
+    def _take_notice(self, data: bytes) -> None:
         """Handle a notice: the peer is there, or it is leaving."""
         try:
             notice = decode(data, Notice)
@@ -259,7 +269,8 @@ class PeerLink:
             gone = "it has closed its channel"
         elif self._incarnation not in (None, notice.incarnation):
             gone = "it was restarted, another process answers now"
-        if gone is not None:  # it still acknowledges what it has taken in
+        # it still acknowledges what it has taken in
+        if gone is not None:
             self._lose(PeerLost(self.peer, f"{self.peer} is lost: {gone}"), cancel=False)
             return
         self._incarnation = notice.incarnation
@@ -272,7 +283,8 @@ class PeerLink:
         if not self._ended.is_set():
             self.lost = error
             self._ended.set()
-            self._on_lost(error)  # first: closing may wait, see `close`
+            # first: closing may wait, see `close`
+            self._on_lost(error)
             if cancel:
                 self._channels[1].close()
 
@@ -297,7 +309,7 @@ class PeerLink:
             self.trouble = f"{where} was not reachable: {_plainly(details)}"
             refused = False
         else:
-            # With TLS 1.3 the dialling side is not told why the other one, having shown its certificate, hung up.
+            # With TLS 1.3 the dialling side does not learn why the other one, having shown its certificate, hung up.
             self.trouble = (
                 f"TLS handshake failed: {where} hung up on us, most likely because it pins another certificate "
                 f"for {self._introduction.sender}; {self._fingerprints}"
@@ -333,7 +345,7 @@ def _outcome(error: Any) -> tuple[Any, str]:
 
 
 def _plainly(details: str) -> str:
-    """Return why nobody was reached, without gRPC's list of what it tried: "Connection refused", say."""
+    """Return why the peer was not reached, without gRPC's list of what it tried: "Connection refused", say."""
     last = details.removesuffix(".").rpartition("last error: ")[2]
     return last.rpartition("Failed to connect to remote host: ")[2]
 

@@ -32,19 +32,24 @@ from treaty.messaging.grpc_wire import (
 )
 from treaty.messaging.messages import Frame, clean
 
-_TURN_TIMEOUT = 60.0  # seconds a delivery waits for an earlier, broken one of the same sender to be noticed
+# seconds a delivery waits for an earlier, broken one of the same sender to be noticed
+_TURN_TIMEOUT = 60.0
 
 
 class _Sender:
     """The server's state of one pinned peer."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()  # held during a delivery: one at a time per sender
+        # held during a delivery: one at a time per sender
+        self.turn = threading.Lock()
         self.incarnation: bytes | None = None
-        self.last = -1  # number of the newest delivery that reached the inbox
+        # number of the newest delivery that reached the inbox
+        self.last = -1
         self.calls = 0  # under way
-        self.watch: threading.Event | None = None  # ends its newest watch
-        self.offended = False  # whether the inbox has heard that it did something wrong: once is enough
+        # ends its newest watch
+        self.watch: threading.Event | None = None
+        # whether the inbox has an error about it: one is enough
+        self.offended = False
 
 
 class Server:
@@ -52,7 +57,7 @@ class Server:
 
     Arrivals and offences of peers go to the inbox. `credit` says how much each may have unread here; whoever reads
     gives it back. A caller is pinged after `keepalive_time` seconds of silence. `incarnation` are 16 random bytes,
-    `callers` the peers that have dialled us, who are told our `terms`. Who dials for another `job` is refused. Raises
+    `callers` the peers that have dialled us, who get our `terms`. A call for another `job` is refused. Raises
     ConfigError when the address cannot be listened at.
 
     A peer has one watch, the newest, and `CALLS` calls at a time, so that it leaves room for others.
@@ -77,7 +82,8 @@ class Server:
         self._inbox = inbox
         self._credit = credit
         self._owner = {certificate.public_bytes(Encoding.DER): peer for peer, certificate in pinned.items()}
-        self._owner_by_pem: dict[bytes, str] = {}  # as connections present them
+        # as connections present them
+        self._owner_by_pem: dict[bytes, str] = {}
         self._senders = {peer: _Sender() for peer in pinned}
         self._lock = threading.Lock()
         self._closing = False
@@ -134,13 +140,15 @@ class Server:
             self._check(peer, _decoded(request, Introduction, context), context)
             ended = threading.Event()
             with self._lock:
+                # a newer watch replaces the older one, which a broken connection may have left open
                 earlier, self._senders[peer].watch = self._senders[peer].watch, ended
                 self.callers.add(peer)
                 if self._closing:
                     ended.set()
             if earlier is not None:
                 earlier.set()
-            if context.add_callback(ended.set):  # else the caller has gone already
+            # else the caller has gone already
+            if context.add_callback(ended.set):
                 yield encode(Notice(self.incarnation, closing=False, terms=self._terms))
                 ended.wait()
                 if self._closing:
@@ -182,8 +190,10 @@ class Server:
         if not sender.turn.acquire(timeout=_TURN_TIMEOUT):
             context.abort(grpc.StatusCode.UNAVAILABLE, "an earlier delivery is still under way")
         try:
+            # the frame came through, its answer did not: the sender repeats it
             if announced.number <= sender.last:
                 return b""
+            # a frame that could never fit is an offence, not a wait
             refused = self._credit.refusal(peer, announced.size)
             if refused is not None:
                 self._offence(peer, grpc.StatusCode.OUT_OF_RANGE, refused, context)
@@ -192,7 +202,8 @@ class Server:
             frame = None
             try:
                 frame = _gather(pieces, announced.size, context)
-                if frame is not None and not context.is_active():  # the caller has given up or is resending
+                # the caller has given up or is resending
+                if frame is not None and not context.is_active():
                     frame = None
             finally:
                 if frame is None:
@@ -212,13 +223,14 @@ class Server:
             owner = self._owner.get(x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER))
             if owner is not None:
                 self._owner_by_pem[pem] = owner
-        if owner is None:  # TLS admits only pinned certificates; this check does not rely on it
+        # TLS admits only pinned certificates; this check does not rely on it
+        if owner is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate presented is not pinned here")
             raise AssertionError("abort raises")
         return owner
 
     def _check(self, owner: str, introduction: Introduction, context: Any) -> None:
-        """Compare what a caller says of itself with its certificate, our version and what it said before."""
+        """Check a caller's introduction against its certificate, our version and its earlier introduction."""
         if introduction.sender != owner:
             claimed = clean(introduction.sender, 60)
             self._offence(
@@ -273,7 +285,8 @@ def _gather(pieces: Iterable[Frame], size: int, context: Any) -> Frame | None:
     The frame ends at a multiple of 8 bytes: the array with which a message ends, its largest, is then aligned, and
     `view` need not copy it.
     """
-    whole = np.empty(size + 7, np.uint8)  # not zeroed: pages are allocated only as chunks arrive
+    # not zeroed: pages are allocated only as chunks arrive
+    whole = np.empty(size + 7, np.uint8)
     skipped = -(whole.ctypes.data + size) % 8
     buffer = whole.data[skipped : skipped + size]
     filled = 0

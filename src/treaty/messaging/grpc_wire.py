@@ -148,9 +148,11 @@ HANDSHAKE_TIMEOUT = 10.0
 CALLS = 8
 """Calls that one peer may have under way, on all its connections. It needs two, and two more when it dials again."""
 
-_DESCRIPTORS = 1 << 16  # as many as are asked for: some systems name a hard limit that they do not grant
+# as many as are asked for: some systems name a hard limit that they do not grant
+_DESCRIPTORS = 1 << 16
 _CONNECTIONS = 4096  # the most, whatever the system allows
-_OF_A_PEER = 4  # connections: a watch and one for frames, twice while it dials again
+# connections: a watch and one for frames, twice while it dials again
+_OF_A_PEER = 4
 
 
 def raise_descriptors() -> int:
@@ -162,7 +164,8 @@ def raise_descriptors() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (ValueError, OSError):  # macOS grants less than its hard limit
+        except (ValueError, OSError):
+            # macOS grants less than its hard limit
             return soft
         return wanted
     return _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
@@ -192,7 +195,8 @@ class DaemonThreads(futures.Executor):
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)  # counts the threads that wait for a task
+        # counts the threads that wait for a task
+        self._idle = threading.Semaphore(0)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         """Run a call in a thread that waits for one, else in a new one; see `futures.Executor.submit`."""

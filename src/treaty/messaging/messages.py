@@ -133,13 +133,15 @@ def view(
         )
     try:
         elements = np.frombuffer(array.data, expected.newbyteorder("<")).reshape(array.shape)
-    except ValueError:  # zero elements, but an axis beyond what numpy can count
+    except ValueError:
+        # zero elements, but an axis beyond what numpy can count
         raise PeerProtocolError(
             peer, f"expected axes below 2**62, got {_tuple(array.shape)} - at {what} from {peer}"
         ) from None
     if expected == np.bool_ and elements.size and elements.view(np.uint8).max() > 1:
         raise PeerProtocolError(peer, f"expected bool bytes 0 and 1, got others - at {what} from {peer}")
-    right = elements.dtype == expected and elements.flags.aligned  # `require` takes long to find that
+    # `require` takes long to find that
+    right = elements.dtype == expected and elements.flags.aligned
     values: NDArray[Scalar] = elements if right else np.require(elements, expected, "A")
     values.flags.writeable = False
     return values
@@ -185,14 +187,17 @@ def digests_in(content: bytes, most: int, *, peer: str, what: str) -> set[bytes]
 class Envelope(msgspec.Struct, Generic[Body], frozen=True, forbid_unknown_fields=True, eq=False):
     """Who says what to whom, in which job, round and place of the conversation."""
 
-    job: _Label  # this and the next must be those of the receiving party
+    # this and the next must be those of the receiving party
+    job: _Label
     protocol: _Label
     round: _Count  # the protocol's, from 0
     step: _Label  # name of the message class in `body`
     sender: _Label
     receiver: _Label
-    seq: _Count  # number of the message within its ordered pair (sender, receiver), from 0 without gaps
-    body: Body  # a Message to encode, or a decoded msgspec.Raw that is not yet looked into
+    # number of the message within its ordered pair (sender, receiver), from 0 without gaps
+    seq: _Count
+    # a Message to encode, or a decoded msgspec.Raw that is not yet looked into
+    body: Body
 
 
 class Abort(Message):

@@ -53,7 +53,7 @@ class Party:
     which messages of each peer were waited for.
 
     Where peers may vanish, a role collects with `gather`, speaks to many with `send_each`, and calls `leave_out` for
-    whoever was absent or not reached; `receive` and `send` still fail for a lost peer that is not left out.
+    each peer that was absent or not reached; `receive` and `send` still fail for a lost peer that is not left out.
 
     Methods that send or receive raise LocalProtocolError for a name that is no peer, and after this party has left.
     """
@@ -115,7 +115,8 @@ class Party:
             try:
                 self._write(talk, message)
             except PeerLost:
-                self._listen()  # a peer that stopped the job said why before it went
+                # a peer that stopped the job sent its reason before it went
+                self._listen()
                 self._raise_if_stopped([to], doing)
                 raise
 
@@ -165,6 +166,7 @@ class Party:
         doing = f"{self.name} was waiting for {awaited} of round {self.round} from {frm}"
         self._listen()
         while True:
+            # a lost peer that others can do without ends this wait only if it is the one waited for
             needed = [peer for peer in self._heard if peer == frm or peer not in self._expendable]
             self._raise_if_stopped(needed, doing)
             talk.drop_late(self.round)
@@ -207,6 +209,7 @@ class Party:
         began = time.monotonic()
         deadline = began + (self.timeout if timeout is None else timeout)
         doing = f"{self.name} was gathering {awaited} of round {self.round}"
+        # peers that are not gathered from must still be there
         others = [peer for peer in self._heard if peer not in talks and peer not in self._expendable]
         found: dict[str, M] = {}
         self._listen()
@@ -288,9 +291,9 @@ class Party:
             return
         self._over = True
 
-        def tell(peer: str) -> None:
+        def send_last(peer: str) -> None:
             talk = self._talks[peer]
-            # who misses a goodbye takes the end of the connection for a failure: a broken one is given time to return
+            # to a peer that misses the goodbye, the end of the connection is a failure: a broken one is given time
             waits_for_it = peer in self._heard and peer not in self._expendable and isinstance(message, Goodbye)
             patience = max(self.timeout, ABORT_NOTICE_TIMEOUT) if waits_for_it else ABORT_NOTICE_TIMEOUT
             # A thread stuck in `send` holds the lock: then the broken connection must tell the peer.
@@ -307,7 +310,8 @@ class Party:
                 self._sending[peer].release()
 
         others = [*self._heard, *(peer for peer in self._talks if peer not in self._heard)]
-        concurrently(tell, others, len(others) if self.channel.waits else 1)  # none waits for one that is out of reach
+        # none waits for one that is out of reach
+        concurrently(send_last, others, len(others) if self.channel.waits else 1)
 
     def _outgoing(self, to: str, message: Message) -> tuple[Conversation, str]:
         """Check that a message may be sent; return its conversation, and what errors shall say of it."""
@@ -318,6 +322,7 @@ class Party:
 
     def _write(self, talk: Conversation, message: Message, timeout: float | None = None) -> None:
         nbytes = 0
+        # a long message goes as several frames; each is in the peer's mailbox before the next one
         for frame in talk.write(message, self.round, self.channel.frame_bytes):
             self.channel.send(talk.peer, frame, self.timeout if timeout is None else timeout)
             talk.wrote()
@@ -344,7 +349,8 @@ class Party:
             if peer in self._lost:
                 lost = self._lost[peer]
                 error = PeerLost(peer, f"{lost}; {doing}")
-                error.public = f"{lost.public or lost}; {doing}"  # without the peer's address
+                # without the peer's address
+                error.public = f"{lost.public or lost}; {doing}"
                 raise error
 
     def _raise_if_left(self, talk: Conversation, doing: str) -> None:
@@ -354,7 +360,8 @@ class Party:
     def _listen(self, timeout: float = 0.0) -> None:
         """Take in what the channel has, waiting up to `timeout` seconds for the first item."""
         if not self._reading.acquire(blocking=False):
-            return  # another thread is receiving and takes in everything
+            # another thread is receiving and takes in everything
+            return
         try:
             while True:
                 try:

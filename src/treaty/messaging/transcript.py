@@ -45,7 +45,8 @@ class TranscriptEntry:
     round: int
     nbytes: int  # of the encoded envelope, body included, without TLS
     seconds: float  # monotonic, since the transcript was opened
-    content: bytes | None = None  # the encoded body, if the transcript keeps contents
+    # the encoded body, if the transcript keeps contents
+    content: bytes | None = None
 
     def message(self, kind: type[M]) -> M | None:
         """Decode the kept content as `kind`; None when the transcript keeps no contents."""
@@ -64,8 +65,10 @@ class Transcript:
     def __init__(self, party: str, *, record_content: bool = False) -> None:
         self.party = party
         self.record_content = record_content
-        self.began = time.time()  # seconds since 1970: when entries' `seconds` are 0
-        self._room = float("inf")  # bytes of contents that may still be kept
+        # seconds since 1970: when entries' `seconds` are 0
+        self.began = time.time()
+        # bytes of contents that may still be kept
+        self._room = float("inf")
         self._start = time.monotonic()
         self._lock = threading.Lock()
         self._entries: list[TranscriptEntry] = []

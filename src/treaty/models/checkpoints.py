@@ -1,7 +1,7 @@
-"""Checkpoints: what an interrupted training goes on from, one file per party, written while it runs.
+"""Checkpoints, from which an interrupted training resumes: one file per party, written while it runs.
 
 Of trees all parties keep the same rounds: the active one says when, and writes its own file only once every other has
-written its. So the others' files are never behind; what they have of later trees is dropped when training goes on. Of a
+written its. So the others' files are never behind; what they have of later trees is dropped when training resumes. Of a
 regression all parties write after every epoch and keep the last two, since a party that was killed may lack the last.
 """
 
@@ -47,16 +47,21 @@ ANEW = (
 class Checkpoint(msgspec.Struct, kw_only=True):
     """One party's file."""
 
-    part: ModelPart  # at the active party all finished trees, at the others all their splits so far
+    # at the active party all finished trees, at the others all their splits so far
+    part: ModelPart
     options: dict[str, Any]
     table: bytes  # `fingerprint` of the training rows
-    rounds: int = 0  # that every party has kept; training goes on after them
-    margins: NDArray[np.float64] | None = None  # (n_outputs * n_rows,) after those rounds, at the active party
-    random_state: str | None = None  # the active party's sampling generator after those rounds
-    bins: bytes = b""  # encoded, where rows are split: they cost rounds to find
+    # that every party has kept; training goes on after them
+    rounds: int = 0
+    # (n_outputs * n_rows,) after those rounds, at the active party
+    margins: NDArray[np.float64] | None = None
+    # the active party's sampling generator after those rounds
+    random_state: str | None = None
+    # encoded, where rows are split: they cost rounds to find
+    bins: bytes = b""
 
     def progressed(self, n_outputs: int) -> RoundState:
-        """Return what boosting goes on from."""
+        """Return the state from which boosting resumes."""
         assert self.margins is not None
         assert self.random_state is not None
         return RoundState(self.rounds, self.margins.reshape(n_outputs, -1), self.random_state)
@@ -82,7 +87,8 @@ class LinearCheckpoint(msgspec.Struct, kw_only=True):
     model_id: str
     options: dict[str, Any]
     table: bytes  # as in `Checkpoint`; empty without rows
-    states: list[EpochState]  # after the last epochs, oldest first, at most two
+    # after the last epochs, oldest first, at most two
+    states: list[EpochState]
     kept: dict[str, Mark] = {}  # as in a part
 
     def check(self, given: Mapping[str, Any], may_change: Collection[str], table: bytes) -> None:
@@ -162,7 +168,8 @@ def load_checkpoint(path: str | os.PathLike[str], party: str | None = None) -> C
 
 def checkpoint_file(folder: str | os.PathLike[str], party: str) -> Path:
     """Return where a party's checkpoint is kept."""
-    return Path(folder) / f"{quote(party, safe=' ')}.checkpoint"  # a party's name may hold what a file's may not
+    # a party's name may hold what a file's may not
+    return Path(folder) / f"{quote(party, safe=' ')}.checkpoint"
 
 
 def hints_folder(folder: str | os.PathLike[str], party: str) -> Path:
@@ -176,7 +183,7 @@ def noise_folder(folder: str | os.PathLike[str], party: str) -> Path:
 
 
 def sides_folder(folder: str | os.PathLike[str], party: str) -> Path:
-    """Return where a party counts what sides of splits have told of its table: longer than checkpoints."""
+    """Return where a party counts what sides of splits have revealed about its table, over all jobs."""
     return checkpoint_file(folder, party).with_suffix(".sides")
 
 
@@ -187,7 +194,7 @@ def marked(part: AnyPart, store: Path | None, party: str) -> AnyPart:
 
 
 def check_ledgers(models: Iterable[Path], store: Path | None, party: str) -> None:
-    """Refuse to begin ledgers anew that earlier models of a party were made with: its part, and its checkpoint.
+    """Refuse ledgers that are behind those which a party's earlier models (its part, its checkpoint) were made with.
 
     Raises
     ------
@@ -243,11 +250,11 @@ def _vouched(model: Path) -> dict[str, Mark]:
 
 @dataclass(slots=True)
 class Keeper:
-    """Writes a party's checkpoint while training goes on.
+    """Writes a party's checkpoint during training.
 
-    With `resume` training goes on from the file at `path`, if there is one and it is the party's (None: anybody's),
-    else it begins anew and replaces it. At most a `share` of the time goes into writing. `store` has the party's
-    ledgers, which the file then vouches for.
+    With `resume` training resumes from the file at `path`, if there is one and it is the party's (None: any party's);
+    else it starts from the beginning and replaces the file. At most a `share` of the time goes into writing. `store`
+    has the party's ledgers, which the file then vouches for.
     """
 
     path: Path
@@ -260,11 +267,11 @@ class Keeper:
     _current: Callable[[], Checkpoint | LinearCheckpoint] | None = None
 
     def found(self) -> Checkpoint | None:
-        """Return the checkpoint to go on from."""
+        """Return the checkpoint to resume from; None to start from the beginning."""
         return load_checkpoint(self.path, self.party) if self.resume and self.path.exists() else None
 
     def found_linear(self) -> LinearCheckpoint | None:
-        """Return the checkpoint of a regression to go on from."""
+        """Return a regression's checkpoint to resume from; None to start from the beginning."""
         found = self.resume and self.path.exists()
         return read_file(self.path, LinearCheckpoint, LINEAR, self.party) if found else None
 
@@ -286,7 +293,8 @@ class Keeper:
         if self._current is None:
             return
         started = time.perf_counter() if began is None else began
-        with suppress(OSError):  # writing says what is wrong with the folder
+        # writing says what is wrong with the folder
+        with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint = self._current()
         if isinstance(checkpoint, LinearCheckpoint):
@@ -296,6 +304,7 @@ class Keeper:
             checkpoint = msgspec.structs.replace(checkpoint, part=marked(checkpoint.part, self.store, party))
             write_file(self.path, checkpoint, FORMAT, party)
         ended = time.perf_counter()
+        # so that writing takes at most `share` of the time
         self._next = ended + (ended - started) / self.share
 
     def beside(self, model_id: str, kind: str) -> Path:

@@ -26,7 +26,8 @@ from treaty.trees.losses.fixed_point import Softmax
 from treaty.trees.objectives import Objective
 from treaty.trees.shap import contributions
 
-_HIGHEST = float(np.finfo(np.float32).max)  # stands for "every present value goes left": JSON has no infinity
+# stands for "every present value goes left": JSON has no infinity
+_HIGHEST = float(np.finfo(np.float32).max)
 
 
 def to_booster(
@@ -116,7 +117,8 @@ def _tree(number: int, tree: Tree, splits: JoinedSplits, n_features: int) -> dic
             continue
         split_type[node] = 1
         going_right = np.flatnonzero(splits.category_left[first : last - 1] == 0)
-        if len(going_right) == 0:  # only missing goes right; XGBoost refuses an empty set, so name a code never seen
+        # only missing goes right; XGBoost refuses an empty set, so name a code never seen
+        if len(going_right) == 0:
             going_right = np.array([last - first - 1])
         segments.append(len(categories))
         sizes.append(len(going_right))
@@ -236,6 +238,7 @@ def _amounts(forest: Forest, source: int, kind: Kind) -> tuple[NDArray[np.int32]
         amounts = np.ones(len(records))
     else:
         amounts = np.concatenate([getattr(t, kind)[at] for t, at in zip(forest.trees, mine, strict=True)] or [records])
+    # ascending records, so that amounts line up with the party's own list of splits
     order = np.argsort(records, kind="stable")
     return records[order], amounts[order].astype(np.float64)
 

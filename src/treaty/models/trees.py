@@ -230,7 +230,8 @@ def predict_pooled(parts: Sequence[ModelPart], tables: Sequence[Table], threads:
     splits = join_splits([part.splits for part in parts], [len(part.schema.names) for part in parts])
     margins = np.full((tables[0].n_rows, forest.objective.n_outputs), forest.objective.base_margins)
     walk = Walk(forest.trees, splits)
-    for first in range(0, len(margins), ROWS_AT_ONCE):  # so that no copy of whole tables is made
+    # so that no copy of whole tables is made
+    for first in range(0, len(margins), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
         pieces = [table.matrix(rows) for table in tables]
         matrix = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
@@ -262,10 +263,14 @@ def forest_of(parts: Sequence[ModelPart]) -> Forest:
 class RowDecisions:
     """Trees, and which way each row goes at every split they use."""
 
-    trees: list[Tree]  # their records are lines of `packed`, counted from the source's `base`
-    base: NDArray[np.int64]  # (n_sources + 1,) line of `packed` of each source's record 0
-    packed: NDArray[np.uint8]  # (n_records, ceil(n_rows / 8)) a bit per row, 1 for left, as `numpy.packbits` packs them
-    used: list[NDArray[np.int32]]  # of each source, the original record numbers, in the order of its lines
+    # their records are lines of `packed`, counted from the source's `base`
+    trees: list[Tree]
+    # (n_sources + 1,) line of `packed` of each source's record 0
+    base: NDArray[np.int64]
+    # (n_records, ceil(n_rows / 8)) a bit per row, 1 for left, as `numpy.packbits` packs them
+    packed: NDArray[np.uint8]
+    # of each source, the original record numbers, in the order of its lines
+    used: list[NDArray[np.int32]]
     n_rows: int
 
 

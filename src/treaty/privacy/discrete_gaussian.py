@@ -61,7 +61,8 @@ LEAST_SHARE = 1.0
 
 _PRECISION = 41  # significant bits of a standard deviation
 _CHUNK = 1 << 15  # random words at a time: they stay in the cache
-_WORDS = 32  # random words at a time for each of the last numbers: one to two times the mean need
+# random words at a time for each of the last numbers: one to two times the mean need
+_WORDS = 32
 
 
 def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
@@ -77,6 +78,7 @@ def discrete_gaussian(sigma: Floats, key: bytes | None = None) -> Integers:
     out = np.empty(len(sigma), np.int64)
     done, words = 0, np.empty(0, np.uint64)
     while done < len(out):
+        # encrypting zeros gives the keystream itself
         fresh = np.frombuffer(stream.update(bytes(8 * min(_CHUNK, _WORDS * (len(out) - done)))), np.dtype("<u8"))
         words = np.concatenate([words, fresh])
         drawn, used = _fill(out[done:], scaled[done:], fractional[done:], words)
@@ -97,7 +99,8 @@ def noise_share(sigma: Floats, honest: int, key: bytes | None = None) -> Integer
     Raises ConfigError when `honest` is below 1, or sigma / sqrt(honest) below 1 or above 2^40 somewhere.
     """
     _check_honest(honest)
-    each = sigma * ((1.0 + 2.0**-50) / math.sqrt(honest))  # the factor covers the error of the floats
+    # the factor covers the error of the floats
+    each = sigma * ((1.0 + 2.0**-50) / math.sqrt(honest))
     if not np.all(each >= LEAST_SHARE):
         raise ConfigError(
             f"expected noise of a standard deviation of {math.sqrt(honest):g} or more for {honest} to share, got "
@@ -145,7 +148,8 @@ def _below(words: NDArray[np.uint64], at: Integers, bound: int) -> int:
         at[0] += 1
         rest = word % modulus
         if word - rest <= last:  # within a whole multiple of bound
-            return int(np.int64(rest))  # int() of a uint64 stays unsigned in numba
+            # int() of a uint64 stays unsigned in numba
+            return int(np.int64(rest))
     return bound
 
 
@@ -171,6 +175,7 @@ def _exp_minus_square(words: NDArray[np.uint64], at: Integers, numerator: int, d
 def _attempt(words: NDArray[np.uint64], at: Integers, scaled: int, fractional: int) -> tuple[bool, int]:
     """Propose a number; return whether to keep it, and the number."""
     k = 0
+    # k successes in a row come with exp(-k / 2); with the next loop's chance exp(-k (k - 1) / 2) that is exp(-k^2 / 2)
     while _exp_minus(words, at, 1, 2):
         k += 1
         if at[0] == len(words):
@@ -179,14 +184,18 @@ def _attempt(words: NDArray[np.uint64], at: Integers, scaled: int, fractional: i
         if not _exp_minus(words, at, 1, 2):
             return False, 0
     one = 1 << fractional
-    first = (k * scaled + one - 1) >> fractional  # least integer of the k-th step
+    # least integer of the k-th step
+    first = (k * scaled + one - 1) >> fractional
     width = (scaled + one - 1) >> fractional
+    # one draw for the place in the step and, in its lowest bit, the sign
     drawn = _below(words, at, 2 * width)
     size = first + (drawn >> 1)
     x = (size << fractional) - k * scaled
     negative = drawn & 1 == 1
+    # beyond the step, or a second zero: propose again
     if x >= scaled or (negative and size == 0):
         return False, 0
+    # together exp(-k x) exp(-x^2 / 2) = exp(-x (2 k + x) / 2)
     for _ in range(k):
         if not _exp_minus(words, at, x, scaled):
             return False, 0
@@ -212,9 +221,11 @@ def _fill(out: Integers, scaled: Integers, fractional: Integers, words: NDArray[
     return len(out), used
 
 
-_ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))  # fixed, so that epsilon grows with rho
+# fixed, so that epsilon grows with rho
+_ORDERS = 1.0 + np.exp2(np.arange(-6.0, 24.0, 1 / 64))
 _MOST_PURE = 700.0  # exp of more overflows
-_PURE_ORDERS = _ORDERS[::8]  # fewer: each is computed separately, and neighbours differ little
+# fewer: each is computed separately, and neighbours differ little
+_PURE_ORDERS = _ORDERS[::8]
 _LEAST_RHO, _MOST_RHO = 2.0**-100, 2.0**40
 _HALVINGS = 48
 
@@ -224,9 +235,12 @@ class Releases:
     """Vectors opened with the same noise; raises ConfigError for a number out of range or a share's sigma below 1."""
 
     count: int  # vectors, 1 or more
-    coordinates: int  # of each vector, those that one row changes, 1 or more, as `level_coordinates`
-    sigma: float  # standard deviation of the noise in the sum, in units
-    honest: int = 1  # shares the noise is the sum of: the number that `noise_share` is given as well
+    # of each vector, those that one row changes, 1 or more, as `level_coordinates`
+    coordinates: int
+    # standard deviation of the noise in the sum, in units
+    sigma: float
+    # shares the noise is the sum of: the number that `noise_share` is given as well
+    honest: int = 1
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.coordinates < 1:

@@ -10,7 +10,7 @@ gradients of its own after a few trees. So for each column it asks which rows ca
   add up to what is lacking; where all but one to three of the rows that may be in it are, only those that belong to so
   many whose gradients add up to what is too much need not be in it.
 
-Sums of the nodes not asked about, parent minus sibling, tell more. This goes on until nothing changes. Nothing is
+Sums of the nodes not asked about, parent minus sibling, tell more. This is repeated until nothing changes. Nothing is
 guessed: what is found is certain, for the true rows of a bin never fit worse than what is looked for. It is a lower
 bound of what can be found: chosen splits, leaf values, bins that lack four rows or more, and what one column tells of
 another are not used.
@@ -55,7 +55,7 @@ class OpenedNode:
 
     `rows` are int32 (n,), without repetition; `grad` and `hess` int64 (n_rows,), those of the tree, of all rows; `sums`
     int64 (slots, 3) grad, hess and number of rows. A column whose slots hold no rows was not drawn for the tree; a slot
-    of less than no rows was not told.
+    of less than no rows was not sent.
     """
 
     rows: Int32s
@@ -72,6 +72,7 @@ def known_bins(nodes: Sequence[OpenedNode], offsets: Int32s, n_rows: int, thread
     if not nodes:
         return np.full((n_rows, len(offsets) - 1), -1)
     shift = _shift(nodes)
+    # rows of a node by ascending key, so that sums can be searched for by bisection
     of_rows = [_keys(node.grad[node.rows], node.hess[node.rows], shift) for node in nodes]
     orders = [np.argsort(keys) for keys in of_rows]
     rows = np.concatenate([node.rows[order] for node, order in zip(nodes, orders, strict=True)])
@@ -114,6 +115,7 @@ def _deduce(
     possible = np.ones((n_rows, n_bins), np.bool_)
     left = np.full(n_rows, n_bins)
     known = np.full(n_rows, -1)
+    # `time` counts visits; a node is looked at again only if one of its rows has changed since its last visit
     changed, visited = np.zeros(n_rows, np.int64), np.full(n_nodes, -1)
     settled = counts < 0  # bins of nodes that have no more to tell
     longest = 0
@@ -122,12 +124,14 @@ def _deduce(
     unknown, may = np.empty(longest, np.int64), np.empty(longest, np.int64)
     own = np.empty(longest, np.int64)
     time, last_change = 0, 0
+    # until every node has been visited since the last change
     while last_change >= time - n_nodes:
         node = time % n_nodes
         time += 1
         if not asked[node]:
             continue
         first, stop = starts[node], starts[node + 1]
+        # nothing new about this node's rows: it would tell the same as before
         fresh = visited[node] < 0
         at = first
         while not fresh and at < stop:
@@ -135,7 +139,9 @@ def _deduce(
             at += 1
         if not fresh:
             continue
-        visited[node] = time - 1  # what changes now is new to this node, too
+        # what changes now is new to this node, too
+        visited[node] = time - 1
+        # what the node's bins lack once the rows already known are taken out
         total, count = totals[node].copy(), counts[node].copy()
         candidates = np.zeros(n_bins, np.int32)
         n_unknown = n_untouched = 0
@@ -150,6 +156,7 @@ def _deduce(
                 n_untouched += left[row] == n_bins
         if not np.any(~settled[node] & ((count <= 3) | (n_untouched <= count + 3))):
             continue  # every bin lacks too many of too many rows
+        # how many rows may still be in each bin
         for k in range(n_unknown):
             row = rows[unknown[k]]
             for number in range(n_bins):
@@ -157,6 +164,7 @@ def _deduce(
         for number in range(n_bins):
             if settled[node, number] or (count[number] > 3 and candidates[number] - count[number] > 3):
                 continue
+            # `rest` is by how much the keys of all rows that may be in the bin exceed its sum
             n_may, rest = 0, -total[number]
             for k in range(n_unknown):
                 at = unknown[k]
@@ -164,6 +172,7 @@ def _deduce(
                     may[n_may], own[n_may] = rows[at], keys[at]
                     rest += keys[at]
                     n_may += 1
+            # of `n_may` rows, `lacking` are in the bin and `over` are not: search for the fewer of both
             lacking, over = count[number], n_may - count[number]
             settled[node, number] = lacking == 0 or over == 0
             if over == 0:
@@ -176,6 +185,7 @@ def _deduce(
                 row = may[k]
                 if fits[k] or known[row] >= 0:
                     continue
+                # a row that fits in no combination is not in the bin; or it is, if those outside were searched for
                 if over > 0 and lacking <= over:
                     possible[row, number] = False
                     left[row] -= 1
@@ -198,6 +208,7 @@ def _fitting(own: Integers, total: int, count: int) -> Flags:
     fits = np.zeros(n, np.bool_)
     if count == 0:
         return fits
+    # equal keys are one value that several rows have
     values, first_of = np.empty(n, np.int64), np.empty(n + 1, np.int64)
     n_values = 0
     for k in range(n):
@@ -216,6 +227,7 @@ def _fitting(own: Integers, total: int, count: int) -> Flags:
     elif count == 2:
         _pairs(values, first_of, 0, n_values - 1, total, 0, fit)
     else:
+        # three rows: fix one value, search for pairs among it and those above
         for k in range(n_values):
             if _pairs(values, first_of, k, n_values - 1, total - values[k], 1, fit):
                 fit[k] = True
@@ -260,7 +272,8 @@ def estimated_share(counts: Sequence[NDArray[np.number]], depth: int, trees: flo
 
     `counts` are the rows in each bin of each column; `trees` those that a column is drawn for, on average.
     """
-    counts = [of_column for of_column in counts if np.count_nonzero(of_column) > 1]  # else there is nothing to tell
+    # else there is nothing to tell
+    counts = [of_column for of_column in counts if np.count_nonzero(of_column) > 1]
     if not counts:
         return 0.0
     rows, depths, most_trees, bins, shares = _grid()
@@ -295,14 +308,16 @@ def _grid() -> tuple[Floats, Floats, Floats, Floats, Floats]:
     places = np.array([[float(field) for field in line] for line in lines])
     bins = np.array([1.0, *map(float, head[3:])])
     rows, depths, trees = (np.unique(column) for column in places[:, :3].T)
-    shares = np.ones((len(rows), len(depths), len(trees), len(bins)))  # all rows of a column of one bin are known
+    # all rows of a column of one bin are known
+    shares = np.ones((len(rows), len(depths), len(trees), len(bins)))
     shares[..., 1:] = places[np.lexsort(places[:, 2::-1].T), 3:].reshape(*shares.shape[:3], -1)
     return rows, depths, trees, bins, np.maximum.accumulate(shares, axis=2)
 
 
 NONCE_BYTES = 32
 COMMITMENT_BYTES = 32
-_LABEL = b"treaty gradients of a tree 1"  # separates this hash from all others
+# separates this hash from all others
+_LABEL = b"treaty gradients of a tree 1"
 
 
 def commit(grad: Integers, hess: Integers, tree: int) -> tuple[bytes, bytes]:

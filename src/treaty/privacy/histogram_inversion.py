@@ -84,9 +84,12 @@ class TableAgreement:
 
 def invert(trees: Sequence[OpenedTree], offsets: Int32s) -> RebuiltRows:
     """Put rows together from at least one tree's opened histograms, most known features first."""
-    counts = np.max([tree.asked[0][:, 2] for tree in trees], axis=0)  # a tree may leave columns out
-    n_rows = max(1, int(counts[: offsets[1]].sum()))  # noise may have made it anything
-    surprise = -np.log(np.maximum(counts, 1) / n_rows)  # of two rows sharing a slot
+    # a tree may leave columns out
+    counts = np.max([tree.asked[0][:, 2] for tree in trees], axis=0)
+    # noise may have made it anything
+    n_rows = max(1, int(counts[: offsets[1]].sum()))
+    # of two rows sharing a slot
+    surprise = -np.log(np.maximum(counts, 1) / n_rows)
     found = _rows_of_tree(trees[0], offsets)
     for tree in trees[1:]:
         found = _join(found, _rows_of_tree(tree, offsets), surprise, 2.0 * np.log(n_rows), offsets)
@@ -105,6 +108,7 @@ def rebuild(found: RebuiltRows, by_class: Integers, offsets: Int32s, seed: int =
     rng = np.random.default_rng(seed)
     tables, sizes = [], by_class[:, : offsets[1]].sum(axis=1)
     for label, (size, counts) in enumerate(zip(sizes.tolist(), by_class, strict=True)):
+        # rows without a finding may be anything: all bins are allowed
         masks = np.ones((size, len(counts)), np.bool_)
         own = found.possible[found.labels == label][:size]
         masks[: len(own)] = own
@@ -123,6 +127,7 @@ def agreement(
     for ours, theirs in zip(codes.T, true_codes.T, strict=True):
         alike += ours[:, None] == theirs
     alike /= codes.shape[1]
+    # the row order is arbitrary, so match the rows that agree best (the Hungarian method)
     rows, matched = linear_sum_assignment(alike, maximize=True)
     right, labels_right = alike[rows, matched], labels[rows] == y[matched]
     return TableAgreement(float(right.mean()), float((right >= 0.9).mean()), float(labels_right.mean()))
@@ -140,16 +145,20 @@ def _taken_apart(sums: Integers, known: Integers) -> tuple[NDArray[np.int8], Fla
     """
     keys, counts = _keys(sums), sums[:, 2]
     held, settled = np.zeros((len(known), len(keys)), np.int8), counts == 0
+    # sums of two known keys, each pair once: what is left of a slot of three rows when one is taken out
     first, second = np.triu_indices(len(known))
     rests = {1: np.zeros(1, np.int64), 2: known, 3: np.sort(known[first] + known[second])}
     for rows, rest in rests.items():
         slots = np.flatnonzero(counts == rows)
         wanted = keys[slots] - known[:, None]
+        # in how many ways the rest of each slot is made of known keys
         ways = np.searchsorted(rest, wanted, "right") - np.searchsorted(rest, wanted, "left")
-        parts = (ways > 0).sum(axis=0)  # {a, b, c} is found three times: from a, from b and from c
+        # {a, b, c} is found three times: from a, from b and from c
+        parts = (ways > 0).sum(axis=0)
         twice = np.isin(wanted - known[:, None], rests[rows - 1]) if rows > 1 else np.zeros_like(ways, np.bool_)
         once = (parts >= 1) & (parts <= rows) & (ways.sum(axis=0) == parts)
-        once &= (twice & (ways > 0)).sum(axis=0) == (parts < rows)  # {a, a, b} and {c, c, c} have three parts as well
+        # {a, a, b} and {c, c, c} have three parts as well
+        once &= (twice & (ways > 0)).sum(axis=0) == (parts < rows)
         held[:, slots[once]] = np.where(twice, 2, 1)[:, once] * (ways > 0)[:, once]
         settled[slots[once]] = True
     return held, settled
@@ -159,21 +168,27 @@ def _rows_of_tree(tree: OpenedTree, offsets: Int32s) -> RebuiltRows:
     """Combine what all nodes of one tree say of rows with the same key."""
     nodes = tree.nodes()
     known = np.unique(np.concatenate([_keys(sums[sums[:, 2] == 1]) for sums in nodes.values()]))
-    known = known[known >> 32 != 0]  # a gradient rounded to 0 has no label
+    # a gradient rounded to 0 has no label
+    known = known[known >> 32 != 0]
     widths = np.diff(offsets)
-    rows: dict[int, dict[int, list[Masks]]] = {}  # node -> key -> rows found in it and below
-    for node in sorted(nodes, reverse=True):  # children before parents
+    # node -> key -> rows found in it and below
+    rows: dict[int, dict[int, list[Masks]]] = {}
+    # children before parents
+    for node in sorted(nodes, reverse=True):
         below: dict[int, list[Masks]] = {}
         for child in (tree.left[node], tree.left[node] + 1) if tree.left[node] >= 0 else ():
             for key, masks in rows.pop(int(child), {}).items():
                 below.setdefault(key, []).extend(masks)
+        # which known keys are in which bins of this node
         held, settled = _taken_apart(nodes[node], known)
         often = np.add.reduceat(held, offsets[:-1], axis=1, dtype=np.int64)
         unasked = np.add.reduceat(nodes[node][:, 2], offsets[:-1]) == 0
         possible = np.where(np.repeat(often > 0, widths, axis=1), held > 0, ~settled | np.repeat(unasked, widths))
-        whole = np.logical_or.reduceat(possible, offsets[:-1], axis=1).all(axis=1)  # else two rows were taken for one
+        # else two rows were taken for one
+        whole = np.logical_or.reduceat(possible, offsets[:-1], axis=1).all(axis=1)
         for key in np.flatnonzero((often.max(axis=1, initial=0) == 1) & whole).tolist():
-            below.setdefault(key, [possible[key]])  # a child's sums tell all that its parent's tell
+            # a child's sums tell all that its parent's tell
+            below.setdefault(key, [possible[key]])
         rows[node] = below
     found = [mask for of_key in rows[0].values() for mask in of_key]
     labels = [known[key] < 0 for key, of_key in rows[0].items() for _ in of_key]
@@ -187,11 +202,14 @@ def _join(a: RebuiltRows, b: RebuiltRows, surprise: Floats, enough: float, offse
     evidence = np.zeros((len(a.labels), len(b.labels)))
     for first, stop in pairwise(offsets):
         of_a, of_b = a.possible[:, first:stop], b.possible[:, first:stop]
+        # rows that have no bin in common in a column cannot be one: contradiction
         evidence[~(of_a.astype(np.float32) @ of_b.T.astype(np.float32) > 0)] = -np.inf
+        # a bin that both are sure of counts by how surprising it is that two rows share it
         sure_a, sure_b = (of & (of.sum(axis=1) == 1)[:, None] for of in (of_a, of_b))
         evidence += (sure_a * surprise[first:stop]) @ sure_b.T.astype(np.float64)
     evidence[a.labels[:, None] != b.labels] = -np.inf
     best_b, best_a = evidence.argmax(axis=1), evidence.argmax(axis=0)
+    # only mutual best matches with enough evidence are united
     rows = np.flatnonzero((best_a[best_b] == np.arange(len(best_b))) & (evidence.max(axis=1) >= enough))
     possible = a.possible.copy()
     possible[rows] &= b.possible[best_b[rows]]

@@ -60,7 +60,8 @@ def leaf_purity(leaves: Int32s, y: NDArray[np.integer], n_classes: int) -> LeafP
     raw, balanced = np.empty(leaves.shape[1]), np.empty(leaves.shape[1])
     for tree, leaf in enumerate(leaves.T):
         numbers, counts = np.unique(leaf.astype(np.int64) * n_classes + y, return_counts=True)
-        starts = np.flatnonzero(np.diff(numbers // n_classes, prepend=-1))  # of each leaf's classes
+        # of each leaf's classes
+        starts = np.flatnonzero(np.diff(numbers // n_classes, prepend=-1))
         raw[tree] = np.maximum.reduceat(counts, starts).sum() / len(y)
         weighted = counts * weight[numbers % n_classes]
         balanced[tree] = np.maximum.reduceat(weighted, starts).sum() / np.count_nonzero(per_class)
@@ -138,7 +139,8 @@ def cluster_scores(trees: NodeSets, n_rows: int) -> Floats:
     deviation 1 and are high for the smaller group, mostly the rarer class; all are 0 if nothing was seen.
     """
     seen = _Nodes.of(trees, n_rows)
-    scores = np.random.default_rng(0).normal(size=n_rows)  # any start will do, the end is the same
+    # any start will do, the end is the same
+    scores = np.random.default_rng(0).normal(size=n_rows)
     for _ in range(ROUNDS):
         before, scores = scores, seen.centred(seen.rows_from_nodes(seen.nodes_from_rows(scores)))
         if np.abs(scores - before).max(initial=0.0) < CLOSE_ENOUGH:

@@ -3,11 +3,11 @@
 An entry says what a release costs: `epsilon` of a mechanism that is local or pure, or `rho` of Gaussian noise on sums
 (zero-concentrated differential privacy). It is written before the release, and refused if a person would pay
 more than is allowed. A draw that is used again costs nothing: entries are identified by their draw, and noise is
-computed from a secret key that lies beside the ledger.
+computed from a secret key that lies next to the ledger.
 
 **Per person** everything adds up: a person has a value in every column, a gradient in every tree and a row in every
-sum. The sum of epsilons needs no delta; an accountant of Rényi divergences is used beside it where a delta is given,
-and the smaller counts. Releases may depend on earlier ones.
+sum. The sum of epsilons needs no delta; where a delta is given, an accountant of Rényi divergences is
+used as well, and the smaller result counts. Releases may depend on earlier ones.
 
 **Neighbours.** A value or label is replaced by another; a row in sums is added or removed. A ledger with entries of
 both kinds counts rows in sums as replaced as well, which is four times the rho.
@@ -57,12 +57,16 @@ class LedgerEntry:
     """What one release costs."""
 
     draw: str  # what distinguishes this draw of noise from all others
-    job: str  # for people: which job (and model, see `model_job`), which noise, and on what
+    # for people: which job (and model, see `model_job`), which noise, and on what
+    job: str
     mechanism: str
     what: str
-    epsilon: float = 0.0  # of a value, where the noise is on values; infinite for no noise
-    rho: float = 0.0  # of a row added or removed, where the noise is on sums
-    delta: float = 0.0  # that the job stated its cost with; 0 where it needs none
+    # of a value, where the noise is on values; infinite for no noise
+    epsilon: float = 0.0
+    # of a row added or removed, where the noise is on sums
+    rho: float = 0.0
+    # that the job stated its cost with; 0 where it needs none
+    delta: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def model_job(job: str, model_id: str) -> str:
 
 
 def job_of(entry: LedgerEntry) -> str:
-    """Return the job that an entry is of: its attempts may each have begun another model."""
+    """Return the job of an entry, without the model: each attempt of a job may have started another model."""
     return re.sub(r", model [0-9a-f]{8}$", "", entry.job)
 
 
@@ -95,6 +99,7 @@ def per_person(entries: Sequence[LedgerEntry], delta: float | None = None) -> fl
     if math.isinf(added) or (rho == 0.0 and delta is None):
         return added
     delta = delta or max(entry.delta for entry in entries)
+    # Gaussian noise alone: zCDP converts to epsilon and delta directly
     if added == 0.0:
         return epsilon_of(rho, delta)
     found = renyi_epsilon([entry.epsilon for entry in entries if entry.epsilon > 0.0], 4.0 * rho, delta)
@@ -205,11 +210,13 @@ class Ledger:
         for entry in entries:
             if not entry.epsilon >= 0.0 or not 0.0 <= entry.rho < math.inf:
                 raise ConfigError(f"expected costs of 0 or more, got {entry.epsilon} and {entry.rho} - in the ledger")
+        # one draw costs once, however often it is used
         wanted: dict[str, LedgerEntry] = {}
         for entry in entries:  # of one draw the most expensive counts
             other = wanted.get(entry.draw)
             if other is None or (entry.epsilon, entry.rho) > (other.epsilon, other.rho):
                 wanted[entry.draw] = entry
+        # draws that were paid before are the same noise again, and free
         known = {draw for draw in wanted if db.execute("SELECT 1 FROM entries WHERE draw = ?", (draw,)).fetchone()}
         new = [entry for draw, entry in wanted.items() if draw not in known]
         if not new:
@@ -217,6 +224,7 @@ class Ledger:
         before, own = _entries(db), self._limits
         jobs = set() if own.job is None else {job_of(entry) for entry in new}
         of_jobs = [entry for entry in before if jobs and job_of(entry) in jobs]
+        # the job's limit on everything, then the party's own on everything and on one job
         for paid, limit, at, where in (
             (before, most, delta, ""),
             (before, own.total, None, " here (most_epsilon_total)"),
@@ -235,7 +243,8 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
     folder = path if path.is_dir() else path.parent
     if not (folder / FILE).is_file() or (path != folder and path.name != FILE):
         raise ConfigError(f"expected a ledger, got no such file - at {folder / FILE if path == folder else path}")
-    return Ledger(folder).entries()  # which is checked, and a killed job's unfinished transaction rolled back
+    # which is checked, and a killed job's unfinished transaction rolled back
+    return Ledger(folder).entries()
 
 
 def _entries(db: sqlite3.Connection) -> list[LedgerEntry]:

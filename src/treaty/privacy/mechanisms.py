@@ -42,7 +42,8 @@ _CHUNK = 1 << 15  # random words at a time: they stay in the cache
 _ZEROS = memoryview(bytes(8 * _CHUNK))
 _ROOT = 0.5**0.5  # the curve 2^-x at x = 1/2, where its chords meet
 _TRAILING_ZEROS = np.array([10, *((k & -k).bit_length() - 1 for k in range(1, 1024))], np.uint8)
-_ROUNDED = 1.0 + 2.0**-50  # covers the error of a few float operations
+# covers the error of a few float operations
+_ROUNDED = 1.0 + 2.0**-50
 
 
 def keystream(key: bytes | None = None, stream: int = 0) -> Randomness:
@@ -77,6 +78,7 @@ def _laplace(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     noisy = np.empty(len(steps))
     done, words = 0, np.empty(0, np.uint64)
     while done < len(steps):
+        # a number takes one to two words; what is left over is used for the next numbers
         drawn = uniform64(draw, min(_CHUNK, 3 * (len(steps) - done) // 2 + 64))
         words = np.concatenate([words, drawn]) if len(words) else drawn
         more, used = _add_laplace(steps[done:], halving, words, noisy[done:])
@@ -94,6 +96,7 @@ def duchi(t: Floats, epsilon: float, randomness: Randomness | None = None) -> Fl
 
 
 def _duchi(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
+    # the slope is rounded down, towards a chance of 1/2: no value costs more than epsilon
     slope = min(math.floor(math.tanh(epsilon / 2.0) / 2.0 * 2.0**43 / _ROUNDED), 2**42 - 1)
     either = np.empty(len(steps))
     _one_of_two(steps, uniform64(draw, len(steps)), slope, np.rint(2.0**42 / slope * STEPS) / STEPS, either)
@@ -112,7 +115,8 @@ def piecewise(t: Floats, epsilon: float, randomness: Randomness | None = None) -
 
 def _piecewise(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     most, width, change = _window(epsilon)
-    limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))  # of words that leave the window, rounded up
+    # of words that leave the window, rounded up
+    limit = max(1, math.ceil(change * _ROUNDED * 2.0**64))
     reach = most - width // 2  # centre of the window of t = 1
     chance = limit * 2.0**-64
     # chance of a number inside the window, less that of one outside
@@ -120,7 +124,8 @@ def _piecewise(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
     found, scale = np.empty(len(steps)), STEPS / (more * width * reach)
     for rows in pieces(len(steps), _CHUNK):
         part = steps[rows]
-        words = uniform64(draw, len(part))  # drawn once: whether places are drawn again depends on them
+        # drawn once: whether places are drawn again depends on them
+        words = uniform64(draw, len(part))
         while not _near_or_far(
             part, words, uniform64(draw, len(part)), np.uint64(limit), most, width, scale, found[rows]
         ):
@@ -137,8 +142,10 @@ def hybrid(t: Floats, epsilon: float, randomness: Randomness | None = None) -> F
 
 
 def _hybrid(steps: Int32s, epsilon: float, draw: Randomness) -> Floats:
+    # rounded down: the choice must not depend on t, its bias matters for accuracy alone
     limit = min(math.floor(_piecewise_share(epsilon) * 2.0**64), 2**64 - 1)
-    chosen = uniform64(draw, len(steps)) < np.uint64(limit)  # independently of t
+    # independently of t
+    chosen = uniform64(draw, len(steps)) < np.uint64(limit)
     return np.where(chosen, _piecewise(steps, epsilon, draw), _duchi(steps, epsilon, draw))
 
 
@@ -234,18 +241,22 @@ def _near_or_far(
 ) -> bool:
     """Write `scale` times a number of the window around a value, or of those beside it if a word is below `limit`.
 
-    Return whether all `places` lay within whole multiples of the count of numbers; if not, draw them anew.
+    Return whether all `places` lay within whole multiples of the count of numbers; if not, draw them again.
     """
     reach, whole = most - width // 2, np.uint64(0xFFFFFFFFFFFFFFFF)
     near, far = np.uint64(width), np.uint64(2 * most + 1 - width)
     last_near, last_far = whole - (whole - near + np.uint64(1)) % near, whole - (whole - far + np.uint64(1)) % far
     even = True
-    for i in range(len(steps)):  # no branch: a third would be mispredicted
-        first = ((steps[i] * reach + STEPS // 2) >> GRID_BITS) - width // 2  # of the window
+    # no branch: a third would be mispredicted
+    for i in range(len(steps)):
+        # of the window
+        first = ((steps[i] * reach + STEPS // 2) >> GRID_BITS) - width // 2
         outside = words[i] < limit
+        # a remainder of a word beyond the last whole multiple would favour small numbers: draw all again
         even &= places[i] <= (last_far if outside else last_near)
         place = np.int64(places[i] % (far if outside else near))
         beside = place - most
+        # numbers outside the window are those below it and, shifted by its width, those above
         beside += width if beside >= first else 0
         out[i] = np.rint((beside if outside else first + place) * scale) * (1.0 / STEPS)
     return even
@@ -260,7 +271,8 @@ def _add_laplace(steps: Int32s, halving: int, words: NDArray[np.uint64], out: Fl
     """
     modulus, half, one = np.uint64(halving), np.uint64(0xFFFFFFFF), np.uint64(1)
     short = halving <= half
-    least = (half + one) % modulus  # products below it are not uniform (Lemire 2019)
+    # products below it are not uniform (Lemire 2019)
+    least = (half + one) % modulus
     last = np.uint64(0xFFFFFFFFFFFFFFFF) - (modulus - one)
     inverse, first_fall, second_fall = 1.0 / halving, np.log(2.0) * 2.0**-0.25, np.log(2.0) * 2.0**-0.75
     first_tangent, second_tangent = 2.0**-0.25 + 0.25 * first_fall, 2.0**-0.75 + 0.75 * second_fall
@@ -268,27 +280,34 @@ def _add_laplace(steps: Int32s, halving: int, words: NDArray[np.uint64], out: Fl
     while done < len(out) and at + 4 <= len(words):
         word, used = words[at], at + 1
         if short:
+            # Lemire's method: the high half of the product is uniform below the modulus, without a division
             product = (word >> np.uint64(32)) * modulus
             rest, uneven = product >> np.uint64(32), (product & half) < least
         else:  # 32 bits are too few
             rest, used = words[at + 1] % modulus, at + 2
             uneven = words[at + 1] - rest > last
         share, level = np.float64(rest) * inverse, np.float64((word & half) >> np.uint64(11)) * 2.0**-21
+        # tangents below the curve 2^-share, at shares 1/4 and 3/4: under them the number is kept for sure
         below = level + 2.0**-21 <= max(first_tangent - first_fall * share, second_tangent - second_fall * share)
+        # chords above it: over them the number is rejected for sure
         above = level >= max(1.0 - (2.0 - 2.0 * _ROOT) * share, 2.0 * _ROOT - 0.5 - (2.0 * _ROOT - 1.0) * share)
         coins, negative = (word >> one) & np.uint64(1023), word & one == one
+        # tosses until the first head: the geometric part of the size
         halvings = np.int64(_TRAILING_ZEROS[coins])
         if uneven | (coins == 0) | (rest == 0) | ((not below) & (not above)):
-            if (not below) and (not above):  # further bits of the level
+            # further bits of the level
+            if (not below) and (not above):
                 below = level + np.float64(words[used] >> np.uint64(11)) * 2.0**-74 < np.exp2(-share)
                 used += 1
-            while coins == 0:  # all coins fell on one side: toss those of further words
+            # all coins fell on one side: toss those of further words
+            while coins == 0:
                 if used == len(words):
                     return done, at
                 coins = words[used] & np.uint64(1023)
                 halvings += np.int64(_TRAILING_ZEROS[coins])
                 used += 1
-            below &= not (uneven | (negative & (rest == 0) & (halvings == 0)))  # zero has one sign
+            # zero has one sign
+            below &= not (uneven | (negative & (rest == 0) & (halvings == 0)))
         value = np.int64(rest) + halvings * halving
         out[done] = np.float64(steps[done] + (-value if negative else value)) * (1.0 / STEPS)
         done, at = done + (1 if below else 0), used

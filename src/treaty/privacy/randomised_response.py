@@ -68,9 +68,11 @@ def randomise_labels(
     noisy = _class_numbers(y, n_classes, epsilon)
     draw = os.urandom if randomness is None else randomness
     others = n_classes - 1
+    # 64-bit words against the chance of a change, rounded up: exact, without floats
     changed = np.flatnonzero(uniform64(draw, len(noisy)) < change_limit(others, epsilon))
     drawn = uniform_below(draw, others, len(changed))
-    noisy[changed] = drawn + (drawn >= noisy[changed])  # skip the label itself
+    # skip the label itself
+    noisy[changed] = drawn + (drawn >= noisy[changed])
     return noisy
 
 
@@ -137,7 +139,8 @@ def _class_numbers(y: NDArray[np.integer] | NDArray[np.floating], n_classes: int
 def change_limit(others: int, epsilon: float) -> np.uint64:
     """Return how many of 2^64 words change a value into one of `others`: (K - 1) r, rounded up."""
     change = others * math.exp(-epsilon) / (1.0 + others * math.exp(-epsilon))
-    return np.uint64(max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)))  # the factor covers the error of floats
+    # the factor covers the error of floats
+    return np.uint64(max(1, math.ceil(change * (1.0 + 2.0**-50) * 2.0**64)))
 
 
 def uniform64(draw: Randomness, count: int) -> NDArray[np.uint64]:
@@ -251,8 +254,10 @@ class BucketLedger(Ledger):
         `row_numbers` are the rows' places in the party's own table: a row that is there several times is randomised
         once. `persons` is a digest of who the rows are, where that is known.
         """
+        # copies of a row share one draw: independent draws of one value would average out
         _, first, which = np.unique(row_numbers, return_index=True, return_inverse=True)
-        places = first[which].astype("<u8")  # of each row's first copy
+        # of each row's first copy
+        places = first[which].astype("<u8")
         draws = [self._draw(column, persons, places, codes[:, f]) for f, column in enumerate(columns)]
         self.spend([
             LedgerEntry(draw, job, MECHANISM, column.name, column.epsilon)
@@ -277,6 +282,7 @@ class BucketLedger(Ledger):
         would know those of the second.
         """
         what = msgspec.msgpack.encode([column.name, column.size, column.epsilon, column.edges])
+        # each part is hashed first: no two different inputs give the same concatenation
         content = [hashlib.sha256(part).digest() for part in (what, persons, places.tobytes(), codes.tobytes())]
         return hmac.digest(self.key, b"treaty bucket draw" + b"".join(content), "sha256").hex()
 
@@ -284,12 +290,14 @@ class BucketLedger(Ledger):
         """Return two words for every row: its place, encrypted under a key of this draw."""
         key = hashlib.sha256(b"treaty noisy buckets" + self.key + draw.encode()).digest()
         blocks = np.stack([places, np.zeros_like(places)], axis=1)
+        # distinct places are distinct blocks, so ECB is a pseudorandom function here
         encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - a permutation of distinct blocks
         return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2).astype(np.uint64)
 
 
 KEY_BYTES = 32
-_DIGEST_BYTES = 8  # two of 2^20 rows have the same once in 2^24 tables; nobody can seek such rows without the key
+# two of 2^20 rows have the same once in 2^24 tables; nobody can seek such rows without the key
+_DIGEST_BYTES = 8
 
 
 class KnownRows(msgspec.Struct):
@@ -359,6 +367,7 @@ def _of_ids(key: bytes, ids: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def _digests(key: bytes, kind: bytes, contents: Iterable[bytes]) -> NDArray[np.uint64]:
+    # a key of the model: digests of two models, or of guessed ids, cannot be compared
     keyed = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=key, person=kind)
 
     def digest(content: bytes) -> bytes:
