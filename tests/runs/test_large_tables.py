@@ -17,7 +17,7 @@ from treaty.data import reading
 from treaty.data.arrow_tables import FileTable
 from treaty.errors import ConfigError, DataError
 from treaty.messaging.certificates import write_identity
-from treaty.runs import rows
+from treaty.runs import table_files
 from treaty.runs.expectations import CELL, expect
 from treaty.runs.job import Job, Member
 from treaty.runs.job_files import load_job
@@ -95,13 +95,13 @@ def predicted(job: Job) -> dict[str, Any]:
 def test_a_job_of_tables_on_disk_makes_the_model_of_those_in_memory(tmp_path, system, align, kind, monkeypatch):
     ends = []
     seen: list[Any] = []
-    before = rows.open_table
+    before = table_files.open_table
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         seen.append(before(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(rows, "open_table", noting)
+    monkeypatch.setattr(table_files, "open_table", noting)
     for limit in (1 << 40, 0):
         monkeypatch.setattr(reading, "ON_DISK", limit)
         folder = tmp_path / str(limit)

@@ -48,6 +48,6 @@ def test_systems_are_named_in_two_places():
         "__init__.py",
         "systems/__init__.py",
         "attacks/hidden_values.py",  # what is attacked are messages of single systems
-        "estimators/linear.py",  # options of every regression are in the folder of its systems
+        "estimators/glm.py",  # options of every regression are in the folder of its systems
         "runs/warm_up.py",  # kernels of trees are compiled by playing the smallest system
     }

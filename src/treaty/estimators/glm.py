@@ -1,19 +1,268 @@
-"""The scikit-learn face of regressions of numbers, pooled and federated: `LinearRegression` and `PoissonRegressor`."""
+"""What estimators of linear models share, and those of numbers: `LinearRegression` and `PoissonRegressor`."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
+import narwhals as nw
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
 
-from treaty.data.columns import check_targets
-from treaty.estimators.base import Scored, Tables, one_column
-from treaty.estimators.inputs import check_beside
-from treaty.estimators.linear import LinearModel
+from treaty.data.columns import check_targets, check_weights
+from treaty.data.table import Table, match_rows
+from treaty.errors import ConfigError, warn_user
+from treaty.estimators.base import Scored, TableEstimator, Tables, one_column, refuse_misplaced
+from treaty.estimators.inputs import Watch, check_beside, pairs_of, refuse_labels, rows_with_weight
+from treaty.files import as_path
+from treaty.models.linear import LinearPart, label_holder
+from treaty.runs.fit import train
+from treaty.systems.logistic.options import RegressionOptions
+from treaty.systems.options import SystemOptions
+from treaty.systems.pooled.system import ALONE
+from treaty.systems.system import System
+
+
+class LinearModel(TableEstimator):
+    """What all estimators of linear models share: training, and attributes that follow from the parties' parts."""
+
+    _model, _common = "logistic", RegressionOptions
+    _why_needed = "margins lack its columns"
+    _rounds = "max_iter"
+
+    calibration_: Any
+    coef_: Any
+    intercept_: Any
+    standardized_coef_: Any
+    standardized_intercept_: Any
+
+    def __init__(
+        self,
+        protocol: str | SystemOptions = "pooled",
+        *,
+        standard_errors: bool = False,
+        max_iter: int | None = None,
+        learning_rate: float | None = None,
+        tol: float = 1e-5,
+        l2: float = 0.0,
+        fractional_bits: int = 32,
+        n_jobs: int | None = None,
+        active: str | None = None,
+        transport: Literal["memory", "grpc"] = "memory",
+        parties: Mapping[str, Iterable[Any]] | None = None,
+        verbose: bool | int = False,
+        missing: Literal["median", "raise", "drop"] | None = None,
+        reference: Literal["first"] | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.standard_errors = standard_errors
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.tol = tol
+        self.l2 = l2
+        self.fractional_bits = fractional_bits
+        self.n_jobs = n_jobs
+        self.active = active
+        self.transport = transport
+        self.parties = parties
+        self.verbose = verbose
+        self.missing = missing
+        self.reference = reference
+
+    def fit(
+        self,
+        X: Tables,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        checkpoint: str | Path | None = None,
+        eval_set: tuple[Tables, ArrayLike] | Sequence[tuple[Tables, ArrayLike]] | None = None,
+        **unknown: Any,
+    ) -> Self:
+        """Train, playing every party on this machine.
+
+        Parameters
+        ----------
+        X : table, or mapping of party name to table
+            A table is any dataframe, numeric array or list of rows. Of a mapping, rows correspond by position and the
+            first party is the active one unless `active` names another; its table may have no column.
+        y : array-like (n_rows,)
+            Held by the active party: labels of two or more classes; of a regression numbers, and counts from 0 on.
+        sample_weight : array-like (n_rows,) or None
+            Not negative, held by the active party, of a regression of numbers on one table alone; scaled to mean 1.
+        checkpoint : path or None
+            Folder of what parties keep from one fit on the same rows to the next; "pooled" keeps nothing.
+        eval_set : (X, y) or list of them
+            Rows whose loss is computed after every epoch, X as above; of a logistic regression of two classes alone,
+            without standard errors. Between parties the active one gets the others' part of their margins each time,
+            which needs ``show_eval_margins=True`` in the system's options.
+        **unknown
+            Refused, with what to do instead.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ConfigError
+            For an option that is wrong, unknown or not of this protocol, or rows or batches too few to hide labels.
+        DataError
+            For a table or label that cannot be used, or row counts that differ.
+
+        Warns
+        -----
+        sklearn.exceptions.ConvergenceWarning
+            When training ends at `max_iter` before it is done: while the loss still changes by `tol` or more.
+        """
+        refuse_misplaced(type(self), unknown, self.protocol, "fit")
+        started = time.perf_counter()
+        self._forget()
+        watch = Watch(self, self.verbose)
+        settings = self._settings()
+        tables = self._tables(X, reset=True, y=y, sample_weight=sample_weight)
+        active = self._active(tables)
+        classes, target = self._labels(y, active, next(iter(tables.values())).n_rows)
+        match_rows(tables, target)
+        refuse_labels(X, tables, one_column(y))
+        weight = None if sample_weight is None else check_weights(sample_weight, n_rows=len(target), party=active)
+        weight = self._class_weights(settings[0], target, weight)
+        tables, target, weight = rows_with_weight(tables, target, weight)
+        if self.missing == "drop":
+            whole = ~np.logical_or.reduce([np.isnan(of) for table in tables.values() for of in table.columns])
+            tables, target = {name: table.rows(whole) for name, table in tables.items()}, target[whole]
+            weight = None if weight is None else weight[whole]
+            self.n_dropped_ = int(np.count_nonzero(~whole))
+        changed: dict[str, Any] = self._penalty(len(target) if weight is None else float(weight.sum()))
+        changed |= {"family": "multiclass"} if len(classes or ()) > 2 else {}
+        if changed:
+            settings = self._settings(**changed, random_state=settings[2].random_state)
+        self.schemas_ = {name: table.schema for name, table in tables.items()}
+        run = self._run_on_columns(settings, tables, active, target, weight, classes)
+        trained = train(
+            replace(run, eval_sets=self._eval_sets(eval_set, settings, active), recorded=self._recorded),
+            transport=self.transport,
+            checkpoint=None if checkpoint is None else as_path(checkpoint, "checkpoint"),
+            weighted=weight is not None,
+            watch=watch,
+        )
+        self.communication_, self.disclosures_ = trained.traffic.totals, trained.learned
+        self.timeline_ = trained.traffic.timeline
+        self.timings_ = {**trained.seconds, "total": time.perf_counter() - started}
+        self._keep(trained.parts)
+        unsettled = label_holder(trained.parts.values()).unsettled
+        if unsettled:
+            warn_user(unsettled, ConvergenceWarning)
+        return self
+
+    def _labels(self, y: Any, active: str, n_rows: int) -> tuple[list[Any] | None, NDArray[np.float64]]:
+        """Return classes, None of a regression of numbers, and labels (n_rows,)."""
+        raise NotImplementedError
+
+    def _eval_sets(
+        self, eval_set: Any, settings: tuple[System, Any, Any], active: str
+    ) -> list[tuple[Mapping[str, Table], NDArray[np.float64]]]:
+        """Check eval sets against the training tables and the options; return tables and labels of each."""
+        _, own, common = settings
+        pairs = pairs_of(eval_set)
+        if pairs:
+            common.check_eval_sets(own)
+        elif common.early_stopping_rounds is not None:
+            raise ConfigError("early_stopping_rounds needs an eval_set: fit(X, y, eval_set=(X_valid, y_valid))")
+        evals: list[tuple[Mapping[str, Table], NDArray[np.float64]]] = []
+        for X, y in pairs:
+            tables = self._tables(X, reset=False, y=y)
+            n_rows = next(iter(tables.values())).n_rows
+            _, target = self._class_numbers(one_column(y), active, n_rows, self.classes_.tolist())
+            match_rows(tables, target)
+            evals.append((tables, target))
+        return evals
+
+    def _penalty(self, weighed: float) -> dict[str, float]:
+        """Return `l2` where another parameter stands for it; `weighed` is the sum of rows' weights, 1 where none."""
+        return {}
+
+    def _class_weights(
+        self, system: System, target: NDArray[np.float64], weight: NDArray[np.float64] | None
+    ) -> NDArray[np.float64] | None:
+        """Return the weights of rows with those of their classes, if there are any."""
+        return weight
+
+    def _keep(self, parts: dict[str, LinearPart]) -> None:
+        """Set the fitted attributes that follow from the parts."""
+        holder = label_holder(parts.values())
+        self.parts_, made = parts, holder.calibration
+
+        def by_party(of: Mapping[str, Any]) -> Any:
+            return of if ALONE not in parts else of[ALONE]
+
+        tables = {name: part.table(made) for name, part in parts.items()}
+        self.coef_ = by_party({name: of["coef"][: len(parts[name].coef)] for name, of in tables.items()})
+        self.standardized_coef_ = by_party({name: part.coef for name, part in parts.items()})
+        zero = sum((part.at_zero() for part in parts.values()), 0.0)
+        self.intercept_ = zero if made is None else made.slope * zero + made.offset
+        self.standardized_intercept_ = holder.intercept
+        if holder.errors is not None:
+            self.standard_errors_ = by_party({name: of["standard_error"] for name, of in tables.items()})
+            self.p_values_ = by_party({name: of["p_value"] for name, of in tables.items()})
+            limits = {name: np.column_stack([of["lower"], of["upper"]]) for name, of in tables.items()}
+            self.confidence_intervals_ = by_party(limits)
+            self.standardized_errors_ = by_party({name: part.errors for name, part in parts.items()})
+        self.loss_history_ = holder.losses
+        losses = {"train": holder.losses, **holder.eval_losses}
+        self.evals_result_ = {name: {holder.loss: of} for name, of in losses.items()}
+        self.n_iter_ = len(holder.losses)
+
+    def summary(self, alpha: float = 0.05) -> Any:
+        """Return the weights as a table: a row for each column, and for the intercept, of each class and party.
+
+        Between parties it puts together what each knows of its own columns; the intercept is then, with its error,
+        where the active party's columns are 0 and all others at their means.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of 1 - `alpha` confidence.
+
+        Returns
+        -------
+        dataframe
+            Of pandas where it is installed, else a `pyarrow.Table`: "party" and "class", where there are several,
+            "column", "coef", with standard errors "standard_error", "t" (of least squares) or "z", "p_value", "lower"
+            and "upper", and "standardized_coef".
+        """
+        check_is_fitted(self)
+        if not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
+            raise ConfigError(f"expected alpha between 0 and 1, as 0.05 for limits of 95 % confidence, got {alpha!r}")
+        holder, found = label_holder(self.parts_.values()), dict[str, list[Any]]()
+        models = {name: part.of_classes or [part] for name, part in self.parts_.items()}
+        for name, of_party in models.items():
+            for number, (part, own) in enumerate(zip(of_party, models[holder.party], strict=True)):
+                rows = part.table(own.calibration, alpha)
+                n = len(rows["coef"])
+                beside: dict[str, Any] = {"party": [name] * n} if len(models) > 1 else {}
+                beside |= {"class": [(holder.classes or [])[number]] * n} if len(of_party) > 1 else {}
+                for column, values in (beside | rows).items():
+                    found.setdefault(column, []).extend(values)
+        return nw.from_dict(found, backend="pandas" if find_spec("pandas") else "pyarrow").to_native()
+
+    def _margins(self, X: Tables) -> NDArray[np.float64]:
+        """Return the rows' margins (n_rows,)."""
+        return self._predicting().margins(self._matched(X), self.transport)
+
+    def _owners(self) -> set[str]:
+        if not hasattr(self, "parts_"):  # while training
+            return set(self.schemas_)
+        each = {name: part.of_classes or [part] for name, part in self.parts_.items()}
+        return {name for name, parts in each.items() if any(np.any(part.coef) for part in parts)}
 
 
 class _Regression(Scored, RegressorMixin, LinearModel):

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,3 +241,27 @@ def _unreadable(file: Path, error: OSError) -> ConfigError:
     """Return the error of a file that cannot be read, with where one comes from that is not there."""
     remedy = "; `treaty keys new NAME` makes a party's own, a partner sends its certificate"
     return ConfigError(f"cannot read {file}: {error.strerror}{remedy if isinstance(error, FileNotFoundError) else ''}")
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Signs with the party's own key, and checks signatures against the pinned certificates of all members.
+
+    Attributes
+    ----------
+    identity : Identity or None
+        The party's own; None between threads of one process.
+    pinned : mapping of str to bytes
+        Every member's certificate, PEM.
+    """
+
+    identity: Identity | None = None
+    pinned: Mapping[str, bytes] | None = None
+
+    def vouch(self, content: bytes) -> bytes:
+        """Sign with the key of the own certificate; empty without one."""
+        return b"" if self.identity is None else vouch(self.identity, content)
+
+    def check(self, name: str, vouched: bytes, content: bytes) -> bool:
+        """Tell whether `vouched` is member `name`'s signature of `content`; always True where nothing is pinned."""
+        return self.pinned is None or (name in self.pinned and vouches(self.pinned[name], vouched, content))

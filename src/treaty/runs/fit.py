@@ -29,16 +29,15 @@ from treaty.runs.threads import (
     Run,
     Traffic,
     active_of,
-    decide_in_threads,
-    explain_in_threads,
     predict_in_threads,
     traffic_of,
     train_in_threads,
 )
-from treaty.systems.observers import Observers, ProgressCalls, play_role
+from treaty.systems.observers import play_role
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import noisy_labels
-from treaty.systems.system import LabelledRows, RoleInput, System
+from treaty.systems.system import LabelledRows, Program, System
+from treaty.systems.vertical.decisions import collect, predict_passive
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +169,10 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
         LabelledRows(side_by_side(tables), labels, None, f"eval_{number}")
         for number, (tables, labels) in enumerate(run.eval_sets)
     ]
-    inputs = RoleInput(
-        party=None, options=run.options, common=run.common, roles=run.roles, data=run.data[run.roles.active],  # type: ignore[arg-type]
-        classes=run.classes, eval_sets=evals, threads=cores(run.n_jobs), progress=run.progress,
-        keeper=keepers.get(ALONE), observers=Observers([ProgressCalls(run.progress)]),
+    nobody: Any = None  # there are no peers to be connected with
+    inputs = replace(
+        run.inputs(nobody, cores(run.n_jobs), progress=run.progress), data=run.data[run.roles.active],
+        classes=run.classes, eval_sets=evals, keeper=keepers.get(ALONE),
     )  # fmt: skip
     tables = {name: data.table for name, data in run.data.items()}
     parts: dict[str, Any] = play_role(partial(run.system.alone, tables), inputs)
@@ -275,14 +274,21 @@ class TrainedModel:
         if self.in_one_place:
             (part,) = self.parts.values()
             return row_decisions(part, side_by_side(tables), cores(self.n_jobs))
-        return decide_in_threads(self.system, self.parts, tables, self.settings, self.n_jobs)
+        played = self._played({"active": collect, "passive": predict_passive}, tables)
+        found: RowDecisions = played[active_of(self.parts)]
+        return found
 
     def contributions(self, tables: Mapping[str, Table]) -> NDArray[np.float64] | Contributions:
         """Return contributions: of a pooled model one array with the bias last, of a vertical one apart by party."""
         if self.in_one_place:
             parts = list(self.parts.values())
             return rows_first(explain_pooled(parts, [side_by_side(tables)], cores(self.n_jobs)))
-        return explain_in_threads(self.system, self.parts, tables, self.settings, self.n_jobs)
+        lead, found = active_of(self.parts), self._played(self.system.explain, tables)
+        own = {name: found[lead].own if name == lead else found[name] for name in self.parts}
+        return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
+
+    def _played(self, programs: Mapping[str, Program], tables: Mapping[str, Table]) -> dict[str, Any]:
+        return predict_in_threads(self.system, programs, self.parts, tables, self.settings, self.n_jobs)
 
 
 def no_rows(schema: Schema, n_classes: int) -> LabelledRows:

@@ -22,6 +22,7 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import PartySpec, Roles, System
 
+PATIENCE = 60.0  # most seconds that a user has for an answer, if its connection may not be away longer
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=r"^(.+:\d{1,5}|unix:/.+)$")]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]  # stands in a certificate
@@ -280,6 +281,16 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def by_row(self) -> bool:
         """Whether parties hold rows of the same columns, each with labels."""
         return self.system.split == "rows"
+
+    @property
+    def apart(self) -> bool:
+        """Whether organisations play their own parties: who has a job with everybody's private keys plays all."""
+        return any(member.key is None for member in self.parties.values())
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a silent user, of many, counts as lost."""
+        return min(max(PATIENCE, 1.5 * self.reconnect), self.timeout / 10)
 
     def settings(self) -> tuple[Any, Any]:
         """Return the checked options: the system's own, and the common ones."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from treaty.cluster.shards import Shards
 from treaty.data.reading import write_predictions
 from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.machine.process import cores
-from treaty.messaging.certificates import check_certificate, load_certificate, load_identity
+from treaty.messaging.certificates import Signer, check_certificate, load_certificate, load_identity
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
 from treaty.models.checkpoints import Keeper, checkpoint_file, load_checkpoint, marked
@@ -42,27 +43,15 @@ from treaty.runs.rows import (
     read_by_row,
 )
 from treaty.runs.table_files import FileRead, read_ahead, read_rows, read_to_predict
-from treaty.runs.threads import predicting_roles
-from treaty.systems.observers import Observers, ProgressCalls, play_role
+from treaty.runs.threads import Terms, predicting_roles
+from treaty.systems.observers import play_role
 from treaty.systems.pooled.training import why_no_split
-from treaty.systems.system import (
-    AuditFolder,
-    LabelledRows,
-    PartySpec,
-    Phase,
-    Program,
-    Progress,
-    RoleInput,
-    Roles,
-    Signer,
-)
+from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, Phase, Progress, RoleInput, Roles
 from treaty.systems.vertical.audit.keeping import keep_for_audit
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
 Noted = Callable[[Transcript], None]
-
-PATIENCE = 60.0  # most seconds that users of a crowd get for an answer, where their connection may not be away longer
 
 
 def train_party(
@@ -100,13 +89,16 @@ def train_party(
         nonlocal ahead
         if unready is not None:  # raised once connected, so that the others learn of it
             raise unready
-        tables, ahead = _opened(party, job, roles, ahead, resume=resume, phase=phase), None
+        if isinstance(ahead, FileRead):  # rows that are still to be aligned
+            tables = read_by_column(party, job, roles, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
+        else:
+            tables = ahead or TrainingTables()
+        ahead = None
         clock.aligned(tables.seconds)
         for joined in [] if tables.data is None else joined_in(job, tables.data.table):
             logger.warning("%s: %s", name, joined)
         inputs = _training_inputs(party, job, roles, tables, keeper, clock, phase)
         inputs.shards, inputs.recording = shards, begin_record(job, party)
-        inputs.observers.add(ProgressCalls(clock, phase))
         if inputs.recording is not None:
             inputs.observers.add(inputs.recording)
         result = play_role(job.system.train[roles.of[name]], inputs)
@@ -118,7 +110,7 @@ def train_party(
             waiting = roles.having(*job.system.has_model, *job.system.until_kept)
             may_lose = job.system.may_lose(roles, job.settings()[0])
             keep = partial(put_in_place, name, _files_of_training(job, name))
-            wait_until_all_kept(party, roles, waiting, may_lose, patience_of(job), keep=keep)
+            wait_until_all_kept(party, roles, waiting, may_lose, job.patience, keep=keep)
         except (PeerLost, PeerTimeout):
             if name != job.active:  # the others may have ended well
                 put_in_place(name, _files_of_training(job, name))
@@ -135,8 +127,9 @@ def train_party(
         with suppress(OSError):  # its folder may be what failed
             for path in _files_of_training(job, name):
                 staged_file(path).unlink(missing_ok=True)
-        unkept = _first_error(keeper.write)
-        if unkept is not None:
+        try:
+            keeper.write()
+        except (ConfigError, DataError) as unkept:
             logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
         if isinstance(error, PeerLost | PeerTimeout | PeerAborted):
             if unready is not None:  # nobody came to be told
@@ -190,15 +183,6 @@ def _read_ahead(job: Job, name: str, roles: Roles) -> FileRead | TrainingTables:
     return read_ahead(job.table_rules(name), str(job.parties[name].table)) if name in roles.owners else TrainingTables()
 
 
-def _opened(
-    party: Party, job: Job, roles: Roles, ahead: FileRead | TrainingTables | None, *, resume: bool, phase: Phase | None
-) -> TrainingTables:
-    """Return a connected party's tables, aligned with the others'."""
-    if not isinstance(ahead, FileRead):
-        return ahead or TrainingTables()
-    return read_by_column(party, job, roles, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
-
-
 def _training_inputs(
     party: Party,
     job: Job,
@@ -209,18 +193,16 @@ def _training_inputs(
     phase: Phase | None,
 ) -> RoleInput:
     """Return what a role's training program is given."""
-    name, (own, common) = party.name, job.settings()
-    folder, most = job.parties[name].keep_for_audit, job.parties[name].audit_gigabytes
+    name, own, member = party.name, job.settings()[0], job.parties[party.name]
+    folder, most = member.keep_for_audit, member.audit_gigabytes
     keeping = AuditFolder(Path(folder), int(most * 1e9)) if folder else None
     vouched = [*([roles.active, name] if keeping else []), *job.system.vouched(roles, own, name)]
-    inputs = RoleInput(
-        party=party, options=own, common=common, roles=roles, data=tables.data, classes=tables.classes,
-        n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
-        eval_sets=tables.eval_sets, threads=cores(job.n_jobs), progress=progress, phase=phase, keeper=keeper,
-        store=store_of(job, name), epsilon_limits=job.parties[name].epsilon_limits,
-        vouching=_signer(job, name, vouched) if vouched else Signer(),
-        patience=patience_of(job), most_recoverable=job.parties[name].most_recoverable,
-        apart=apart(job),
+    inputs = replace(
+        terms_of(job, roles).inputs(party, cores(job.n_jobs), progress=progress, phase=phase), data=tables.data,
+        classes=tables.classes, n_classes=job.classes, varied=job.task != "classification" or job.weight is not None,
+        eval_sets=tables.eval_sets, keeper=keeper, store=store_of(job, name), epsilon_limits=member.epsilon_limits,
+        vouching=_signer(job, name, vouched) if vouched else Signer(), patience=job.patience,
+        most_recoverable=member.most_recoverable, apart=job.apart,
     )  # fmt: skip
     if keeping is not None:
         keep_for_audit(inputs, keeping)
@@ -274,24 +256,12 @@ def written_files(job: Job, name: str, part: Any) -> list[Path]:
 
 
 def _attempted(name: str, attempt: Callable[[], R]) -> tuple[R | None, ConfigError | DataError | None]:
-    """Return what is ready before a party connects, or what keeps it from taking part.
-
-    That is said; the party connects all the same, so that the others learn of it.
-    """
+    """Return what is ready before a party connects, or the error, with which it connects to tell the others."""
     try:
         return attempt(), None
     except (ConfigError, DataError) as error:
         logger.warning("%s: %s; waiting for the others, to tell them", name, str(error).removeprefix(f"{name}: "))
         return None, error
-
-
-def _first_error(attempt: Callable[[], None]) -> ConfigError | DataError | None:
-    """Return the error of checking or writing files, if there is one."""
-    try:
-        attempt()
-    except (ConfigError, DataError) as error:
-        return error
-    return None
 
 
 def predict_party(
@@ -405,7 +375,6 @@ def predicting(job: Job) -> Roles:
 
 
 def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
-    """Return contributions (n_outputs, n_rows) of each column; where there are several outputs, by column and class."""
     several = len(next(iter(columns.values()), ())) > 1
     return {
         f"{column}, class {k}" if several else column: values
@@ -416,9 +385,8 @@ def _by_column(columns: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
 
 def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted | None) -> tuple[Any, Any]:
     """Run a role with the party's saved part and its rows to predict; return their ids too, if they were aligned."""
-    roles, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
-    path = to_predict(job, name)
-    programs: Mapping[str, Program] = {"predict": job.system.predict, "explain": job.system.explain}[verb]
+    roles, threads, path = predicting(job), cores(job.n_jobs), to_predict(job, name)
+    programs = job.system.predict if verb == "predict" else job.system.explain
 
     def read() -> tuple[Any, FileRead]:
         part = find_part(job, name)
@@ -435,11 +403,9 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
         with among_owners(party, roles):
             alignment = alignment_of(job, name, path, threads=threads)
             rows = open_rows(party, job.table_rules(name), path, part.schema, alignment, phase=phase, read=of_file)
-        inputs = RoleInput(
-            party=party, options=own, common=common, roles=roles, part=part,
-            data=LabelledRows(rows.features, np.zeros(0), ids=rows.canonical), threads=threads, phase=phase,
-            apart=apart(job), observers=Observers([ProgressCalls(phase=phase)]),
-        )  # fmt: skip
+        data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical)
+        inputs = terms_of(job, roles).inputs(party, threads, phase=phase)
+        inputs = replace(inputs, part=part, data=data, apart=job.apart)
         found = play_role(programs[roles.of[name]], inputs)
         if noted is not None:
             noted(party.transcript)
@@ -453,9 +419,9 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
         raise
 
 
-def apart(job: Job) -> bool:
-    """Whether organisations play their own parties: who has a job with everybody's private keys plays all."""
-    return any(member.key is None for member in job.parties.values())
+def terms_of(job: Job, roles: Roles) -> Terms:
+    """Return what all parties of a job have in common when they play these roles."""
+    return Terms(job.system, *job.settings(), roles)
 
 
 def to_predict(job: Job, name: str) -> str:
@@ -464,11 +430,6 @@ def to_predict(job: Job, name: str) -> str:
     if path is None:
         raise ConfigError(f"the job names no rows of {name} to predict: add parties.{name}.predict_table")
     return path
-
-
-def patience_of(job: Job) -> float:
-    """Return the seconds after which a silent user of a crowd counts as lost."""
-    return min(max(PATIENCE, 1.5 * job.reconnect), job.timeout / 10)
 
 
 def part_file(folder: str | Path, name: str) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +25,7 @@ from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.runs.job import Job
 from treaty.runs.job_files import decoded_job
-from treaty.runs.threads import Recorded
+from treaty.runs.threads import Recorded, Terms
 from treaty.systems.observers import Recording
 from treaty.systems.system import LabelledRows, RoleInput
 
@@ -140,18 +141,18 @@ def read_record(path: Path) -> Recorded:
         TranscriptEntry(of.direction, of.peer, of.step, of.round, of.nbytes, of.seconds, of.content)
         for of in record.messages
     )
-    roles, (own, common) = job.roles(), job.settings()
+    roles = job.roles()
     data = None
     if record.table is not None:
         schema = _schema(record.table)
         table = Table(schema, _narrowed(schema, record.table.columns), record.table.n_rows)
         data = LabelledRows(table, record.y)
     peers = [other for other in roles.of if other != name]
-    inputs = RoleInput(
-        party=Party(name, job.name, job.system.name, memory_channels([name, *peers])[name], peers, transcript),
-        options=own, common=common, roles=roles, data=data, classes=record.classes, n_classes=job.classes,
-        model_id=record.model_id,
-    )  # fmt: skip
+    party = Party(name, job.name, job.system.name, memory_channels([name, *peers])[name], peers, transcript)
+    terms = Terms(job.system, *job.settings(), roles)
+    inputs = replace(
+        terms.inputs(party, 1), data=data, classes=record.classes, n_classes=job.classes, model_id=record.model_id
+    )
     return Recorded(inputs, transcript, _opened(record), None)
 
 

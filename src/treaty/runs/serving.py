@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,16 @@ from treaty.models.trees import ModelPart, RowPredictions
 from treaty.runs.connecting import connected
 from treaty.runs.job import Job, store_of
 from treaty.runs.local_checks import check_file
-from treaty.runs.party import apart, find_part, patience_of, places_to_predict, predicting, to_predict
+from treaty.runs.party import find_part, places_to_predict, predicting, terms_of, to_predict
 from treaty.runs.progress import check_writable
 from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import alignment_of, among_owners, open_rows
 from treaty.runs.table_files import read_rows
-from treaty.runs.threads import Role, play
+from treaty.runs.threads import Role, Terms, play
 from treaty.systems import find_system
-from treaty.systems.observers import Observers, ProgressCalls, play_role
+from treaty.systems.observers import play_role
 from treaty.systems.options import SystemOptions, converted
-from treaty.systems.system import LabelledRows, PartySpec, Phase, RoleInput, Roles
+from treaty.systems.system import LabelledRows, PartySpec, Phase, Roles
 from treaty.systems.vertical.online import Requests
 
 
@@ -63,10 +63,10 @@ def serve_party(job: Job, name: str, roles: Roles, phase: Phase | None = None) -
 
     def role(party: Party) -> RowPredictions | None:
         began = time.perf_counter()
-        inputs = RoleInput(
-            party=party, options=own, common=common, roles=roles, part=find_part(job, name) if has_part else None,
-            model_id="" if has_part else trained_model(job, name),
-            threads=cores(job.n_jobs), store=store, patience=patience_of(job), apart=apart(job), read=read,
+        inputs = replace(
+            terms_of(job, roles).inputs(party, cores(job.n_jobs)), part=find_part(job, name) if has_part else None,
+            model_id="" if has_part else trained_model(job, name), store=store, patience=job.patience,
+            apart=job.apart, read=read,
         )  # fmt: skip
         found: RowPredictions | None = play_role(service.programs[roles.of[name]], inputs)
         learned = service.disclosures(roles, own, common)
@@ -125,23 +125,19 @@ def predict_hidden(
     active = next(name for name, place in helpers.items() if place.role == "server")
     roles = service.assign({**helpers, **dict.fromkeys(tables, PartySpec())}, active, options)
     threads = max(1, cores(n_jobs) // len(roles.having("edge")))
+    terms = Terms(system, options, common, roles)
 
     def program(party: Party) -> Any:
         name = party.name
-        inputs = RoleInput(
-            party=party, options=options, common=common, roles=roles, part=part if name == active else None,
-            threads=threads, store=store, alone=False, read=partial(_given, tables.get(name)),
+        inputs = replace(
+            terms.inputs(party, threads), part=part if name == active else None, store=store, alone=False,
+            read=lambda schema: tables[name],
         )  # fmt: skip
         return play_role(service.programs[roles.of[name]], inputs)
 
     programs: dict[str, Role] = dict.fromkeys(roles.of, program)
     played = play(programs, service.links(roles, options), job="predict", protocol=system.name)
     return {name: played.results[name].margins for name in tables}
-
-
-def _given(table: Table | None, schema: Schema) -> Table:
-    assert table is not None
-    return table
 
 
 # ----------------------------------------------------------------
@@ -177,7 +173,7 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
         Whatever ends it.
     """
     check_online(job)
-    roles, (own, common), threads = predicting(job), job.settings(), cores(job.n_jobs)
+    roles, threads = predicting(job), cores(job.n_jobs)
     part, path = find_part(job, name), to_predict(job, name)
     check_file(name, path)
 
@@ -190,10 +186,8 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
         requests = None
         if name == job.active:
             requests = ready({one: number for number, one in enumerate(rows.canonical())})
-        inputs = RoleInput(
-            party=party, options=own, common=common, roles=roles, part=part, data=data, threads=threads, phase=phase,
-            apart=apart(job), requests=requests, observers=Observers([ProgressCalls(phase=phase)]),
-        )  # fmt: skip
+        inputs = terms_of(job, roles).inputs(party, threads, phase=phase)
+        inputs = replace(inputs, part=part, data=data, apart=job.apart, requests=requests)
         play_role(job.system.online[roles.of[name]], inputs)
 
     connected(job, name, roles, "serve", role, phase=phase)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,8 @@ from treaty.messaging.channel import Arrival, LinkSpeed, MemoryChannel, memory_c
 from treaty.messaging.party import Party, run_role
 from treaty.messaging.transcript import Timeline, Transcript, timeline_of
 from treaty.models.checkpoints import Keeper
-from treaty.models.interpretation import Contributions, rows_first
-from treaty.models.trees import RowDecisions
 from treaty.systems.observers import Observers, ProgressCalls, Recording, play_role
 from treaty.systems.system import LabelledRows, Phase, Program, Progress, RoleInput, Roles, System
-from treaty.systems.vertical.decisions import collect, predict_passive
 
 Role = Callable[[Party], Any]
 
@@ -255,14 +252,29 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
 # ---------------------------------------------------------------- runs of a system
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What a training on this machine is given, whoever plays it."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all parties of a run have in common; whoever plays a role, its input is made from them."""
 
     system: System
     options: Any
     common: Any
     roles: Roles
+
+    def inputs(
+        self, party: Party, threads: int, *, progress: Progress | None = None, phase: Phase | None = None
+    ) -> RoleInput[Any, Any]:
+        """Return a role's input, which has yet to get what is the party's own: rows, a part of the model, folders."""
+        return RoleInput(
+            party=party, options=self.options, common=self.common, roles=self.roles, threads=threads,
+            progress=progress, phase=phase, observers=Observers([ProgressCalls(progress, phase)]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Terms):
+    """What a training on this machine is given, in threads, in processes or in one place."""
+
     data: Mapping[str, LabelledRows]  # of every owner; labels, class numbers, where a party has some
     classes: list[Any] | None  # labels by class number; None for regression
     # tables by owner where columns are split, else the active party's alone; and labels
@@ -296,19 +308,16 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed
 
     def inputs(party: Party) -> RoleInput:
         name = party.name
-        inputs_of[name] = RoleInput(
-            party=party, options=run.options, common=run.common, roles=roles, data=run.data.get(name),
+        threads, phase = shared if name in roles.owners else every, run.phase if name == roles.active else None
+        found = inputs_of[name] = replace(
+            run.inputs(party, threads, progress=run.progress, phase=phase), data=run.data.get(name),
             classes=run.classes if system.split == "rows" or name == roles.active else None,
-            n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name),
-            threads=shared if name in roles.owners else every,
-            progress=run.progress, phase=run.phase if name == roles.active else None, keeper=keepers.get(name),
+            n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name), keeper=keepers.get(name),
             store=run.store, alone=False, absence=absences.get(name), recording=recordings.get(name),
-            observers=Observers([
-                *([recordings[name]] if name in recordings else []),
-                ProgressCalls(run.progress, run.phase if name == roles.active else None),
-            ]),
         )  # fmt: skip
-        return inputs_of[name]
+        if name in recordings:
+            found.observers.add(recordings[name])
+        return found
 
     programs_of: dict[str, Role] = {
         name: lambda party: play_role(system.train[roles.of[party.name]], inputs(party)) for name in roles.of
@@ -336,38 +345,16 @@ def predict_in_threads(
 ) -> dict[str, Any]:
     """Play programs of prediction with every owner of the model in a thread; return what each returned, by party."""
     roles, threads = predicting_roles(active_of(parts), list(parts)), cores(n_jobs)
+    terms = Terms(system, *settings, roles)
 
-    def inputs(party: Party) -> RoleInput:
+    def role(party: Party) -> Any:
         rows = LabelledRows(tables[party.name], np.zeros(0))
-        return RoleInput(
-            party=party, options=settings[0], common=settings[1], roles=roles, data=rows, part=parts[party.name],
-            threads=threads, phase=phase, alone=False, observers=Observers([ProgressCalls(phase=phase)]),
-        )  # fmt: skip
+        inputs = replace(terms.inputs(party, threads, phase=phase), data=rows, part=parts[party.name], alone=False)
+        return play_role(programs[roles.of[party.name]], inputs)
 
-    programs_of: dict[str, Role] = {
-        name: lambda party: play_role(programs[roles.of[party.name]], inputs(party)) for name in parts
-    }
+    programs_of: dict[str, Role] = dict.fromkeys(parts, role)
     links = system.links(roles, settings[0])
     return play(programs_of, links, job="predict", protocol=system.name).results
-
-
-def decide_in_threads(
-    system: System, parts: Mapping[str, Any], tables: Mapping[str, Table], settings: tuple[Any, Any], n_jobs: int | None
-) -> RowDecisions:
-    """Have every owner decide its splits; return what the active party gets."""
-    programs = {"active": collect, "passive": predict_passive}
-    found: RowDecisions = predict_in_threads(system, programs, parts, tables, settings, n_jobs)[active_of(parts)]
-    return found
-
-
-def explain_in_threads(
-    system: System, parts: Mapping[str, Any], tables: Mapping[str, Table], settings: tuple[Any, Any], n_jobs: int | None
-) -> Contributions:
-    """Have every owner get its own columns' contributions; return all parties' values."""
-    lead = active_of(parts)
-    found = predict_in_threads(system, system.explain, parts, tables, settings, n_jobs)
-    own = {name: found[lead].own if name == lead else found[name] for name in parts}
-    return Contributions({name: rows_first(values) for name, values in own.items()}, found[lead].bias)
 
 
 def predicting_roles(active: str, owners: list[str]) -> Roles:

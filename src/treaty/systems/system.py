@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from treaty.cluster.shards import Shards
 from treaty.data.columns import Category
 from treaty.data.table import Schema, Table
-from treaty.messaging.certificates import Identity, vouch, vouches
+from treaty.messaging.certificates import Signer
 from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems.expected import Expected, Shape, not_expected
@@ -120,30 +120,6 @@ class Roles:
 
 
 @dataclass(frozen=True, slots=True)
-class Signer:
-    """Signs with the party's own key, and checks signatures against the pinned certificates of all members.
-
-    Attributes
-    ----------
-    identity : Identity or None
-        The party's own; None between threads of one process.
-    pinned : mapping of str to bytes
-        Every member's certificate, PEM.
-    """
-
-    identity: Identity | None = None
-    pinned: Mapping[str, bytes] | None = None
-
-    def vouch(self, content: bytes) -> bytes:
-        """Sign with the key of the own certificate; empty without one."""
-        return b"" if self.identity is None else vouch(self.identity, content)
-
-    def check(self, name: str, vouched: bytes, content: bytes) -> bool:
-        """Tell whether `vouched` is member `name`'s signature of `content`; always True where nothing is pinned."""
-        return self.pinned is None or (name in self.pinned and vouches(self.pinned[name], vouched, content))
-
-
-@dataclass(frozen=True, slots=True)
 class AuditFolder:
     """Where a party keeps a record for an audit of gradients, and how many bytes it may have."""
 
@@ -233,7 +209,7 @@ class RoleInput(Generic[Own, Common]):
     keeper: Keeper | None = None
     store: Path | None = None
     epsilon_limits: EpsilonLimits | None = None
-    vouching: Signer = Signer()
+    vouching: Signer = field(default_factory=Signer)
     evidence: Evidence = field(default_factory=Evidence)
     recording: Recording | None = None
     most_recoverable: float | None = None

@@ -306,7 +306,7 @@ def test_jobs_without_ids_refuse_rows_trained_on(job, monkeypatch):
 
 
 def test_who_has_everybodys_keys_plays_everybody(job):
-    assert running.apart(job)
+    assert job.apart
     keys = {name: replace(member, key="key") for name, member in job.parties.items()}
-    assert running.apart(replace(job, parties={**job.parties, "bank": keys["bank"]}))
-    assert not running.apart(replace(job, parties=keys))
+    assert replace(job, parties={**job.parties, "bank": keys["bank"]}).apart
+    assert not replace(job, parties=keys).apart

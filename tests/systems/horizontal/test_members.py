@@ -12,7 +12,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.certificates import make_identity
 from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, TranscriptDigest
 from treaty.systems.pooled.system import CheckpointRequest
-from treaty.systems.system import Signer
+from treaty.messaging.certificates import Signer
 
 
 def members_told(told):

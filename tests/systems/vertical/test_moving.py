@@ -10,14 +10,14 @@ from systems.secureboost.test_sealed import SMALL_JOB
 from systems.vertical.playing import play_training, role_input, tables_and_labels
 from treaty.crypto.transfer.arithmetic import add
 from treaty.errors import CryptoError, PeerProtocolError
-from treaty.messaging.certificates import make_identity
+from treaty.messaging.certificates import Signer, make_identity
 from treaty.messaging.party import Party
 from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
-from treaty.systems.system import PartySpec, Signer
+from treaty.systems.system import PartySpec
 from treaty.systems.vertical.active import fellow_owners
 from treaty.systems.vertical.sealed.active import SealedPeer
 from treaty.systems.vertical.sealed.candidates import MovingKey

@@ -42,7 +42,7 @@ from treaty.systems.fedxgb.messages import Agreement, Agreements, Call, MaskKey,
 from treaty.systems.fedxgb.options import Leaves
 from treaty.systems.horizontal.masked_sums import MaskedInput, OwnInput, contribute
 from treaty.systems.horizontal.members import Collector, Membership, SumRules, TranscriptDigest
-from treaty.systems.system import Signer
+from treaty.messaging.certificates import Signer
 from treaty.trees.slots import SlotSplits, SlotTree
 
 logger = logging.getLogger(__name__)

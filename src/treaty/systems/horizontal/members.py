@@ -42,12 +42,12 @@ from treaty.crypto.sharing.secure_aggregation import (
 )
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Integers
+from treaty.messaging.certificates import Signer
 from treaty.messaging.conversation import MessageOrder
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, encode_body, view
 from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator, contribute
-from treaty.systems.system import Signer
 
 logger = logging.getLogger(__name__)
 

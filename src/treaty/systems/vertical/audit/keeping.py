@@ -11,10 +11,11 @@ from treaty.crypto.sums.additive_sums import AdditiveSumsClient
 from treaty.crypto.sums.encrypted_sums import message_bytes
 from treaty.crypto.sums.lattice_sums import LatticeSumsClient, LatticeSumsServer
 from treaty.errors import ConfigError, PeerProtocolError
+from treaty.messaging.certificates import Signer
 from treaty.messaging.messages import Array, Message, pack, unpack
 from treaty.systems.observers import Evidence, Observer, TreeFinished
 from treaty.systems.pooled.options import BoostingOptions
-from treaty.systems.system import AuditFolder, RoleInput, Signer
+from treaty.systems.system import AuditFolder, RoleInput
 from treaty.systems.vertical.active import BoostingBegins
 from treaty.systems.vertical.audit.record import (
     NUMBER_BYTES,

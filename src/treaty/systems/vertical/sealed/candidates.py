@@ -18,8 +18,8 @@ from treaty.crypto.sharing.key_agreement import agree_with
 from treaty.crypto.transfer.arithmetic import Wide, add, prefix_sums, subtract
 from treaty.errors import CryptoError
 from treaty.machine.arrays import Flags, Int32s
+from treaty.messaging.certificates import Signer
 from treaty.messaging.party import Party
-from treaty.systems.system import Signer
 
 
 class Candidates:
