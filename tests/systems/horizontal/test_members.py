@@ -9,10 +9,9 @@ import pytest
 
 from systems.horizontal.uniform import looks_uniform
 from treaty.errors import PeerProtocolError
-from treaty.messaging.certificates import make_identity
+from treaty.messaging.certificates import Signer, make_identity
 from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, TranscriptDigest
 from treaty.systems.pooled.system import CheckpointRequest
-from treaty.messaging.certificates import Signer
 
 
 def members_told(told):

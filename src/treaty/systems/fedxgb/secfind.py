@@ -33,6 +33,7 @@ from treaty.crypto.sharing.key_agreement import RoundKeys, is_mask_key, unsigned
 from treaty.crypto.sharing.secure_aggregation import Aggregator, Participant, Round, RoundVoid, Unmasking, enough
 from treaty.errors import CryptoError, PeerProtocolError
 from treaty.machine.arrays import Integers
+from treaty.messaging.certificates import Signer
 from treaty.messaging.messages import Array, M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
@@ -42,7 +43,6 @@ from treaty.systems.fedxgb.messages import Agreement, Agreements, Call, MaskKey,
 from treaty.systems.fedxgb.options import Leaves
 from treaty.systems.horizontal.masked_sums import MaskedInput, OwnInput, contribute
 from treaty.systems.horizontal.members import Collector, Membership, SumRules, TranscriptDigest
-from treaty.messaging.certificates import Signer
 from treaty.trees.slots import SlotSplits, SlotTree
 
 logger = logging.getLogger(__name__)
