@@ -198,7 +198,7 @@ def test_what_others_say_of_their_columns_is_what_a_job_is_expected_to_take(tmp_
     for name in ("b", "c"):
         public = next(finding.public for finding in check_own(job, name) if finding.what == "expected")
         assert re.search(r"for about 3 columns in \d+0? bins$", public)  # not of how many rows
-        told[name] = expectations.told_sizes(public)
+        told[name] = expectations.stated_sizes(public)
     said = {finding.what: finding for finding in check_own(job, "a", told)}
     assert f"as c says, about 3 columns in {told['c'][1]} bins there" in said["expected"].said
     assert "taken for" not in said["expected"].said
@@ -208,7 +208,7 @@ def test_what_others_say_of_their_columns_is_what_a_job_is_expected_to_take(tmp_
         return float(re.search(r"([\d,.]+) MB in all", found["expected bytes"].said)[1].replace(",", ""))
 
     assert in_all(said) < in_all(taken) / 2  # 10 columns were taken
-    assert expectations.told_sizes("could take part") is None
+    assert expectations.stated_sizes("could take part") is None
 
 
 def test_a_party_without_a_table_is_told_for_what_sizes(tmp_path):

@@ -443,7 +443,7 @@ def test_finished_trees_survive_a_killed_process_of_fit(monkeypatch):
 def test_a_party_that_crashes_says_where(monkeypatch):
     X, y = real_table("binary")
     started_to_die(monkeypatch, "p1", ("", 2, ""), by=signal.SIGSEGV)
-    with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 11, having said\n(.*\n)*.*dying_party\.py"):
+    with pytest.raises(treaty.TreatyError, match=r"p1: killed by signal 11, after\n(.*\n)*.*dying_party\.py"):
         flat(treaty.GBDTClassifier, transport="grpc", n_estimators=2, **FAST_KEY).fit(cut(X, 2), y)
 
 

@@ -147,7 +147,8 @@ def recognised(
                 if more.rows is not None:
                     sample = np.append(sample, np.frombuffer(more.rows.data, np.int32))
             case "SumsPiece":
-                return  # of tables of tens of millions of rows
+                # of tables of tens of millions of rows
+                return
             case "SumsRequest":
                 node_of_row, count = unpack(content_of(entry, SumsRequest).payload, entry.peer, entry.step)
                 asked += [np.flatnonzero(node_of_row == k).astype(np.int32) for k in range(int(count[0]))]
@@ -251,11 +252,11 @@ def learned_from_ciphertexts(view: View, truth: Truth) -> Iterator[Finding]:
 
     Labels from the very numbers that hide gradients: ciphertexts of rows, residues of lattice vectors, masked words.
 
-    A cipher hides labels only if nothing that can be computed of its ciphertexts tells them. Here a logistic regression
-    learns on half of the rows, whose labels the attacker is given, and its scores of the other half are compared with
-    theirs. Of each ciphertext under Okamoto-Uchiyama and Paillier it has the bytes as they are sent, and the Jacobi
-    symbol, which everybody can compute and which half tells quadratic residues; of other ciphers the numbers. Baseline:
-    chance.
+    A cipher hides labels only if nothing that can be computed from its ciphertexts reveals them. Here a logistic
+    regression learns on half of the rows, whose labels the attacker is given, and its scores of the other half are
+    compared with theirs. Of each ciphertext under Okamoto-Uchiyama and Paillier it has the bytes as they are sent, and
+    the Jacobi symbol, which anyone can compute and which shows half of the non-residues; of other ciphers the numbers.
+    Baseline: chance.
 
     That nothing is found proves nothing: the proof is the cipher's. The attack is there to find one that is broken.
 
@@ -339,8 +340,10 @@ def of_vectors(payload: Payload, parameters: Parameters | None, n_rows: int) -> 
             return np.zeros((0, 0))
         residues = unpacked_residues(parameters, hidden, n_rows)  # (vectors, primes, rows)
         return np.concatenate(residues / np.array(parameters.primes, np.float64)[:, None]).T
-    if hidden.dtype == np.uint64:  # under masks: (nodes, words, rows)
+    # under masks: (nodes, words, rows)
+    if hidden.dtype == np.uint64:
         return np.concatenate(hidden / 2.0**64).T
-    if hidden.ndim == 3 and hidden.shape[1] == n_rows:  # a ciphertext for each node: (nodes, rows, bytes)
+    # a ciphertext for each node: (nodes, rows, bytes)
+    if hidden.ndim == 3 and hidden.shape[1] == n_rows:
         return np.concatenate(hidden / 255.0, axis=1)
     return np.zeros((0, 0))

@@ -26,7 +26,8 @@ from treaty.systems import SYSTEMS, Model, find_system
 from treaty.systems.options import SystemOptions, converted
 
 Rows = NDArray[np.intp]
-_USERS = 4  # into which a participant is cut
+# into which a participant is cut
+_USERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,8 @@ def compare(
         begin(one.title)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a model that is trained to be attacked
+                # of a model that is trained to be attacked
+                warnings.simplefilter("ignore")
                 standings.append(_played(one, columns, y, cut, apart, held_back, trees))
         except TreatyError as error:
             standings.append(Standing(title=one.title, error=str(error)))
@@ -229,14 +231,14 @@ def draw_standings(standings: Sequence[Standing], path: Path) -> None:
     )
     for place, (_, worst) in zip(places, drawn, strict=True):
         danger.barh(place, max(0.0, worst.advantage), color=FINDS if worst.finds else GUESSES, alpha=0.6)
-        said = f"{worst.attack}, {worst.party}"
-        danger.annotate(said, (0.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=7)
+        text = f"{worst.attack}, {worst.party}"
+        danger.annotate(text, (0.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=7)
     danger.set(xlabel="most successful attack: way from a guess to all", xlim=(0.0, 1.0))
     _save(picture, path)
 
 
 def draw_findings(found: Sequence[Finding], path: Path) -> None:
-    """Draw each finding's score beside its guess; raises as `draw_standings`."""
+    """Draw each finding's score next to its guess; raises as `draw_standings`."""
     picture, (axes,) = _picture(len(found), 1)
     places = np.arange(len(found))[::-1]
     axes.barh(places, [one.score for one in found], color=[FINDS if one.finds else GUESSES for one in found], alpha=0.6)

@@ -41,13 +41,13 @@ Vectors = list[Integers]
 
 
 def repeated_masks(view: View, truth: Truth) -> Iterator[Finding]:
-    """Compare what came from each member with what it gave, at whoever opens sums: a leader, edge server or server.
+    """Compare what came from each member with what it gave, at the party that opens sums: leader, edge server or server.
 
     What a member gave to a sum, from differences of its masked vectors: where a mask serves twice, it cancels.
 
     Whoever opens sums sees each member's vectors under masks. Tried are the numbers as they came, the differences of
     each vector's numbers from its first, and the differences of successive vectors. They are compared with the same of
-    what the member gave, by rank correlation. Baseline: 0, which is what masks drawn anew for every number and vector
+    what the member gave, by rank correlation. Baseline: 0, which is what fresh masks for every number and vector
     leave. FedXGB as published has one mask for all numbers of a tree.
 
     Not tried are differences of opened sums over cohorts that differ by a member, which no masks hide; FedXGB's users
@@ -121,7 +121,8 @@ def correlation(plain: Vectors, seen: Vectors) -> tuple[float, float]:
     if not count:
         return 0.0, 0.0
     total = sum(float(own @ other) for own, other in ranks)
-    return total / count, float(np.sqrt(1.5 / count))  # neighbouring differences have a vector in common
+    # neighbouring differences have a vector in common
+    return total / count, float(np.sqrt(1.5 / count))
 
 
 def standard_ranks(values: Integers) -> Floats:
@@ -150,7 +151,7 @@ def matrix_products(view: View, truth: Truth) -> Iterator[Finding]:
     version 2 that matrix is the gradients, which a passive party rounds to the two values of a first tree, and solves
     for where levels of the tree add up to enough equations. In version 1 it is the candidates of a passive party, zeros
     and ones, which the active party rounds and solves for over trees; and where null vectors are many, what they leave
-    over shows the passive party the first tree's gradients by their shape. In safe mode nobody gets such a product.
+    over shows the passive party the first tree's gradients by their shape. In safe mode no party gets such a product.
 
     References
     ----------
@@ -178,7 +179,8 @@ def label_scores(trees: Trees, n_rows: int) -> Floats:
     if not nodes:
         return scores
     root = nodes[0].answered
-    if not len(nodes[0].slots):  # version 2: gradients came back
+    # version 2: gradients came back
+    if not len(nodes[0].slots):
         scores[root.rows] = -root.masked[:, 0]
         if n_rows <= MOST_SOLVED:
             found, known = solved([node.answered for node in nodes], n_rows)
@@ -258,24 +260,26 @@ def likeliest_buckets(view: View, truth: Truth) -> Iterator[Finding]:
     The best guess weighs the chance of the noise against how common a bucket is, which the noisy buckets of all rows
     tell without bias: where noise is weak it is the noisy bucket itself, where it is strong the commonest one.
     """
-    before: dict[str, list[NDArray[np.uint8]]] = {}  # of each peer the buckets of the rows so far
+    # of each peer the buckets of the rows so far
+    before: dict[str, list[NDArray[np.uint8]]] = {}
     for entry in view.recorded.transcript.entries:
         if entry.step != Buckets.__name__ or entry.direction != "received":
             continue
-        told = entry.message(Buckets)
-        assert told is not None, "contents are recorded"
+        sent = entry.message(Buckets)
+        assert sent is not None, "contents are recorded"
         codes, offsets = truth.codes(entry.peer)
-        present, missing = (np.frombuffer(of.data, of.dtype) for of in (told.present, told.missing))
-        if not codes.size or not np.array_equal(present, np.diff(offsets) - 1):  # other buckets than the true table's
+        present, missing = (np.frombuffer(of.data, of.dtype) for of in (sent.present, sent.missing))
+        # other buckets than the true table's
+        if not codes.size or not np.array_equal(present, np.diff(offsets) - 1):
             continue
         sizes = np.maximum(present + missing, 1).astype(np.int32)
         came = before.setdefault(entry.peer, [])
         left = row_pieces(len(codes), bits_of_row(sizes))[len(came) :]
-        came.append(unpack_buckets(told.packed, sizes, left[0].stop - left[0].start, entry.peer))
+        came.append(unpack_buckets(sent.packed, sizes, left[0].stop - left[0].start, entry.peer))
         if len(left) > 1:
             continue
         noisy = np.concatenate(before.pop(entry.peer))
-        epsilons = np.frombuffer(told.epsilon.data, np.float64)
+        epsilons = np.frombuffer(sent.epsilon.data, np.float64)
         guessed = [likeliest(of[0], int(of[1]), float(of[2])) for of in zip(noisy.T, sizes, epsilons, strict=True)]
         common = [np.bincount(column).max() for column in codes.T]
         yield Finding(
@@ -289,6 +293,7 @@ def likeliest(noisy: NDArray[np.uint8], size: int, epsilon: float) -> NDArray[np
     """Return each row's likeliest true bucket (n_rows,), given the noise and how common buckets are by its estimate."""
     other, excess = chances(size, epsilon)
     share = np.maximum((np.bincount(noisy, minlength=size) / len(noisy) - other) / excess, 0.0)
-    told = np.full((size, size), other) + excess * np.eye(size)  # of a true bucket the chance of a noisy one
-    guess: NDArray[np.intp] = np.argmax(told * share[:, np.newaxis], axis=0)
+    # of a true bucket the chance of a noisy one
+    reported = np.full((size, size), other) + excess * np.eye(size)
+    guess: NDArray[np.intp] = np.argmax(reported * share[:, np.newaxis], axis=0)
     return guess[noisy]

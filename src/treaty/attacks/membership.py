@@ -68,7 +68,8 @@ def _losses(chance: Floats, labels: Flags) -> Floats:
 
 
 def _trained(x: Floats, labels: Flags) -> HistGradientBoostingClassifier:
-    if labels.all() or not labels.any():  # one class is no task: any row of the other makes it one
+    # one class is no task: any row of the other makes it one
+    if labels.all() or not labels.any():
         labels = labels.copy()
         labels[0] = ~labels[0]
     return HistGradientBoostingClassifier(random_state=0).fit(x, labels)
@@ -112,8 +113,8 @@ def membership_by_alignment(
     Returns
     -------
     Finding
-        The share of right answers, beside the better of two guesses: that the partner holds all, or none. A guess
-        counts as the share that is right of it.
+        The share of right answers, and as baseline the better of two guesses: that the partner holds all, or none. A
+        guess counts as the share that is right of it.
 
     Raises
     ------
@@ -135,9 +136,10 @@ def membership_by_alignment(
         except ConfigError:
             if not first:
                 raise
-            break  # the partner refuses, and will again
+            # the partner refuses, and will again
+            break
         if ATTACKER not in common:
-            break  # it is not told
+            break  # it does not learn the result
         right[part] = np.isin(np.array(asked[part]), np.array(common[ATTACKER]["id"].to_pylist())) == held[part]
     return Finding(
         attack="repeated alignment (Guo 2022)", party=ATTACKER, target=f"ids of {PARTNER}", measure="share right",

@@ -39,21 +39,22 @@ def exact_sums(view: View, truth: Truth) -> Iterator[Finding]:
 
 MOST = 1000
 """Splits that are grouped, those of the largest nodes: the work grows with their square."""
-_EXPECTED = 8.0  # rows that a way would have by chance, from which its being empty counts
+# rows that a way would have by chance, from which its being empty counts
+_EXPECTED = 8.0
 
 Sides = Sequence[tuple[Int32s, Flags]]
-"""Of each split the rows whose sides were told, and which of them go left."""
+"""Of each split the rows whose sides were shown, and which of them go left."""
 
 
 def nested_sides(view: View, truth: Truth) -> Iterator[Finding]:
-    """Work out each partner's bins from the sides that it told of its splits.
+    """Work out each partner's bins from the sides that it showed of its splits.
 
     A partner's bins from sides of its splits, which every protocol shows the active party (docs/sealed.md).
 
     Cuts of one column are nested: of two, one of the four ways in which rows may fall is empty. Splits whose nodes have
     rows in common are put into groups by that, without record numbers, however sums are hidden; a group is a column. A
     row's bin is known for certain once every other bin of the column is on the other side of a split at which the row's
-    side was told. Which column a group is, and which bin lies between two cuts, follows from how many rows are there,
+    side was shown. Which column a group is, and which bin lies between two cuts, follows from how many rows are there,
     and is taken from the owner's table here; a split that was put to others of another column counts for nothing.
 
     Baseline: nothing is known for certain. What is found is certain, so the score is a share of all bins.
@@ -62,22 +63,22 @@ def nested_sides(view: View, truth: Truth) -> Iterator[Finding]:
         return
     for owner in [name for name in truth.owners if name != view.party]:
         codes, offsets = truth.codes(owner)
-        told = sorted(view.recorded.recording.sides.get(owner, []), key=lambda split: -len(split[0]))[:MOST]
+        sides = sorted(view.recorded.recording.sides.get(owner, []), key=lambda split: -len(split[0]))[:MOST]
         yield Finding(
             attack="nested sides", party=view.party, target=f"bins of {owner}", measure="share known",
-            score=known_share(told, codes, np.diff(offsets) - 1), baseline=0.0,
+            score=known_share(sides, codes, np.diff(offsets) - 1), baseline=0.0,
         )  # fmt: skip
 
 
-def known_share(told: Sides, codes: NDArray[np.uint8], n_bins: Integers) -> float:
+def known_share(sides: Sides, codes: NDArray[np.uint8], n_bins: Integers) -> float:
     """Return the share of bins, rows times columns, that sides tell for certain; a column's last code is missing."""
-    groups = grouped(told, len(codes))
-    fits = [_columns_of(rows, left, codes) for rows, left in told]
+    groups = grouped(sides, len(codes))
+    fits = [_columns_of(rows, left, codes) for rows, left in sides]
     possible = [np.ones((len(codes), int(of) + 1), np.bool_) for of in n_bins]
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         column = int(np.sum([fits[k] for k in members], axis=0).argmax())
-        for rows, left in [told[k] for k in members.tolist() if fits[k][column]]:
+        for rows, left in [sides[k] for k in members.tolist() if fits[k][column]]:
             of_rows, missing = codes[rows, column], int(n_bins[column])
             for side in (left, ~left):
                 other = np.unique(of_rows[~side])
@@ -100,11 +101,11 @@ def _columns_of(rows: Int32s, left: Flags, codes: NDArray[np.uint8]) -> Flags:
     return np.array([not np.intersect1d(of[left], of[~left]).size for of in of_rows.T], np.bool_)
 
 
-def grouped(told: Sides, n_rows: int) -> Integers:
+def grouped(sides: Sides, n_rows: int) -> Integers:
     """Return each split's group, int64 (k,), the largest nodes first: nested with some of it, crossing none."""
-    count = len(told)
+    count = len(sides)
     there, left = np.zeros((2, count, n_rows), np.float32)
-    for k, (rows, going) in enumerate(told):
+    for k, (rows, going) in enumerate(sides):
         there[k, rows], left[k, rows[going]] = 1.0, 1.0
     right = there - left
     ways = np.stack([left @ left.T, left @ right.T, right @ left.T, right @ right.T])
@@ -124,7 +125,8 @@ def grouped(told: Sides, n_rows: int) -> Integers:
     return groups
 
 
-MOST_ROWS = 4000  # rows are matched one to one, which takes their square of memory
+# rows are matched one to one, which takes their square of memory
+MOST_ROWS = 4000
 
 
 def inverted_histograms(view: View, truth: Truth) -> Iterator[Finding]:
@@ -133,8 +135,8 @@ def inverted_histograms(view: View, truth: Truth) -> Iterator[Finding]:
     Rows rebuilt from opened histograms, at the leader of tables split by row (`privacy.histogram_inversion`).
 
     Score: the mean share of right bins of a rebuilt table, its rows matched with true ones to agree best. Baseline: the
-    same of a table with every column drawn by itself from the rows of each class in each bin. These counts are given to
-    both; the first histogram shows them, unless it carries noise: then the attacker has more than it could.
+    same of a table with every column drawn independently from the rows of each class in each bin. These counts are given
+    to both; the first histogram shows them, unless it carries noise: then the attacker has more than it could.
     """
     recording = view.recorded.recording
     bins, y = recording.bins, truth.targets.astype(np.int64)

@@ -29,16 +29,17 @@ def seen_sets(view: View, n_rows: int) -> Partitions:
     Where nodes are hidden that is how its own columns were divided: one partition for each split of its own.
     """
     sets = node_sets_from_transcript(view.recorded.transcript, n_rows)
-    told = [
+    answers = [
         entry.message(SplitColumns)
         for entry in view.recorded.transcript.entries
         if entry.step == SplitColumns.__name__ and entry.direction == "sent"
     ]
-    for answer in told:
+    for answer in answers:
         assert answer is not None, "contents are recorded"
         bits = np.frombuffer(answer.new.data, np.uint8).reshape(answer.new.shape)
         sets += [[column.astype(np.int32)] for column in np.unpackbits(bits, axis=1, count=n_rows)]
-    own = view.recorded.recording.sides.get(view.party, [])  # of transferred sides, which no message shows
+    # of transferred sides, which no message shows
+    own = view.recorded.recording.sides.get(view.party, [])
     different = {left.tobytes(): left.astype(np.int32) for rows, left in own if len(rows) == n_rows}
     return sets + [[left] for left in different.values()]
 
@@ -61,7 +62,8 @@ def instance_clustering(view: View, truth: Truth) -> Iterator[Finding]:
 
 
 MOST_ROWS = 5000
-COMMUNITIES = 2  # of 2 to 6 those by which most is found on three tables
+# of 2 to 6 those by which most is found on three tables
+COMMUNITIES = 2
 WEIGHT = 2.0
 """How much farther apart communities are than two rows that differ by a standard deviation in all own columns."""
 
@@ -102,11 +104,13 @@ def communities(trees: Partitions, rows: NDArray[np.intp]) -> Floats:
 
     `trees` are partitions of all rows of the table (`row_sets.seen_sets`).
     """
-    partitions = [tree[-1][rows] for tree in trees if tree]  # of each tree the finest, as in the paper
+    # of each tree the finest, as in the paper
+    partitions = [tree[-1][rows] for tree in trees if tree]
     nodes = [of_partition(partition) for partition in partitions if partition.max(initial=-1) > 0]
     if not nodes:
         return np.zeros((len(rows), 0))
-    everything = csr_matrix(np.ones((len(rows), 1)))  # so that rows of unknown nodes are joined to something
+    # so that rows of unknown nodes are joined to something
+    everything = csr_matrix(np.ones((len(rows), 1)))
     joined = hstack([everything, *nodes]).tocsr()
     found = SpectralCoclustering(min(COMMUNITIES, joined.shape[1]), random_state=0).fit(joined).row_labels_
     return np.asarray(np.eye(found.max() + 1)[found])
@@ -132,8 +136,8 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
 
     Labels from the purity of the sets of rows that a passive party sees.
 
-    The better a tree, the nearer its leaves are to one class: whoever sees which rows are in a leaf, and learns the
-    labels of some, knows those of nearly all. The score is an upper bound of that, the share of rows whose label is the
+    The better a tree, the nearer its leaves are to one class: a party that sees which rows are in a leaf, and learns
+    the labels of some, knows those of nearly all. The score is an upper bound of that, the share of rows whose label is the
     commonest of the other rows of their finest set, in the tree where it is highest. Baseline: what the party could do
     with others' labels without being shown any set, by a tree of as many leaves on its own columns, or by the commonest
     label.
@@ -141,14 +145,15 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
     References
     ----------
     Cheng et al., "SecureBoost", IEEE Intelligent Systems 2021 (arXiv 1901.08755), section 6, which counts a row's own
-    label as well; without it a set of one row tells nothing (`privacy.purity.held_out_purity`).
+    label as well; without it a set of one row reveals nothing (`privacy.purity.held_out_purity`).
     """
     if view.is_active or not view.steps(TreeStart):
         return
     labels = truth.labels.astype(np.int64)
     majority = float(max(labels.mean(), 1.0 - labels.mean()))
     score = baseline = majority
-    finest = [tree[-1] + 1 for tree in seen_sets(view, len(labels)) if tree]  # 0: rows of which nothing is known
+    # 0: rows of which nothing is known
+    finest = [tree[-1] + 1 for tree in seen_sets(view, len(labels)) if tree]
     if finest:
         purity = held_out_purity(np.stack(finest, axis=1), labels, 2)
         score = float(purity.max())

@@ -151,7 +151,8 @@ class Finding:
 
         What is known for certain counts from the first bin on.
         """
-        if self.measure == "share known":  # for certain: the least of it is a finding
+        # for certain: the least of it is a finding
+        if self.measure == "share known":
             return self.score > self.baseline
         return self.score - self.baseline > max(0.02, 4.0 * self.error)
 
@@ -179,7 +180,7 @@ def error_of_best(error: float, tries: int) -> float:
 
 
 def label_finding(attack: str, view: View, truth: Truth, scores: Floats) -> Finding:
-    """Return how well scores (n_rows,) separate labels, beside what the party's own columns tell without them."""
+    """Return how well scores (n_rows,) separate labels, compared with what the party's own columns reveal."""
     baseline = guess_from_own_columns(view, truth)
     return Finding(
         attack=attack, party=view.party, target="labels", measure="AUC",

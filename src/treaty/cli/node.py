@@ -26,7 +26,7 @@ from treaty.node.notes import JobStatus
 from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
-from treaty.runs.expectations import told_sizes
+from treaty.runs.expectations import stated_sizes
 from treaty.runs.job import Job
 from treaty.runs.local_checks import EXPECTED, Finding
 
@@ -182,7 +182,7 @@ def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, 
     for party, encoded in store.views(job_id).items():
         view = msgspec.msgpack.decode(encoded, type=JobStatus)
         if party != row.submitter:
-            if (size := told_sizes(view.reason)) is not None:
+            if (size := stated_sizes(view.reason)) is not None:
                 told[party] = size
             fine = view.state in ("approved", "finished")
             _print_findings([Finding(party, fine, view.reason or ("could take part" if fine else view.state))])

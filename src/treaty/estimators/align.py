@@ -26,7 +26,8 @@ from treaty.runs.threads import Role, play, star
 from treaty.systems.alignment.alignment import AlignmentOptions, ResultTo, align_active, align_passive
 from treaty.systems.alignment.leakage import report_shared
 
-_TYPES: dict[str, tuple[Any, str]] = {  # what an argument may be, and how an error says it
+# what an argument may be, and the words for it in an error
+_TYPES: dict[str, tuple[Any, str]] = {
     "tables": (Mapping, "a mapping of party to table"),
     "on": ((str, Mapping), "one column, or a mapping of party to column; join ids of several columns to one before"),
     "active": ((str, NoneType), "the name of a party"),
@@ -93,7 +94,7 @@ def align(
     -------
     dict of party name to dataframe
         Of the type each came as (of a file, as `treaty.open_table` returns it), with as many rows each, row i
-        everywhere of the same id; a pandas index starts anew.
+        everywhere of the same id; a pandas index is reset.
         Labels in a column of the active party's table come in the same order.
 
     Warns
@@ -150,10 +151,10 @@ def align(
         )
         roles[active] = lambda party: align_active(party, ids(active), options)
         played = play(roles, star(active, tables), job="align", protocol="alignment").results
-    told = tables if result_to == "both" else [active]
-    for party in told:
+    learn = tables if result_to == "both" else [active]
+    for party in learn:
         report_shared(party, played[party], warn_user)
-    return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in told}
+    return {party: _taken(frames[party], played[party].rows, column[party] if drop_id else None) for party in learn}
 
 
 def _frame(table: Any, column: str, party: str) -> nw.DataFrame[Any] | FileTable:

@@ -39,7 +39,8 @@ from treaty.trees.metrics import as_text
 
 _SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".txt", ".model", ".part", ".onnx"}
 
-Tables = Any  # one table (any dataframe or array), or {party: table}
+# one table (any dataframe or array), or {party: table}
+Tables = Any
 
 
 def one_column(y: Any) -> Any:
@@ -101,10 +102,13 @@ class TableEstimator(BaseEstimator):
 
     _model: ClassVar[Model]
     _common: ClassVar[Any]
-    _fixed: ClassVar[dict[str, Any]] = {}  # common options that the estimator decides
+    # common options that the estimator decides
+    _fixed: ClassVar[dict[str, Any]] = {}
     _why_needed: ClassVar[str]
-    _recorded: dict[str, Recorded] | None = None  # filled with what parties see of a fit, where `treaty.attacks` asks
-    _rounds: ClassVar[str]  # the parameter that a lone number is most likely meant for
+    # filled with what parties see of a fit, where `treaty.attacks` asks
+    _recorded: dict[str, Recorded] | None = None
+    # the parameter that a lone number is most likely meant for
+    _rounds: ClassVar[str]
 
     columns_by_party_: dict[str, list[Any]]  # of `parties` at `fit`
     positions_by_party_: dict[str, list[int]]
@@ -201,12 +205,13 @@ class TableEstimator(BaseEstimator):
             delattr(self, name)
 
     def _tables(self, X: Tables, *, reset: bool, **beside: Any) -> dict[str, Table]:
-        """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the same rows."""
+        """Convert X to tables by party, in the parties' order; `beside` are labels and weights of the rows."""
         system = self._chosen()[0]
         check_beside(X, beside)
         if self.parties is not None if reset else hasattr(self, "columns_by_party_"):
             X = self._by_party(X, system, reset=reset)
-        if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
+        # one kind of sparse matrix is a mapping, too
+        if not isinstance(X, Mapping) or hasattr(X, "nnz"):
             if not reset and ALONE not in self.schemas_:
                 raise DataError(f"expected a mapping of the parties {', '.join(self.schemas_)} to their tables")
             if system.split == "columns":
@@ -253,7 +258,8 @@ class TableEstimator(BaseEstimator):
         columns = _listed(self.parties) if reset else self.columns_by_party_
         tables, positions = split_by_party(X, columns)
         names = list(map(str, getattr(X, "column_names", getattr(X, "columns", ()))))
-        if reset:  # kept, as parameters may be set to others after a fit
+        # kept, as parameters may be set to others after a fit
+        if reset:
             self.columns_by_party_, self.positions_by_party_ = columns, positions
         if reset or not names or sorted(names) != sorted(getattr(self, "feature_names_in_", ())):  # else by name
             validate_data(self, shown(X), reset=reset, skip_check_array=True)
@@ -337,7 +343,7 @@ class TableEstimator(BaseEstimator):
 
         It shows what the active party sees: scores, learning curves, ROC, calibration, importances by party, what
         columns add, messages over time and by pair, seconds by phase, who learned what, what noise has cost, parameters
-        and versions. What the model lacks is said. No row of a table is in it, but aggregates over rows and labels are.
+        and versions. It lists what the model lacks. It has no row of a table, but aggregates over rows and labels.
 
         Parameters
         ----------
@@ -362,7 +368,8 @@ class TableEstimator(BaseEstimator):
         DataError
             For tables or labels that do not fit the model.
         """
-        from treaty.estimators.reporting import contents_of  # late: few fits are followed by a report
+        # late: few fits are followed by a report
+        from treaty.estimators.reporting import contents_of
         from treaty.report.page import check_possible, write_page
 
         path = as_path(path, "path")
@@ -404,7 +411,7 @@ class TableEstimator(BaseEstimator):
         write_model(folder, saved, self.parts_)
 
     def _restore(self, saved: SavedEstimator) -> None:
-        """Set what `save` kept beside parameters and parts."""
+        """Set what `save` kept apart from parameters and parts."""
         self.schemas_ = saved.schemas
         if saved.learned:
             self.disclosures_ = saved.learned
@@ -425,7 +432,8 @@ class TableEstimator(BaseEstimator):
         metrics = params.get("eval_metric")
         if any(map(callable, metrics if isinstance(metrics, list | tuple) else [metrics])):
             params.pop("eval_metric")
-        if isinstance(params.get("class_weight"), Mapping):  # as pairs: the names of JSON's fields are text
+        # as pairs: the names of JSON's fields are text
+        if isinstance(params.get("class_weight"), Mapping):
             params["class_weight"] = [[plain(label), float(of)] for label, of in params["class_weight"].items()]
         return {name: plain(value) for name, value in params.items()}
 

@@ -162,8 +162,8 @@ class BoostedTrees(TrainedTrees):
         early_stopping_rounds : int or None
             For this fit, in place of the parameter of the same name.
         checkpoint : path or None
-            Folder where every party keeps what is finished while training goes on. A fit that finds there what an
-            interrupted one left, of the same rows and options (`n_estimators` may differ), goes on from it and gives
+            Folder where every party keeps what is finished during training. A fit that finds there what an
+            interrupted one left, of the same rows and options (`n_estimators` may differ), resumes it and gives
             the model the other would have given. Removed when training is finished, but for what serves later fits on
             the same rows: hints of the lattice map and the ledger of what they tell, the key of noise and the ledger
             of its cost, noisy buckets that others sent, and common bins. Without a folder every fit counts from
@@ -289,8 +289,8 @@ class BoostedTrees(TrainedTrees):
                 f"active=None, got {self.active!r}"
             )
         validate_data(self, shown(X[next(iter(rows))][0]), reset=True, skip_check_array=True)
-        told = [describe(LabelledRows(of.table, of.y), None) for of in rows.values()]
-        self.schemas_ = {ALONE: schema_of(*all_columns(told))}  # as the protocol makes it
+        described = [describe(LabelledRows(of.table, of.y), None) for of in rows.values()]
+        self.schemas_ = {ALONE: schema_of(*all_columns(described))}  # as the protocol makes it
         labels = {name: of.y for name, of in rows.items()}
         if is_classifier(self):
             check_one_kind(labels)
@@ -335,7 +335,8 @@ class BoostedTrees(TrainedTrees):
         return {"y": y}
 
     def _finished(self, parts: dict[str, ModelPart]) -> None:
-        self.parts_ = parts  # by an error later on: what there is predicts
+        # by an error later on: what there is predicts
+        self.parts_ = parts
 
     def _eval_sets(
         self, eval_set: Any, active: str, classes: list[Any] | None, metrics: Sequence[str]

@@ -157,7 +157,7 @@ def opened_by_participant(X: Any) -> Any:
 
 
 def shown(X: Any) -> Any:
-    """Return what tells scikit-learn a table's columns: of one on disk a table without rows."""
+    """Return a table that shows scikit-learn the columns: for one on disk a table without rows."""
     return X.schema.empty_table() if isinstance(X, FileTable) else X
 
 

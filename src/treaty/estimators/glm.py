@@ -268,7 +268,8 @@ class LinearModel(TableEstimator):
 class _Regression(Scored, RegressorMixin, LinearModel):
     """What both regressions of numbers have in common: training, and predictions by the inverse of their link."""
 
-    _mean: ClassVar[Any]  # of margins, the mean: the inverse of the link
+    # of margins, the mean: the inverse of the link
+    _mean: ClassVar[Any]
 
     def _labels(self, y: Any, active: str, n_rows: int) -> tuple[None, NDArray[np.float64]]:
         return None, check_targets(one_column(y), active, n_rows)

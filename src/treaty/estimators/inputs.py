@@ -39,7 +39,8 @@ def training_tables(X: Mapping[str, Any], active: str) -> dict[str, Table]:
     }
     if not tables:
         raise DataError(f"expected a party with columns, got none among {', '.join(X)}")
-    if active not in tables:  # labels, but no features of its own
+    # labels, but no features of its own
+    if active not in tables:
         tables[active] = Table(Schema((), ()), [], next(iter(tables.values())).n_rows)
     return {name: tables[name] for name in X}
 
@@ -75,14 +76,16 @@ class Rows:
     """What a participant of a horizontal training brings."""
 
     table: Table
-    y: NDArray[Any]  # labels as they came; none is missing
+    # labels as they came; none is missing
+    y: NDArray[Any]
     weight: NDArray[np.float64] | None
 
 
 def participants(X: Any, protocol: str) -> dict[str, Rows]:
     """Convert a mapping of party to (X, y) or (X, y, sample_weight); DataError names the party that has no such."""
     expected = f"protocol {protocol!r} expects a mapping of party to (X, y) or (X, y, sample_weight)"
-    if not isinstance(X, Mapping) or hasattr(X, "nnz"):  # one kind of sparse matrix is a mapping, too
+    # one kind of sparse matrix is a mapping, too
+    if not isinstance(X, Mapping) or hasattr(X, "nnz"):
         raise DataError(f"{expected}, got {type(X).__name__}")
     if not X or not all(isinstance(name, str) and name for name in X):
         raise DataError(f"{expected}, got {'parties that are not named by text' if X else 'no party'}")
@@ -162,13 +165,13 @@ def check_row_labels(given: Collection[tuple[str, Any]]) -> None:
 
 
 def check_beside(X: Any, beside: Mapping[str, Any]) -> None:
-    """Do so with a table, or those of several parties, and what is given beside it by name: labels, weights."""
+    """Check the order of rows of a table, or those of several parties, and of labels and weights, given by name."""
     tables = X.items() if isinstance(X, Mapping) and not hasattr(X, "nnz") else [("X", X)]
     check_row_labels([*tables, *beside.items()])
 
 
 def _counts_rows(index: Any) -> bool:
-    """Whether an index is what dataframes have that nobody gave one: 0, 1, 2 and so on."""
+    """Whether an index is the default one of dataframes: 0, 1, 2 and so on."""
     return bool(index.dtype.kind in "iu" and np.array_equal(index, np.arange(len(index))))
 
 
@@ -180,9 +183,9 @@ def are_labelled(X: Any) -> bool:
     )
 
 
-def warn_unseen(said: str) -> None:
+def warn_unseen(text: str) -> None:
     """Warn of categories that training did not have."""
-    warn_user(said)
+    warn_user(text)
 
 
 def known_tables(
@@ -217,7 +220,7 @@ def rows_with_weight(
 ) -> tuple[dict[str, Table], NDArray[np.float64], NDArray[np.float64] | None]:
     """Return one table, its labels and weights without rows of weight 0, as if these had not been there.
 
-    Tables of several parties stay as they are: rows correspond by position, and others are not told weights.
+    Tables of several parties stay as they are: rows correspond by position, and other parties do not learn weights.
     """
     if weight is None or ALONE not in tables or weight.all():
         return tables, target, weight

@@ -48,7 +48,7 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
         classes, and whatever has standard errors, takes the whole table at every step.
     learning_rate : float or None, default None
         Factor on every step: None is 0.05 by quasi-Newton, 0.3 by gradient descent, on the whole table 1 divided by
-        the number of passive parties. Halved by itself when an epoch's loss rises by more than a tenth.
+        the number of passive parties. Halved automatically when an epoch's loss rises by more than a tenth.
     tol : float, default 1e-5
         Training ends when the losses of two epochs differ by less (on the whole table: by less than its square, when
         margins change by about `tol`); 0 for all of `max_iter`. Where it ends at `max_iter` otherwise, a warning says
@@ -225,7 +225,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
             self._keep_classes(parts, holder)
             return
         self.calibration_ = holder.calibration
-        if self.early_stopping_rounds is not None and holder.eval_losses:  # set after training, it has none
+        # set after training, it has none
+        if self.early_stopping_rounds is not None and holder.eval_losses:
             self.best_iteration_ = int(np.argmin(list(holder.eval_losses.values())[-1]))
         for name in ("coef_", "standardized_coef_"):
             of = getattr(self, name)
@@ -269,7 +270,8 @@ class LogisticRegression(Scored, ClassifierMixin, LinearModel):
 
     def _checked_margins(self, X: Tables) -> NDArray[np.float64]:
         margins = self._margins(X)
-        if not self._predicting().in_one_place:  # what margins are, nobody has seen in training
+        # no party has seen margins in training
+        if not self._predicting().in_one_place:
             warn_beyond_taylor(margins)
         return margins
 

@@ -31,7 +31,8 @@ from treaty.systems.pooled.system import ALONE
 from treaty.trees.metrics import evaluate
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-FEWEST_ROWS = 20  # of which quantiles are shown: those of fewer would be single rows' values
+# of which quantiles are shown: those of fewer would be single rows' values
+FEWEST_ROWS = 20
 OURS, POOLED = "this model", "pooled"
 _GIVEN = "rows given to this report"
 _LOADED = "The model was loaded from files, which keep no record of its training."
@@ -118,7 +119,7 @@ def _notes(model: Any) -> Iterator[str]:
 
 def _noise(model: Any, own: Any) -> Iterator[str]:
     spent = {name: part.spent for name, part in model.parts_.items() if getattr(part, "spent", "")}
-    yield from (said if name == ALONE else f"{name}: {said}" for name, said in spent.items())
+    yield from (text if name == ALONE else f"{name}: {text}" for name, text in spent.items())
     if own.label_epsilon is not None:
         yield f"Labels were randomised once, each with epsilon {own.label_epsilon:g}; training goes by these alone."
 
@@ -230,16 +231,17 @@ def _with_shap(
         return replace(contents, absent={**contents.absent, "shap": f"Not for this model: {error}."})
     values = found.values if isinstance(found, Contributions) else _by_party(found[..., :-1], rows)
     several = next(iter(values.values())).ndim == 3
-    if several:  # how far a column moves rows, whatever the class
+    # how far a column moves rows, whatever the class
+    if several:
         values = {party: np.abs(of).mean(axis=1) for party, of in values.items()}
     spreads = []
     for party, of in values.items():
         if party in known:
             names, columns = rows[party].schema.names, rows[party].columns
             for number, name in enumerate(names):
-                told = name if known == {viewer} else f"{party}: {name}"
+                shown = name if known == {viewer} else f"{party}: {name}"
                 numeric = rows[party].schema.categories[number] is None and not several
-                spreads.append(_spread(told, of[:, number], columns[number] if numeric else None))
+                spreads.append(_spread(shown, of[:, number], columns[number] if numeric else None))
         else:
             spreads.append(_spread(f"all of {party}", of.sum(axis=1), None))
     of_what = "adds to the margin" if not several else "moves margins by (mean over classes)"
@@ -268,16 +270,22 @@ FORMAT = Format("estimator", 1)
 
 
 class SavedEstimator(msgspec.Struct, kw_only=True):
-    """What is written beside the parts."""
+    """The file that `save` writes in addition to the parts."""
 
     kind: str  # class of the estimator
-    params: dict[str, Any]  # its parameters; `protocol` is the system's name
+    # its parameters; `protocol` is the system's name
+    params: dict[str, Any]
     system: dict[str, Any]  # the system's own options
-    parties: list[str]  # owners of the parts, in the order of columns
-    schemas: dict[str, Schema]  # of each table that `predict` expects
-    feature_names: list[str] | None = None  # as scikit-learn remembers them, where the training table had any
-    learned: dict[str, list[str]] = {}  # by each party, or role, in the training, in words
-    positions: dict[str, list[int]] | None = None  # of each party's columns in one table, where `parties` says whose
+    # owners of the parts, in the order of columns
+    parties: list[str]
+    # of each table that `predict` expects
+    schemas: dict[str, Schema]
+    # as scikit-learn remembers them, where the training table had any
+    feature_names: list[str] | None = None
+    # by each party, or role, in the training, in words
+    learned: dict[str, list[str]] = {}
+    # of each party's columns in one table, where `parties` says whose
+    positions: dict[str, list[int]] | None = None
 
 
 def write_model(folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPart | LinearPart]) -> None:
@@ -295,7 +303,7 @@ def write_model(folder: Path, saved: SavedEstimator, parts: Mapping[str, ModelPa
 
 
 def read_saved(folder: Path) -> SavedEstimator:
-    """Read what `write_model` wrote beside the parts; ConfigError if there is no such file, or it is another one."""
+    """Read the file of `write_model` that has no part; ConfigError if it is missing, or another file."""
     return read_json(folder / "model.json", SavedEstimator, FORMAT)
 
 
@@ -324,4 +332,5 @@ def read_parts(folder: Path, saved: SavedEstimator, load: Callable[[Path, str], 
 
 
 def _part_file(folder: Path, party: str) -> Path:
-    return folder / f"{quote(party, safe=' ')}.part"  # a party's name may hold what a file's may not
+    # a party's name may hold what a file's may not
+    return folder / f"{quote(party, safe=' ')}.part"

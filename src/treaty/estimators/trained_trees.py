@@ -143,7 +143,7 @@ class TrainedTrees(TableEstimator):
             up to its margin.
         treaty.interpretation.Contributions
             Of a vertical model: each party's own columns, and the bias; its ``joined()`` is the array above. Parties
-            are played in threads. See docs/interpretation.md for what explaining tells a party beyond predicting.
+            are played in threads. See docs/interpretation.md for what a party learns from it.
 
         Raises
         ------

@@ -18,7 +18,8 @@ from treaty.systems.system import Phase, Roles, Service
 
 # ---------------------------------------------------------------- what parties compare when they meet
 
-LONGEST_TERM = 4000  # characters; of a longer one a digest is compared
+# characters; of a longer one a digest is compared
+LONGEST_TERM = 4000
 
 
 def shared_terms(job: Job, name: str, roles: Roles, verb: str) -> dict[str, str]:
@@ -77,7 +78,7 @@ class Waiting:
         self._last = time.monotonic()
 
     def __call__(self, missing: Collection[str]) -> None:
-        """Note who is missing just now; nobody, once all are connected."""
+        """Note who is missing just now; none, once all are connected."""
         now = time.monotonic()
         for peer in missing:
             self._party.waited[peer] += now - self._last
@@ -95,7 +96,8 @@ class Waiting:
 
 
 Result = TypeVar("Result")
-CONNECT_TIMEOUT = 120.0  # seconds the parties wait for each other to start
+# seconds the parties wait for each other to start
+CONNECT_TIMEOUT = 120.0
 
 
 def connected(
@@ -130,11 +132,13 @@ def connected(
         )
         waited = Waiting(job, party, phase)
 
-        def connect_and_play() -> Result:  # a peer that cannot be reached is the others' business, too
+        # a peer that cannot be reached is the others' business, too
+        def connect_and_play() -> Result:
             try:
                 channel.connect(timeout=wait_of(job), may_lose=may_be_absent, waiting=waited)
             except PeerLost:
-                party.heed()  # a peer that stopped the job said why before it went
+                # a peer that stopped the job said why before it went
+                party.heed()
                 raise
             waited(())
             return role(party)

@@ -33,17 +33,17 @@ CELL = 26.0
 """Bytes of a value of a table while it is read, checked and binned."""
 MEGABIT = 1e6 / 8
 LINK = 100 * MEGABIT
-"""Bytes a second of the network for which a time is told."""
+"""Bytes a second of the network that the time of transfer is stated for."""
 
 
 Sizes = Mapping[str, tuple[int, int]]
-"""Of parties that told them, columns as they are trained on, and bins of all of them."""
-_TOLD = re.compile(r"about (\d{1,6}) columns in (\d{1,8}) bins")
+"""By party, as far as they have stated them: columns as they are trained on, and bins of all of them."""
+_STATED = re.compile(r"about (\d{1,6}) columns in (\d{1,8}) bins")
 
 
-def told_sizes(said: str) -> tuple[int, int] | None:
-    """Return the size of another party's table by what it said (`Expectation.in_public`); None where it said none."""
-    found = _TOLD.search(said)
+def stated_sizes(text: str) -> tuple[int, int] | None:
+    """Return the size of another party's table from its statement (`Expectation.in_public`); None if it has none."""
+    found = _STATED.search(text)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
@@ -63,23 +63,23 @@ class Expectation:
 
     @property
     def in_public(self) -> str:
-        """What others are told, to one digit: more of them would tell how many rows there are. Of bins, two."""
+        """What the other parties are sent, to one digit: more would reveal the number of rows. Of bins, two digits."""
         seconds, nbytes, memory = (float(f"{of:.0e}") for of in (self.seconds, self.sent + self.received, self.memory))
-        said = f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
+        text = f"expects about {in_words(seconds)}, {_mb(nbytes)} sent and received, {_gb(memory)} of memory"
         columns, slots = self.own or (0, 0)
         if not columns:
-            return said
-        return f"{said}, for about {float(f'{columns:.0e}'):.0f} columns in {float(f'{slots:.1e}'):.0f} bins"
+            return text
+        return f"{text}, for about {float(f'{columns:.0e}'):.0f} columns in {float(f'{slots:.1e}'):.0f} bins"
 
     @property
     def bytes_in_words(self) -> str:
         """What is sent."""
-        said = f"{_mb(self.sent)} sent and {_mb(self.received)} received here, {_mb(self.in_all)} in all"
+        text = f"{_mb(self.sent)} sent and {_mb(self.received)} received here, {_mb(self.in_all)} in all"
         if self.span is None:
-            return said
+            return text
         least, most = map(_mb, self.span)
         return (
-            f"{said}; from {least}, where each other party has {LEAST[0]} columns of {LEAST[1]} bins, to {most} for "
+            f"{text}; from {least}, where each other party has {LEAST[0]} columns of {LEAST[1]} bins, to {most} for "
             f"{MOST[0]} columns of as many bins as there may be"
         )
 
@@ -93,21 +93,21 @@ class Expectation:
         )
 
 
-def expect(job: Job, roles: Roles, name: str, table: Table | None, told: Sizes | None = None) -> Expectation:
+def expect(job: Job, roles: Roles, name: str, table: Table | None, stated: Sizes | None = None) -> Expectation:
     """Return what a training is expected to take at a party with this training table (None: it has none).
 
-    `told` are sizes of other parties' tables; those of the rest are taken to be usual ones.
+    `stated` are sizes of other parties' tables; those of the rest are taken to be usual ones.
 
     Raises ConfigError, or CryptoError, where there is no formula, or the job is too large for its cipher.
     """
-    told = told or {}
+    stated = stated or {}
     own, common = job.settings()
-    shape, taken = _shape(job, roles, name, table, common, told)
+    shape, taken = _shape(job, roles, name, table, common, stated)
     found = _expected(job, roles, own, common, shape)
     sent, received = _traffic(found, name)
     span: tuple[float, float] | None = None
     if not job.by_row and table is not None:
-        ends = [_expected(job, roles, own, common, _sized(shape, name, told, size, common)) for size in (LEAST, MOST)]
+        ends = [_expected(job, roles, own, common, _sized(shape, name, stated, size, common)) for size in (LEAST, MOST)]
         here = [sum(_traffic(end, name)) for end in ends]
         span = (sum(ends[0].sent.values()), sum(ends[1].sent.values())) if here[1] > 1.01 * here[0] else None
     values = 0 if table is None else table.n_rows * (2 + (len(table.schema.names) if table.folder is None else 0))
@@ -126,28 +126,28 @@ def expect(job: Job, roles: Roles, name: str, table: Table | None, told: Sizes |
 
 def check_memory(expected: Expectation) -> str:
     """Return how much memory a job takes; raise ConfigError where there is less."""
-    free, said = free_memory(), f"about {_gb(expected.memory)} here"
+    free, text = free_memory(), f"about {_gb(expected.memory)} here"
     if free is None:
-        return said
+        return text
     if expected.memory > free:
         raise ConfigError(
-            f"{said}, and {_gb(free)} are free: end other programs, take a machine with more, or fewer rows, columns "
+            f"{text}, and {_gb(free)} are free: end other programs, take a machine with more, or fewer rows, columns "
             "or bins (max_bin)"
         )
-    return f"{said}, of {_gb(free)} free"
+    return f"{text}, of {_gb(free)} free"
 
 
 def check_store(job: Job, name: str, expected: Expectation) -> str:
     """Return how much of its store a job takes; raise ConfigError where there is less room."""
     store = store_of(job, name)
-    said = f"{_mb(expected.kept)} kept for later jobs in {store}"
+    text = f"{_mb(expected.kept)} kept for later jobs in {store}"
     folder = next((of for of in (Path(str(store)), *Path(str(store)).absolute().parents) if of.exists()), None)
     if store is None or folder is None:
         return "nothing is kept for later jobs"
     free = shutil.disk_usage(folder).free
     if expected.kept > free:
-        raise ConfigError(f"{said}, and {_mb(free)} are free: make room, or name another folder as store")
-    return said
+        raise ConfigError(f"{text}, and {_mb(free)} are free: make room, or name another folder as store")
+    return text
 
 
 def free_memory() -> float | None:
@@ -171,13 +171,13 @@ def _expected(job: Job, roles: Roles, own: Any, common: Any, shape: Shape) -> Ex
     return found
 
 
-def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, told: Sizes) -> tuple[Shape, str]:
+def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, stated: Sizes) -> tuple[Shape, str]:
     """Return the sizes of a job's tables as far as a party knows them, and in words what it takes for the rest."""
     rows, columns, slots = (ROWS, COLUMNS, _slots(COLUMNS, common)) if table is None else _sizes(table, common)
     threads = job.n_jobs or len(os.sched_getaffinity(0))
     alike = job.by_row or table is None
     others = (columns, slots) if alike else (COLUMNS, _slots(COLUMNS, common))
-    sizes = {owner: (columns, slots) if owner == name else told.get(owner, others) for owner in roles.owners}
+    sizes = {owner: (columns, slots) if owner == name else stated.get(owner, others) for owner in roles.owners}
     shape = Shape(
         rows=rows,
         columns={owner: size[0] for owner, size in sizes.items()},
@@ -190,11 +190,11 @@ def _shape(job: Job, roles: Roles, name: str, table: Table | None, common: Any, 
     if job.by_row:
         return shape, f"{rows:,} rows and {columns} columns here; taken for each other party: as many rows"
     common_rows = ", all of its rows in common" if job.align is not None else ""
-    said = [f"{rows:,} rows and {columns} columns here"]
-    said += [f"as {owner} says, about {of[0]} columns in {of[1]} bins there" for owner, of in told.items()]
-    if not told.keys() >= sizes.keys() - {name}:
-        said.append(f"taken for each {'further' if told else 'other'} party: {COLUMNS} columns")
-    return shape, "; ".join(said) + common_rows
+    text = [f"{rows:,} rows and {columns} columns here"]
+    text += [f"as {owner} says, about {of[0]} columns in {of[1]} bins there" for owner, of in stated.items()]
+    if not stated.keys() >= sizes.keys() - {name}:
+        text.append(f"taken for each {'further' if stated else 'other'} party: {COLUMNS} columns")
+    return shape, "; ".join(text) + common_rows
 
 
 def _sizes(table: Table, common: Any) -> tuple[int, int, int]:
@@ -210,9 +210,9 @@ def _slots(columns: int, common: Any, bins: int = 256) -> int:
     return columns * (min(bins, common.most_bins) + 1) if isinstance(common, BoostingOptions) else columns
 
 
-def _sized(shape: Shape, name: str, told: Sizes, size: tuple[int, int], common: Any) -> Shape:
-    """Return the sizes with so many columns, of so many bins, at each other party that has told none."""
-    unknown = [owner for owner in shape.columns if owner != name and owner not in told]
+def _sized(shape: Shape, name: str, stated: Sizes, size: tuple[int, int], common: Any) -> Shape:
+    """Return the sizes with so many columns, of so many bins, at each other party that has not stated its own."""
+    unknown = [owner for owner in shape.columns if owner != name and owner not in stated]
     columns, slots = dict.fromkeys(unknown, size[0]), dict.fromkeys(unknown, _slots(size[0], common, size[1]))
     return replace(shape, columns={**shape.columns, **columns}, slots={**shape.slots, **slots})
 

@@ -147,7 +147,8 @@ class _Progress:
             self.begun.append(time.perf_counter())
             self.bar(done, part)
         self._kept[ALONE if by_row else part.party], self._rounds = part, max(self._rounds, done)
-        if self._rounds and self._all_here:  # the last party to begin may be behind the others by a round
+        # the last party to begin may be behind the others by a round
+        if self._rounds and self._all_here:
             self._finished({name: whole(part) if by_row else self._kept[name] for name in self._owners})
         if part.is_active:
             self._watch(done, part)
@@ -169,7 +170,8 @@ def _train_alone(run: Run, keepers: Mapping[str, Keeper]) -> dict[str, Any]:
         LabelledRows(side_by_side(tables), labels, None, f"eval_{number}")
         for number, (tables, labels) in enumerate(run.eval_sets)
     ]
-    nobody: Any = None  # there are no peers to be connected with
+    # there are no peers to be connected with
+    nobody: Any = None
     inputs = replace(
         run.inputs(nobody, cores(run.n_jobs), progress=run.progress), data=run.data[run.roles.active],
         classes=run.classes, eval_sets=evals, keeper=keepers.get(ALONE),
@@ -211,7 +213,7 @@ def _keepers(folder: Path | None, system: System, owners: Iterable[str], active:
         left = checkpoint_file(folder, active)
         if "resume" in system.cannot and left.exists():
             raise ConfigError(
-                f"{system.cannot['resume']}; take the model so far from the checkpoint, or remove it to begin anew - "
+                f"{system.cannot['resume']}; take the model so far from the checkpoint, or remove it to start again - "
                 f"at {left}"
             )
     try:
@@ -251,7 +253,7 @@ class TrainedModel:
 
     @property
     def in_one_place(self) -> bool:
-        """Whether nobody else is needed."""
+        """Whether one party predicts without the others."""
         return self.system.split != "columns"
 
     def margins(self, tables: Mapping[str, Table], transport: str) -> NDArray[np.float64]:

@@ -22,7 +22,8 @@ from treaty.systems import SYSTEMS, find_system
 from treaty.systems.options import advice, converted, names_of
 from treaty.systems.system import PartySpec, Roles, System
 
-PATIENCE = 60.0  # most seconds that a user has for an answer, if its connection may not be away longer
+# most seconds that a user has for an answer, if its connection may not be away longer
+PATIENCE = 60.0
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 Address = Annotated[str, msgspec.Meta(pattern=r"^(.+:\d{1,5}|unix:/.+)$")]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]  # stands in a certificate
@@ -60,7 +61,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Columns of categories, whose cells are taken as text although they may look like numbers: postal codes, say.
     noisy_labels : str or None
         At the active party, with `mechanism = "label_rr"`: the file that keeps the randomised labels, so that no later
-        job on the same table draws them again. None: beside the table.
+        job on the same table draws them again. None: in the table's folder.
     most_epsilon, most_epsilon_total : float or None
         The most that noise may cost a person of its table: in one job of this name, however often it is begun, and with
         all that the ledger in `store` has. What would cost more is not released. None: no limit of its own.
@@ -234,8 +235,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Folder for the checkpoints of a running training; None for `output`.
     store : str or None
         Folder in which a party keeps what serves later jobs about the same table: hints of the lattice map, the key of
-        noisy buckets, the ledgers of what both have told so far, and the count of alignments without a log. One for all
-        jobs about a table. None: beside it.
+        noisy buckets, the ledgers of what both have released so far, and the count of alignments without a log. One for
+        all jobs about a table. None: the table's folder.
     wait : float or None
         Seconds for which parties wait for each other to start, ``"1h"`` say. None: two minutes, or half of `timeout`
         where that is less. Of `timeout` and twice this, the larger counts.
@@ -284,7 +285,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def apart(self) -> bool:
-        """Whether organisations play their own parties: who has a job with everybody's private keys plays all."""
+        """Whether organisations play their own parties: a job with all private keys is played by one of them."""
         return any(member.key is None for member in self.parties.values())
 
     @property

@@ -19,7 +19,8 @@ from treaty.machine.process import check_trusted, is_code, trust
 from treaty.runs.job import NAME, Align, Job, Member, Name, between_parties, check_names
 from treaty.systems import SYSTEMS
 
-DURATIONS = ("wait", "timeout", "reconnect")  # fields of a job in seconds, or in words
+# fields of a job in seconds, or in words
+DURATIONS = ("wait", "timeout", "reconnect")
 
 Places = Mapping[str, tuple[type[msgspec.Struct], Sequence[str]]]
 """The tables that the file may have: where each is, "in [web]", its struct, and the names of its fields."""

@@ -113,7 +113,8 @@ def _public_key(path: str) -> bytes:
 
 ROOM = 100 << 20
 """Bytes that are to be free in every folder that a training writes to."""
-CLOCK_SLACK = 300.0  # seconds by which a file may seem to be of the future
+# seconds by which a file may seem to be of the future
+CLOCK_SLACK = 300.0
 EXPECTED = "expected"
 """What findings about what a job takes begin with."""
 PROBE_TIMEOUT = 5.0  # seconds for a peer to answer
@@ -123,7 +124,7 @@ PROBE_TIMEOUT = 5.0  # seconds for a peer to answer
 class Finding:
     """What one check found: of what, whether it will do, and what was found or is to be done.
 
-    `public` is what a node tells the parties of a job of it, which is nothing but of what a job takes.
+    `public` is what a node sends the other parties of a job: only what the job is expected to take.
     """
 
     what: str
@@ -136,8 +137,8 @@ class Finding:
         return f"{'ok' if self.fine else 'WRONG':<6} {self.what}: {self.said}"
 
 
-def check_own(job: Job, name: str, told: Sizes | None = None) -> list[Finding]:
-    """Return what a party's own files, folders, key and clock are found to be; `told` are sizes of others' tables."""
+def check_own(job: Job, name: str, stated: Sizes | None = None) -> list[Finding]:
+    """Return what a party's own files, folders, key and clock are found to be; `stated` are sizes of others' tables."""
     member = job.parties[name]
     found = [_tried("job", partial(_roles, job, name))]
     read: dict[str, Table] = {}
@@ -152,7 +153,7 @@ def check_own(job: Job, name: str, told: Sizes | None = None) -> list[Finding]:
             found.append(_tried(f"certificate of {peer}", partial(_certificate, job, peer)))
     found.append(_tried("clock", partial(_clock, job, name)))
     if found[0].fine and (member.table is None or member.table in read):
-        found += _expected(job, name, read.get(str(member.table)), told)
+        found += _expected(job, name, read.get(str(member.table)), stated)
     return found
 
 
@@ -188,7 +189,8 @@ def probe(job: Job, name: str, peer: str) -> Finding:
                     return Finding(
                         what, False, f"answers with another certificate than {certificate}; {_compare(job, peer)}"
                     )
-                accepted = secured.recv(1)  # under TLS 1.3 a certificate of ours that is refused shows here
+                # under TLS 1.3 a certificate of ours that is refused shows here
+                accepted = secured.recv(1)
     except ssl.SSLError as error:
         return Finding(
             what,
@@ -212,7 +214,8 @@ def peers_of(job: Job, name: str) -> list[str]:
 def _context(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # `probe` compares the certificate with the pinned one, byte by byte
+    # `probe` compares the certificate with the pinned one, byte by byte
+    context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(certificate, key)
@@ -230,10 +233,10 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, False, str(error))
 
 
-def _expected(job: Job, name: str, table: Table | None, told: Sizes | None) -> list[Finding]:
+def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) -> list[Finding]:
     """Return what the training is expected to take here; `table` is its own one."""
     try:
-        expected = expect(job, job.roles(), name, table, told)
+        expected = expect(job, job.roles(), name, table, stated)
     except ConfigError as error:
         return [Finding(EXPECTED, True, str(error))]
     except TreatyError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -29,7 +28,7 @@ from treaty.models.trees import load_part, predict_pooled
 from treaty.runs.connecting import connected
 from treaty.runs.job import Job, id_column, store_of
 from treaty.runs.local_checks import check_cheaply, check_file, check_training, cluster_of
-from treaty.runs.progress import put_in_place, staged_file, wait_until_all_kept
+from treaty.runs.progress import TrainingClock, put_in_place, staged_file, wait_until_all_kept
 from treaty.runs.records import begin_record, write_record
 from treaty.runs.report import report_file, write_report
 from treaty.runs.rows import (
@@ -77,8 +76,9 @@ def train_party(
         Whatever ends the job. What was finished by then is in the checkpoint; a finished model of an earlier run stays
         until this one is finished.
     """
-    clock = _Clock(progress)
-    roles = check_training(job, name, resume=resume)  # refused before anybody waits for a connection
+    clock = TrainingClock(progress)
+    # refused before anybody waits for a connection
+    roles = check_training(job, name, resume=resume)
     kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
 
     ahead, unready = _attempted(name, lambda: _read_ahead(job, name, roles))
@@ -87,9 +87,11 @@ def train_party(
 
     def role(party: Party) -> Any:
         nonlocal ahead
-        if unready is not None:  # raised once connected, so that the others learn of it
+        # raised once connected, so that the others learn of it
+        if unready is not None:
             raise unready
-        if isinstance(ahead, FileRead):  # rows that are still to be aligned
+        # rows that are still to be aligned
+        if isinstance(ahead, FileRead):
             tables = read_by_column(party, job, roles, ahead, threads=cores(job.n_jobs), resume=resume, phase=phase)
         else:
             tables = ahead or TrainingTables()
@@ -102,23 +104,11 @@ def train_party(
         if inputs.recording is not None:
             inputs.observers.add(inputs.recording)
         result = play_role(job.system.train[roles.of[name]], inputs)
-        write_record(job, inputs, getattr(result, "model_id", inputs.model_id))
-        part = result if roles.of[name] in job.system.has_model else None
-        _warn_of_trees(job, name, part, tables)
-        _stage(job, roles, party, part, tables, clock, inputs.model_id)
-        try:
-            waiting = roles.having(*job.system.has_model, *job.system.until_kept)
-            may_lose = job.system.may_lose(roles, job.settings()[0])
-            keep = partial(put_in_place, name, _files_of_training(job, name))
-            wait_until_all_kept(party, roles, waiting, may_lose, job.patience, keep=keep)
-        except (PeerLost, PeerTimeout):
-            if name != job.active:  # the others may have ended well
-                put_in_place(name, _files_of_training(job, name))
-            raise
-        return part
+        return _keep_result(job, roles, inputs, result, tables, clock)
 
     cluster = ExitStack()
-    if unready is None:  # before there are connections, whose threads do not bear that a cluster's processes are forked
+    # before there are connections, whose threads do not bear that a cluster's processes are forked
+    if unready is None:
         shards, unready = _attempted(name, lambda: cluster.enter_context(opened(cluster_of(job.parties[name]))))
     try:
         with cluster:
@@ -132,51 +122,50 @@ def train_party(
         except (ConfigError, DataError) as unkept:
             logger.info("%s: its checkpoint could not be written either: %s", name, unkept)
         if isinstance(error, PeerLost | PeerTimeout | PeerAborted):
-            if unready is not None:  # nobody came to be told
+            # no other party came, whose error this one would be
+            if unready is not None:
                 raise unready from None
             error.args = (f"{error}{how_to_resume(job, name)}",)
         raise
     keeper.done()
-    order_file(job, name).unlink(missing_ok=True)  # the next training aligns anew
+    # the next training aligns its rows again
+    order_file(job, name).unlink(missing_ok=True)
+    return part
+
+
+def _keep_result(
+    job: Job, roles: Roles, inputs: RoleInput, result: Any, tables: TrainingTables, clock: TrainingClock
+) -> Any:
+    """Write what a finished training leaves here, once all parties can keep theirs; return the part of the model."""
+    party, system = inputs.party, job.system
+    name = party.name
+    write_record(job, inputs, getattr(result, "model_id", inputs.model_id))
+    part = result if roles.of[name] in system.has_model else None
+    _warn_of_trees(job, name, part, tables)
+    _stage(job, roles, party, part, tables, clock, inputs.model_id)
+    keep = partial(put_in_place, name, _files_of_training(job, name))
+    try:
+        waiting = roles.having(*system.has_model, *system.until_kept)
+        may_lose = system.may_lose(roles, job.settings()[0])
+        wait_until_all_kept(party, roles, waiting, may_lose, job.patience, keep=keep)
+    except (PeerLost, PeerTimeout):
+        # the others may have ended well
+        if name != job.active:
+            keep()
+        raise
     return part
 
 
 def how_to_resume(job: Job, name: str) -> str:
-    """Say how a training goes on that has ended early; "" where a party has nothing to go on from."""
+    """Return how to resume a training that has ended early; "" if the party has no checkpoint."""
     checkpoint = checkpoint_file(job.checkpoints or job.output, name)
     if "resume" in job.system.cannot or not checkpoint.exists():
         return ""
     return f"; {checkpoint} has what was finished: start all parties again, {job.active} with --resume, to go on"
 
 
-class _Clock:
-    """Notes when a training's phases began; called as a role's `progress`, which it passes on."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._started = progress, time.perf_counter()
-        self._first: float | None = None
-        self._before: dict[str, float] = {}
-
-    def __call__(self, done: int, part: Any) -> None:
-        if self._first is None:
-            self._first = time.perf_counter()
-        if self._progress is not None:
-            self._progress(done, part)
-
-    def aligned(self, seconds: dict[str, float]) -> None:
-        """Note what was done before set-up, in seconds."""
-        self._before = seconds
-
-    def seconds(self, training: str) -> dict[str, float]:
-        """Return the seconds of each phase so far; `training` is what the last one is called."""
-        ended = time.perf_counter()
-        first = self._first or ended
-        setup = first - self._started - sum(self._before.values())
-        return {**self._before, "setup": setup, training: ended - first}
-
-
 def _read_ahead(job: Job, name: str, roles: Roles) -> FileRead | TrainingTables:
-    """Check files and folders, and read tables as far as nobody else is needed for it, before anybody is waited for."""
+    """Check files and folders, and read tables as far as possible before the parties connect."""
     check_cheaply(job, name)
     if job.by_row:
         return read_by_row(job, name, roles)
@@ -223,14 +212,15 @@ def _signer(job: Job, name: str, members: list[str]) -> Signer:
 def _warn_of_trees(job: Job, name: str, part: Any, tables: TrainingTables) -> None:
     """Warn the party that has the trees when none has a split, with the reason, or when the training loss rose."""
     forest, (own, common) = getattr(part, "forest", None), job.settings()
-    if forest is not None and tables.data is not None and not job.by_row:  # by row, others' rows count as well
+    # by row, others' rows count as well
+    if forest is not None and tables.data is not None and not job.by_row:
         reason = why_no_split(forest, common, [tables.data], None, noise=own.adds_noise)
         for warning in filter(None, (reason, forest.diverged)):
             logger.warning("%s: %s", name, warning)
 
 
 def _stage(
-    job: Job, roles: Roles, party: Party, part: Any, tables: TrainingTables, clock: _Clock, model_id: str
+    job: Job, roles: Roles, party: Party, part: Any, tables: TrainingTables, clock: TrainingClock, model_id: str
 ) -> None:
     """Write what a party has of a finished training, which an earlier one's files outlast until all have theirs."""
     own, report, weights = map(staged_file, _files_of_training(job, party.name))
@@ -345,9 +335,11 @@ def check_has_model(job: Job, name: str) -> None:
 def owners_of_model(job: Job) -> list[str]:
     """Return the parties with a part of the model, or with the model, in the job's order."""
     if job.by_row and job.system.has_model.issuperset(job.system.train):
-        return list(job.parties)  # whose training tables a file for prediction need not name
+        # whose training tables a file for prediction need not name
+        return list(job.parties)
     service, own = job.system.service, job.settings()[0]
-    if service is not None and not service.refused(own):  # whose users need no training table
+    # whose users need no training table
+    if service is not None and not service.refused(own):
         roles = service.assign(places_to_predict(job), job.active, own)
     else:
         roles = job.roles() if job.by_row else predicting(job)
@@ -414,7 +406,8 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
     try:
         return connected(job, name, roles, verb, role, phase=phase)
     except (PeerLost, PeerTimeout, PeerAborted):
-        if unready is not None:  # nobody came to be told
+        # no other party came, whose error this one would be
+        if unready is not None:
             raise unready from None
         raise
 

@@ -48,17 +48,22 @@ from treaty.systems.system import LabelledRows, Roles, System
 
 logger = logging.getLogger(__name__)
 
-PORTS = range(15_000, 32_000)  # those that parties on one machine listen at
-RECONNECT = 2.0  # seconds, at most, to dial again: on one machine a connection that broke is a process that ended
-FAILED_WITH_OTHERS = 1  # exit code of errors that are not about a party's own options and tables: mostly another's
+# those that parties on one machine listen at
+PORTS = range(15_000, 32_000)
+# seconds, at most, to dial again: on one machine a connection that broke is a process that ended
+RECONNECT = 2.0
+# exit code of errors that are not about a party's own options and tables: mostly another's
+FAILED_WITH_OTHERS = 1
 # seconds of grace before survivors are killed: in a farewell they hear what went wrong
 GRACE = ABORT_NOTICE_TIMEOUT + 5.0
-LAST_WORDS = 5.0  # seconds in which a process that is to end may do so by itself
-FROM_PARENT = "-"  # in place of a job file: the job is on standard input
+# seconds that a terminated process has before it is killed
+TERMINATION_GRACE = 5.0
+# in place of a job file: the job is on standard input
+FROM_PARENT = "-"
 
 
 class PartyFailure(TreatyError):
-    """One or more of the parties' processes ended with an error; the message holds what each said."""
+    """One or more of the parties' processes ended with an error; the message has the error of each."""
 
 
 def run_all(
@@ -77,7 +82,7 @@ def run_all(
     `service` are those who play a prediction for parties without the model. `relay` is given each line that processes
     which end well print, party by party.
 
-    Raises PartyFailure when a process fails, with the error of each. A training goes on without `expendable` parties,
+    Raises PartyFailure when a process fails, with the error of each. A training continues without `expendable` parties,
     a service without those who have rows: they are warned of and returned. So is everything warned of that processes
     which end well say on standard error.
     """
@@ -115,32 +120,34 @@ def run_all(
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
             )
         for name, process in started.items():
-            _tell_job(process, _copy_of(completed, name))
+            _send_job(process, _copy_of(completed, name))
         may_fail = service.owners if service else expendable(job) if verb == "train" else []
         failed = _wait(started, may_fail)
         _end_all(started)
-        said = {name: _said(errors[name], name) for name in started}
-        # parties at fault before those that only heard of it
+        errors_by = {name: _errors_of(errors[name], name) for name in started}
+        # parties at fault before those that were only notified
         failed.sort(key=lambda name: started[name].returncode == FAILED_WITH_OTHERS)
-        told = "\n".join(f"{name}: {_end(started[name], said[name])}" for name in failed)
+        failures = "\n".join(f"{name}: {_end(started[name], errors_by[name])}" for name in failed)
         if set(failed) - set(may_fail):
-            raise PartyFailure(told)
-        for name in sorted(set(said) - set(failed)):
-            for line in said[name].splitlines():  # what a party that ended well warns of
+            raise PartyFailure(failures)
+        for name in sorted(set(errors_by) - set(failed)):
+            # what a party that ended well warns of
+            for line in errors_by[name].splitlines():
                 logger.warning("%s: %s", name, line)
         if relay is not None:
             for name in [name for name in started if name not in failed]:
                 for line in _lines(printed[name]):
                     relay(line)
         if failed:
-            logger.warning("the job went on without %d parties\n%s", len(failed), told)
+            logger.warning("the job went on without %d parties\n%s", len(failed), failures)
         return failed
 
 
-def _tell_job(process: subprocess.Popen[bytes], job: Job) -> None:
+def _send_job(process: subprocess.Popen[bytes], job: Job) -> None:
     """Write a process its job, one line; the pipe stays open for as long as this process lives."""
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended already, and says why on standard error
+    # it has ended already, and says why on standard error
+    with suppress(BrokenPipeError):
         process.stdin.write(job.encoded() + b"\n")
         process.stdin.flush()
 
@@ -160,10 +167,12 @@ def line_of_parent() -> bytes:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):  # nothing more is written: it returns once the other end is closed, at that process's end
+    # nothing more is written: it returns once the other end is closed, at that process's end
+    while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)  # to say farewell, and to write a checkpoint
+    # to say farewell, and to write a checkpoint
+    time.sleep(GRACE)
     os._exit(128 + signal.SIGTERM)
 
 
@@ -172,7 +181,7 @@ def _end_all(started: Mapping[str, subprocess.Popen[bytes]]) -> None:
     running = [process for process in started.values() if process.poll() is None]
     for process in running:
         process.terminate()
-    deadline = time.monotonic() + LAST_WORDS
+    deadline = time.monotonic() + TERMINATION_GRACE
     for process in running:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -194,7 +203,7 @@ def _dealt_out(parties: Collection[str]) -> dict[str, str]:
     }
 
 
-def _said(errors: IO[bytes], name: str) -> str:
+def _errors_of(errors: IO[bytes], name: str) -> str:
     """Return what a process wrote on standard error, without the command's name and the party's own."""
     return "\n".join(line.removeprefix("treaty: ").removeprefix(f"{name}: ") for line in _lines(errors))
 
@@ -204,12 +213,12 @@ def _lines(file: IO[bytes]) -> list[str]:
     return file.read().decode(errors="replace").strip().splitlines()
 
 
-def _end(process: subprocess.Popen[bytes], said: str) -> str:
+def _end(process: subprocess.Popen[bytes], text: str) -> str:
     """Say how a process failed; a killed one could not say so itself."""
     code = process.returncode
     if code >= 0:
-        return said or f"ended with exit code {code}"
-    return f"killed by signal {-code}" + (f", having said\n{said}" if said else "")
+        return text or f"ended with exit code {code}"
+    return f"killed by signal {-code}" + (f", after\n{text}" if text else "")
 
 
 def _wait(started: Mapping[str, subprocess.Popen[bytes]], may_fail: Collection[str]) -> list[str]:
@@ -282,7 +291,8 @@ def traffic_of(job: Job) -> Traffic:
     return Traffic(sent, reports[job.active].seconds, joined(timelines))
 
 
-_SHARE = 4096  # MiB that a party may have unread of each other: all are of one program, whose messages may be large
+# MiB that a party may have unread of each other: all are of one program, whose messages may be large
+_SHARE = 4096
 # columns of the tables that an estimator writes for its processes
 LABEL, _WEIGHT, _GROUP = "__label__", "__weight__", "__group__"
 
@@ -297,7 +307,7 @@ def train_in_processes(
     weighted : bool
         Whether rows have weights.
     checkpoints : Path or None
-        Folder of checkpoints, from which an interrupted training goes on.
+        Folder of checkpoints, from which an interrupted training is resumed.
     noisy_labels : Path or None
         File of the labels that were randomised once, where the system asks for some.
 
@@ -306,13 +316,14 @@ def train_in_processes(
     ConfigError
         For a name that cannot stand in a certificate; nothing is written then.
     PartyFailure
-        When a process fails, with the error of each. What was finished is told to ``run.progress`` first.
+        When a process fails, with the error of each. ``run.progress`` is called with what was finished first.
     """
     system, roles = run.system, run.roles
     simulated = system.only_simulated(run.options)
     if simulated:
         raise ConfigError(simulated)
-    check_names(roles.of)  # which those of files are made of
+    # which those of files are made of
+    check_names(roles.of)
     # of systems without resuming, checkpoints are not looked for
     resume = checkpoints is not None and "resume" not in system.cannot
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
@@ -322,16 +333,17 @@ def train_in_processes(
             run_all(job, "train", progress=True, arguments={job.active: ["--resume"]} if resume else None)
         except PartyFailure:
             for party in owners:
-                with suppress(ConfigError):  # raised where nothing was finished
-                    _tell(run, _with_classes(find_part(job, party), run))
+                # raised where nothing was finished
+                with suppress(ConfigError):
+                    _report(run, _with_classes(find_part(job, party), run))
             raise
         parts = {party: _with_classes(find_part(job, party), run) for party in owners}
-        _tell(run, parts[roles.active])
+        _report(run, parts[roles.active])
         return parts, traffic_of(job)
 
 
-def _tell(run: Run, part: Any) -> None:
-    """Tell a fit what is finished: the trees so far, or epochs' losses by set."""
+def _report(run: Run, part: Any) -> None:
+    """Call a fit's progress with what is finished: the trees so far, or epochs' losses by set."""
     if run.progress is not None and isinstance(part, LinearPart):
         run.progress(len(part.losses), {"train": part.losses, **part.eval_losses})
     elif run.progress is not None:
@@ -350,7 +362,7 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
             evals.append(str(path))
         data = run.data.get(name)
         if data is not None:
-            write_columns(folder / f"{name}.arrow", data.table, _beside(run, data, weighted))
+            write_columns(folder / f"{name}.arrow", data.table, _labels_and_weights(run, data, weighted))
         members[name] = Member(
             table=None if data is None else str(folder / f"{name}.arrow"),
             eval_tables=evals,
@@ -369,8 +381,8 @@ def _written_job(run: Run, folder: Path, weighted: bool, checkpoints: Path | Non
     )  # fmt: skip
 
 
-def _beside(run: Run, data: LabelledRows, weighted: bool) -> dict[str, NDArray[Any]]:
-    """Return labels and weights to write beside the columns, at a party with labels."""
+def _labels_and_weights(run: Run, data: LabelledRows, weighted: bool) -> dict[str, NDArray[Any]]:
+    """Return labels and weights, columns of the file of a party with labels."""
     if len(data.y) != data.table.n_rows or (run.system.split == "columns" and len(data.y) == 0):
         return {}
     weight = {_WEIGHT: np.ones(len(data.y)) if data.weight is None else data.weight} if weighted else {}
@@ -411,7 +423,8 @@ def predict_in_processes(
     n_jobs: int | None,
 ) -> NDArray[np.float64]:
     """Predict with every owner of the model in a process of its own; return the active party's margins."""
-    check_names(parts)  # which those of files are made of
+    # which those of files are made of
+    check_names(parts)
     with tempfile.TemporaryDirectory(prefix="treaty-") as name:
         folder = Path(name)
         for party, part in parts.items():

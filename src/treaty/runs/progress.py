@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LINES_APART = 10.0  # seconds, at least, between two lines of the log about the steps of one phase
+# seconds, at least, between two lines of the log about the steps of one phase
+LINES_APART = 10.0
 
 
 class _Phases:
@@ -48,7 +49,8 @@ class _Phases:
         self._bar, self._whose = bar, whose
         self._task: TaskID | None = None
         self._shown = ""
-        self._next: dict[str, float] = {}  # by phase: when the next line is due
+        # by phase: when the next line is due
+        self._next: dict[str, float] = {}
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         """Tell how many steps of a phase are done."""
@@ -80,7 +82,8 @@ def steps_bar(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int]
 
 def _progress(*columns: ProgressColumn, shown: bool) -> Progress:
     console = Console(stderr=True)
-    console.quiet = not (shown and console.is_terminal)  # rich before 14.3 ends a bar that is disabled by an empty line
+    # rich before 14.3 ends a bar that is disabled by an empty line
+    console.quiet = not (shown and console.is_terminal)
     return Progress(*columns, console=console, disable=console.quiet, transient=True)
 
 
@@ -98,7 +101,8 @@ class TrainingBar:
         )  # fmt: skip
         self._title, self._rounds = title, rounds
         self._task = self._progress.add_task(title, total=rounds, loss="")
-        self.phase = _Phases(self._progress, title)  # to be called with what is done before the first round
+        # to be called with what is done before the first round
+        self.phase = _Phases(self._progress, title)
 
     def __enter__(self) -> TrainingBar:
         self._progress.start()
@@ -127,11 +131,38 @@ class TrainingBar:
         logger.info("%s: %d of %d %s%s", self._title, done, self._rounds, unit, loss and f", {loss}")
 
 
+class TrainingClock:
+    """Notes when a training's phases began; called as a role's `progress`, which it passes on."""
+
+    def __init__(self, progress: Callable[[int, Any], None] | None) -> None:
+        self._progress, self._started = progress, time.perf_counter()
+        self._first: float | None = None
+        self._before: dict[str, float] = {}
+
+    def __call__(self, done: int, part: Any) -> None:
+        """Note when training began."""
+        if self._first is None:
+            self._first = time.perf_counter()
+        if self._progress is not None:
+            self._progress(done, part)
+
+    def aligned(self, seconds: dict[str, float]) -> None:
+        """Note what was done before set-up, in seconds."""
+        self._before = seconds
+
+    def seconds(self, training: str) -> dict[str, float]:
+        """Return the seconds of each phase so far; `training` is what the last one is called."""
+        ended = time.perf_counter()
+        first = self._first or ended
+        setup = first - self._started - sum(self._before.values())
+        return {**self._before, "setup": setup, training: ended - first}
+
+
 # ----------------------------------------------------------------
-# How a run ends well: that outputs can be written is known before it begins, and all keep their parts or all know.
+# Output files: check that they can be written, and commit them at all parties or at none.
 #
 # What a training leaves is staged under other names until all have theirs, and replaces nothing: what an earlier
-# training left stays beside it, under its date.
+# training left is kept under its date.
 
 LAST_ROUND = 1 << 40
 """The round of the two messages below: after those of any training."""
@@ -152,8 +183,7 @@ class AllKept(Message):
 def output_folders(job: Job, name: str) -> list[Path]:
     """Return the folders that a party's training writes to, as far as the job names them.
 
-    The folder beside a table, where what serves later jobs is kept by default, need not be writable: few systems use
-    it.
+    A table's own folder, where what serves later jobs is kept by default, need not be writable: few systems use it.
     """
     member = job.parties[name]
     named = [job.output, job.checkpoints, job.store if member.table else None, member.keep_for_audit, member.record]
@@ -168,7 +198,7 @@ def check_writable(folders: Iterable[Path]) -> None:
     Raises
     ------
     ConfigError
-        Which names the folder; other parties are told only that files cannot be written.
+        It names the folder; other parties only learn that files cannot be written.
     """
     for folder in folders:
         try:
@@ -200,9 +230,9 @@ def wait_until_all_kept(
 ) -> None:
     """Return once every party with a part of the model has written it; call it when this one has written its own.
 
-    `keep` puts this party's part in its place. The active party hears of all, keeps its own, and tells all: nobody
-    hears of a model that the active party may yet lose. Users hear it from their edge server. One that could not write
-    its part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection
+    `keep` puts this party's part in its place. The active party waits for all, keeps its own, and then notifies all: no
+    party is notified of a model that the active party may yet lose. Edge servers notify their users. One that could not
+    write its part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection
     lost between the two messages can still leave a party in doubt: it ends with an error although all have their parts.
 
     Parameters
@@ -234,10 +264,10 @@ def wait_until_all_kept(
     for peer in others:
         if peer not in expendable:
             party.receive(peer, PartKept)
-    rest = [peer for peer in others if peer in expendable]
-    heard = party.gather(rest, PartKept) if rest else {}
+    optional = [peer for peer in others if peer in expendable]
+    reached = party.gather(optional, PartKept) if optional else {}
     keep()
-    party.send_each({peer: AllKept() for peer in others if peer in heard or peer not in expendable})
+    party.send_each({peer: AllKept() for peer in others if peer in reached or peer not in expendable})
 
 
 def staged_file(path: Path) -> Path:

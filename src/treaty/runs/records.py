@@ -1,6 +1,6 @@
 """A party's record of a training for `treaty audit`: its own rows, all it sent and received, and the sums it opened.
 
-Kept where the party's own copy of a job asks for it, and sent to nobody. Whoever reads it learns what the party knows.
+It is written if the party's own copy of a job asks for it, and never sent. Its readers learn what the party knows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class _Record(msgspec.Struct):
     table: _Table | None
     y: NDArray[np.float64]
     messages: list[_Message]
-    gradients: list[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of the trees whose nodes were opened
+    # of the trees whose nodes were opened
+    gradients: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
     nodes: dict[str, list[_Node]]
     offsets: dict[str, NDArray[np.int32]]
     trees: list[_Tree]

@@ -31,36 +31,52 @@ FORMAT = Format("report", 2)
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a party notes about a finished run, beside its part of the model."""
+    """What a party notes about a finished run, in a file of its own."""
 
     party: str
     job: str
     role: str
     ended: str  # date and time, UTC
     versions: dict[str, str]
-    options: dict[str, Any]  # with the system's name as "protocol"
+    # with the system's name as "protocol"
+    options: dict[str, Any]
     seconds: dict[str, float]  # per phase
-    waited: dict[str, float]  # seconds for each peer: to come, and for its messages
-    sent: dict[str, dict[str, Any]]  # to each peer: messages, bytes, bytes by message type
+    # seconds for each peer: to come, and for its messages
+    waited: dict[str, float]
+    # to each peer: messages, bytes, bytes by message type
+    sent: dict[str, dict[str, Any]]
     received: dict[str, int] = {}  # bytes from each peer
-    learned: dict[str, list[str]]  # by each party, or role, in words
-    model: str = ""  # the model's id, the same at all parties
-    rows: int | None = None  # trained on here: where they were aligned, those that all parties have
-    own_rows: int | None = None  # of the party's table, where rows were aligned
+    # by each party, or role, in words
+    learned: dict[str, list[str]]
+    # the model's id, the same at all parties
+    model: str = ""
+    # trained on here: where they were aligned, those that all parties have
+    rows: int | None = None
+    # of the party's table, where rows were aligned
+    own_rows: int | None = None
     columns: dict[str, str] = {}  # own ones, with their types
-    losses: dict[str, list[float]] = {}  # where they are known: of each eval set by round, of a regression by epoch
+    # where they are known: of each eval set by round, of a regression by epoch
+    losses: dict[str, list[float]] = {}
     best_round: int | None = None
-    importances: dict[str, dict[str, float]] = {}  # of own columns, by kind: gain and count, or weights
+    # of own columns, by kind: gain and count, or weights
+    importances: dict[str, dict[str, float]] = {}
     encryption: str = ""
-    choice: str = ""  # at the active party, why that cipher, or what sealing sums was to take
-    exact_sums: dict[str, float] = {}  # estimated share of each passive party's bins that exact sums showed
-    sides: dict[str, float] = {}  # share of each passive party's bins that sides of splits told, over all jobs
+    # at the active party, why that cipher, or what sealing sums was to take
+    choice: str = ""
+    # estimated share of each passive party's bins that exact sums showed
+    exact_sums: dict[str, float] = {}
+    # share of each passive party's bins that sides of splits revealed, over all jobs
+    sides: dict[str, float] = {}
     spent: str = ""  # what the party's noise cost
-    unsettled: str = ""  # at the active party of a regression, that training ended before the loss was steady
-    joined: list[str] = []  # own columns of which categories share a bin, in words
-    diverged: str = ""  # at the party with the trees, that the training loss rose
+    # at the active party of a regression, that training ended before the loss was steady
+    unsettled: str = ""
+    # own columns of which categories share a bin, in words
+    joined: list[str] = []
+    # at the party with the trees, that the training loss rose
+    diverged: str = ""
     has_part: bool = True
-    timeline: Timeline | None = None  # when how many bytes went to and came from each peer
+    # when how many bytes went to and came from each peer
+    timeline: Timeline | None = None
 
     def table(self) -> str:
         """Say what was trained on here, in one line."""
@@ -72,7 +88,7 @@ def write_report(
     path: Path, job: Job, roles: Roles, party: Party, part: Any, tables: TrainingTables, seconds: dict[str, float],
     model_id: str = "",
 ) -> None:  # fmt: skip
-    """Write what a party notes about a training beside its part, which is None at roles without one.
+    """Write what a party notes about a training; its `part` is None at roles without one.
 
     `model_id` is the model's, as far as such a role knows it.
     """
@@ -186,7 +202,7 @@ def write_service_report(
 
 
 def service_report_file(job: Job, name: str) -> Path:
-    """Return where a party notes what a prediction for others, or by others, took and told."""
+    """Return the file of a party's report on a prediction for others, or by others."""
     return Path(job.output) / f"{name}.prediction.report.json"
 
 
@@ -201,12 +217,12 @@ def _sent(transcript: Transcript) -> dict[str, dict[str, Any]]:
 
 
 def expendable(job: Job) -> list[str]:
-    """Return whom a training goes on without."""
+    """Return the parties that a training can continue without."""
     return job.system.may_lose(job.roles(), job.settings()[0])
 
 
 def load_reports(job: Job) -> dict[str, Report]:
-    """Read what all parties of a finished job on this machine noted, but for those lost that it could go on without."""
+    """Read the reports of a finished job on this machine; parties that were lost, and not needed, have none."""
     files = {name: report_file(job, name) for name in job.parties}
     may_lack = expendable(job)
     return {
@@ -223,5 +239,5 @@ def trained_model(job: Job, name: str) -> str:
 
 
 def report_file(job: Job, name: str) -> Path:
-    """Return where a party notes what its training took and told."""
+    """Return the file of a party's report on its training."""
     return Path(job.output) / f"{name}.report.json"

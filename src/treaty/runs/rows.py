@@ -175,7 +175,8 @@ class TrainingTables:
     data: LabelledRows | None = None
     classes: list[Any] | None = None
     eval_sets: list[LabelledRows] = field(default_factory=list)
-    n_rows: int | None = None  # of the party's own file, where its rows were aligned
+    # of the party's own file, where its rows were aligned
+    n_rows: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # what aligning took
 
 
@@ -257,9 +258,11 @@ def read_by_row(job: Job, name: str, roles: Roles) -> TrainingTables:
     first = read(paths[0], training=trains)
     as_first = text_columns(first[0].table.schema)
     tables = [first, *(read(path, text=as_first) for path in paths[1:])]
-    if member.table is None and not examples:  # sets of a leader without rows need not have the same columns
+    # sets of a leader without rows need not have the same columns
+    if member.table is None and not examples:
         tables = [read(path) for path in paths]
-    found = {label for _, own in tables for label in own or ()}  # not all of them need be in every table
+    # not all of them need be in every table
+    found = {label for _, own in tables for label in own or ()}
     if len({isinstance(label, str) for label in found}) > 1:
         raise DataError(f"{name}: expected labels of one kind in all tables (numbers, or text), got both")
     classes = sorted(found) or None

@@ -28,7 +28,8 @@ from treaty.systems.options import SystemOptions
 from treaty.systems.pooled.training import check_numbers, check_relevance, noisy_labels
 from treaty.systems.system import LabelledRows
 
-LISTED = 5  # columns of categories that a line about a table names
+# columns of categories that a line about a table names
+LISTED = 5
 
 logger = logging.getLogger(__name__)
 

@@ -103,7 +103,8 @@ def play(
         thread.start()
     try:
         while any(thread.is_alive() for thread in threads):
-            for thread in threads:  # not for ever: an interrupt is looked at between waits
+            # not for ever: an interrupt is looked at between waits
+            for thread in threads:
                 thread.join(0.1)
     except BaseException:
         for party in parties.values():
@@ -140,7 +141,8 @@ class _Turns:
     def __init__(self, names: Iterable[str]) -> None:
         self._waiting = list(names)  # the first one runs
         self._changed = threading.Condition()
-        self._idle = 0  # turns in a row that brought nobody a message
+        # turns in a row that brought no message to any role
+        self._idle = 0
 
     def wait(self, name: str) -> None:
         """Return when it is this role's turn."""
@@ -151,7 +153,8 @@ class _Turns:
         """Let all others have a turn."""
         with self._changed:
             self._idle += 1
-            if self._idle > len(self._waiting):  # all wait: for a slow line, or for each other until a time is up
+            # all wait: for a slow line, or for each other until a time is up
+            if self._idle > len(self._waiting):
                 self._changed.wait(0.001)
             self._waiting.append(self._waiting.pop(0))
             self._changed.notify_all()
@@ -254,7 +257,7 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all parties of a run have in common; whoever plays a role, its input is made from them."""
+    """What all parties of a run have in common. Every runner makes the inputs of its roles from them."""
 
     system: System
     options: Any
@@ -275,15 +278,20 @@ class Terms:
 class Run(Terms):
     """What a training on this machine is given, in threads, in processes or in one place."""
 
-    data: Mapping[str, LabelledRows]  # of every owner; labels, class numbers, where a party has some
-    classes: list[Any] | None  # labels by class number; None for regression
+    # of every owner; labels, class numbers, where a party has some
+    data: Mapping[str, LabelledRows]
+    # labels by class number; None for regression
+    classes: list[Any] | None
     # tables by owner where columns are split, else the active party's alone; and labels
     eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
     n_jobs: int | None = None
-    progress: Progress | None = None  # called by every role, see `RoleInput`
+    # called by every role, see `RoleInput`
+    progress: Progress | None = None
     phase: Phase | None = None
-    store: Path | None = None  # folder for what serves later fits on the same rows
-    recorded: dict[str, Recorded] | None = None  # filled with what each party sees, where it is wanted
+    # folder for what serves later fits on the same rows
+    store: Path | None = None
+    # filled with what each party sees, where it is wanted
+    recorded: dict[str, Recorded] | None = None
 
     def evals_of(self, name: str) -> list[LabelledRows]:
         """Return the eval sets as a party has them: its own columns, and the labels at the active party."""

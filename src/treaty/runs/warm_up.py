@@ -97,7 +97,8 @@ def _without_collecting() -> Iterator[None]:
 
 
 def _compile_sharing() -> None:
-    share(lambda first, last: None, 2, 2)  # by two threads, as trainings here have one
+    # by two threads, as trainings here have one
+    share(lambda first, last: None, 2, 2)
 
 
 def _compile_alignment(psi: Psi) -> None:

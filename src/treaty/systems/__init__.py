@@ -40,18 +40,21 @@ OPTIONS: dict[str, str] = {}
 
 for _model, _name, _folder, _record, _options in _TABLE:
     SYSTEMS[_model][_name] = f"treaty.systems.{_folder}.system:{_record}"
-    OPTIONS.setdefault(_options, f"treaty.systems.{_folder}.options")  # Pooled, of both models, is in the first folder
+    # Pooled, of both models, is in the first folder
+    OPTIONS.setdefault(_options, f"treaty.systems.{_folder}.options")
 
 ESTIMATORS: dict[Model, str] = {
     "trees": "GBDTClassifier and GBDTRegressor",
     "logistic": "LogisticRegression, LinearRegression and PoissonRegressor",
 }
 
-_COMMON = {  # the estimators' own options: who takes them, and the class
+# the estimators' own options: who takes them, and the class
+_COMMON = {
     f"{ESTIMATORS['trees']} ([boosting] in a job file)": ("treaty.systems.pooled.options", "BoostingOptions"),
     f"{ESTIMATORS['logistic']} ([regression] in a job file)": ("treaty.systems.logistic.options", "RegressionOptions"),
 }
-_OF_ESTIMATORS = {  # what every estimator has beside these, and where a job file has it
+# further options of every estimator, and where a job file has them
+_OF_ESTIMATORS = {
     **dict.fromkeys(("protocol", "active", "n_jobs"), "at the top of a job file"),
     "transport": "a job file has none: its parties talk over gRPC",
 }
@@ -72,7 +75,8 @@ def find_system(name: str, model: Model | None = None) -> System:
         found = getattr(import_module(module), attribute) if module else imported(name, "the system")
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot import the system {name!r}: {error}") from None
-    from treaty.systems.system import System  # which imports much that a look at the table does not need
+    # which imports much that a look at the table does not need
+    from treaty.systems.system import System
 
     if not isinstance(found, System):
         raise ConfigError(f"expected {name!r} to be the record of a system (System), got {type(found).__name__}")

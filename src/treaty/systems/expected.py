@@ -24,7 +24,8 @@ AGREEMENT = 1000
 """Bytes that a party sends each other one to compare options."""
 ROUND_TRIP = 3e-3
 """Seconds from a message to its answer between processes of one machine, whatever is computed."""
-_SORTED, _SORT_SECONDS = 1 << 18, 0.046  # numbers, and the time to sort them where costs were measured
+# numbers, and the time to sort them where costs were measured
+_SORTED, _SORT_SECONDS = 1 << 18, 0.046
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ TestKeyBits = Annotated[int, msgspec.Meta(ge=128)]
 
 _OF_THE_ACTIVE_PARTY = ("random_state", "eval_metric")
 
-_FEW = 12  # parameters that an estimator's error lists
+# parameters that an estimator's error lists
+_FEW = 12
 
 Options = TypeVar("Options")
 Term = str | int | float | bool | None
@@ -70,9 +71,9 @@ class SystemOptions:
         """Refuse unknown options; the error says which estimator or system has them."""
         unknown = [name for name in given if name not in names_of(cls)]
         if args or unknown:
-            said = f"{args[0]!r} without a name" if args else f"option {unknown[0]!r}"
+            what = f"{args[0]!r} without a name" if args else f"option {unknown[0]!r}"
             known = names_of(cls)
-            raise ConfigError(f"{cls.__name__} has no {said}; {advice('' if args else unknown[0], known, cls)}")
+            raise ConfigError(f"{cls.__name__} has no {what}; {advice('' if args else unknown[0], known, cls)}")
         return super().__new__(cls)
 
     @property
@@ -98,7 +99,7 @@ class SystemOptions:
 
     @property
     def adds_noise(self) -> bool:
-        """Whether what is made of labels carries noise, so that nothing exact may be told of them."""
+        """Whether everything made of labels carries noise, so that no exact value of them may be sent."""
         return False
 
     @property
@@ -254,7 +255,7 @@ def check_test_key(options: Any) -> None:
 
 
 def learned_from_test_key(bits: int | None) -> list[str]:
-    """Say what whoever gets ciphertexts learns under a key for tests (None: there is none)."""
+    """Return what a party that gets ciphertexts learns under a key for tests (None: there is none)."""
     if bits is None:
         return []
     return [f"everything that is sent to it encrypted, if it factors the key, which is for tests alone: {bits} bits"]
@@ -301,7 +302,8 @@ def public_terms(options: SystemOptions, common: CommonOptions) -> dict[str, Ter
 
 def place_of(name: str, kind: Any) -> str:
     """Say which estimators and systems, other than `kind`, have this option; empty where none has."""
-    from treaty.systems import option_owners  # imported late, as it imports this module
+    # imported late, as it imports this module
+    from treaty.systems import option_owners
 
     owners = option_owners(name, kind)
     return f"{name} is an option of {', '.join(owners)}" if owners else ""

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 else:
     Own, Common = TypeVar("Own"), TypeVar("Common")
 
-TRAIN = "train"  # name of the training rows; eval sets have their own
+# name of the training rows; eval sets have their own
+TRAIN = "train"
 
 Progress = Callable[[int, Any], None]
 """Called with the number of finished rounds (epochs) and what there is so far (the model part, the epochs' losses by
@@ -82,7 +83,7 @@ class LabelledRows:
 
 @dataclass(frozen=True, slots=True)
 class PartySpec:
-    """What a job says of a party before roles are given out: the role and edge server named for it, if it has rows."""
+    """A party as the job names it, before roles are assigned."""
 
     role: str | None = None
     edge: str | None = None
@@ -115,7 +116,7 @@ class Roles:
         return [name for name, role in self.of.items() if role in roles]
 
     def holder(self, role: str) -> str | None:
-        """Return the one party with this role; None where nobody has it."""
+        """Return the one party with this role; None if there is none."""
         return next(iter(self.having(role)), None)
 
 
@@ -178,7 +179,7 @@ class RoleInput(Generic[Own, Common]):
     alone : bool
         Whether this party has the process to itself; False where all parties are threads of one.
     apart : bool
-        Whether other parties are played by others: False where one process, or one with everybody's keys, plays all.
+        Whether other organisations play the other parties: False if one process, or one with all keys, plays all.
     absence : object or None
         Of a simulated user, when it drops out; see `System.absences`.
     part : ModelPart or LinearPart or None
@@ -249,7 +250,7 @@ class RoleInput(Generic[Own, Common]):
         return frozenset(self.options.may_change | self.common.may_change)
 
     def steps(self, title: str) -> Callable[[int, int], None] | None:
-        """Return ``report(steps_done, steps_in_all)`` for work before the first round; None where nobody listens."""
+        """Return ``report(steps_done, steps_in_all)`` for work before the first round; None if nothing listens."""
         return None if self.phase is None else partial(self.phase, title)
 
     @property
@@ -275,7 +276,7 @@ def mesh(roles: Roles, options: SystemOptions) -> dict[str, list[str]]:
     return {name: [other for other in roles.of if other != name] for name in roles.of}
 
 
-def nobody(roles: Roles, options: SystemOptions) -> list[str]:
+def no_party(roles: Roles, options: SystemOptions) -> list[str]:
     return []
 
 
@@ -310,7 +311,7 @@ class Service:
         ``conclusions(roles, options) -> {role: [sentence, ...]}``: what each role can work out besides what single
         messages tell it.
     routes : tuple of Route
-        What each message tells whom.
+        What each message reveals, to whom.
     refused : callable
         ``refused(options) -> text``: why there is no such prediction under these options; empty where there is.
     """
@@ -363,7 +364,7 @@ class System:
     by_role : bool
         Whether what is learned is stated by role, not by party.
     routes : mapping of str to tuple of Route
-        What each message tells whom, of what is played: "train", "predict", "explain" and "online".
+        What each message reveals, to whom, by stage: "train", "predict", "explain" and "online".
     predict, explain : mapping of str to Program
         Prediction and contributions by role, where owners have to work together for them.
     online : mapping of str to Program
@@ -371,7 +372,7 @@ class System:
     service : Service or None
         Prediction for parties without a part of the model, where rows are split.
     until_kept : frozenset of str
-        Roles without a part that keep checkpoints, or files beside them, until all parts of the model are saved.
+        Roles without a part that keep checkpoints, or other files, until all parts of the model are saved.
     lossless : bool
         Whether the trees are those of the pooled table, bit for bit.
     on_clusters : callable
@@ -380,7 +381,7 @@ class System:
     has_model : frozenset of str
         Roles with a part of the model, or with the whole model where rows are split.
     may_lose : callable
-        ``may_lose(roles, options) -> [name, ...]``: the parties that a training between processes can go on without.
+        ``may_lose(roles, options) -> [name, ...]``: the parties that a training between processes can continue without.
     may_be_absent : callable
         Likewise, the parties that need not even connect.
     vouched : callable
@@ -436,8 +437,8 @@ class System:
     explain: Mapping[str, Program] = field(default_factory=dict)
     online: Mapping[str, Program] = field(default_factory=dict)
     service: Service | None = None
-    may_lose: Callable[[Roles, Any], list[str]] = nobody
-    may_be_absent: Callable[[Roles, Any], list[str]] = nobody
+    may_lose: Callable[[Roles, Any], list[str]] = no_party
+    may_be_absent: Callable[[Roles, Any], list[str]] = no_party
     vouched: Callable[[Roles, Any, str], list[str]] = lambda roles, options, name: []
     apart: frozenset[str] = frozenset()
     named_roles: frozenset[str] = frozenset()
