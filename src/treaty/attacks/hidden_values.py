@@ -41,7 +41,7 @@ Vectors = list[Integers]
 
 
 def repeated_masks(view: View, truth: Truth) -> Iterator[Finding]:
-    """Compare what came from each member with what it gave, at the party that opens sums: leader, edge server or server.
+    """Compare what came from each member with what it gave, at the party that opens sums.
 
     What a member gave to a sum, from differences of its masked vectors: where a mask serves twice, it cancels.
 

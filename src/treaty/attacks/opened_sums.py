@@ -135,8 +135,8 @@ def inverted_histograms(view: View, truth: Truth) -> Iterator[Finding]:
     Rows rebuilt from opened histograms, at the leader of tables split by row (`privacy.histogram_inversion`).
 
     Score: the mean share of right bins of a rebuilt table, its rows matched with true ones to agree best. Baseline: the
-    same of a table with every column drawn independently from the rows of each class in each bin. These counts are given
-    to both; the first histogram shows them, unless it carries noise: then the attacker has more than it could.
+    same of a table with every column drawn independently from the rows of each class in each bin. These counts are
+    given to both; the first histogram shows them, unless it carries noise: then the attacker has more than it could.
     """
     recording = view.recorded.recording
     bins, y = recording.bins, truth.targets.astype(np.int64)

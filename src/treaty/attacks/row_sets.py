@@ -137,10 +137,10 @@ def set_purity(view: View, truth: Truth) -> Iterator[Finding]:
     Labels from the purity of the sets of rows that a passive party sees.
 
     The better a tree, the nearer its leaves are to one class: a party that sees which rows are in a leaf, and learns
-    the labels of some, knows those of nearly all. The score is an upper bound of that, the share of rows whose label is the
-    commonest of the other rows of their finest set, in the tree where it is highest. Baseline: what the party could do
-    with others' labels without being shown any set, by a tree of as many leaves on its own columns, or by the commonest
-    label.
+    the labels of some, knows those of nearly all. The score is an upper bound of that, the share of rows whose label is
+    the commonest of the other rows of their finest set, in the tree where it is highest. Baseline: what the party could
+    do with others' labels without being shown any set, by a tree of as many leaves on its own columns, or by the
+    commonest label.
 
     References
     ----------

@@ -232,8 +232,9 @@ def wait_until_all_kept(
 
     `keep` puts this party's part in its place. The active party waits for all, keeps its own, and then notifies all: no
     party is notified of a model that the active party may yet lose. Edge servers notify their users. One that could not
-    write its part has stopped the job instead, as it does for any error, and so all end with that error. Only a connection
-    lost between the two messages can still leave a party in doubt: it ends with an error although all have their parts.
+    write its part has stopped the job instead, as it does for any error, and so all end with that error. Only a
+    connection lost between the two messages can still leave a party in doubt: it ends with an error although all have
+    their parts.
 
     Parameters
     ----------
