@@ -221,14 +221,17 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
     """
     both, batch, threads = options.result_to == "both", options.batch, options.threads
     with Scratch(options.in_memory) as scratch:
+        # step 1: a fresh salt, so that points of this run match those of no other
         met = _introduce(party, ids, secrets.token_bytes(32), options, scratch)
+        # steps 2 to 5, with every peer apart; what all hold is known to this party alone
         pairs, faults = _find(party, ids, met, options, scratch)
         if both and faults:
             raise faults[0]
         pairwise = {peer: len(matches) for peer, matches in pairs.items()}
         pairs = held_by_all(pairs, len(ids), scratch)
         n_common = len(pairs[party.peers[0]])
-        if not both:  # before anything that depends on the number of common ids
+        if not both:
+            # sent before anything that depends on the number of common ids, an error included
             for peer in party.peers:
                 party.send(peer, AlignmentEnd())
             if faults:
@@ -243,11 +246,12 @@ def align_active(party: Party, ids: Ids, options: AlignmentOptions = _DEFAULTS) 
                 f"{party.name}: expected ids that all parties hold, got none ({len(ids)} ids here, {shared}); {CAUSES}",
                 public=f"the parties have no id in common; {CAUSES}",
             )
+        # steps 6 and 7, peer by peer: the values of an id differ from peer to peer, the order does not
         key = secrets.token_bytes(32)
         common = ranked(ids, pairs[party.peers[0]], key, threads, scratch)
         for number, peer in enumerate(party.peers if both else ()):
             _send_matches(party, peer, pairs[peer], met.sizes[peer], key, batch, scratch)
-            if number:  # the same ids, with values under this peer's key
+            if number:  # the same ids in the same order, with values under this peer's key
                 common.close()
                 common = ranked(ids, pairs[peer], key, threads, scratch)
             prove(party, peer, ids, pairs[peer], common, threads, scratch)
@@ -395,6 +399,7 @@ def _introduce(party: Party, ids: Ids, salt: bytes | None, options: AlignmentOpt
             "psi": options.psi, "result_to": result_to, "batch": batch, "run log": options.commits and log is not None,
         },
     )  # fmt: skip
+    # under the log's own key: partners see how many ids change from run to run, and nothing of the ids
     commitment = np.zeros((0, 32), np.uint8)
     if log is not None and options.commits:
         commitment = committed(ids, log.key, options.threads, scratch)

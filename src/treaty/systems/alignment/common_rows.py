@@ -164,6 +164,7 @@ def arrange(party: Party, own: Integers, batch: int) -> tuple[Integers, Integers
         if np.any(copies < 1) or np.any(copies >= _MOST_ROWS):
             raise PeerProtocolError(peer, f"expected at least one row of a common id - at Copies.counts from {peer}")
         counts.append(copies)
+    # in float64 first: the product may exceed 64 bits
     rows = float(np.prod(np.array(counts, np.float64), axis=0).sum())
     if rows >= _MOST_ROWS:
         raise DataError(
@@ -189,6 +190,7 @@ def arranged(party: Party, active: str, own: Integers, batch: int) -> tuple[Inte
         length = part.stop - part.start
         totals[part] = view(layout.totals, np.int64, (length,), peer=active, what="JoinLayout.totals")
         repeats[part] = view(layout.repeats, np.int64, (length,), peer=active, what="JoinLayout.repeats")
+    # bounds come before products of the numbers received
     wrong = np.any(repeats < 1) or np.any(repeats >= _MOST_ROWS) or np.any(totals < 1) or np.any(totals >= _MOST_ROWS)
     if wrong or np.any(totals % (repeats * own)) or totals.sum() >= _MOST_ROWS:
         raise PeerProtocolError(active, f"expected whole blocks of joined rows - at JoinLayout from {active}")

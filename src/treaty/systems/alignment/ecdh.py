@@ -192,6 +192,7 @@ def exchange(
 
     The next batch is sent before answers to the last are awaited, so that both sides compute at the same time.
     """
+    # of both lists: sorted by value, so that they can be compared part by part
     mine, theirs = (
         {peer: scratch.sorted(kind, "value", WORDS, max(own.size, sizes[peer])) for peer in peers}
         for kind in (MINE, THEIRS)
@@ -210,6 +211,7 @@ def exchange(
     for number in range(max(len(parts), *map(len, their_parts.values()))):
         send(number + 1)
         for peer in peers:
+            # step 3: own points come back in the order sent, so their ids are known
             if number < len(parts):
                 raised = _points_of(party.receive(peer, RaisedPoints).points, parts[number], peer, "RaisedPoints")
                 valid(
@@ -218,6 +220,7 @@ def exchange(
                     lambda raised=raised: sodium.validate(raised, own.threads),  # type: ignore[misc]
                 )
                 mine[peer].add(records(MINE, value=_kept(raised), number=own.numbers(parts[number])))
+            # step 4: the peer's points are raised here and stay here
             if number < len(their_parts[peer]):
                 part = their_parts[peer][number]
                 raised = own.raised(party.receive(peer, BlindedPoints).points, part, peer)
@@ -284,6 +287,7 @@ def held_by_all(pairs: dict[str, SortedRecords], n_ids: int, scratch: Scratch) -
         return pairs
     kept = {peer: scratch.sorted(PAIR, "number", n_ids, n_ids) for peer in pairs}
     for parts in zip(*(matches.parts() for matches in pairs.values()), strict=True):
+        # parts hold the same range of numbers at every peer
         common = reduce(np.intersect1d, [part["number"] for part in parts])
         for matches, part in zip(kept.values(), parts, strict=True):
             matches.add(part[np.isin(part["number"], common)])
@@ -297,6 +301,7 @@ def check_made(named: SortedRecords, made: SortedRecords, size: int, active: str
 
     Raises PeerProtocolError if one was not made then, or occurs twice.
     """
+    # only a party that did step 5 knows these values; places alone could be guessed
     values = scratch.sorted(VALUE, "value", WORDS, size)
     for part in named.parts():
         values.add(records(VALUE, value=part["value"]))

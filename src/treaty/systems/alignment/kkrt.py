@@ -170,6 +170,7 @@ def _table(ids: Ids, key: bytes, threads: int, scratch: Scratch) -> tuple[Words,
     digests = np.empty((size, 2), np.uint64)
     for part in pieces(size, scratch.part):
         digests[part] = _digests(ids, part, key, threads)
+    # every id lies in one of its three bins
     table = oprf.placed(digests, oprf.bins_for(size, oprf.STEP))
     if table is None:
         raise CryptoError(f"expected {size} ids to fit into a cuckoo table, got one that does not - align again")
@@ -256,6 +257,7 @@ class SecretOrder:
 
     def values(self, places: Int32s) -> Words:
         """Return what shows that an id is common, uint64 (n, 2): the token of its place, and the place."""
+        # the token is a block cipher of the place under a key of this run
         numbered = np.column_stack([places.astype(np.uint64), np.zeros(len(places), np.uint64)])
         return np.column_stack([aes.permuted(self._tokens, numbered)[:, 0], numbered[:, 0]])
 
@@ -276,6 +278,7 @@ def answer_values(
     point = view(offer.point, np.uint8, (32,), peer=active, what="OprfOffer.point")
     end = valid(active, "OprfOffer.point", lambda: oprf.OprfSender(point))
     party.send(active, OprfChoices(Array.of(end.points)))
+    # a fresh secret order in each run: places tell nothing of the order of the table
     own, bins = SecretOrder(ids, key, threads, scratch), oprf.bins_for(size, oprf.STEP)
     asked, counts = _asked(own, bins, scratch)
     edges = np.append(0, np.cumsum(counts))
@@ -288,6 +291,7 @@ def answer_values(
             some = asked[start : min(start + VALUES, int(edges[number + 1]))]
             codes = oprf.codes(key, some["digest"])
             values = end.values(rows, part.start, some["bin"].astype(np.int64), codes, threads)
+            # what the active party can open only if its value of this bin is the same
             token, place = own.values(some["place"]).T
             values[:, 1] ^= place << np.uint64(32)
             values[:, 2] ^= token

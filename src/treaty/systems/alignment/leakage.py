@@ -110,6 +110,7 @@ def disclosures(
                 f"{_KKRT[psi]}nothing more if it follows the protocol; one that does not could learn of {active}'s "
                 "other ids from which of its own are said to be common"
             )
+    # the layout of step 8 is a product of all parties' numbers of rows: each learns it but for its own factor
     if on_duplicate == "expand" and result_to == "both":
         learned[active].append(f"of each common id: how many rows each of {', '.join(others)} has of it")
         for place, name in enumerate(others):
@@ -129,6 +130,7 @@ _TRANSFERS = 16_000.0  # bytes under KKRT
 def add_alignment(found: Expected, roles: Roles, psi: Psi, shape: Shape) -> None:
     """Add the bytes, memory and seconds of aligning the rows of all owners, each with as many ids, to `found`."""
     ids, owners = shape.rows, [name for name in roles.owners if name != roles.active]
+    # as `_takes_kkrt` of `alignment` decides, by ids in place of buckets
     points = psi == "ecdh" or (psi == "auto" and ids < LONG)
     for name in owners:
         there, back = (_POINT * ids, 2 * _POINT * ids) if points else (_MASKED * ids, _VALUE * ids + _TRANSFERS)

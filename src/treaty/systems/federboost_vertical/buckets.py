@@ -238,6 +238,7 @@ def take_buckets(party: Party, peer: str, held: Held, sent: list[bytes] | None) 
         logger.info("%s sent its buckets in an earlier training; they are taken from there", peer)
         yield from (decode_body(body, Buckets, peer=peer) for body in held[message.digest])
         raise PeerProtocolError(peer, f"expected buckets of as many rows - at SameBuckets from {peer}")
+    # piece by piece, so that no more than one message is held
     while True:
         assert isinstance(message, Buckets)
         if sent is not None:
@@ -338,6 +339,7 @@ class NoisyColumns(ColumnSource):
         sizes = present + flags[1]
         if np.any(present < 0) or np.any(present > 255) or np.any(sizes < 1):
             raise PeerProtocolError(peer, f"expected 1 to 256 buckets of each column - at Buckets.present from {peer}")
+        # buckets of such a column take no bytes in the message, but one each in memory: bounded before they are made
         lone = int(np.count_nonzero(sizes == 1))  # whose buckets take no bytes
         if len(sizes) > MOST_COLUMNS or lone * n_rows > MOST_LONE:
             expected = f"expected at most {MOST_COLUMNS} columns, few of them of one bucket alone"
@@ -386,6 +388,7 @@ class NoisyColumns(ColumnSource):
 
         Counts are not corrected: `min_child_samples` is about the rows that actually go left.
         """
+        # estimates may be negative for few rows: hessians are floored at 0, as gains divide by them
         columns = np.flatnonzero(self._corrected).tolist()
         if not columns:
             return sums
@@ -413,6 +416,7 @@ class NoisyColumns(ColumnSource):
 
     def send_splits(self, rounds: int, *, now: bool) -> None:
         """Send the owner its splits in the trees since the last message; unless `now`, `SEND_EVERY` seconds apart."""
+        # a round trip for every small tree would cost more than the tree
         if self._chosen and (now or time.monotonic() - self._sent >= SEND_EVERY):
             features = np.array([feature for feature, _ in self._chosen], np.int32)
             packed = np.packbits(np.stack([left for _, left in self._chosen]), axis=1)

@@ -54,7 +54,7 @@ def conclusions(
     return learned | {name: [of_labels] for name in roles.having("passive")}
 
 
-# --------------------------------- what a training on noisy buckets is expected to take; messages are those of `roles`
+# --------------------------------- what a training on noisy buckets is expected to take
 
 
 def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions, shape: Shape) -> Expected:
@@ -65,6 +65,7 @@ def expected(roles: Roles, options: FederBoostVertical, common: BoostingOptions,
     for peer in roles.owners:
         if peer == active:
             continue
+        # every row's bucket, in log2 of their number of bits; kept at both ends for later trainings
         features = shape.columns[peer]
         buckets = max(2.0, shape.slots[peer] / max(1, features) - 1)
         found.agree([(active, peer)])

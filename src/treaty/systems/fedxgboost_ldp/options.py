@@ -111,6 +111,7 @@ class FedXGBoostLDP(SystemOptions):
         ):  # fmt: skip
             if refused:
                 raise ConfigError(why)
+        # last: consent mends none of the errors above
         if paper:
             check_consent(self)
             if self.epsilon_total is not None:

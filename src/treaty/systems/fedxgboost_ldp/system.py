@@ -69,10 +69,12 @@ def expected(roles: Roles, options: FedXGBoostLDP, common: BoostingOptions, shap
             continue
         found.agree([(active, peer)])
         won = levels * min(1.0, 2.0 * shape.columns[peer] / max(1, columns))
+        # int32 gradients, and hessians for scores of the second order; one bit a row for each further level
         gradients = (4.0 if options.first_order else 8.0) * n
         found.send(active, peer, trees.count * (gradients + (trees.depth - 1) * n / 8), 2 * levels + trees.count)
         found.send(peer, active, won * n / 8, levels + won)
         found.memory[peer] = 50.0 * n
+    # all parties score at the same time: the one with most columns sets the pace
     found.memory[active] = 80.0 * n
     most = max(shape.columns.values())
     found.seconds = trees.growing(n, most) / shape.threads + trees.count * n * 60e-9 + levels * 2 * ROUND_TRIP

@@ -88,6 +88,7 @@ def disguised(matrix: Matrix, bits: int, normal: int, random: Keystream) -> tupl
 
 def chosen(vectors: Matrix, random: Keystream) -> Matrix:
     """Pick some of the null vectors, any number of them from 1 on (secure response)."""
+    # how many is random as well, from 1 to all
     count = vectors.shape[1]
     picked = np.argsort(random.bits(64, count)[:, 0])[: int(random.below(count, 1)[0, 0]) + 1]
     return vectors[:, np.sort(picked)]
@@ -116,6 +117,7 @@ def single_entries(vectors: Matrix) -> NDArray[np.bool_]:
     U U^T is a projection: the squares of its row i add up to its entry (i, i), the square sum s_i of row i of U. So
     s_i - s_i^2 is the square sum off the diagonal; where it is 0 and s_i is not, s_i is 1.
     """
+    # row by row: U U^T, n x n, is not formed
     on_diagonal = np.einsum("ij,ij->i", vectors, vectors)
     single: NDArray[np.bool_] = (on_diagonal > 0.5) & (on_diagonal - on_diagonal**2 <= _SINGLE)
     return single
@@ -132,6 +134,7 @@ def empty_rows(vectors: Matrix) -> NDArray[np.bool_]:
 
 def normals(random: Keystream, rows: int, columns: int) -> Matrix:
     """Draw standard normal numbers (Box and Muller), float64 (rows, columns)."""
+    # 53 bits at the middle of their interval: never 0, of which there is no logarithm
     pairs = -(-rows * columns // 2)
     uniform = (random.bits(53, 2 * pairs)[:, 0].astype(np.float64) + 0.5) * 2.0**-53
     radius, angle = np.sqrt(-2.0 * np.log(uniform[:pairs])), 2.0 * np.pi * uniform[pairs:]

@@ -116,6 +116,7 @@ def _mask_candidates(
     counts, masked, random = np.zeros((len(rows), int(columns.offsets[-1])), np.int32), [], Keystream()
     for node, (members, of_node) in enumerate(zip(rows, vectors, strict=True)):
         if of_node.shape[1]:
+            # candidates of the node's rows alone: cuts between values that no row has would be the same column twice
             candidates = columns.candidates(members, features)
             counts[node] = candidates.counts
             # [SMM 1, step 2] Z: some of U's vectors, at random; W = M - Z (Z^T M)

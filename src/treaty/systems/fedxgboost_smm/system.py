@@ -75,6 +75,7 @@ def conclusions(
     dealer = roles.holder("dealer")
     if dealer is None:
         return learned
+    # each end's masks are the dealer's: with them the one-time pads come off
     helped = f"with the help of {dealer}, who must not give it: "
     learned[roles.active].append(helped + "every bin of every row of the others")
     for name in roles.having("passive"):
@@ -114,6 +115,7 @@ def expected(roles: Roles, options: FedXGBoostSMM, common: BoostingOptions, shap
         trees = Trees.of(common, shape, shape.rows)
         found.agree((dealer, name) for name in roles.owners)
         found.send(roles.active, dealer, 0.0, trees.count * trees.depth)
+        # two words of 8 bytes for each bin and node
         for name in roles.owners:
             if name != roles.active:
                 found.send(
