@@ -76,16 +76,16 @@ def test_a_signature_of_something_else_is_none(shop):
 
 def test_a_peer_proposes_its_own_jobs_alone(shop):
     """Also not one that another has signed: a copy of what lab proposed to somebody else."""
-    for by, refused in (("bank", "a job of bank itself"), ("lab", "signed by bank")):
+    for by, refused in (("bank", "bank may only propose jobs whose active party it is"), ("lab", "signed by bank")):
         shop.proposed({**JOB, "active": "lab", "parties": {**JOB["parties"], "lab": {"table": "rows"}}}, by=by)
         assert refused in shop.refusal()
     shop.proposed({**JOB, "active": "shop"})
-    assert "a job of bank itself" in shop.refusal()
+    assert "bank may only propose jobs whose active party it is" in shop.refusal()
 
 
 def test_a_job_without_this_party_is_refused(shop):
     shop.proposed({**JOB, "parties": {"bank": {"table": "rows"}, "lab": {"table": "rows"}}})
-    assert "in which shop takes part" in shop.refusal()
+    assert "shop takes no part in the job" in shop.refusal()
 
 
 @pytest.mark.parametrize("active", ["nobody", "", "../bank", "bank\n"])
