@@ -25,8 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from node.hostile import JOB, Peer, content, dialled, mutated, rss, signed
 from node.nodes import Organisation, columns_of, organisations, wait_for
 from treaty.node.exchange import VERSION
-from treaty.node.notes import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
-from treaty.node.proposals import id_of
+from treaty.node.proposals import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted, id_of
 from treaty.node.store import Store
 
 NAMES = ("bank", "shop", "lab")

@@ -24,8 +24,7 @@ from treaty.node.cards import read_card
 from treaty.node.door import Door
 from treaty.node.exchange import TALK, VERSION
 from treaty.node.identity import Own, load_own, sign
-from treaty.node.notes import Hello, Note
-from treaty.node.proposals import id_of, statement
+from treaty.node.proposals import Hello, Note, id_of, statement
 
 JOB: dict[str, Any] = {
     "name": "a job",

@@ -8,8 +8,7 @@ from node.hostile import JOB, content, signed
 from node.nodes import columns_of, organisations
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
-from treaty.node.notes import JobStatus, Proposed
-from treaty.node.proposals import id_of, statement
+from treaty.node.proposals import JobStatus, Proposed, id_of, statement
 from treaty.node.settings import load_settings
 from treaty.node.store import Store
 

@@ -12,8 +12,7 @@ from node.nodes import columns_of, organisations, wait_for
 from node.shop import Shop
 from pace import within
 from treaty.node.identity import sign
-from treaty.node.notes import Back, HeadNote, Hello, JobStatus, Proposed, Wanted
-from treaty.node.proposals import data_sets, id_of, statement
+from treaty.node.proposals import Back, HeadNote, Hello, JobStatus, Proposed, Wanted, data_sets, id_of, statement
 from treaty.node.runner import tables_of
 from treaty.node.service import Node
 from treaty.node.settings import DataSet, Policy, load_settings

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treaty.node.attempts import OpenJob, decide, follow_up, over, pause_after
-from treaty.node.notes import JobStatus
+from treaty.node.proposals import JobStatus
 from treaty.node.store import JobRow
 from treaty.runs.job import Job
 from treaty.systems.system import Roles

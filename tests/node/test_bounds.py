@@ -20,8 +20,7 @@ from treaty.models.checkpoints import noise_folder
 from treaty.node import worker
 from treaty.node.attempts import MOST_TRIES
 from treaty.node.identity import load_own, revoke, sign
-from treaty.node.notes import JobStatus, Proposed
-from treaty.node.proposals import id_of, statement
+from treaty.node.proposals import JobStatus, Proposed, id_of, statement
 from treaty.node.service import Node
 from treaty.node.settings import load_settings
 from treaty.node.worker import WorkerEvent

@@ -17,7 +17,7 @@ from treaty.node import exchange as exchanges
 from treaty.node.cards import fingerprint_of, read_card
 from treaty.node.exchange import MOST_CONVERSATIONS, VERSION, Exchange
 from treaty.node.identity import load_own, make_keys, revoke, trust, trusted
-from treaty.node.notes import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
+from treaty.node.proposals import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
 
 ID, OTHER = "ab" * 32, "cd" * 32
 EVERY = [

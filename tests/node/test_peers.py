@@ -10,7 +10,7 @@ from node.nodes import organisations
 from treaty.node import cards, service
 from treaty.node.audit_log import head_statement
 from treaty.node.identity import load_own, sign
-from treaty.node.notes import HeadNote, Hello
+from treaty.node.proposals import HeadNote, Hello
 from treaty.node.service import NOTED_EVERY, Node
 from treaty.node.settings import load_settings
 

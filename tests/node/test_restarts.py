@@ -24,8 +24,7 @@ from treaty.node.cards import verify
 from treaty.node.forgetting import checkpoints_of, clear_checkpoints, keeps_part, lock_of, report_of
 from treaty.node.identity import load_own, rotate, trust
 from treaty.node.jobs import Jobs
-from treaty.node.notes import JobStatus
-from treaty.node.proposals import id_of, statement
+from treaty.node.proposals import JobStatus, id_of, statement
 from treaty.node.service import Node
 from treaty.node.settings import load_settings
 from treaty.node.store import JobRow, Store

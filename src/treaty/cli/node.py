@@ -22,8 +22,7 @@ import treaty
 from treaty.cli.logs import NODE_FILE, NodeFile, console, say, say_learned
 from treaty.errors import NOTED, ConfigError
 from treaty.node.jobs import trained
-from treaty.node.notes import JobStatus
-from treaty.node.proposals import Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
+from treaty.node.proposals import JobStatus, Proposal, Verb, check_same, id_of, in_words, proposed, rounds_of, statement
 from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.expectations import stated_sizes

@@ -72,6 +72,7 @@ class Shard:
 
     def made_of(self, key: str, names: Sequence[str], make: Callable[[], Any]) -> Any:
         """Return the cached result of `make`; it is dropped when one of the arrays `names` is replaced or dropped."""
+        # Versions, not contents: a replaced array has a new version even if its values are equal.
         state = [self._versions[name] for name in names]
         if key not in self._made or self._made[key][0] != state:
             self._made[key] = [*state], make()

@@ -93,6 +93,7 @@ def nodes_of(rows: Int32s, starts: Integers, firsts: Integers, n_rows: int) -> N
 
 def members(nodes: NDArray[np.signedinteger], count: int) -> tuple[Int32s, Integers]:
     """Return the rows of `count` nodes, node by node, and where each node starts."""
+    # Rows of node -1 sort first and are cut off below.
     starts = np.concatenate([[0], np.cumsum(np.bincount(nodes[nodes >= 0], minlength=count))])
     rows = np.argsort(nodes, kind="stable")[len(nodes) - int(starts[-1]) :].astype(np.int32)
     return rows, starts.astype(np.int64)
@@ -260,6 +261,7 @@ def encrypted_rows(
         held.clear()
         held[terms] = EncryptedQuery(client, secrets.copy(), key)
     query, done = held[terms], 0
+    # Encrypt stripe by stripe: errors depend on the absolute position of an entry.
     words = np.empty((len(vectors), len(given[0].primes), vectors.shape[2]), np.uint32)
     for part in own_stripes(shard.number, shard.count, first, count):
         at = slice(done, done + part.stop - part.start)
@@ -347,6 +349,7 @@ class _OverCluster(AdditiveSumsServer):
         found = self._ciphertexts
         assert found is not None
         at = places(self._rows, self._shards.count)
+        # The ciphertexts of a tree travel to the workers once, with the first query.
         if self._kept is not found:
             self._kept = found
             self._shards.keep(_CIPHERTEXTS, found, at)
@@ -419,6 +422,7 @@ def _blocks(shard: Shard, bins: _CipherBins, features: NDArray[np.int32] | None)
 
 def merged(modulus: Modulus, parts: list[Found], threads: int) -> Found:
     """Multiply the workers' products at equal places."""
+    # Sort the workers' products by place; runs of equal places are multiplied as segments.
     at = np.concatenate([where for where, _ in parts])
     numbers = np.concatenate([products for _, products in parts])
     order = np.argsort(at, kind="stable").astype(np.int32)

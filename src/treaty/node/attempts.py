@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from treaty.node.notes import JobStatus
-from treaty.node.proposals import Proposal
+from treaty.node.proposals import JobStatus, Proposal
 from treaty.node.store import FINAL, JobRow
 from treaty.runs.job import Job
 from treaty.systems.system import Roles
@@ -106,6 +105,7 @@ def decide(at: OpenJob, up: Collection[str], *, place: bool, now: float) -> Deci
 
     `up` are the connected peers, `place` is whether this node may start another job, `now` is monotonic.
     """
+    # While this node's process runs, the only decision is whether to end it.
     if at.process is not None:
         return "stop" if not at.ending and _others_stopped(at) else ""
     if not at.leads:
@@ -121,6 +121,7 @@ def decide(at: OpenJob, up: Collection[str], *, place: bool, now: float) -> Deci
         if any(view is None or view.runs == kept for view in of_others):
             # A party that still runs stores its part once it hears the others, or loses them.
             return ""
+    # Asked for an attempt: run it once all needed parties are ready, or give up after a while.
     if at.asks:
         if all(view.ready == at.asks for view in _views(at, at.needed)):
             return "run"
@@ -166,6 +167,7 @@ def _follow(at: OpenJob, up: Collection[str], *, place: bool) -> Decision:
         return ""
     if lead.state == "finished" and at.row.state in ("queued", "running", "waiting"):
         return "finished" if at.row.kept else "went on without us"
+    # A slot is reserved: follow the lead once it runs, or free the slot if it asks for another attempt.
     if at.ready:
         if lead.runs == at.ready:
             return "run"
@@ -179,6 +181,7 @@ def _follow(at: OpenJob, up: Collection[str], *, place: bool) -> Decision:
 
 def _others_stopped(at: OpenJob) -> bool:
     """Return whether the attempt that runs here has ended early at another party, so that it cannot succeed."""
+    # A process that ended early at the lead ends all others. At the lead, any needed party counts.
     if not at.leads:
         lead = at.views.get(at.job.active)
         return (

@@ -75,6 +75,7 @@ def make_card(
     card = Card(name, certificate.decode(), _text(signing.public_key().public_bytes_raw()))
     if replaced is not None:
         old, old_key = replaced
+        # The successor signature covers the new keys and the old card's fingerprint; the card's own covers both.
         card = msgspec.structs.replace(card, previous=fingerprint_of(old))
         card = msgspec.structs.replace(card, previous_signature=_text(old_key.sign(_successor_content(card))))
     return msgspec.structs.replace(card, signature=_text(signing.sign(_card_content(card))))
@@ -97,6 +98,7 @@ def decode_card(data: bytes, where: str | Path) -> Card:
             f"expected a card of an organisation, got another kind of file - at {where} ({error})"
         ) from None
     check_names([card.name])
+    # Only one encoding of each field is accepted: else two different files could have one fingerprint.
     exact = _exact(card.signing_key, 32) and _exact(card.signature, 64) and _is_pem(card.certificate)
     if card.previous is None or card.previous_signature is None:
         exact = exact and card.previous is None and card.previous_signature is None
@@ -132,6 +134,7 @@ def read_small(file: str | Path) -> bytes:
 
 def fingerprint_of(card: Card) -> str:
     """Return the fingerprint of a card's name and both public keys: ``SHA256:`` and 64 digits in groups of four."""
+    # Each part is prefixed by its length, so that no two cards give the same bytes.
     parts = (card.name.encode(), ssl.PEM_cert_to_DER_cert(card.certificate), base64.b64decode(card.signing_key))
     digest = hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).hexdigest()
     return "SHA256:" + " ".join(digest[i : i + 4] for i in range(0, 64, 4))

@@ -178,6 +178,7 @@ class Door:
         self._young[end] = host
         aged = self._loop.call_later(YOUTH, self._young.pop, end, None)
         end.at_end += [lambda: self._left(end, host), aged.cancel]
+        # Drop the oldest of the busiest address, so that a flood from one address cannot lock out the others.
         if len(self._young) > MOST_YOUNG:
             most, _ = Counter(self._young.values()).most_common(1)[0]
             self._hang_up(next(young for young, of in self._young.items() if of == most), most)
@@ -270,6 +271,7 @@ class Door:
         return outer
 
     async def _called_back(self, peer: str, job: str) -> _End:
+        # The token links the connection that comes back to this request; it is unguessable and used once.
         token = secrets.token_hex(32)
         awaited = self._awaited[token] = self._loop.create_future()
         try:
@@ -361,6 +363,7 @@ class _End(asyncio.Protocol):
             self._line.set_result(bytes(line) if found and len(line) <= FIRST_LINE else b"")
 
     def pause_writing(self) -> None:
+        # Back-pressure: while this end's buffer is full, stop reading at the other end.
         if self._other is not None and not self._other.transport.is_closing():
             self._other.transport.pause_reading()
 

@@ -27,7 +27,7 @@ from treaty.messaging.grpc_wire import DaemonThreads, grpc, limiting_options, pi
 from treaty.messaging.messages import clean
 from treaty.node.cards import Card
 from treaty.node.identity import Own
-from treaty.node.notes import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
+from treaty.node.proposals import Back, HeadNote, Heartbeat, Hello, JobStatus, Note, Proposed, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +137,7 @@ class NodeConversation:
                     del self._jobs[job]
                 elif self._ended:
                     return
+            # A status is read only now, so that the newest one is sent; outside the lock, as it reads the database.
             yield msgspec.msgpack.encode(note or (view(job) if job else Heartbeat()))
 
 
@@ -149,6 +150,7 @@ class _TokenBucket:
 
     def take(self, cost: float) -> float:
         """Take tokens; return the seconds until they are there, 0 if they are."""
+        # Refill for the time since the last call; a negative balance is a debt that the caller waits out.
         now = time.monotonic()
         self._left, self._at = min(self._most, self._left + (now - self._at) * self._rate) - cost, now
         return max(0.0, -self._left / self._rate)
@@ -275,6 +277,7 @@ class Exchange:
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Run a conversation that a peer has opened."""
+        # TLS has checked the certificate; which peer it belongs to is decided by the trusted cards.
         presented = _der(context.auth_context()["x509_pem_cert"][0])
         peer = next(
             (name for name, card in self._trusted().items() if _der(card.certificate.encode()) == presented), ""
@@ -331,6 +334,7 @@ class Exchange:
         with self._lock:
             self._open.append(talk)
             of_peer = [other for other in self._open if other.peer == talk.peer]
+        # The oldest go: a peer that restarts opens new ones before its old ones are known to be dead.
         for old in of_peer[:-MOST_CONVERSATIONS]:
             old.break_off()
 
@@ -365,6 +369,7 @@ class Exchange:
         for data in notes:
             note: Note = decoder.decode(data)
             talk.heard = time.monotonic()
+            # Sleeping here slows a fast peer down by back-pressure, without dropping its notes.
             time.sleep(allowance.take(max(_COSTS.get(type(note), 1.0), len(data) / _NOTE_BYTES)))
             if not self._trusts(talk):
                 return _STRANGER

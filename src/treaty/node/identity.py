@@ -263,6 +263,7 @@ def _install(folder: Path, name: str, replaced: tuple[Card, Ed25519PrivateKey] |
         (*_PRIVATE, *_PUBLIC), (identity.key, secret, identity.certificate, encode_card(card)), strict=True
     ):
         write_whole(making / f"{name}.{end}", [data], mode=0o600 if end in _PRIVATE else 0o644)
+    # The rename is the commit: a ".next" folder is complete, and any later call finishes it (`_finish`).
     making.rename(folder / f".{name}.next")
     sync_folder(folder)
     _finish(folder)

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from treaty.errors import TreatyError
-from treaty.node.notes import JobStatus
 from treaty.node.policy import PolicyVerdict
-from treaty.node.proposals import Proposal, in_words
+from treaty.node.proposals import JobStatus, Proposal, in_words
 from treaty.node.settings import Settings
 from treaty.node.store import JobRow, Store
 from treaty.node.verdicts import learned

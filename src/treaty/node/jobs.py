@@ -22,10 +22,12 @@ from treaty.node.cards import Card, verify
 from treaty.node.exchange import NodeConversation
 from treaty.node.forgetting import is_forgotten, keeps_part
 from treaty.node.identity import Own, sign, trusted
-from treaty.node.notes import JobStatus, Proposed, Wanted
 from treaty.node.policy import PolicyVerdict, over_budget
 from treaty.node.proposals import (
+    JobStatus,
     Proposal,
+    Proposed,
+    Wanted,
     check_same,
     data_sets,
     id_of,
@@ -220,6 +222,7 @@ class Jobs:
         incarnation, count = self._newest.get((view.job, peer), (b"", -1))
         if peer not in at.job.parties or (incarnation == conversation.incarnation and view.count <= count):
             return
+        # Two conversations of a peer may overlap: an older status must not replace a newer one.
         self._newest[view.job, peer] = conversation.incarnation, view.count
         before, at.views[peer] = at.views.get(peer), view
         self._approvals(at, view.signed)

@@ -304,6 +304,7 @@ def _recoverable(case: _Case) -> _Found:
         return True, f"no sum of bins of its own columns is revealed; {allowed}"
     codes = case.facts.codes(case.features, common.most_bins)
     decided = not case.trains or case.data_set.name in job.parties[case.party].eval_tables
+    # Estimate from the actual bins, which is why this rule reads the table.
     owners = len([name for name, member in job.parties.items() if member.role is None])
     share = expected_sides(codes, own.ciphers, common, case.rounds_of_trees, owners, decided=decided)
     estimate = f"sides of splits reveal to {job.active} an estimated {share:.1%}"
@@ -344,6 +345,7 @@ def _spent(case: _Case) -> tuple[float, float]:
 
 def _in_all(case: _Case, own: float, paid: float) -> float:
     """Return the job's cost after one more attempt; earlier ones cost `own`, and one costs `paid`."""
+    # Systems that pay once release the same noise in every attempt; others draw new noise.
     return max(own, paid) if case.job.system.pays_once else own + paid
 
 

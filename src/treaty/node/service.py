@@ -30,7 +30,7 @@ from treaty.node.exchange import Exchange, NodeConversation
 from treaty.node.forgetting import clear_checkpoints, keeps_part, log_of
 from treaty.node.identity import load_own, sign
 from treaty.node.jobs import Jobs
-from treaty.node.notes import Back, HeadNote, Hello, JobStatus, Note, Proposed, Wanted
+from treaty.node.proposals import Back, HeadNote, Hello, JobStatus, Note, Proposed, Wanted
 from treaty.node.runner import LAST_WORDS, Process, order_of
 from treaty.node.settings import Settings
 from treaty.node.store import FINAL, Store

@@ -107,6 +107,7 @@ class Verdicts:
         """
         if job not in self._found:
             self._under_way = [each for each in self._under_way if not each[1].done()]
+            # A slow query of one submitter must not block the verdicts on others' jobs.
             if sum(of == submitter for of, _ in self._under_way) >= OF_ONE:
                 return None
             self._found[job] = begun = self._readers.submit(find)

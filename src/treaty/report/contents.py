@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from treaty.messaging.transcript import Timeline
 
-# Of a ROC curve: more are not seen.
+# Points of a ROC curve: more would not be visible.
 _MOST_POINTS = 200
 _MOST_CLASSES = 6
 _TENTHS = 10
@@ -28,9 +28,9 @@ Section = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric after each round, or epoch, of one set of rows.
+    """A metric of one set of rows after each round or epoch.
 
-    `pooled` says that it is of the same model trained on one table, which the run is compared with.
+    `pooled`: of the same model trained on one table, for comparison.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """A line through points (x, y); `pooled` as of `Curve`."""
+    """A line through points (x, y); `pooled` as in `Curve`."""
 
     name: str
     x: Sequence[float]
@@ -51,19 +51,19 @@ class Points:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelScores:
-    """What predictions of rows with known labels are worth.
+    """Scores of predictions for rows with known labels.
 
     Attributes
     ----------
     of : str
-        Which rows these are, in words.
+        The rows, in words.
     values : mapping of str to (mapping of str to float)
-        By model, by the metric's name.
+        By model and metric.
     roc : sequence of Points
-        False positive rate and true positive rate; of more than two classes each against the rest. Empty for numbers.
+        False and true positive rates; with more than two classes, each against the rest. Empty for numbers.
     calibration : sequence of Points
-        Of rows in tenths by their prediction: mean prediction, and what was so: the share of the second class, of more
-        than two classes the share of right ones by the probability of the class predicted, of numbers the mean label.
+        For rows in tenths by their prediction: mean prediction, and the observed share of the second class. With more
+        than two classes, the share of correct ones by the predicted class's probability; for numbers, the mean label.
     of_numbers : bool
     """
 
@@ -76,10 +76,10 @@ class ModelScores:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What a column adds to rows' margins (TreeSHAP), without any row: quantiles 0.05, 0.25, 0.5, 0.75, 0.95.
+    """Quantiles 0.05, 0.25, 0.5, 0.75, 0.95 of what a column adds to rows' margins (TreeSHAP); no single row.
 
-    `low` and `high` are of the rows whose value is at most, or above, the column's median; of a category, or of all
-    columns of a party together, there is `every` alone, of all rows. `mean` is the mean absolute contribution.
+    `low` and `high` are of the rows with a value up to, or above, the column's median. Categories, and all columns of a
+    party together, only have `every`, of all rows. `mean` is the mean absolute contribution.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a report shows; what is empty is said to be absent, with the reason in `absent`.
+    """What a report shows; `absent` has the reasons for empty sections.
 
     Attributes
     ----------
@@ -99,17 +99,17 @@ class Contents:
     facts : sequence of str
         A few words each: rows, columns, date.
     whose : str
-        Whose view of the run this is, and who may see the page, in a sentence.
+        A sentence: whose view of the run this is, and who may see the page.
     shap_of : str
-        What the spreads are of: the axis of their figure.
+        Label of the axis of the SHAP figure.
     unit : str
-        What curves are by: "round" or "epoch".
+        Unit of the curves: "round" or "epoch".
     best : int or None
         The round, or epoch, that early stopping kept.
     importances : mapping of str to (mapping of str to float)
-        By party, by column, or its pseudonym.
+        By party and column, or its pseudonym.
     importance_kind : str
-        What these numbers are, in a sentence.
+        A sentence on what these numbers are.
     sent : mapping of str to mapping
         By "sender -> receiver": messages (where known), bytes, and bytes by message type (where known).
     seconds : mapping of str to (mapping of str to float)
@@ -117,9 +117,9 @@ class Contents:
     learned : mapping of str to sequence of str
         What each party, or role, learned beyond its own data.
     noise : sequence of str
-        What noise has cost, a sentence each.
+        What noise has cost, as sentences.
     notes : sequence of str
-        What a reader should know besides.
+        Further notes for the reader.
     """
 
     title: str
@@ -152,7 +152,7 @@ def scores_of_classes(
     Parameters
     ----------
     of : str
-        Which rows these are.
+        The rows, in words.
     y : int (n_rows,)
         Class numbers.
     by_model : mapping of str to float64 (n_rows, n_classes)
@@ -160,7 +160,7 @@ def scores_of_classes(
     classes : sequence
         Labels by class number.
     pooled : str
-        The model that was trained on one table, if there is one.
+        The name of the model that was trained on one table, if any.
     """
     from sklearn import metrics
 
@@ -193,7 +193,7 @@ def scores_of_numbers(
     *,
     means: bool = True,
 ) -> ModelScores:
-    """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether they are to be means."""
+    """Return scores of predicted numbers, float64 (n_rows,), by model; `means`: whether they estimate means."""
     from sklearn import metrics
 
     values = {
@@ -211,7 +211,7 @@ def scores_of_numbers(
 
 
 def _plain(name: str, by_model: Mapping[str, Any], pooled: str) -> str:
-    """Return the name of a line: the pooled model's is that of the model it is compared with, whose colour it has."""
+    """Return the name of a line; the pooled model shares the name, and so the colour, of the compared model."""
     return next(iter(by_model)) if name == pooled else name
 
 
@@ -224,7 +224,7 @@ def _roc(name: str, is_class: NDArray[np.bool_], p: NDArray[np.float64], pooled:
 
 
 def _tenths(name: str, predicted: NDArray[np.float64], so: NDArray[np.float64], pooled: bool) -> Points:
-    """Return mean prediction and mean of what was so, of rows in tenths by their prediction, equal ones together."""
+    """Return mean prediction and mean outcome of rows, in tenths by prediction; equal predictions stay together."""
     edges = np.unique(np.quantile(predicted, np.linspace(0.0, 1.0, _TENTHS + 1)[1:-1]))
     tenth = np.searchsorted(edges, predicted, side="left")
     rows = np.bincount(tenth)

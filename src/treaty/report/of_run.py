@@ -1,7 +1,7 @@
-"""What the report of a finished job shows: what its parties have noted, in the view of one of them.
+"""The contents of the report of a finished job, from the reports of its parties, in the view of one of them.
 
-A party's own report says with what and how long it trained and names its own columns. Those of others, where they lie
-in the same folder, add times and bytes, and never the names of columns.
+The viewer's own report has its options, times and columns. Reports of others in the same folder add their times and
+bytes, but never names of columns.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _PROBABILITY = "probability_"
 
 
 def read_run(run: Path, party: str | None = None) -> tuple[Path, dict[str, Report], str]:
-    """Read what parties of a finished training have noted.
+    """Read the reports of the parties of a finished training.
 
     Parameters
     ----------
     run : Path
         A job's output folder, a report in one (NAME.report.json), or the job file.
     party : str or None
-        Whose view is meant; None: the only party there, else the one with the labels.
+        The viewer; None: the only party there, else the one with the labels.
 
     Returns
     -------
     folder : Path
     reports : dict of str to Report
-        Of the parties of one training that are there.
+        The reports of this training, by party.
     viewer : str
 
     Raises
     ------
     ConfigError
-        If there is no report, it is damaged, or it does not follow which party is meant.
+        If there is no report, if one is damaged, or if the viewer is ambiguous.
     """
     folder, named = _folder_of(run)
     files = {path.name.removesuffix(".report.json"): path for path in sorted(folder.glob("*.report.json"))}
@@ -71,7 +71,7 @@ def read_run(run: Path, party: str | None = None) -> tuple[Path, dict[str, Repor
 
 
 def _folder_of(run: Path) -> tuple[Path, str | None]:
-    """Return the folder of reports, and the party where one is named by its file."""
+    """Return the folder of reports, and the party if `run` is its report."""
     if run.is_dir():
         return run, None
     if not run.exists():
@@ -81,7 +81,7 @@ def _folder_of(run: Path) -> tuple[Path, str | None]:
     if run.suffix == ".toml":
         folder = Path(load_job(run).output)
         if not folder.is_dir():
-            raise ConfigError(f"the job has not been played: there is no folder {folder} - at {run}")
+            raise ConfigError(f"the job has not run: there is no folder {folder} - at {run}")
         return folder, None
     raise ConfigError(
         f"expected the folder of a finished training, a job file or a report, got another file - at {run}"
@@ -91,16 +91,16 @@ def _folder_of(run: Path) -> tuple[Path, str | None]:
 def contents_of_run(
     folder: Path, reports: Mapping[str, Report], viewer: str, scores: ModelScores | None = None, pooled: Any = None
 ) -> Contents:
-    """Return what a job's report shows, as `viewer` sees it.
+    """Return the contents of a job's report, in the view of one party.
 
     Parameters
     ----------
     folder : Path
-        With the viewer's part beside its report, from which come totals of other parties' columns.
+        Its part of the model, next to the report, has the total gain of each other party's columns.
     scores : Scores or None
-        Of predictions with known labels.
+        Scores of predictions with known labels.
     pooled : mapping of str to (mapping of str to list of float), or None
-        By eval set and metric, the losses of the same model trained on one table.
+        Losses of the same model trained on one table, by eval set and metric.
     """
     own = reports[viewer]
     timelines = {name: of.timeline for name, of in reports.items() if of.timeline is not None}
@@ -140,11 +140,11 @@ def _whose(viewer: str, reports: Mapping[str, Report]) -> str:
         if others
         else ""
     )
-    return f"What {viewer} has noted of this run; it decides who else may see it.{beside}"
+    return f"This is the view of {viewer}, which decides who else may see it.{beside}"
 
 
 def _curves(own: Report, pooled: Mapping[str, Mapping[str, Sequence[float]]] | None) -> Iterator[Curve]:
-    """Yield the losses by eval set; their names have the metric's behind them where a run has several."""
+    """Yield the losses by eval set; if a run has several metrics, their names follow that of the eval set."""
     for name, values in own.losses.items():
         of, _, metric = name.partition(" ")
         yield Curve(of, metric or "loss", values)
@@ -155,7 +155,7 @@ def _curves(own: Report, pooled: Mapping[str, Mapping[str, Sequence[float]]] | N
 
 
 def _gain_by_party(folder: Path, own: Report) -> dict[str, dict[str, float]]:
-    """Return the total gain of each other party's splits, which the holder of the trees has in its part."""
+    """Return the total gain of each other party's splits, from the part of the party that has the trees."""
     file = folder / f"{own.party}.part"
     if not file.exists() or kind_of(file) != TREES.kind:
         return {}
@@ -180,7 +180,7 @@ def _importance_kind(kind: str, viewer: str, totals: bool) -> str:
 
 
 def _sent(reports: Mapping[str, Report], own: Report) -> dict[str, dict[str, Any]]:
-    """Return what all parties here sent, and what the viewer got from others, of which it knows the bytes alone."""
+    """Return what all parties here sent, and the bytes that the viewer received from others."""
     found = {f"{name} -> {peer}": totals for name, of in reports.items() for peer, totals in of.sent.items()}
     received = {f"{peer} -> {own.party}": {"bytes": n} for peer, n in own.received.items() if peer not in reports}
     return found | received
@@ -201,12 +201,14 @@ def _notes(own: Report) -> Iterator[str]:
 def _absent(
     own: Report, viewer: str, scores: ModelScores | None, timelines: Mapping[str, Any], reports: Mapping[str, Report]
 ) -> dict[Section, str]:
-    needed = "A run keeps no predictions with labels: add --predictions (of treaty predict), --labels and --label."
-    found: dict[Section, str] = {"shap": "A run keeps no rows: treaty explain writes what columns add to each of them."}
+    needed = "A run stores no predictions with labels: add --predictions (from treaty predict), --labels and --label."
+    found: dict[Section, str] = {
+        "shap": "A run stores no rows: treaty explain computes what columns add to each of them."
+    }
     if scores is None:
         found |= {"scores": needed, "roc": needed, "calibration": needed}
     elif scores.of_numbers:
-        found["roc"] = "Labels are numbers, and ROC is of classes."
+        found["roc"] = "Labels are numbers, but ROC needs classes."
     if not own.losses:
         found["curves"] = (
             f"{viewer} has no losses: the job has no eval_tables, or they are with the party of the labels."
@@ -216,24 +218,21 @@ def _absent(
     if not timelines:
         found["timeline"] = "An earlier Treaty ran this job, and noted no times of messages."
     if not any(report.spent for report in reports.values()):
-        found["noise"] = "No party notes noise, so there is no epsilon to account for."
+        found["noise"] = "No party has added noise, so there is no epsilon to account for."
     return found
 
 
-# ---------------------------------------------------------------- predictions with labels
-
-
 def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
-    """Return scores of what ``treaty predict`` wrote, against labels in another table of the same rows.
+    """Return scores of the output of ``treaty predict``, with labels from another table of the same rows.
 
-    Rows go together by the column that both tables have, ids where rows were aligned; without one, by their order.
+    Rows are matched by a common column, such as ids; if there is none, by their order.
 
     Raises
     ------
     ConfigError
         If a file cannot be read, or lacks a column.
     DataError
-        If rows of the two do not go together.
+        If the rows do not match.
     """
     predicted = read_table(predictions, party="predictions")
     if "prediction" not in predicted.column_names:
@@ -248,8 +247,8 @@ def read_scores(predictions: Path, labels: Path, label: str) -> ModelScores:
         made = {_OURS: np.asarray(predicted["prediction"].to_numpy(), np.float64)}
         return scores_of_numbers(f"{len(numbers)} rows", numbers, made)
     classes = [name.removeprefix(_PROBABILITY) for name in names]
-    told = {text: number for number, text in enumerate(classes)}
-    codes = [told.get(_text(value)) for value in y]
+    numbers_of = {text: number for number, text in enumerate(classes)}
+    codes = [numbers_of.get(_text(value)) for value in y]
     if None in codes:
         raise DataError(f"expected labels of {', '.join(classes)}, got others - in column {label!r} of {labels}")
     p = np.column_stack([predicted[name].to_numpy() for name in names])
@@ -274,5 +273,5 @@ def _in_order(predicted: Any, known: Any, label: str, path: Path) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """Return a label as the name of its column of probabilities has it."""
+    """Return a label as it is spelt in the name of its column of probabilities."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

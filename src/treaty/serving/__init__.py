@@ -1,6 +1,6 @@
 """Predictions over HTTP: a model in, a FastAPI app out.
 
 `models` loads a part and computes margins of a few rows at a time; `service` reads and answers a request, independent
-of HTTP; `keys` decides who may ask; `schema` describes the API; `app` is the web application. Only `app` and `schema`
-need the packages of the extra ``web``.
+of HTTP; `keys` decides who may ask; `app` is the web application. Only `app` needs the packages of the
+extra ``web``.
 """

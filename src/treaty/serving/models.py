@@ -105,6 +105,7 @@ def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> 
     if tree.source[node] == own:
         record = int(tree.record[node])
         return [_ExpectedNode(record=record, children=(l, r)) for l, r in zip_longest(*below, fillvalue=_NOTHING)]
+    # A partner's split: mix the children's trees by their covers, and merge constant trees into one leaf.
     share = float(weights[left] / (weights[left] + weights[left + 1]))
     parts = [root.times(of) for roots, of in zip(below, (share, 1.0 - share), strict=True) for root in roots]
     splits, leaves = [root for root in parts if root.children], [root for root in parts if not root.children]
@@ -112,6 +113,7 @@ def _expected(tree: Tree, own: int, weights: NDArray[np.float64], node: int) -> 
 
 
 def _flat(root: _ExpectedNode) -> Tree:
+    # `Tree` stores nodes by level, with siblings side by side: a left child's number is enough.
     nodes = list(_by_level(root))
     # Of left children, in order.
     numbers = np.cumsum([1, *(2 for node in nodes if node.children)])[:-1].tolist()
