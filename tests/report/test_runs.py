@@ -64,7 +64,7 @@ def test_the_folder_of_a_job_is_shown_as_the_active_party_sees_it(job, tmp_path)
     assert [name for name in foreign if name in text] == []
     assert any(name in text for name in columns_of(job, "a"))
     assert "all of b" in text
-    for said in ("no predictions with labels", "keeps no rows", "no epsilon", "SumsRequest", treaty.__version__):
+    for said in ("no predictions with labels", "stores no rows", "no epsilon", "SumsRequest", treaty.__version__):
         assert said in text
     for pair in ("a\u00a0→ b", "b\u00a0→ a", "c\u00a0→ a"):
         assert pair in text
