@@ -47,7 +47,7 @@ from treaty.systems.federboost_vertical import federboost_vertical
 from treaty.systems.federboost_vertical.federboost_vertical import NoisyColumns
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.trees.columns import SplitSearch
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import RowPartition
 from treaty.trees.splits import Level, Splits
 
 THREADS = 2

@@ -27,9 +27,9 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, RoleInput, star
-from treaty.systems.vertical.active import roles_by_column
 from treaty.systems.vertical.audit import keeping
 from treaty.systems.vertical.audit.replay import audit
+from treaty.systems.vertical.training import roles_by_column
 
 ROWS, THREADS, BAR = 20_000, 2, 1.5
 CIPHERS = [("lattice", None, 20, 5), ("ou", 3072, 4, 1), ("paillier", 2048, 1, 1)]  # bits, trees, pairs

@@ -34,8 +34,8 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import SplitTable, join_splits, margins_from_values
+from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective, make_objective
-from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
 MEMBERS = 3  # who make the noise

@@ -14,7 +14,7 @@ from treaty import GBDTClassifier, SecureBoost
 from treaty.attacks.auditing import audit
 from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
-from treaty.systems.vertical.told_sides import estimated_sides
+from treaty.systems.vertical.exact_sums import estimated_sides
 
 MOST, WITHIN = 0.05, 0.1
 TREES, DEPTH, BINS = 20, 3, 32

@@ -20,8 +20,8 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import ColumnSource, SumsSource, grow_trees
 from treaty.trees.ensemble import SplitTable
+from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import make_objective
-from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level, complete_sums
 
 

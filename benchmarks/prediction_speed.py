@@ -24,7 +24,7 @@ from treaty.systems.pooled.training import objective_for, own_columns
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, RoleInput, Roles, star
-from treaty.systems.vertical.decisions import collect, predict_passive
+from treaty.systems.vertical.prediction import collect, predict_passive
 from treaty.trees.boosting import Boosting, Forest
 from treaty.trees.columns import grow_trees
 from treaty.trees.ensemble import SplitTable, Tree

@@ -21,7 +21,7 @@ from treaty.errors import ConfigError, TreatyError
 from treaty.models.checkpoints import sides_folder
 from treaty.systems.secureboost import secureboost
 from treaty.systems.vertical.encrypted_columns import TreeEnd
-from treaty.systems.vertical.told_sides import ToldSides
+from treaty.systems.vertical.exact_sums import ToldSides
 
 REPOSITORY = Path(__file__).parents[2]
 JOB = {"n_estimators": 12, "max_depth": 3, "max_bin": 32, "learning_rate": 0.3, "n_jobs": 1}

@@ -23,7 +23,7 @@ from treaty.models.checkpoints import Keeper, checkpoint_file
 from treaty.runs.threads import Run, RunRecord, play, predicting_roles, train_in_threads
 from treaty.systems.options import names_of
 from treaty.systems.system import LabelledRows, Program, RoleInput, Roles, System, roles_of
-from treaty.systems.vertical.online import Asked
+from treaty.systems.vertical.prediction import Asked
 
 SMALL: dict[str, dict[str, Any]] = {
     "boosting": {"n_estimators": 2, "max_depth": 2, "max_bin": 4, "min_child_samples": 1},

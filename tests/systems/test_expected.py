@@ -21,7 +21,7 @@ from treaty.systems.alignment.leakage import add_alignment
 from treaty.systems.expected import Expected, Shape, slowness
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, roles_of
-from treaty.systems.vertical.links import Link, Measured, measure
+from treaty.systems.vertical.preparation import Link, Measured, measure
 
 FACTOR, SMALL = 1.3, 40_000
 """Of bytes expected and sent, by pair of parties; pairs that send less than so many bytes are left out."""
@@ -118,7 +118,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(measure(party, peer), link=link)
 
     monkeypatch.setattr("treaty.systems.vertical.cipher_choice.measure", as_estimated)
-    monkeypatch.setattr("treaty.systems.vertical.expected_sums.NEAR", link)
+    monkeypatch.setattr("treaty.systems.vertical.cipher_choice.NEAR", link)
 
 
 @pytest.mark.usefixtures("link")

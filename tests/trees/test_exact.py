@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treaty.trees.exact import bound, bounds, fraction
+from treaty.trees.scanning import bound, bounds, fraction
 from treaty.trees.splits import SplitRules, Splits, best_of, scan
 
 BINS, FEATURES = 4, 3

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treaty.trees.metrics import evaluate, higher_is_better
-from treaty.trees.objectives import make_objective
+from treaty.trees.objectives import evaluate, higher_is_better, make_objective
 
 OF_GROUPS = np.column_stack([[0.0, 0.0, 1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]])
 CASES = {

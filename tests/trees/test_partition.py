@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.machine.shared_work import share
-from treaty.trees import partition
-from treaty.trees.partition import BLOCK, RowPartition, add_leaf_values, count_left, look_up_left, scatter_rows
+from treaty.trees import growth
+from treaty.trees.growth import BLOCK, RowPartition, add_leaf_values, count_left, look_up_left, scatter_rows
 
 
 class NaivePartition:
@@ -52,8 +52,8 @@ def _check(rows: RowPartition, naive: NaivePartition, nodes):
 def test_children_hold_the_left_and_right_rows_in_order(n_rows, sample, block, threads, seed):
     rng = np.random.default_rng(seed)
     sampled = None if sample is None else np.flatnonzero(rng.random(n_rows) < sample).astype(np.int32)
-    before = partition.BLOCK
-    partition.BLOCK = block
+    before = growth.BLOCK
+    growth.BLOCK = block
     try:
         rows, naive = RowPartition(n_rows, sampled, threads), NaivePartition(n_rows, sampled)
         level, n_nodes = [0], 1
@@ -73,7 +73,7 @@ def test_children_hold_the_left_and_right_rows_in_order(n_rows, sample, block, t
         _check(rows, naive, level)
         _check(rows, naive, level[::-1])
     finally:
-        partition.BLOCK = before
+        growth.BLOCK = before
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5], ids=lambda n: f"{n}-threads")
@@ -121,7 +121,7 @@ def test_leaf_values_reach_sampled_and_other_rows_once(threads):
 def test_leaf_values_reach_every_row_whether_or_not_it_was_moved_to_its_leaf(n_rows, sample, looked_at, threads, seed):
     rng = np.random.default_rng(seed)
     sampled = None if sample is None else np.flatnonzero(rng.random(n_rows) < sample).astype(np.int32)
-    small, partition._SMALL = partition._SMALL, 1
+    small, growth._SMALL = growth._SMALL, 1
     try:
         rows, naive, leaves, n_nodes = RowPartition(n_rows, sampled, threads), NaivePartition(n_rows, sampled), [0], 1
         for _ in range(rng.integers(0, 4)):
@@ -140,7 +140,7 @@ def test_leaf_values_reach_every_row_whether_or_not_it_was_moved_to_its_leaf(n_r
         margins = np.zeros(n_rows)
         rows.add_to(margins, np.array(leaves, np.int32), values)
     finally:
-        partition._SMALL = small
+        growth._SMALL = small
     expected = np.zeros(n_rows)
     for leaf, value in zip(leaves, values.tolist(), strict=True):
         for part in naive.nodes[leaf]:

@@ -35,7 +35,7 @@ from treaty.systems import ESTIMATORS, Model, find_system
 from treaty.systems.options import SystemOptions, advice, called_here, converted, names_of, plain
 from treaty.systems.pooled.system import ALONE
 from treaty.systems.system import LabelledRows, System, roles_of
-from treaty.trees.metrics import as_text
+from treaty.trees.objectives import as_text
 
 _SUFFIXES_OF_FILES = {".json", ".ubj", ".pkl", ".pickle", ".joblib", ".bin", ".txt", ".model", ".part", ".onnx"}
 

@@ -43,7 +43,7 @@ from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import why_no_split
 from treaty.systems.system import LabelledRows, System, roles_of
 from treaty.trees.boosting import Forest
-from treaty.trees.metrics import check_watched
+from treaty.trees.objectives import check_watched
 
 
 class BoostedTrees(TrainedTrees):

@@ -28,7 +28,7 @@ from treaty.runs.threads import active_of
 from treaty.systems import find_system
 from treaty.systems.options import converted, given
 from treaty.systems.pooled.system import ALONE
-from treaty.trees.metrics import evaluate
+from treaty.trees.objectives import evaluate
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 # of which quantiles are shown: those of fewer would be single rows' values

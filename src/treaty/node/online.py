@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from treaty.data.ids import NORMALISE, Normalisation, canonical_ids
 from treaty.data.table import Schema, Table
 from treaty.errors import ConfigError, DataError, PeerLost
-from treaty.systems.vertical.online import Asked
+from treaty.systems.vertical.prediction import Asked
 
 MOST_BYTES = 64 << 20
 """Maximum bytes of a request or an answer."""

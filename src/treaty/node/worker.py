@@ -37,7 +37,7 @@ from treaty.runs.processes import line_of_parent
 from treaty.runs.progress import TrainingBar
 from treaty.runs.report import FORMAT, Report, received_by, report_file
 from treaty.runs.serving import serve_online
-from treaty.systems.vertical.online import Asked
+from treaty.systems.vertical.prediction import Asked
 
 logger = logging.getLogger("treaty.node.worker")  # it runs as __main__
 

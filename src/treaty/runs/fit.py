@@ -37,7 +37,7 @@ from treaty.systems.observers import play_role
 from treaty.systems.pooled.system import ALONE, side_by_side
 from treaty.systems.pooled.training import noisy_labels
 from treaty.systems.system import LabelledRows, Program, System
-from treaty.systems.vertical.decisions import collect, predict_passive
+from treaty.systems.vertical.prediction import collect, predict_passive
 
 
 @dataclass(frozen=True, slots=True)

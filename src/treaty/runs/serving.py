@@ -29,7 +29,7 @@ from treaty.systems import find_system
 from treaty.systems.observers import play_role
 from treaty.systems.options import SystemOptions, converted
 from treaty.systems.system import LabelledRows, PartySpec, Phase, Roles
-from treaty.systems.vertical.online import Requests
+from treaty.systems.vertical.prediction import Requests
 
 
 def service_roles(job: Job) -> Roles | None:

@@ -22,7 +22,7 @@ from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Message
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.trees.ensemble import Tree
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import RowPartition
 from treaty.trees.splits import Level, complete_sums
 
 if TYPE_CHECKING:

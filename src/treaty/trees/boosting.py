@@ -11,9 +11,8 @@ import numpy as np
 
 from treaty.machine.arrays import Floats, Int32s, Integers
 from treaty.trees.ensemble import Tree
-from treaty.trees.metrics import check_watched, evaluate, higher_is_better
-from treaty.trees.objectives import Objective
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import RowPartition
+from treaty.trees.objectives import Objective, check_watched, evaluate, higher_is_better
 from treaty.trees.splits import SplitRules
 
 _RISE = 0.05  # share by which the loss of training rows may rise before a user is warned

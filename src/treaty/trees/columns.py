@@ -18,9 +18,8 @@ from treaty.machine.arrays import Flags, Int32s, Integers, contiguous, pieces, s
 from treaty.machine.shared_work import share
 from treaty.trees.boosting import Boosting, TreeSample
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import Growth
+from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
-from treaty.trees.partition import RowPartition, look_up_left
 from treaty.trees.splits import Level, SplitRules, Splits, best_of, complete_sums, end_to_end, scan, settle
 
 _SCANNED_BYTES = 64 << 20  # of sums of a tree's last level that are completed and scanned at a time

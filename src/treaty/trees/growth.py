@@ -1,15 +1,19 @@
-"""One tree while it grows, level by level, from node totals alone: it holds no rows and knows no parties.
+"""One tree while it grows: its nodes (`Growth`), and which rows are in them (`RowPartition`).
 
-Whoever drives it finds the best splits of a whole level, gives them to `take`, and divides the rows of the nodes that
-`take` returns. Totals become leaf weights at the end.
+`Growth` goes by totals alone; it holds no rows and knows no parties. Whoever drives it finds the best splits of a whole
+level, gives them to `take`, and divides the rows of the nodes that `take` returns. Totals become leaf weights.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from treaty.machine.arrays import Int32s, Integers
+from treaty.machine.arrays import Flags, Floats, Int32s, Integers
+from treaty.machine.kernels import kernel, new_array
+from treaty.machine.shared_work import share
 from treaty.trees.ensemble import Tree
 from treaty.trees.splits import Level, SplitRules, Splits
 
@@ -107,3 +111,257 @@ def _next_level(
         asked_index[wanted],
         parent_index[wanted],
     )
+
+
+# ------------------------------------------------------ which rows are in which node, held by a party that may know it
+
+BLOCK = 1 << 14  # rows moved by one thread at a time
+_SMALL = 1 << 14  # rows that are moved before a second thread would start
+
+
+class RowPartition:
+    """Rows grouped by tree node, each node's sampled rows before its others.
+
+    All `n_rows` travel down the tree; only the `sampled` ones (int32, ascending; None: all) count in sums.
+    """
+
+    def __init__(self, n_rows: int, sampled: Int32s | None = None, threads: int = 1) -> None:
+        self._threads = threads
+        if sampled is None:
+            self._rows = np.arange(n_rows, dtype=np.int32)
+        else:
+            others = np.ones(n_rows, np.bool_)
+            others[sampled] = False
+            self._rows = np.concatenate([sampled, np.flatnonzero(others).astype(np.int32)])
+        self._spare = np.empty_like(self._rows)
+        # of each node: start of its sampled rows, start of the others, end
+        self._bounds = np.array([[0, n_rows if sampled is None else len(sampled), n_rows]])
+        # a division whose rows are not moved yet: rows of leaves never need to be
+        self._waiting: tuple[Int32s, Int32s, Flags] | None = None
+
+    def rows(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers]:
+        """Return rows of `nodes`, sampled or all, and starts: node k holds ``rows[starts[k]:starts[k + 1]]``.
+
+        The rows may be a view, valid until the division after next.
+        """
+        self._move()
+        firsts, lasts = self._bounds[nodes, 0], self._bounds[nodes, 1 if sampled else 2]
+        starts = _one_after_another(lasts - firsts)
+        if len(nodes) == 0:
+            return self._rows[:0], starts
+        if (firsts[1:] == lasts[:-1]).all():
+            return self._rows[firsts[0] : lasts[-1]], starts
+        return np.concatenate([self._rows[a:b] for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]), starts
+
+    def places(self, nodes: Int32s, *, sampled: bool) -> tuple[Int32s, Integers, Integers]:
+        """Return what `rows` does without a copy: rows of all nodes, `starts`, and where each node's rows begin.
+
+        Node k holds ``starts[k + 1] - starts[k]`` of the rows from ``firsts[k]`` on.
+        """
+        self._move()
+        firsts = self._bounds[nodes, 0]
+        return self._rows, _one_after_another(self._bounds[nodes, 1 if sampled else 2] - firsts), firsts
+
+    def divide(self, nodes: Int32s, children: Int32s, left: Flags) -> None:
+        """Move the rows of `nodes` to their children.
+
+        `children` are the left ones, ascending; a right one is one higher. `left` says of each of ``rows(nodes,
+        sampled=False)`` whether it goes left; it is kept and must not be changed.
+        """
+        self._move()
+        self._waiting = nodes, children, left
+
+    def _move(self) -> None:
+        """Move the rows of the last division, if that is still pending."""
+        if self._waiting is None:
+            return
+        (nodes, children, left), self._waiting = self._waiting, None
+        bounds = np.zeros((int(children[-1]) + 2, 3), np.int64)
+        bounds[: len(self._bounds)] = self._bounds
+        blocks = np.empty((4, 2 * len(nodes) + len(left) // BLOCK), np.int64)
+        blocks = blocks[:, : _cut_blocks(bounds, nodes, BLOCK, blocks)]
+        sources, masks, sizes = blocks[1], blocks[2], blocks[3]
+        counts = np.empty(len(sizes), np.int64)
+        share(lambda a, b: count_left(left, masks, masks + sizes, a, b, counts), len(counts), self._threads, 64)
+        lefts, rights = _place_blocks(blocks, counts, nodes, children, bounds)
+        out = self._spare
+        share(
+            lambda a, b: scatter_rows(self._rows, left, sources, masks, sizes, lefts, rights, a, b, out),
+            len(counts),
+            self._threads,
+            least=1 + _SMALL * len(counts) // (len(left) + 1),
+        )
+
+        # Copy the rows of nodes that were not divided, then swap the two arrays.
+        at = 0
+        for first, last in sorted(self._bounds[nodes][:, [0, 2]].tolist()):
+            if at < first:
+                out[at:first] = self._rows[at:first]
+            at = last
+        out[at:] = self._rows[at:]
+        self._rows, self._spare, self._bounds = out, self._rows, bounds
+
+    def add_to(self, margins: Floats, leaves: Int32s, values: Floats) -> None:
+        """Add each leaf's value to the margins (n_rows,) of its rows."""
+        if self._waiting is not None:
+            nodes, children, left = self._waiting
+            of_node = np.zeros(max(int(leaves.max()), int(children.max()) + 1) + 1)
+            of_node[leaves] = values
+            sides = np.stack([of_node[children + 1], of_node[children]], axis=1)
+            firsts, masks = self._bounds[nodes, 0], _one_after_another(self._bounds[nodes, 2] - self._bounds[nodes, 0])
+            share(
+                lambda a, b: _add_by_side(self._rows, firsts, masks, left, sides, a, b, margins),
+                len(left),
+                self._threads,
+                least=_SMALL,
+            )
+            others = np.ones(len(of_node), np.bool_)
+            others[children] = others[children + 1] = False
+            values, leaves = values[others[leaves]], leaves[others[leaves]]
+        starts, stops = self._bounds[leaves, 0], self._bounds[leaves, 2]
+        share(
+            lambda a, b: add_leaf_values(self._rows, starts, stops, values, a, b, margins),
+            len(leaves),
+            self._threads,
+            least=1 + _SMALL * len(leaves) // (len(self._rows) + 1),
+        )
+
+
+def _one_after_another(sizes: Integers) -> Integers:
+    """Return the start of each stretch of these sizes laid end to end, and the end of the last."""
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    sizes.cumsum(out=starts[1:])
+    return starts
+
+
+@kernel
+def _add_by_side(
+    rows: Any, firsts: Any, masks: Any, left: Any, sides: Any, first: int, last: int, margins: Any
+) -> None:
+    """Add to the margins of rows ``first..last`` of divided nodes the value of the child each goes to.
+
+    Node k holds ``left[masks[k]:masks[k + 1]]`` and as many of `rows` from ``firsts[k]`` on; ``sides[k]`` are the
+    values of its right and its left child.
+    """
+    node = 0
+    i = np.uint64(first)
+    while i < np.uint64(last):
+        while np.uint64(masks[node + 1]) <= i:
+            node += 1
+        row = np.uint64(firsts[node] - masks[node])
+        values = sides[node]
+        for k in range(i, np.uint64(min(last, masks[node + 1]))):
+            margins[np.uint64(rows[row + k])] += values[np.uint64(left[k])]
+        i = np.uint64(masks[node + 1])
+
+
+@kernel
+def _cut_blocks(bounds: Any, nodes: Any, size: int, blocks: Any) -> int:
+    """Cut the sampled rows of each node, then its others, into blocks of at most `size` rows; return how many.
+
+    ``blocks`` is int64 (4, n): which of the 2 * n_nodes stretches it belongs to, where it starts among all rows and
+    among those of `nodes`, and how many rows it has.
+    """
+    n_blocks = mask = 0
+    for stretch in range(2 * nodes.shape[0]):
+        node, others = nodes[stretch // 2], stretch % 2
+        for first in range(bounds[node, others], bounds[node, others + 1], size):
+            rows = min(size, bounds[node, others + 1] - first)
+            blocks[0, n_blocks], blocks[1, n_blocks] = stretch, first
+            blocks[2, n_blocks], blocks[3, n_blocks] = mask, rows
+            n_blocks += 1
+            mask += rows
+    return n_blocks
+
+
+@kernel
+def _place_blocks(blocks: Any, counts: Any, nodes: Any, children: Any, bounds: Any) -> tuple[Any, Any]:
+    """Return where each block's left rows go, and its right ones; write the children's `bounds`.
+
+    A node's new order: left sampled, left others, right sampled, right others.
+    """
+    n_blocks = counts.shape[0]
+    lefts, rights = new_array(n_blocks, np.int64), new_array(n_blocks, np.int64)
+    goes_left = new_array(2 * nodes.shape[0], np.int64)
+    goes_left[:] = 0
+    for block in range(n_blocks):
+        goes_left[blocks[0, block]] += counts[block]
+    block = 0
+    for k in range(nodes.shape[0]):
+        node = nodes[k]
+        first, middle, last = bounds[node, 0], bounds[node, 1], bounds[node, 2]
+        right = first + goes_left[2 * k] + goes_left[2 * k + 1]
+        right_middle = right + (middle - first) - goes_left[2 * k]
+        left_child, right_child = bounds[children[k]], bounds[children[k] + 1]
+        left_child[0], left_child[1], left_child[2] = first, first + goes_left[2 * k], right
+        right_child[0], right_child[1], right_child[2] = right, right_middle, last
+        to_left, to_right = first, right
+        while block < n_blocks and blocks[0, block] // 2 == k:
+            lefts[block], rights[block] = to_left, to_right
+            to_left += counts[block]
+            to_right += blocks[3, block] - counts[block]
+            block += 1
+    return lefts, rights
+
+
+@kernel
+def look_up_left(
+    columns: Any, rows: Any, starts: Any, features: Any, left_bins: Any, first: int, last: int, left: Any
+) -> None:
+    """Write into ``left[first:last]`` whether each row of each node goes left.
+
+    Node k holds ``rows[starts[k]:starts[k + 1]]`` and splits on ``features[k]``; ``left_bins[k]`` is bool (256,).
+    """
+    node = 0
+    while starts[node + 1] <= first and node + 2 < starts.shape[0]:
+        node += 1
+    i = np.uint64(first)
+    while i < np.uint64(last):
+        column = columns[np.uint64(features[node])]
+        table = left_bins[node]
+        stop = min(np.uint64(last), np.uint64(starts[node + 1]))
+        while i < stop:
+            left[i] = table[np.uint64(column[np.uint64(rows[i])])]
+            i += np.uint64(1)
+        node += 1
+
+
+@kernel
+def count_left(left: Any, block_starts: Any, block_stops: Any, first: int, last: int, counts: Any) -> None:
+    """Count the true values of `left` in each block ``first..last``."""
+    for block in range(first, last):
+        total = np.int64(0)
+        for i in range(np.uint64(block_starts[block]), np.uint64(block_stops[block])):
+            total += np.int64(left[i])
+        counts[block] = total
+
+
+@kernel
+def scatter_rows(
+    rows: Any, left: Any, sources: Any, masks: Any, sizes: Any, lefts: Any, rights: Any, first: int, last: int, out: Any
+) -> None:
+    """Move blocks of rows to their children, keeping their order.
+
+    Block b reads ``rows[sources[b]:][:sizes[b]]`` and ``left[masks[b]:][:sizes[b]]`` and writes the left ones from
+    ``out[lefts[b]]``, the right ones from ``out[rights[b]]`` on.
+    """
+    for block in range(first, last):
+        source = np.uint64(sources[block])
+        mask = np.uint64(masks[block])
+        to_left = np.uint64(lefts[block])
+        to_right = np.uint64(rights[block])
+        for i in range(np.uint64(sizes[block])):
+            row = rows[source + i]
+            goes = np.uint64(left[mask + i])
+            out[to_left if goes else to_right] = row
+            to_left += goes
+            to_right += np.uint64(1) - goes
+
+
+@kernel
+def add_leaf_values(rows: Any, starts: Any, stops: Any, values: Any, first: int, last: int, margins: Any) -> None:
+    """Add ``values[k]`` to the margins of ``rows[starts[k]:stops[k]]`` for leaves ``first..last``."""
+    for leaf in range(first, last):
+        value = values[leaf]
+        for i in range(np.uint64(starts[leaf]), np.uint64(stops[leaf])):
+            margins[np.uint64(rows[i])] += value

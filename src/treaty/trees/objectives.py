@@ -1,20 +1,24 @@
-"""All losses by name, and how one is made for labels; `losses` has the classes.
+"""All losses by name, how one is made for labels, and the metrics of eval sets; `losses` has the classes.
 
 A new loss is one class there and its name in the union `Objective`; a saved forest names the class by its tag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, get_args
 
-from treaty.errors import ConfigError
+import numpy as np
+
+from treaty.errors import ConfigError, DataError
 from treaty.machine.arrays import Floats
 from treaty.machine.process import is_code
 from treaty.trees.losses.custom import Custom
 from treaty.trees.losses.fixed_point import Logistic, Softmax, bound_of_weights
 from treaty.trees.losses.numbers import Poisson, PseudoHuber, Quantile, SquaredError, Tweedie
-from treaty.trees.losses.ranking import Ndcg, Pairwise
+from treaty.trees.losses.ranking import Ndcg, Pairwise, mean_average_precision, mean_ndcg
 
 Objective = Logistic | Softmax | SquaredError | Poisson | Tweedie | PseudoHuber | Quantile | Pairwise | Ndcg | Custom
 LOSSES: dict[str, type[Objective]] = {kind.__struct_config__.tag: kind for kind in get_args(Objective)}
@@ -87,3 +91,159 @@ def make_objective(
     if weight is not None:
         loss.check_weights(y, weight)
     return loss.bounded(y)
+
+
+# ---------- metrics of eval sets by XGBoost's names, beside a loss's own; scikit-learn computes them, where labels are
+#
+# Of rankings `losses.ranking` has them. Some names have a number: "error@0.3", the error where a row counts as of the
+# second class above 0.3, and "ndcg@5" and "map@5", of the five rows that come first in a group.
+
+_OF_TWO = ("logloss", "auc", "aucpr", "error", "error@t")
+_OF_SEVERAL = ("mlogloss", "merror", "auc")
+_OF_NUMBERS = ("rmse", "mae", "mape", "rmsle")
+_OF_GROUPS = ("ndcg", "ndcg@k", "map", "map@k")
+_NAMES = tuple(dict.fromkeys((*_OF_TWO, *_OF_SEVERAL, *_OF_NUMBERS, *_OF_GROUPS)))
+_HIGHER_IS_BETTER = ("auc", "aucpr", "ndcg", "map")
+_BROUGHT: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("brought", default=MappingProxyType({}))
+"""Functions that this fit was handed over, by name; its parties' threads see them, and no other fit."""
+
+
+def as_text(given: Any, *, in_processes: bool) -> str | None:
+    """Return a metric, or several, as one text; functions by their names, which stand for them from now on."""
+    several = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    named = [getattr(of, "__name__", type(of).__name__) if callable(of) else str(of) for of in several]
+    brought = {name: of for name, of in zip(named, several, strict=True) if callable(of)}
+    _BROUGHT.set(brought)
+    if taken := [name for name in brought if _form(name) in _NAMES or name in OWN_METRICS]:
+        raise ConfigError(f"expected a function as eval_metric with a name that is no metric's here, got {taken[0]!r}")
+    if brought and in_processes:
+        raise ConfigError("a function as eval_metric cannot go to other processes: take transport='memory'")
+    return ",".join(named) or None
+
+
+def metric_names(given: str | None) -> list[str]:
+    """Return the names in ``"logloss,auc"``; none for None."""
+    return [] if given is None else [name.strip() for name in given.split(",")]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise ConfigError for a name of no metric, whatever the labels are, and for one that is given twice."""
+    for name in names:
+        if _form(name) not in _NAMES and name not in OWN_METRICS and name not in _BROUGHT.get():
+            raise ConfigError(
+                f"expected eval_metric of {', '.join(_NAMES)}, with a share t and a number of rows k, or an "
+                f"objective's own ({', '.join(sorted(OWN_METRICS.difference(_NAMES)))}), got {name!r}"
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"expected every eval_metric once, got {', '.join(names)}")
+
+
+def check_metrics(names: Sequence[str], objective: Objective) -> None:
+    """Raise ConfigError for a metric that labels of this loss do not have."""
+    fitting = {
+        "classes": _OF_TWO if objective.n_outputs == 1 else _OF_SEVERAL,
+        "numbers": _OF_NUMBERS,
+        "groups": _OF_GROUPS,
+    }
+    known = list(dict.fromkeys((objective.metric, *fitting[objective.takes])))
+    for name in names:
+        if name != objective.metric and _form(name) not in known and name not in _BROUGHT.get():
+            raise ConfigError(f"expected eval_metric of {', '.join(known)} for these labels, got {name!r}")
+
+
+def check_watched(names: Sequence[str], y: Floats, n_classes: int) -> None:
+    """Raise DataError for labels of an eval set that a metric cannot be computed of; `n_classes` is 0 where none are.
+
+    `y` is as for `evaluate`, and `names` have been checked.
+    """
+    for name in names:
+        base = name.partition("@")[0]
+        if base in ("auc", "aucpr") and len(np.unique(y)) < n_classes:
+            raise DataError(f"eval_metric={name!r} needs rows of every class in the eval set, got {len(np.unique(y))}")
+        if base == "rmsle" and np.any(y <= -1.0):
+            raise DataError(
+                f"eval_metric={name!r} expects labels above -1, as it takes logarithms of 1 + label, got "
+                f"{np.count_nonzero(y <= -1.0)} others of {len(y)} in the eval set: take 'rmse' or 'mae'"
+            )
+        if base == "map" and y.ndim == 2 and np.any(y[:, 0] > 1.0):
+            raise DataError(
+                f"eval_metric={name!r} expects relevance of 0 or 1, got {np.count_nonzero(y[:, 0] > 1.0)} others of "
+                f"{len(y)} in the eval set: take 'ndcg'"
+            )
+
+
+def higher_is_better(name: str, objective: Objective) -> bool:
+    """Whether larger values of a metric are better."""
+    if name == objective.metric:
+        return objective.higher_is_better
+    return name.partition("@")[0] in _HIGHER_IS_BETTER
+
+
+def evaluate(name: str, objective: Objective, margins: Floats, y: Floats, weight: Floats | None) -> float:
+    """Return a metric of rows, given their margins (n_rows, n_outputs) and labels, which go with `name`.
+
+    "aucpr" is the average precision, "auc" of several classes the mean of each against the rest, by their share.
+    """
+    if name in _BROUGHT.get():
+        return _brought(name, objective, margins, y, weight)
+    if name == objective.metric:
+        return objective.loss(margins, y, weight)
+    base, _, number = name.partition("@")
+    if objective.takes == "groups":
+        of_groups = mean_ndcg if base == "ndcg" else mean_average_precision
+        return of_groups(margins[:, 0], y, weight, int(number) if number else len(y))
+    from sklearn import metrics  # imported late: a party's process does without it
+
+    predicted = objective.predictions(margins)
+    if objective.n_outputs == 1:
+        predicted = predicted[:, 0]
+    by_weight: dict[str, Any] = {"sample_weight": weight}
+    if name == "auc" and objective.n_outputs > 1:
+        by_weight |= {"multi_class": "ovr", "average": "weighted"}
+    if base in ("error", "merror"):
+        chosen = predicted > float(number or 0.5) if base == "error" else np.argmax(predicted, axis=1)
+        return 1.0 - float(metrics.accuracy_score(y, chosen.astype(np.float64), **by_weight))
+    if name == "rmsle" and np.any(predicted <= -1.0):
+        raise DataError(
+            f"eval_metric='rmsle' takes logarithms of 1 + prediction, and {np.count_nonzero(predicted <= -1.0)} of "
+            f"{len(y)} rows of the eval set are predicted as -1 or less: take 'rmse' or 'mae', or objective='poisson' "
+            "or 'tweedie', whose predictions are above 0",
+            public="its eval metric does not fit its predictions; it has the details",
+        )
+    functions = {
+        "auc": metrics.roc_auc_score,
+        "aucpr": metrics.average_precision_score,
+        "rmse": metrics.root_mean_squared_error,
+        "mae": metrics.mean_absolute_error,
+        "mape": metrics.mean_absolute_percentage_error,
+        "rmsle": metrics.root_mean_squared_log_error,
+    }
+    return float(functions[name](y, predicted, **by_weight))
+
+
+def _brought(name: str, objective: Objective, margins: Floats, y: Floats, weight: Floats | None) -> float:
+    """Return what a function says of labels and predictions, as XGBoost hands them over."""
+    predicted = objective.predictions(margins)
+    labels, shown = y[:, 0] if y.ndim == 2 else y, predicted[:, 0] if objective.n_outputs == 1 else predicted
+    try:
+        return float(_BROUGHT.get()[name](labels, shown, **({} if weight is None else {"sample_weight": weight})))
+    except Exception as error:
+        of = "class numbers and probabilities" if objective.takes == "classes" else "labels and predictions"
+        raise ConfigError(f"eval_metric {name}, given {of}, raised {type(error).__name__}: {error}") from error
+
+
+def _form(name: str) -> str:
+    """Return a name with t or k in place of its number, if that is one that it can have; else the name."""
+    base, _, number = name.partition("@")
+    if base == "error" and _is_share(number):
+        return "error@t"
+    if base in ("ndcg", "map") and number.isdecimal() and int(number) > 0:
+        return f"{base}@k"
+    return name
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers, contiguous
 from treaty.trees.columns import BinSums
 from treaty.trees.ensemble import Tree
-from treaty.trees.growth import Growth
+from treaty.trees.growth import Growth, RowPartition, look_up_left
 from treaty.trees.histograms import Histograms
 from treaty.trees.objectives import Objective
-from treaty.trees.partition import RowPartition, look_up_left
 from treaty.trees.splits import SplitRules, scan
 
 VALUE_BITS = 32

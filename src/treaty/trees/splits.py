@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from treaty.machine.arrays import Flags, Floats, Int32s, Integers
 from treaty.machine.shared_work import share
-from treaty.trees.exact import bounds, fraction
-from treaty.trees.scanning import DIGITS, SLACK, scan_splits, subtract_siblings
+from treaty.trees.scanning import DIGITS, SLACK, bounds, fraction, scan_splits, subtract_siblings
 
 _SMALL = 1 << 17  # numbers that are subtracted before a second thread would start
 MIN_GAIN = 1e-6  # XGBoost's kRtEps: a split must gain more than this, with labels that are not small
@@ -54,7 +53,7 @@ class SplitRules:
 
     @property
     def exact(self) -> bool:
-        """Whether gains are compared exactly (`trees.exact`): they are fractions of sums, and children have hess.
+        """Whether gains are compared exactly (`trees.scanning`): they are fractions of sums, and children have hess.
 
         Not where sums of hess and ridges might leave int64: so small beside `reg_lambda` are units, or hess bounds.
         """

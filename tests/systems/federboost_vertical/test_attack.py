@@ -33,7 +33,7 @@ from treaty.runs.threads import RunRecord, play
 from treaty.systems.federboost_vertical.buckets import Buckets, ChosenSplits
 from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.system import LabelledRows
-from treaty.systems.vertical.decisions import DecideRequest, Decisions, predict_active, predict_passive
+from treaty.systems.vertical.prediction import DecideRequest, Decisions, predict_active, predict_passive
 
 PASSIVE = ("p1", "p2")
 

@@ -38,8 +38,8 @@ from treaty.systems.options import converted
 from treaty.systems.pooled.options import BoostingOptions, Pooled
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows, Roles
-from treaty.systems.vertical import active as leading
-from treaty.systems.vertical import decisions
+from treaty.systems.vertical import prediction
+from treaty.systems.vertical import training as leading
 from treaty.trees.ensemble import join_splits, margins_from_values
 from trees import plain
 
@@ -52,8 +52,8 @@ TO_PASSIVE = {
     "Start": leading.Start,
     "ChosenSplits": ChosenSplits,
     "CheckpointRequest": leading.CheckpointRequest,
-    "DecideRequest": decisions.DecideRequest,
-    "Finish": decisions.Finish,
+    "DecideRequest": prediction.DecideRequest,
+    "Finish": prediction.Finish,
 }
 TO_ACTIVE = {
     "Terms": Terms,
@@ -61,8 +61,8 @@ TO_ACTIVE = {
     "Buckets": Buckets,
     "SameBuckets": SameBuckets,
     "CheckpointReceipt": leading.CheckpointReceipt,
-    "RecordCount": decisions.RecordCount,
-    "Decisions": decisions.Decisions,
+    "RecordCount": prediction.RecordCount,
+    "Decisions": prediction.Decisions,
 }
 
 
@@ -499,7 +499,7 @@ def test_records_that_are_not_there_end_the_job():
     tables, y = tables_and_labels()
     seen = {}
     with pytest.raises(PeerProtocolError, match=r"expected \d+ records, got \d+ - at RecordCount from p1"):
-        play_training(tables, y, change={"RecordCount": lambda m: decisions.RecordCount(m.records - 1)}, seen=seen)
+        play_training(tables, y, change={"RecordCount": lambda m: prediction.RecordCount(m.records - 1)}, seen=seen)
     assert isinstance(seen["p0"], PeerProtocolError)
 
 

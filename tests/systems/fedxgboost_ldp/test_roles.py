@@ -38,8 +38,8 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.system import side_by_side
 from treaty.systems.pooled.training import train
 from treaty.systems.system import LabelledRows, Roles
-from treaty.systems.vertical import active as leading
-from treaty.systems.vertical import decisions
+from treaty.systems.vertical import prediction
+from treaty.systems.vertical import training as leading
 from treaty.trees.boosting import TreeSample
 from treaty.trees.objectives import Logistic, Softmax
 from treaty.trees.splits import SplitRules, scan
@@ -53,8 +53,8 @@ TO_PASSIVE = {
     "ScoredSplitRequest": ScoredSplitRequest,
     "LevelDivision": LevelDivision,
     "CheckpointRequest": leading.CheckpointRequest,
-    "DecideRequest": decisions.DecideRequest,
-    "Finish": decisions.Finish,
+    "DecideRequest": prediction.DecideRequest,
+    "Finish": prediction.Finish,
 }
 BASE = 0.31370  # sums of gradients are no round numbers, which messages hold for other reasons
 PAPER = {"mode": "paper", "allow_insecure": True}

@@ -15,8 +15,7 @@ from treaty.runs.threads import play
 from treaty.systems.logistic.online import online_active, online_passive
 from treaty.systems.logistic.prediction import collect_margins
 from treaty.systems.system import LabelledRows, RoleInput, mesh
-from treaty.systems.vertical.decisions import Finish
-from treaty.systems.vertical.online import Asked, OnlineRows
+from treaty.systems.vertical.prediction import Asked, Finish, OnlineRows
 
 ROWS = [[7], [0, 199, 7, 7], [3], list(range(200))]
 

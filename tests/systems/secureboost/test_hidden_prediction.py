@@ -37,7 +37,7 @@ from treaty.systems.secureboost.hidden_sums import (
     values_and_gains,
 )
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical.decisions import Decisions, RecordCount, collect, predict_active, predict_passive
+from treaty.systems.vertical.prediction import Decisions, RecordCount, collect, predict_active, predict_passive
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
 from trees.plain import leaves_from_values
 from trees.test_ensemble import _random_forest

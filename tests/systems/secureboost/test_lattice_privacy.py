@@ -27,11 +27,11 @@ from treaty.crypto.lattice.ring import packed_words, unpack
 from treaty.crypto.sums.encrypted_sums import SumsBounds, make_client
 from treaty.crypto.sums.lattice_sums import sums_parameters
 from treaty.models.trees import forest_of
-from treaty.systems.vertical import column_owner, encrypted_columns, public_seed, setup
+from treaty.systems.vertical import column_owner, encrypted_columns, preparation, setup
 
-SEED_TO_PASSIVE = (public_seed.SeedOffer, public_seed.SeedCommitments, public_seed.SeedShares)
+SEED_TO_PASSIVE = (preparation.SeedOffer, preparation.SeedCommitments, preparation.SeedShares)
 LATTICE_TO_PASSIVE = {**TO_PASSIVE, **{kind.__name__: kind for kind in SEED_TO_PASSIVE}}
-SEED_TO_ACTIVE = (public_seed.SeedCommitment, public_seed.SeedShare)
+SEED_TO_ACTIVE = (preparation.SeedCommitment, preparation.SeedShare)
 LATTICE_TO_ACTIVE = {
     **TO_ACTIVE,
     "SplitColumns": encrypted_columns.SplitColumns,

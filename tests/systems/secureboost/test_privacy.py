@@ -15,7 +15,7 @@ from treaty.models.trees import forest_of
 from treaty.systems.options import public_terms
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.vertical import column_owner, decisions, encrypted_columns, named_rows, setup
+from treaty.systems.vertical import column_owner, encrypted_columns, named_rows, prediction, setup
 from treaty.trees.ensemble import join_splits, margins_from_values
 from treaty.trees.objectives import make_objective
 
@@ -30,8 +30,8 @@ TO_PASSIVE = {
     "SumsRequest": encrypted_columns.SumsRequest,
     "SplitRequest": encrypted_columns.SplitRequest,
     "NamedRows": named_rows.NamedRows,
-    "DecideRequest": decisions.DecideRequest,
-    "Finish": decisions.Finish,
+    "DecideRequest": prediction.DecideRequest,
+    "Finish": prediction.Finish,
 }
 TO_ACTIVE = {
     "Terms": Terms,
@@ -40,7 +40,7 @@ TO_ACTIVE = {
     "Hint": encrypted_columns.Hint,
     "Sums": encrypted_columns.Sums,
     "SplitAnswer": encrypted_columns.SplitAnswer,
-    "Decisions": decisions.Decisions,
+    "Decisions": prediction.Decisions,
     "ToldShare": encrypted_columns.ToldShare,
 }
 

@@ -35,7 +35,7 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import exact_sums
-from treaty.systems.vertical.links import LinkEcho, LinkProbe
+from treaty.systems.vertical.preparation import LinkEcho, LinkProbe
 from treaty.systems.vertical.sealed import active as sealed_active
 from treaty.systems.vertical.sealed import level
 from treaty.systems.vertical.sealed.active import SealedSearch

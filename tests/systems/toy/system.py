@@ -26,8 +26,8 @@ from treaty.systems.options import AtLeastOne, SystemOptions
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import begin, own_columns
 from treaty.systems.system import PartySpec, RoleInput, Roles, System
-from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.leakage import PREDICT
+from treaty.systems.vertical.prediction import predict_active, predict_passive
 from treaty.trees.boosting import Boosting
 from treaty.trees.columns import ColumnSource, grow_trees
 from treaty.trees.ensemble import SplitTable

@@ -15,7 +15,7 @@ from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.vertical import cipher_choice
 from treaty.systems.vertical.cipher_choice import Estimate, JobSize, choose_cipher
-from treaty.systems.vertical.links import Link, LinkEcho, LinkProbe, Measured
+from treaty.systems.vertical.preparation import Link, LinkEcho, LinkProbe, Measured
 
 SMALL = SumsBounds(1000, 1 << 16, 1 << 14)
 

@@ -14,9 +14,9 @@ from treaty.messaging.messages import Array
 from treaty.runs.threads import play
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.vertical.column_owner import SplitOwner, tree_table
-from treaty.systems.vertical.decisions import DecideRequest, Finish
 from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart
-from treaty.systems.vertical.passive import TreeLimits
+from treaty.systems.vertical.prediction import DecideRequest, Finish
+from treaty.systems.vertical.training import TreeLimits
 from treaty.trees.ensemble import SplitTable
 
 

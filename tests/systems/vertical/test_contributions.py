@@ -21,7 +21,7 @@ from treaty.systems.vertical.contributions import (
     explain_active,
     explain_passive,
 )
-from treaty.systems.vertical.decisions import collect, predict_passive
+from treaty.systems.vertical.prediction import collect, predict_passive
 
 CASES = {
     "binary": {},

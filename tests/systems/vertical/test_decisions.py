@@ -12,8 +12,8 @@ from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerPro
 from treaty.messaging.agreement import agree
 from treaty.messaging.messages import Array
 from treaty.models.trees import leaves, margins, predict_pooled, row_decisions, staged_margins
-from treaty.systems.vertical import decisions
-from treaty.systems.vertical.decisions import (
+from treaty.systems.vertical import prediction
+from treaty.systems.vertical.prediction import (
     Decisions,
     Finish,
     RecordCount,
@@ -124,7 +124,7 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
     forest = parts["p0"].forest
 
     def add(party, step):
-        add_trees = decisions.decided_by_all(party, parts["p0"], tables["p0"], 0, 1)
+        add_trees = prediction.decided_by_all(party, parts["p0"], tables["p0"], 0, 1)
         total = np.full((len(y), 3), forest.objective.base_margins)
         for first in range(0, len(forest.trees), step):
             add_trees(forest.trees[first : first + step], total)
@@ -133,8 +133,8 @@ def test_trees_added_all_at_once_give_the_margins_of_one_round_at_a_time():
         return total
 
     def answer(party):
-        rows = decisions.RowSets("p0", [tables[party.name].matrix()])
-        while not isinstance(request := party.receive("p0", decisions.DecideRequest, Finish), Finish):
+        rows = prediction.RowSets("p0", [tables[party.name].matrix()])
+        while not isinstance(request := party.receive("p0", prediction.DecideRequest, Finish), Finish):
             for decided in rows.decide(request, parts[party.name].splits, 1):
                 party.send("p0", decided)
 
@@ -271,7 +271,7 @@ def test_a_malformed_answer_names_its_sender(three, held, answer, expected):
     def malformed(party):
         agree(party, {"model": "model", "rows to predict": 40})
         party.send("p0", RecordCount(held))
-        party.receive("p0", decisions.DecideRequest)
+        party.receive("p0", prediction.DecideRequest)
         party.send("p0", Decisions(Array.of(answer)))
 
     with pytest.raises(PeerProtocolError, match=expected) as caught:

@@ -26,12 +26,12 @@ from treaty.systems.fedxgboost_smm import fedxgboost_smm as dealing
 from treaty.systems.fedxgboost_smm import fedxgboost_smm as smm
 from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.systems.vertical import active as leading
+from treaty.systems.vertical import training as leading
 from treaty.systems.vertical.column_owner import EncryptedOwner
-from treaty.systems.vertical.decisions import DecideRequest, RowSets
 from treaty.systems.vertical.encrypted_columns import SumsRequest
-from treaty.systems.vertical.links import LinkProbe
-from treaty.systems.vertical.passive import TrainingLimits, TreeLimits
+from treaty.systems.vertical.prediction import DecideRequest, RowSets
+from treaty.systems.vertical.preparation import LinkProbe
+from treaty.systems.vertical.training import TrainingLimits, TreeLimits
 from treaty.trees.ensemble import SplitTable
 
 SYSTEMS: dict[str, dict[str, Any]] = {

@@ -18,10 +18,9 @@ from treaty.systems.secureboost import secureboost
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.system import SYSTEM
 from treaty.systems.system import PartySpec
-from treaty.systems.vertical.active import fellow_owners
 from treaty.systems.vertical.sealed.active import SealedPeer
-from treaty.systems.vertical.sealed.candidates import MovingKey
-from treaty.systems.vertical.sealed.level import MovedShares
+from treaty.systems.vertical.sealed.level import MovedShares, MovingKey
+from treaty.systems.vertical.training import fellow_owners
 
 IDENTITIES = {name: make_identity(name) for name in ("p0", "p1", "p2")}
 PINNED = {name: identity.certificate for name, identity in IDENTITIES.items()}

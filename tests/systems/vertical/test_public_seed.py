@@ -10,8 +10,8 @@ import pytest
 from systems.vertical.playing import star_of
 from treaty.errors import PeerProtocolError
 from treaty.runs.threads import play
-from treaty.systems.vertical import public_seed
-from treaty.systems.vertical.public_seed import (
+from treaty.systems.vertical import preparation
+from treaty.systems.vertical.preparation import (
     SHARE_BYTES,
     SeedCommitment,
     SeedCommitments,
@@ -101,8 +101,8 @@ def test_all_parties_make_the_same_seed_afresh_each_time(passive):
 
 def test_the_seed_depends_on_every_share_and_commitment():
     commitments, shares = [b"a", b"b", b"c"], [b"d", b"e", b"f"]
-    seeds = {public_seed._seed(commitments, replaced(shares, place, b"x")) for place in range(4)}
-    seeds |= {public_seed._seed(replaced(commitments, place, b"x"), shares) for place in range(3)}
+    seeds = {preparation._seed(commitments, replaced(shares, place, b"x")) for place in range(4)}
+    seeds |= {preparation._seed(replaced(commitments, place, b"x"), shares) for place in range(3)}
     assert len(seeds) == 7
 
 

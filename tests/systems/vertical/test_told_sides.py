@@ -12,7 +12,7 @@ from treaty.data.binning import fit_bins
 from treaty.data.table import to_table
 from treaty.errors import ConfigError
 from treaty.models.trees import record_split
-from treaty.systems.vertical.told_sides import ToldSides, estimated_sides
+from treaty.systems.vertical.exact_sums import ToldSides, estimated_sides
 from treaty.trees.ensemble import SplitTable
 
 TABLE = pd.DataFrame({

@@ -9,7 +9,7 @@ of count and hess, and a quarter of the field to that of grad, which has a sign;
 
 *The best split.* The *knower* (role 0, the active party) knows G, H and what a candidate must pass; the *owner* (role
 1) has the columns. With a = H_L + ridge, T = H + 2 ridge and V = T G_L - G a, the gain of a candidate is, but for
-factors and terms that all candidates of the node have in common, V^2 / (a (T - a)) (`trees.exact`): the largest such
+factors and terms that all candidates of the node have in common, V^2 / (a (T - a)) (`trees.scanning`): the largest such
 fraction is the best split, exactly. A tournament finds it: of each group, all pairs are compared by their cross
 products, exactly, and the winner is selected; the first of equal fractions wins. The result stays shared.
 

@@ -42,7 +42,7 @@ from treaty.messaging.party import Party
 from treaty.models.checkpoints import checkpoint_file
 from treaty.privacy.randomised_response import BucketCost, BucketLedger, RandomisedColumn, chances, unbiased
 from treaty.systems.sizes import MOST_COLUMNS
-from treaty.systems.vertical.decisions import RecordCount
+from treaty.systems.vertical.prediction import RecordCount
 from treaty.trees.columns import ColumnSource, MakeSums
 from treaty.trees.objectives import Objective
 

@@ -53,10 +53,18 @@ from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.pooled.system import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import Start, agree_on_terms, boosting_of, finish, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner
-from treaty.systems.vertical.decisions import Finish, RecordCount, check_unknown
-from treaty.systems.vertical.passive import Follower, between_trees
+from treaty.systems.vertical.prediction import Finish, RecordCount, check_unknown
+from treaty.systems.vertical.training import (
+    Follower,
+    Start,
+    agree_on_terms,
+    between_trees,
+    boosting_of,
+    finish,
+    open_training,
+    start_of,
+)
 from treaty.trees.columns import ColumnSource, JoinedColumns, SplitSearch
 from treaty.trees.growth import Growth
 

@@ -59,9 +59,16 @@ from treaty.systems.fedxgboost_ldp.scoring import (
 )
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import agree_on_terms, boosting_of, finish, open_training, start_of
-from treaty.systems.vertical.decisions import ask_all
-from treaty.systems.vertical.passive import Follower, Handlers
+from treaty.systems.vertical.prediction import ask_all
+from treaty.systems.vertical.training import (
+    Follower,
+    Handlers,
+    agree_on_terms,
+    boosting_of,
+    finish,
+    open_training,
+    start_of,
+)
 from treaty.trees.boosting import Forest
 from treaty.trees.columns import ColumnSource, SplitSearch
 from treaty.trees.growth import Growth

@@ -20,11 +20,10 @@ from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, bits_of, send_rows, take_rows, view
 from treaty.messaging.party import Party
 from treaty.systems.sizes import ColumnSize
-from treaty.systems.vertical.active import Start
 from treaty.systems.vertical.column_owner import ascending
-from treaty.systems.vertical.passive import between_trees
+from treaty.systems.vertical.training import Start, between_trees
 from treaty.trees.boosting import TreeSample
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import RowPartition
 from treaty.trees.splits import Level, Splits
 
 MOST_SUM = 2**62  # sums of all rows stay in int64

@@ -21,11 +21,10 @@ from treaty.systems.fedxgboost_ldp.scoring import (
 from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, Stage, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import Roles, System
-from treaty.systems.vertical.active import roles_by_column
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.leakage import CHECKPOINTS, DECISIONS, EXPLAIN, FINISH, ONLINE, PREDICT
-from treaty.systems.vertical.online import online_active, online_passive
+from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
+from treaty.systems.vertical.training import roles_by_column
 
 # -------------------------- what each party of a FedXGBoost-LDP training learns beyond its own data and its own splits
 

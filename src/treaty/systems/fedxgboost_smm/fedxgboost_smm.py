@@ -58,10 +58,10 @@ from treaty.systems.fedxgboost_smm.options import FedXGBoostSMM
 from treaty.systems.observers import TreeFinished
 from treaty.systems.sizes import MOST_ROWS, MOST_SLOTS
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import boosting_of, open_training
 from treaty.systems.vertical.column_owner import bin_own_columns
 from treaty.systems.vertical.encrypted_columns import SumsPiece, TreeEnd, TreeRows, TreeStart
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
+from treaty.systems.vertical.training import boosting_of, open_training
 from treaty.trees.growth import Growth
 
 DEALER = "dealer"

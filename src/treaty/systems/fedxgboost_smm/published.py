@@ -76,14 +76,12 @@ from treaty.systems.fedxgboost_smm.node_products import (
 from treaty.systems.fedxgboost_smm.options import PAPER_LEAKS, FedXGBoostSMM, check_consent
 from treaty.systems.pooled.training import own_columns
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import boosting_of, finish, open_training, start_of
 from treaty.systems.vertical.column_owner import SplitOwner, ascending, bin_own_columns, show_layout, tree_table
 from treaty.systems.vertical.encrypted_columns import SplitAnswer, SplitRequest, TreeEnd
 from treaty.systems.vertical.named_rows import send_nodes, take_nodes
-from treaty.systems.vertical.passive import Follower, TreeLimits
+from treaty.systems.vertical.training import Follower, TreeLimits, boosting_of, finish, open_training, start_of
 from treaty.trees.columns import SplitSearch, SumsSource
-from treaty.trees.growth import Growth
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import Growth, RowPartition
 from treaty.trees.splits import Level, Splits, best_of, bin_sums, scan, undivided, whole_numbers
 
 logger = logging.getLogger(__name__)

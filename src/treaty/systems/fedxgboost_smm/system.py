@@ -36,13 +36,10 @@ from treaty.systems.leakage import ACTIVE, AGREEMENT, PASSIVE, Route, Routes, St
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import PartySpec, Roles, System
-from treaty.systems.vertical.active import fellow_owners, roles_by_column
+from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited as unaudited_ciphers
 from treaty.systems.vertical.contributions import explain_active, explain_passive
-from treaty.systems.vertical.decisions import predict_active, predict_passive
 from treaty.systems.vertical.encrypted_columns import Hint
-from treaty.systems.vertical.encrypted_disclosures import conclusions_from_sums, small_leaves
-from treaty.systems.vertical.expected_sums import expected_of_sums
 from treaty.systems.vertical.leakage import (
     CHECKPOINTS,
     DECISIONS,
@@ -54,10 +51,13 @@ from treaty.systems.vertical.leakage import (
     SPLIT_ANSWER,
     SPLITS,
     TREE_END,
+    conclusions_from_sums,
     encrypted,
+    small_leaves,
 )
 from treaty.systems.vertical.named_rows import NamedRows
-from treaty.systems.vertical.online import online_active, online_passive
+from treaty.systems.vertical.prediction import online_active, online_passive, predict_active, predict_passive
+from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
 # -------------------------- what each party of a FedXGBoost-SMM training learns beyond its own data and its own splits
 

@@ -43,8 +43,7 @@ from treaty.systems.logistic.setup import PairKey, TableSize, TrainingSizes
 from treaty.systems.logistic.steps import EpochEnd, InnerProducts, KeptEpochs, NextEpoch, StepCoefficients
 from treaty.systems.options import learned_from_test_key
 from treaty.systems.system import Roles
-from treaty.systems.vertical.decisions import Finish
-from treaty.systems.vertical.online import OnlineRows
+from treaty.systems.vertical.prediction import Finish, OnlineRows
 
 _DATA, _COORDINATOR, _ALL = ("active", "passive"), ("coordinator",), ("active", "passive", "coordinator")
 _LEARNED = "docs/logistic.md, What each party learns"

@@ -15,8 +15,7 @@ from treaty.machine.arrays import Floats
 from treaty.messaging.agreement import OF_ONE_MODEL, agree
 from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.setup import GlmInput, pair_seeds
-from treaty.systems.vertical.decisions import Finish
-from treaty.systems.vertical.online import Asked, OnlineRows, answer_requests, asked_rows
+from treaty.systems.vertical.prediction import Asked, Finish, OnlineRows, answer_requests, asked_rows
 
 
 def online_active(inputs: GlmInput) -> None:

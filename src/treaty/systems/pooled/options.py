@@ -11,8 +11,7 @@ from treaty.data.binning import MOST_BINS
 from treaty.errors import ConfigError
 from treaty.systems.options import AtLeastOne, CommonOptions, NotNegative, Positive, Seed, Share, SystemOptions
 from treaty.trees.boosting import BoostingPlan, OneSide
-from treaty.trees.metrics import check_names, metric_names
-from treaty.trees.objectives import ABSOLUTE, Objective, loss_class, loss_name
+from treaty.trees.objectives import ABSOLUTE, Objective, check_names, loss_class, loss_name, metric_names
 from treaty.trees.splits import SplitRules
 
 _OF_OBJECTIVES = {  # options of one objective alone: which, and the value that None stands for

@@ -30,8 +30,7 @@ from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Boosting, EvalSet, Forest, RoundState
 from treaty.trees.columns import ColumnSource, MakeSums, grow_trees
 from treaty.trees.ensemble import SplitTable, Tree, join_splits, margins_from_values
-from treaty.trees.metrics import check_metrics
-from treaty.trees.objectives import Objective, loss_class, make_objective
+from treaty.trees.objectives import Objective, check_metrics, loss_class, make_objective
 
 
 def objective_for(

@@ -65,7 +65,7 @@ from treaty.systems.secureboost.hidden_sums import (
 )
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.decisions import Finish, check_present, decidable
+from treaty.systems.vertical.prediction import Finish, check_present, decidable
 from treaty.trees.ensemble import SplitTable
 
 BATCH_BYTES = 16 << 20

@@ -69,14 +69,13 @@ from treaty.systems.observers import TreeFinished
 from treaty.systems.secureboost.hidden_prediction import hidden_active, hidden_passive
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import boosting_of, open_training
 from treaty.systems.vertical.column_owner import EncryptedOwner, bin_own_columns
-from treaty.systems.vertical.decisions import collect, predict_passive
 from treaty.systems.vertical.encrypted_columns import Sums, SumsPiece, SumsRequest, TreeEnd, TreeRows, TreeStart
+from treaty.systems.vertical.prediction import collect, predict_passive
 from treaty.systems.vertical.setup import set_up_active, set_up_passive
+from treaty.systems.vertical.training import boosting_of, open_training
 from treaty.trees.columns import MayShow, SplitSearch
-from treaty.trees.growth import Growth
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import Growth, RowPartition
 from treaty.trees.splits import Level, Splits
 
 # ---------------------------------------------------------------- training

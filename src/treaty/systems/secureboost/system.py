@@ -17,14 +17,21 @@ from treaty.systems.secureboost.hidden_prediction import (
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.secureboost.secureboost import active, follow_prediction, passive, predict
 from treaty.systems.system import Roles, System
-from treaty.systems.vertical.active import fellow_owners, roles_by_column
+from treaty.systems.vertical.cipher_choice import expected_of_sums
 from treaty.systems.vertical.cipher_options import unaudited
 from treaty.systems.vertical.contributions import explain_active, explain_passive
 from treaty.systems.vertical.encrypted_columns import Sums
-from treaty.systems.vertical.encrypted_disclosures import conclusions_from_sums, small_leaves
-from treaty.systems.vertical.expected_sums import expected_of_sums
-from treaty.systems.vertical.leakage import EXPLAIN, FINISH, ONLINE, PREDICT, encrypted
-from treaty.systems.vertical.online import online_active, online_passive
+from treaty.systems.vertical.leakage import (
+    EXPLAIN,
+    FINISH,
+    ONLINE,
+    PREDICT,
+    conclusions_from_sums,
+    encrypted,
+    small_leaves,
+)
+from treaty.systems.vertical.prediction import online_active, online_passive
+from treaty.systems.vertical.training import fellow_owners, roles_by_column
 
 # ----------------------------- what each party of a SecureBoost training learns beyond its own data and its own splits
 

@@ -18,7 +18,6 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, record_split
 from treaty.privacy.exact_sums import COMMITMENT_BYTES
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import agree_on_terms
 from treaty.systems.vertical.encrypted_columns import (
     BinLayout,
     Hint,
@@ -33,10 +32,9 @@ from treaty.systems.vertical.encrypted_columns import (
     TreeRows,
     TreeStart,
 )
-from treaty.systems.vertical.exact_sums import check_sides
+from treaty.systems.vertical.exact_sums import ToldSides, check_sides
 from treaty.systems.vertical.named_rows import take_nodes
-from treaty.systems.vertical.passive import Follower, Handlers, TreeLimits, between_trees
-from treaty.systems.vertical.told_sides import ToldSides
+from treaty.systems.vertical.training import Follower, Handlers, TreeLimits, agree_on_terms, between_trees
 from treaty.trees.ensemble import SplitTable
 
 

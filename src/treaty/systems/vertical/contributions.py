@@ -35,7 +35,7 @@ from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, send_rows, take_rows, view
 from treaty.models.interpretation import order_of_first_use
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.decisions import collect, predict_passive
+from treaty.systems.vertical.prediction import collect, predict_passive
 from treaty.trees.shap import contributions
 
 

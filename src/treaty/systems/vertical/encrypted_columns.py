@@ -28,8 +28,8 @@ from treaty.systems.observers import Evidence, Observers, SidesLearned, SumsOpen
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.sizes import MOST_COLUMNS, MOST_SLOTS, RowSize
 from treaty.systems.vertical.named_rows import send_nodes
+from treaty.trees.growth import RowPartition
 from treaty.trees.objectives import Objective
-from treaty.trees.partition import RowPartition
 from treaty.trees.splits import Level
 
 Int32 = NDArray[np.int32]

@@ -34,7 +34,6 @@ from treaty.models.trees import ModelPart
 from treaty.systems.observers import ColumnsLearned, Observers, TreeStarted
 from treaty.systems.pooled.training import Training, own_columns
 from treaty.systems.system import RoleInput
-from treaty.systems.vertical.active import Start, finish, start_of
 from treaty.systems.vertical.cipher_choice import JobSize, beyond_lattice, choose_cipher, tell_cost_of_sealing
 from treaty.systems.vertical.cipher_options import CipherOptions
 from treaty.systems.vertical.column_owner import EncryptedOwner, SplitOwner, send_hint, show_layout
@@ -45,13 +44,11 @@ from treaty.systems.vertical.encrypted_columns import (
     sums_bounds,
     take_hints,
 )
-from treaty.systems.vertical.exact_sums import check_share, expected_share
-from treaty.systems.vertical.links import PROBES, LinkEcho, LinkProbe
-from treaty.systems.vertical.passive import Follower
-from treaty.systems.vertical.public_seed import agree_on_seed, follow_seed
+from treaty.systems.vertical.exact_sums import ToldSides, check_share, expected_share
+from treaty.systems.vertical.preparation import PROBES, LinkEcho, LinkProbe, agree_on_seed, follow_seed
 from treaty.systems.vertical.sealed.active import SealedGradients, SealedPeer, SealedSearch, make_ends
 from treaty.systems.vertical.sealed.passive import SealedOwner
-from treaty.systems.vertical.told_sides import ToldSides
+from treaty.systems.vertical.training import Follower, Start, finish, start_of
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import MayShow, SplitSearch, SumsSource
 from treaty.trees.splits import SplitRules

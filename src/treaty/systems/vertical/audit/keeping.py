@@ -16,7 +16,6 @@ from treaty.messaging.messages import Array, Message, pack, unpack
 from treaty.systems.observers import Evidence, Observer, TreeFinished
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.system import AuditFolder, RoleInput
-from treaty.systems.vertical.active import BoostingBegins
 from treaty.systems.vertical.audit.record import (
     NUMBER_BYTES,
     ActiveHeader,
@@ -39,8 +38,9 @@ from treaty.systems.vertical.encrypted_columns import (
 )
 from treaty.systems.vertical.named_rows import NamedRows, node_type
 from treaty.systems.vertical.setup import ClientReady, ServerReady
+from treaty.systems.vertical.training import BoostingBegins
 from treaty.trees.ensemble import Tree
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import RowPartition
 
 
 def keep_for_audit(inputs: RoleInput, keeping: AuditFolder) -> None:

@@ -31,9 +31,8 @@ from treaty.messaging.messages import Message, unpack, view
 from treaty.systems.options import converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import loss_of
-from treaty.systems.vertical.audit.messages import Expected, Opener, ReceivedTrees
+from treaty.systems.vertical.audit.messages import Expected, Opener, ReceivedTrees, Replay, Shape, Unsound, shape_of
 from treaty.systems.vertical.audit.record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
-from treaty.systems.vertical.audit.tree import Replay, Shape, Unsound, shape_of
 from treaty.systems.vertical.encrypted_columns import TreeEnd, sums_bounds
 from treaty.trees.boosting import Boosting, Forest, RoundState, TreeSample
 

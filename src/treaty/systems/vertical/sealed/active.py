@@ -30,10 +30,10 @@ from treaty.machine.arrays import Flags, Int32s, Integers
 from treaty.messaging.messages import Array, Message, column_pieces, pack, row_pieces, take_columns, view
 from treaty.messaging.party import Party
 from treaty.systems.vertical.encrypted_columns import EncryptedGradients, PassiveColumns, TreeEnd, bits_at
-from treaty.systems.vertical.links import Link
-from treaty.systems.vertical.sealed.candidates import Candidates
+from treaty.systems.vertical.preparation import Link
 from treaty.systems.vertical.sealed.level import (
     CHOICE_BITS,
+    Candidates,
     End,
     LevelResult,
     MovedShares,
@@ -51,8 +51,8 @@ from treaty.systems.vertical.sealed.level import (
 )
 from treaty.trees.boosting import TreeSample
 from treaty.trees.columns import MayShow, SplitSearch, SumsSource
-from treaty.trees.exact import bound, fraction
-from treaty.trees.partition import RowPartition
+from treaty.trees.growth import RowPartition
+from treaty.trees.scanning import bound, fraction
 from treaty.trees.splits import Level, SplitRules, Splits
 
 _NOBODY, _OWN, _FIRST_PEER = 0, 1, 2

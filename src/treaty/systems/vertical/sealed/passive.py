@@ -17,13 +17,14 @@ from treaty.systems.observers import SidesLearned
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.column_owner import EncryptedOwner, SplitOwner
 from treaty.systems.vertical.encrypted_columns import SplitRequest, SumsRequest, TreeEnd, TreeStart
-from treaty.systems.vertical.passive import Follower
-from treaty.systems.vertical.sealed.candidates import Candidates, MovingKey
+from treaty.systems.vertical.exact_sums import ToldSides
 from treaty.systems.vertical.sealed.level import (
     CHOICE_BITS,
+    Candidates,
     End,
     LevelResult,
     MovedShares,
+    MovingKey,
     OwnerShares,
     SealedColumns,
     SealedSumsRequest,
@@ -35,7 +36,7 @@ from treaty.systems.vertical.sealed.level import (
     places_of,
     take_steps,
 )
-from treaty.systems.vertical.told_sides import ToldSides
+from treaty.systems.vertical.training import Follower
 
 
 class SealedOwner(EncryptedOwner):
