@@ -16,6 +16,7 @@ REQUIREMENTS = [
 ]
 IMPORTED_AS = {"scikit-learn": "sklearn", "grpcio": "grpc"}
 OF_ANOTHER = {"llvmlite": "numba", "markupsafe": "jinja2"}  # modules that come with a dependency, which pins them
+FOR_TYPE_CHECKERS = {"typing_extensions"}  # which bring its stubs; it is never imported when anything runs
 TEXTS = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
 
 
@@ -35,7 +36,7 @@ def imported() -> set[str]:
                 found.add(node.module.partition(".")[0])
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
                 found |= {each.value.partition(".")[0] for each in node.args if isinstance(each, ast.Constant)}
-    return {OF_ANOTHER.get(name, name) for name in found - {"treaty"} - sys.stdlib_module_names}
+    return {OF_ANOTHER.get(name, name) for name in found - {"treaty"} - FOR_TYPE_CHECKERS - sys.stdlib_module_names}
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:

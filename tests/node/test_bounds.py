@@ -161,7 +161,7 @@ def test_a_leader_cannot_have_its_attempts_counted_as_other_jobs(led, monkeypatc
     made = (f"{number}{'z' * 31}" for number in range(9))
     shop = led(NOISY, policy="approve = true\nmost_epsilon = 1.0")
     shop.playing = play_with_a_leader_that_leaves
-    token = "treaty.systems.federboost_horizontal.federboost_horizontal.secrets.token_hex"
+    token = "treaty.systems.federboost_horizontal.setup.secrets.token_hex"
     monkeypatch.setattr(token, lambda count: next(made))
     shop.attempts(5)
     ledger = noise_folder(shop.settings.data["rows"].store, "shop")
