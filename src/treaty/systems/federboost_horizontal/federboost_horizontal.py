@@ -38,9 +38,7 @@ from treaty.messaging.conversation import MessageOrder
 from treaty.models.trees import ModelPart
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise
 from treaty.systems.federboost_horizontal.setup import (
-    CONVERSATION,
     CheckpointWriter,
-    ModelEnd,
     ModelSetup,
     agree_on_model,
     compare_terms,
@@ -53,7 +51,15 @@ from treaty.systems.federboost_horizontal.setup import (
     resumed,
     sum_rules,
 )
-from treaty.systems.federboost_horizontal.trees import OwnRows, StepSender, TreeMember, TreeStep, level_vector
+from treaty.systems.federboost_horizontal.trees import (
+    CONVERSATION,
+    ModelEnd,
+    OwnRows,
+    StepSender,
+    TreeMember,
+    TreeStep,
+    level_vector,
+)
 from treaty.systems.horizontal.members import Collector, Membership
 from treaty.systems.horizontal.quantiles import (
     CommonBins,
@@ -111,11 +117,13 @@ def leader(inputs: RoleInput[FederBoostHorizontal]) -> ModelPart:
         )
         shown = shown_by_search(search.fewest) if noise.budget is None else str(noise.budget)
         bins = search.message
+        # bins without a lost participant's rows are not those of these participants
         if set(collector.summed) == set(inputs.roles.owners):
             keep_bins(inputs, setup.message, bins, all_rows=search.n_rows, spent=shown)
         own = fresh(inputs, setup, rows, search.bins, search.objective, setup.paid or shown)
 
     forest, shard, steps = own.forest, own.shard, StepSender(collector)
+    # under noise, thresholds that the noise does not reach
     rules = noise.rules(common.rules(forest.objective), forest.objective, common.most_bins)
 
     def after_round(done: int) -> None:
@@ -177,6 +185,7 @@ def _attempt(
     opened_nodes: list[dict[int, Integers]] = [{} for _ in columns]
     while True:
         # [Training, step 2] participants -> leader, under masks: one vector of all sums of the level (`follow_rounds`)
+        # grad, hess and rows of every slot of the nodes asked for; at the root also each tree's totals
         sizes = [3 * slots * len(nodes) for _, nodes in asked]
         vector = None
         if inputs.data is not None:
@@ -184,6 +193,7 @@ def _attempt(
         opened = collector.total(sum(sizes) + (0 if totals is None else totals.size), vector)
         *sums, rest = np.split(opened, np.cumsum(sizes))
         if totals is not None:  # below the root they follow from the splits
+            # who is in the first sum must be in all of the round
             growths, totals, cohort = [Growth(total, rules) for total in rest.reshape(-1, 3)], None, collector.summed
         if collector.summed != cohort:
             return None

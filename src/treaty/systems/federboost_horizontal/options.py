@@ -54,8 +54,8 @@ class FederBoostHorizontal(SystemOptions):
     allow_insecure : bool, default False
         Without effect: this system has nothing that needs consent beside `mode`.
     dropout : {"accept"} or None, default None
-        What a lost participant means. None: training stops, and goes on from checkpoints when everybody is back.
-        "accept": it goes on without, and the leader may tell the lost one's histograms apart.
+        What a lost participant means. None: training stops, and resumes from checkpoints when everybody is back.
+        "accept": training continues without it, and the leader may find the lost one's histograms.
     epsilon_total : float or None, default None
         Noise on all that is opened, so that the whole training is (epsilon_total, delta) differentially private for
         every row. None: no noise.
@@ -132,6 +132,7 @@ class SumNoise:
         """
         if self.budget is None:
             return rules
+        # noise of a sum over `max_bin` bins: variances add up
         deviation = self.trees * objective.hess_bound * objective.hess_unit * math.sqrt(max_bin)
         return replace(
             rules,
@@ -142,6 +143,7 @@ class SumNoise:
     def _on(self, values: Integers, sigmas: Floats) -> Integers:
         if self.budget is None:
             return values
+        # shares of all honest members add up to the planned deviation
         return values + noise_share(np.tile(sigmas, len(values) // len(sigmas)), self.honest)
 
 
@@ -195,14 +197,15 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     """Enter a training's noise in a participant's ledger before anything is opened; return in words what was paid.
 
     `store` is the ledger's folder, None where none is kept, and for a leader without rows. Every attempt draws its
-    noise anew, and pays again; BudgetSpent where the participant's own `limits` do not allow it.
+    noise again, and pays again; BudgetSpent if the participant's own `limits` do not allow it.
     """
     if noise.budget is None:
         return ""
+    # without a search there is one release, that of the trees
     *search, trees = noise.budget.releases
-    said = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
+    paid = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
     if store is None:
-        return said
+        return paid
     ledger, delta = Ledger(noise_folder(store, name), limits), noise.budget.delta
     costs = {"sums of trees": trees.rho}
     if search:
@@ -211,7 +214,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     ledger.spend([
         LedgerEntry(secrets.token_hex(16), job, mechanism, what, rho=rho, delta=delta) for what, rho in costs.items()
     ])  # fmt: skip
-    return f"{said}. In the ledger: {cost(ledger.entries())}"
+    return f"{paid}. In the ledger: {cost(ledger.entries())}"
 
 
 def check_noise(options: FederBoostHorizontal, data: LabelledRows, classes: object) -> None:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -32,22 +31,18 @@ from treaty.errors import ConfigError, PeerProtocolError
 from treaty.files import Format, read_cached, write_cached
 from treaty.machine.process import stay_on_one_core
 from treaty.messaging.agreement import Term, agree
-from treaty.messaging.conversation import Table as OrderTable
-from treaty.messaging.leakage import MessageLeakage
-from treaty.messaging.messages import Message, decode_body, digests_in, encode_body
+from treaty.messaging.messages import decode_body, digests_in, encode_body
 from treaty.models.checkpoints import ANEW, Checkpoint, Keeper, checkpoint_file, fingerprint
 from treaty.models.trees import ModelPart, keep_records, records_used
 from treaty.privacy.ledger import model_job
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal, SumNoise, check_noise, pay, plan_noise
-from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, StepSender, TreeStep
+from treaty.systems.federboost_horizontal.trees import Draws, OwnRows, StepSender
 from treaty.systems.horizontal.members import Collector, SumRules
-from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest, agreed_objective, unpack_bins
+from treaty.systems.horizontal.quantiles import CommonBins, agreed_objective, unpack_bins
 from treaty.systems.horizontal.rows import (
-    LabelUnits,
     ModelBegin,
     OwnLabels,
     RowsDescription,
-    TrainingStart,
     all_classes,
     all_columns,
     checkpoint_with,
@@ -67,26 +62,6 @@ from treaty.trees.objectives import Objective
 logger = logging.getLogger(__name__)
 
 _FEW_CELLS = 1 << 20  # of a participant's table: summing them takes less time than the messages about it
-
-
-class ModelEnd(Message):
-    """The model is finished; how many rounds it has."""
-
-    leakage: ClassVar = MessageLeakage("how many rounds the model has", "control")
-
-    rounds: Annotated[int, msgspec.Meta(ge=0)]
-
-
-CONVERSATION: OrderTable = {
-    "new": {Count: "counted", CommonBins: "rounds"},
-    "counted": {LabelUnits: "labels", ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
-    "labels": {TrainingStart: "search"},
-    "search": {ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
-    "resumed": {CommonBins: "rounds"},
-    "rounds": {TreeStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
-    "finished": {},
-}
-"""Which message the leader may send to a member when, once keys are agreed on; `TreeMember` checks each `TreeStep`."""
 
 
 # ---------------------------------------------------------------- terms, columns, classes, noise
@@ -175,12 +150,14 @@ def agree_on_model(
         check_noise(inputs.options, data, inputs.classes)
     labels = all_classes(described)
     names, categories, origins = all_columns([described[name] for name in members])
+    # the leader's checkpoint decides; members bring their own of the same rounds
     found = _leaders_checkpoint(inputs.keeper, noisy=inputs.options.epsilon_total is not None)
     model_id = secrets.token_hex(16) if found is None else found.part.model_id
     rounds = None if found is None else min(found.rounds, inputs.common.n_estimators)
     message = ModelBegin(model_id, names, categories, labels, rounds, origins=origins)
     offers = {n: d.bins for n, d in described.items()}
     kept = None if found is not None else _chosen_bins(inputs, own_bins, offers, message)
+    # noise is paid for before anybody contributes to a sum
     setup = ModelSetup.of(inputs, message if kept is None else msgspec.structs.replace(message, bins=kept.digest))
     for peer in party.peers:
         party.send(peer, setup.message)
@@ -233,17 +210,17 @@ def fresh(
 
 # ---------------------------------------------------------------- kept bins
 
+# Bins that a party keeps, of as many numbers of bins, say. The oldest go first.
 MOST_KEPT = 16
-"""Bins that a party keeps, of as many numbers of bins, say. The oldest go first."""
 
 FORMAT = Format("common-bins", 4)
 
+# Options that bins do not depend on; every other one counts, also those that are added later
 FREE_OF_BINS = frozenset({
     "n_estimators", "max_depth", "learning_rate", "reg_lambda", "reg_alpha", "min_split_loss", "min_child_weight",
     "max_delta_step", "max_cat_to_onehot", "subsample", "colsample_bytree", "goss", "top_rate", "other_rate",
     "fractional_bits", "early_stopping_rounds", "eval_metric", "allow_insecure",
 })  # fmt: skip
-"""Options that bins do not depend on; every other one counts, also those that are added later."""
 
 
 class KeptBins(msgspec.Struct):
@@ -268,9 +245,7 @@ class KeptBins(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """The oldest first."""
-
-    entries: list[KeptBins]
+    entries: list[KeptBins]  # the oldest first
 
 
 def kept_file(store: Path, party: str) -> Path:
@@ -293,6 +268,7 @@ def _chosen_bins(
     inputs: RoleInput, found: Mapping[bytes, KeptBins], offers: Mapping[str, bytes], begin: ModelBegin
 ) -> KeptBins | None:
     """Return the newest bins that fit the training which `begin` describes, if all participants have offered them."""
+    # only bins that every participant has offered
     common = set(found)
     for name, digests in offers.items():
         common &= digests_in(digests, MOST_KEPT, peer=name, what="RowsDescription.bins")
@@ -348,6 +324,7 @@ def _rows_of(inputs: RoleInput) -> bytes:
     y, classes = data.y, inputs.classes or ()
     if classes:
         present, number = np.unique(y, return_inverse=True)
+        # the same rows have one digest, whatever other classes the job has
         y, classes = number.astype(np.float64), [classes[int(k)] for k in present]
     return fingerprint([(data.table, (y, data.weight))], classes)
 
@@ -381,6 +358,7 @@ class CheckpointWriter:
         """As the leader, have everybody write a checkpoint if one is due."""
         if self._inputs.keeper is not None and self._inputs.keeper.due:
             began = time.perf_counter()
+            # members keep the round that the checkpoint is of, so they must have it
             steps.flush()
             collector.broadcast(CheckpointRequest(rounds))
             collector.receive_all(CheckpointReceipt)
@@ -450,6 +428,7 @@ def resumed(
     name, part, leader = inputs.party.name, found.part, inputs.roles.active
     found.check(inputs.given, inputs.may_change, (name,), printed)
     assert part.forest is not None
+    # rounds that another party did not keep are grown again
     part.forest.cut(rounds)
     keep_records(part.splits, records_used(part.forest.trees, 1)[0])
     kept = unpack_bins(decode_body(found.bins, CommonBins, peer=name), part.schema, inputs.common.most_bins, name)

@@ -10,8 +10,8 @@ from treaty.privacy.ledger import DEFAULT_DELTA
 from treaty.systems.expected import ROUND_TRIP, Expected, Shape, Trees
 from treaty.systems.federboost_horizontal.federboost_horizontal import leader, member
 from treaty.systems.federboost_horizontal.options import FederBoostHorizontal
-from treaty.systems.federboost_horizontal.setup import ModelEnd, check_members
-from treaty.systems.federboost_horizontal.trees import TreeStep
+from treaty.systems.federboost_horizontal.setup import check_members
+from treaty.systems.federboost_horizontal.trees import ModelEnd, TreeStep
 from treaty.systems.horizontal.leakage import input_routes, keys_routes, lost_routes, search_routes, sums_of_rows
 from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, ModelBegin, RowsDescription, starts_from_sums
 from treaty.systems.leakage import AGREEMENT, Route, Routes, Stage, When, routes

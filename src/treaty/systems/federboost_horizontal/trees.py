@@ -5,26 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+import msgspec
 import numpy as np
 
 from treaty.cluster.sums import ClusterHistograms
 from treaty.data.binning import Bins
 from treaty.errors import PeerProtocolError
 from treaty.machine.arrays import Floats, Int32s, Integers
+from treaty.messaging.conversation import Table as OrderTable
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, view
 from treaty.models.trees import ModelPart, record_split
 from treaty.systems.horizontal.members import Collector
-from treaty.systems.horizontal.rows import own_seed
+from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
+from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, own_seed
+from treaty.systems.pooled.system import CheckpointRequest
 from treaty.systems.system import LabelledRows, RoleInput
 from treaty.trees.boosting import Forest, draw
 from treaty.trees.ensemble import Tree, join_splits, margins_from_values
 from treaty.trees.slots import LevelSplits, RowShard
 
+# By output, nodes of its tree whose sums are wanted
 NodesByOutput = Sequence[tuple[int, Int32s]]
-"""By output, nodes of its tree whose sums are wanted."""
 MOST_VALUE = 1e30  # of a leaf: sums of many rounds' values stay finite, and so do gradients
 
 
@@ -64,6 +68,26 @@ class TreeStep(Message):
     last_columns: Array
     asked_outputs: Array
     asked_nodes: Array
+
+
+class ModelEnd(Message):
+    """The model is finished; how many rounds it has."""
+
+    leakage: ClassVar = MessageLeakage("how many rounds the model has", "control")
+
+    rounds: Annotated[int, msgspec.Meta(ge=0)]
+
+
+# Which message the leader may send to a member when, once keys are agreed on; `TreeMember` checks each `TreeStep`
+CONVERSATION: OrderTable = {
+    "new": {Count: "counted", CommonBins: "rounds"},
+    "counted": {LabelUnits: "labels", ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
+    "labels": {TrainingStart: "search"},
+    "search": {ProbeRequest: "search", Count: "counted", CommonBins: "rounds"},
+    "resumed": {CommonBins: "rounds"},
+    "rounds": {TreeStep: "rounds", CheckpointRequest: "rounds", ModelEnd: "finished"},
+    "finished": {},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +157,13 @@ class OwnRows:
         n_outputs, n_rows = self.shard.margins.shape
         if self.subsample >= 1.0 or n_rows == 0:
             return [None] * n_outputs
+        # each tree of each round has draws of its own, so that a resumed training draws the same
         seeds = [[self.draws.seed, self.forest.rounds, output] for output in range(n_outputs)]
         return [draw(np.random.default_rng(seed), n_rows, self.subsample) for seed in seeds]
 
     def finish(self, values: Sequence[Floats], gains: Sequence[Floats]) -> list[Tree]:
         """Record the round's splits and return its trees, given each node's value and gain."""
+        # records of all trees are numbered in one table
         first = len(self.part.splits)
         for feature, left_bins in self.shard.splits():
             record_split(self.part.splits, self.bins, feature, left_bins)
@@ -248,6 +274,7 @@ class TreeMember:
         k = len(outputs)
         nodes, children = self._view(step.nodes, "nodes", k), self._view(step.children, "children", k)
         features = self._view(step.features, "features", k)
+        # 256 bins are 32 bytes
         packed = view(step.left_bins, np.uint8, (k, 32), peer=self._leader, what="TreeStep.left_bins")
         left_bins = np.unpackbits(packed, axis=1).view(np.bool_)
         for output in np.unique(outputs).tolist():
@@ -279,6 +306,7 @@ class TreeMember:
             raise ValueError("columns of a wrong number of trees")
         if any(np.any(np.diff(c) <= 0) or np.any((c < 0) | (c >= n_features)) for c in of_trees):
             raise ValueError("columns that do not exist")
+        # a restart without a loss would open two sums over one cohort
         if self._forest.rounds >= self._most_rounds or (self._depths and self._cohort() == self._began_with):
             raise ValueError("a round too many, or a restart although no member was lost")
         self._began_with = self._cohort()
@@ -295,5 +323,6 @@ class TreeMember:
         for node in zip(outputs.tolist(), nodes.tolist(), strict=True):
             if node in self._summed or self._depths[node[0]][node[1]] >= self._max_depth:
                 raise ValueError("a node summed twice, or too deep to be split")
+            # a node's sums are opened once: the difference of two would show who left in between
             self._summed.add(node)
         return asked

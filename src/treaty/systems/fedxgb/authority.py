@@ -90,6 +90,7 @@ def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:
     party.may_lose(roles)
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw()
+    # users may stay away; without the others there is no job
     users = [name for name, role in roles.items() if role == "user"]
     requests = gather_sound(party, roles.keys() - set(users), KeyRequest, timeout=party.timeout)
     requests |= gather_sound(party, users, KeyRequest, timeout=patience)

@@ -8,7 +8,7 @@ which the edge server itself did not lose them); ties are broken at random.
 of numbers that stay the same from tree to tree, such as rows by bin at the root, give away all their linear
 combinations. Gradients change, but late in a job only a little. So one rule holds for all sums of a job: no linear
 combination of a domain's cohorts isolates one user or two (`permitted`). A user that tells the server its own vectors
-thus finds nobody with it. Two may find the third of their group or, with other sums, a user of another group.
+thus finds no other user's with them. Two may find the third of their group or, with other sums, a user of another one.
 
 Under that rule a domain of n users has at most n - 2 independent cohorts in a job, however they are chosen. Each
 cohort whose sum does not follow from earlier ones uses one up. Users may be lost as often as they like, because the
@@ -23,7 +23,7 @@ groups show no more than the groups' own sums, and use nothing up.
   all that was opened. That works once or twice in a job. Groups whose sums were never opened cost nothing.
 
 With `Rules.whole` all sums are over whole groups, which are dealt once. Of groups of g users, g - 2 in collusion with
-the server then find nobody, however long a job.
+the server then find no other user's sums, however long a job.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def select(
         for name, standing in standings.items()
         if standing.activity >= rules.min_activity and standing.stability >= rules.min_stability
     ]
+    # ties are broken at random: names must not decide who takes part
     lots = dict(zip(qualified, rng.random(len(qualified)).tolist(), strict=True))
     return sorted(qualified, key=lambda name: (name not in running, -standings[name].rank, lots[name]))
 
@@ -96,6 +97,7 @@ def isolates_few(cohorts: Collection[frozenset[str]]) -> bool:
     unknown = np.eye(users) - directions.T @ directions  # projection on the complement of the cohorts' span
     # a 1x1 or 2x2 principal minor is zero iff some combination of cohorts isolates user i, or i and j
     diagonal = np.diag(unknown)
+    # the identity keeps the diagonal, where i and j are one user, out of the comparison
     minors = np.outer(diagonal, diagonal) - unknown**2 + np.eye(users)
     return bool(np.any(diagonal <= _ZERO) or np.any(minors <= _ZERO))
 
@@ -141,6 +143,7 @@ def _directions(cohorts: Collection[frozenset[str]]) -> tuple[NDArray[np.float64
     """Return an orthonormal basis of the cohorts' span, float64 (rank, users), and the users."""
     users = sorted(frozenset[str]().union(*cohorts))
     rows = np.array([[name in past for name in users] for past in cohorts], np.float64)
+    # right singular vectors of singular values above rounding errors span the cohorts
     _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
     return directions[sizes > _ZERO * sizes[0]], users
 
@@ -148,7 +151,7 @@ def _directions(cohorts: Collection[frozenset[str]]) -> tuple[NDArray[np.float64
 class Cohorts:
     """A domain's cohorts over a job, as its edge server chooses them.
 
-    `users` are those whose rows are in the first sum, which bounds all others: nobody else takes part later. They are
+    `users` are those whose rows are in the first sum, which bounds all others: no other user takes part later. They are
     dealt into `groups` as it is opened; `epochs` counts deals after that.
     """
 
@@ -197,6 +200,7 @@ class Cohorts:
         if not self.groups:
             return taken
         whole = self._whole(ordered, most)
+        # one poor tree is chance; many in a row are worth another deal
         self._poor = self._poor + 1 if 2 * len(whole) < most else 0
         room = self._room()
         for cohort in self._candidates(taken, spare) if room else (taken,):
@@ -236,6 +240,7 @@ class Cohorts:
         if not frozenset(users) >= frozenset(cohort):
             return False
         there = frozenset(cohort)
+        # a cohort follows from what is known if nothing of it is left outside the span
         row = np.array([name in there for name in users], np.float64)
         return bool(np.linalg.norm(row - directions.T @ (directions @ row)) <= _ZERO * np.sqrt(len(users)))
 
@@ -263,14 +268,15 @@ class Cohorts:
                 yield [name for k, name in enumerate(taken) if k not in out]
 
     def _room(self) -> bool:
-        """Tell whether one more independent cohort beside the groups leaves what it takes to deal the domain anew."""
+        """Tell whether one more independent cohort beside the groups leaves what it takes to deal the domain again."""
         if self._rules.whole:
             return False
         directions, users = self._span()
+        # n - 2 independent cohorts in all; a new deal has a group for every `least_change` users
         return len(users) - 2 - (len(directions) + 1) >= len(users) // self._rules.least_change
 
     def _deal_again(self, there: Sequence[str], away: Collection[str]) -> bool:
-        """Deal the domain anew, if a deal is found that is permitted after what was opened; tell whether it was."""
+        """Deal the domain again, if a deal is found that is permitted after what was opened; tell whether it was."""
         if self._rules.whole:
             return False
         before, self._poor = self.groups, 0
@@ -284,6 +290,7 @@ class Cohorts:
 
     def _deal(self, there: Sequence[str], away: Collection[str]) -> None:
         """Deal users into groups by lot, those away after all others."""
+        # users who are away get groups of their own, so that others' groups can be whole
         dealt = [*self._rng.permutation(list(there)).tolist(), *self._rng.permutation(list(away)).tolist()]
         parts = np.array_split(np.arange(len(dealt)), max(1, len(dealt) // self._rules.least_change))
         self.groups = [frozenset(dealt[k] for k in part) for part in parts]

@@ -96,6 +96,7 @@ _DEALT = routes(
     reference=_COLLUDE,
 )
 
+# Rows of a training on their way through trees that the server alone knows
 _HIDDEN_MODEL = routes(
     _ROW_SHARES,
     Route(HeldRows, _EDGE, _SERVER),
@@ -110,8 +111,8 @@ _HIDDEN_MODEL = routes(
     _DEALT,
     reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, SecPred",
 )
-"""Rows of a training on their way through trees that the server alone knows."""
 
+# Rows of users, predicted by a hidden model
 PREDICTION: Routes = routes(
     Route(PredictionTerms, _SERVER, _EDGE, "edge"),
     Route(PredictionTerms, _EDGE, _USER, "user"),
@@ -128,7 +129,6 @@ PREDICTION: Routes = routes(
     _DEALT,
     reference="Liu et al., ICDCS 2020, SecPred; docs/fedxgb.md, New rows",
 )
-"""Rows of users, predicted by a hidden model."""
 
 _ALL, _AUTHORITY = ("server", "edge", "user"), ("authority",)
 _SAFE = When('mode="safe"', lambda options, common: options.mode != "paper")
@@ -222,12 +222,12 @@ ROUTES: dict[Stage, Routes] = {
 
 # ---------------------------------------------------------------- what may come when
 
+# What the server sends to everybody before trees grow, when; sums come in between
 _SEARCH: Table = {
     "counted": {LabelUnits: "labels", ProbeRequest: "search", CommonBins: "bins"},
     "labels": {TrainingStart: "search"},
     "search": {ProbeRequest: "search", CommonBins: "bins"},
 }
-"""What the server sends to everybody before trees grow, when; sums come in between."""
 _IN_VAIN: dict[type[Message], str] = {RoundStart: "tree", TrainingEnd: "over"}  # no sum of the round was opened
 
 
@@ -298,6 +298,7 @@ class SumLimit:
 
     def take(self, number: int, attempt: int = 0) -> None:
         """Note a request; PeerProtocolError if none is due."""
+        # another attempt at the same sum
         again = number == self._number and self._attempt < attempt < ATTEMPTS
         if not again and not (self._due and number > self._number and attempt < ATTEMPTS):
             raise PeerProtocolError(
@@ -326,6 +327,7 @@ class ServerLimits:
                 self._check(self.probes <= self._most_probes, f"{self._most_probes} requests for probes at most")
                 self.sums.due()
             case RoundStart():
+                # no level came: the round begins again
                 again, self._levels = self._levels == 0, 0
                 self.rounds, self._void = self.rounds + (not again), self._void + again
                 self._check(self.rounds <= self._n_estimators, f"{self._n_estimators} rounds at most")
@@ -334,6 +336,7 @@ class ServerLimits:
             case Splits() | ShownSplits() | SplitShares() | Turn(leaves=False):
                 self._levels += 1
                 self._check(self._levels <= self._max_depth, f"{self._max_depth} levels in a tree at most")
+                # below the last level there is nothing to sum
                 self.sums.due(one=self._levels < self._max_depth)
             case Values() | LeafShares() | Turn(leaves=True):
                 self.finished = self.rounds

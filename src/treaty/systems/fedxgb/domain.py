@@ -62,6 +62,7 @@ class DomainCohort(SumAggregator):
 
     def choose(self, answered: Sequence[str], *, everybody: bool = False) -> None:
         """Choose the cohort of a tree among those who answered, and tell it; with `everybody`, all of them."""
+        # bounds and bins hold for rows in the first sum alone
         counted = frozenset(self.there if self._cohorts.users is None else self._cohorts.users)
         standings = {name: self._standings[name] for name in answered if name in counted}
         ordered = select(standings, self._running, self._rules, self._rng)
@@ -72,6 +73,7 @@ class DomainCohort(SumAggregator):
             self._skip_rest_of_tree(f"no permitted cohort among {len(ordered)} users")
         for name in cohort or ():
             self._standings[name].called += 1
+        # a resumed training must know whom the last cohort had
         if before != self._cohorts.running:
             self.keep()
         self._form(cohort or ())
@@ -87,7 +89,7 @@ class DomainCohort(SumAggregator):
         self.send(dict.fromkeys(self._cohort, Cohort(self._cohort)))
 
     def _counted(self, users: Sequence[str]) -> None:
-        """Note whose rows are in the first sum: nobody else takes part later."""
+        """Note whose rows are in the first sum: no other user takes part later."""
         if self._cohorts.users is None:
             self._cohorts.users = frozenset(users)
             self.keep()
@@ -131,6 +133,7 @@ class DomainCohort(SumAggregator):
 
     def attending(self, kind: type[Message]) -> list[str]:
         """Return the users who say with a message of this kind that they are there for a tree."""
+        # users that were silent for long get a moment after all others, instead of full patience
         silent = [name for name in self.there if self._silent.get(name, 0) >= MOST_SILENCES]
         came = self.gather([name for name in self.there if name not in silent], kind)
         return [*came, *self.gather(silent, kind, _MOMENT)]

@@ -34,7 +34,7 @@ from treaty.systems.fedxgb.cohorts import Rules, Standing
 from treaty.systems.fedxgb.kept import DomainFile, seed_of_rows
 from treaty.systems.fedxgb.messages import RowSummary, Task, UserOffer, Users
 from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB, check_edges, domains
-from treaty.systems.fedxgb.paper import PaperDomainSums, PaperUserSums, check_numeric, paper_mode
+from treaty.systems.fedxgb.paper import PaperDomainSums, PaperUserSums, paper_mode
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
 from treaty.systems.horizontal.members import Membership, SumRules
 from treaty.systems.horizontal.quantiles import CommonBins, Count, FoundBins, unpack_bins
@@ -65,6 +65,17 @@ def receive_task(inputs: RoleInput, sender: str, credentials: Credentials) -> Ta
 
 
 # ---------------------------------------------------------------- server
+
+
+def check_numeric(schema: Schema) -> None:
+    """Raise ConfigError when there are categories, whose splits have no threshold."""
+    categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
+    if categorical:
+        raise ConfigError(
+            f'expected numeric columns under expose="paper", which compares with thresholds alone, got categorical '
+            f'{", ".join(categorical[:5])}; encode them as numbers, or take expose="nothing"',
+            public='expose="paper" takes no categorical columns; encode them as numbers',
+        )
 
 
 def check_options(inputs: RoleInput[FedXGB]) -> float:
@@ -126,6 +137,7 @@ def forest_of(kept: Checkpoint) -> Forest:
     """Return the finished rounds of an interrupted training; later splits are dropped."""
     forest = kept.part.forest
     assert forest is not None
+    # trees after the checkpoint are grown again
     forest.cut(kept.rounds)
     keep_records(kept.part.splits, records_used(forest.trees, 1)[0])
     return forest
@@ -154,12 +166,14 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     offers = receive_offers(party, credentials, domains(roles)[party.name], options.group, patience)
     party.send(server, Users({name: offer.keys for name, offer in offers.items()}))
     task = receive_task(inputs, server, credentials)
+    # masks among edge servers, of which two are enough: the domains' sums are masked already
     membership = Membership(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
     standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
     file = DomainFile(inputs.keeper, party.name, task.model_id, standings)
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
     keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}
     rules = Rules(most=options.max_users, least_change=options.group, whole=options.group_size is not None)
+    # cohorts whose sums the first run opened count in this one
     known = file.read(rules, np.random.default_rng()) if task.rounds else None
     domain = (PaperDomainSums if paper else DomainSums)(party, keys, standings, rules, patience, known, file.write)
     domain.transcript.update(task)

@@ -84,7 +84,7 @@ class Attendance(Message):
 
 
 class Cohort(Message):
-    """Who takes part in a tree, or in the rest of it where too few of those told before are left."""
+    """Who takes part in a tree, or in the rest of it if too few of the earlier cohort are left."""
 
     leakage: ClassVar = MessageLeakage("who of its domain takes part", "control")
 

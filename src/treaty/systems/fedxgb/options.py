@@ -18,11 +18,11 @@ from treaty.systems.system import PartySpec, Roles
 
 logger = logging.getLogger(__name__)
 
+# Rows of each user that a hidden model predicts over all runs, by default
 MAX_QUERIES = 100
-"""Rows of each user that a hidden model predicts over all runs, by default."""
 
+# Fewest users of a domain whose sum is opened, by default
 GROUP = 3
-"""Fewest users of a domain whose sum is opened, by default."""
 
 PAPER_LEAKS = (
     'mode="paper" of "fedxgb" is the published secure aggregation, which is broken: every edge server can read the '
@@ -53,7 +53,7 @@ class FedXGB(SystemOptions):
         Largest number of users of a domain that take part in a round: those that dropped out least. None: all.
     group_size : int or None, default None
         Sums are over whole groups of so many users of a domain, or a few more, dealt at the beginning: `group_size` - 2
-        users in collusion with the server find sums of nobody else, however long the job. None: groups of three, and
+        users in collusion with the server find no other user's sums, however long the job. None: groups of three, and
         sums over other cohorts, too, as long as no combination of them is of one user or two. A lost user then costs
         fewer others their place; two users in collusion with the server may find another one's sums.
     feature_sample : int or None, default None
@@ -148,12 +148,12 @@ def check_consent(options: FedXGB) -> None:
 
 # ---------------------------------------------------------------- who is who
 
+# Where a user may drop out of a tree: as it begins; before its key is made; before or after its vector is sent; as
+# rows go down the tree
 Stage = Literal["call", "setup", "shared", "masked", "prediction"]
-"""Where a user may drop out of a tree: as it begins; before its key is made; before or after its vector is sent; as
-rows go down the tree."""
 
+# ``leaves(tree, stage)``, trees counted from 1: whether a user drops out then, in a simulation or because it must
 Leaves = Callable[[int, Stage], bool]
-"""``leaves(tree, stage)``, trees counted from 1: whether a user drops out then, in a simulation or because it must."""
 
 SERVER, AUTHORITY = "server", "authority"
 EDGES = 3
@@ -216,7 +216,7 @@ def roles_of(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> R
 
 
 def _role_of(name: str, place: PartySpec, active: str) -> str:
-    """Return a party's role: the active party is the server, and whoever has a table a user."""
+    """Return a party's role: the active party is the server, and a party with a table a user."""
     role = place.role or ("server" if name == active else "user" if place.has_rows else None)
     if role is None:
         raise ConfigError(
@@ -300,7 +300,7 @@ def only_simulated(options: FedXGB) -> str:
 def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str, Leaves]:
     """Draw who drops out at every `dropout_period`-th round, and at what stage; it is away until others drop out.
 
-    Raises ConfigError when no domain is large enough to lose a user, or to go on without those it loses.
+    Raises ConfigError when no domain is large enough to lose a user, or to continue without those it loses.
     """
     share, period = options.dropout, options.dropout_period or PERIOD
     if not share:
@@ -315,10 +315,12 @@ def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str
     for first in range(period, common.n_estimators + 1, period):
         for edge, users in users_of.items():
             drawn = rng.choice(len(users), lost[edge], replace=False)
+            # at a random stage of the tree, so that all ways to vanish are played
             stages |= {(users[k], first): _DROPS[rng.integers(len(_DROPS))] for k in drawn.tolist()}
 
     def leaves_of(name: str) -> Leaves:
         def leaves(number: int, stage: Stage) -> bool:
+            # who drops out stays away until others do
             first = number - number % period
             at = stages.get((name, first))
             return at is not None and (stage == at if number == first else stage == "call")

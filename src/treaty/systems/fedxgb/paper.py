@@ -17,7 +17,7 @@ With no more than it is sent, an edge server learns
 The server sees every domain's sum. Both get the same sums as in safe mode, and the trees are the same.
 
 **Ways down a tree** (SecPred, ``expose="paper"``). Only thresholds are hidden. Rows are shared level by level, so that
-nothing is agreed on before. A user that misses a level is lost for good, since nobody knows where its rows are then.
+nothing is agreed on before. A user that misses a level is lost for good, since its rows are then nowhere in the tree.
 Users and edge servers learn the shape and the columns of all trees, and all leaf values; edge servers the slot of every
 row of everybody at each level; users the same of their own rows, and with rows made up for that, thresholds. At most
 (edges - 1) // 2 edge servers may collude. A user that shares numbers other than bins, or shares that are inconsistent,
@@ -40,8 +40,7 @@ from treaty.crypto.sharing.key_agreement import agree, seal, unseal
 from treaty.crypto.sharing.secure_aggregation import Round, enough
 from treaty.crypto.sharing.shamir import Words, check_numbers, open_bytes, share_bytes, share_length
 from treaty.crypto.sharing.shamir_routing import ServerSetting, prepare, route_shown, share_integers
-from treaty.data.table import Schema
-from treaty.errors import ConfigError, CryptoError, PeerProtocolError
+from treaty.errors import CryptoError, PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, M, Message, take_rows, view
 from treaty.messaging.party import Party
@@ -105,7 +104,7 @@ class _Tree:
 
 
 class PaperUserSums(UserSums):
-    """A user's part in its domain's sums as published; see `UserSums`."""
+    """A user's part in its domain's sums as published."""
 
     _tree: _Tree | None = None
 
@@ -127,16 +126,17 @@ class PaperUserSums(UserSums):
         tree = self._tree
         if self.absent("shared"):
             return None
+        # one mask for all numbers, which is why differences of numbers are in the open
         masked = values.astype(np.uint64) + np.uint64(tree.mask)
         party.send(edge, InputAndShares(Array.of(masked), tree.of_numbers))
         gone = self.absent("masked")
-        said: Message = party.receive(edge, LostUsers, *others, follow=True)
-        if not isinstance(said, LostUsers):
-            return said  # type: ignore[return-value]
-        if not tree.of_keys.keys() >= set(said.users):
+        answer: Message = party.receive(edge, LostUsers, *others, follow=True)
+        if not isinstance(answer, LostUsers):
+            return answer  # type: ignore[return-value]
+        if not tree.of_keys.keys() >= set(answer.users):
             raise PeerProtocolError(edge, f"expected users of the tree - at LostUsers from {edge}")
         if not gone:
-            party.send(edge, KeyShares({name: tree.of_keys[name] for name in said.users}))
+            party.send(edge, KeyShares({name: tree.of_keys[name] for name in answer.users}))
         return None
 
     def _share(self, this_round: Round, *others: type[M]) -> _Tree | M:
@@ -144,10 +144,10 @@ class PaperUserSums(UserSums):
         party, edge, me = self._party, self._edge, self._party.name
         keys = self._round_keys(this_round)
         party.send(edge, MaskKey(keys.public, keys.tags()))
-        said: Message = party.receive(edge, MaskKeys, *others, follow=True)
-        if not isinstance(said, MaskKeys):
-            return said  # type: ignore[return-value]
-        seeds = keys.agree(said.public, said.tags)
+        answer: Message = party.receive(edge, MaskKeys, *others, follow=True)
+        if not isinstance(answer, MaskKeys):
+            return answer  # type: ignore[return-value]
+        seeds = keys.agree(answer.public, answer.tags)
         own_number = Keystream().raw(NUMBER_BYTES)
         names = sorted([me, *seeds.mask])
         points, threshold = this_round.points(names), this_round.threshold
@@ -156,12 +156,13 @@ class PaperUserSums(UserSums):
         party.send(edge, SealedShares({
             to: seal(seed, of_key[to] + of_number[to], bound(this_round, me, to)) for to, seed in seeds.mask.items()
         }))  # fmt: skip
-        said = party.receive(edge, PassedShares, *others, follow=True)
-        if not isinstance(said, PassedShares):
-            return said  # type: ignore[return-value]
-        boxes = {name: opened(seeds.mask[name], box, this_round, name, me) for name, box in said.sealed.items()}
+        answer = party.receive(edge, PassedShares, *others, follow=True)
+        if not isinstance(answer, PassedShares):
+            return answer  # type: ignore[return-value]
+        boxes = {name: opened(seeds.mask[name], box, this_round, name, me) for name, box in answer.sealed.items()}
         of_keys = {name: content[:KEY_SHARE] for name, content in boxes.items()}
         of_numbers = {name: content[KEY_SHARE:] for name, content in boxes.items()}
+        # what others add for this user comes off in the sum
         between = sum(number(of_key[name]) - number(of_keys[name]) for name in of_keys)
         mask = (int.from_bytes(own_number, "little") + between) % _MODULUS
         return _Tree(mask, of_keys | {me: of_key[me]}, of_numbers | {me: of_number[me]})
@@ -202,19 +203,20 @@ class PaperDomainSums(DomainSums):
             secrets = rebuilt(setup.round, held, asked, KEY_BYTES)
             job = self._party.job
             self._between |= {v: pairs_of(v, secrets[v], setup, job) for v in asked}
+        # r of everybody, as published: before it is settled whose vectors count
         numbers = rebuilt(setup.round, shares, remaining, NUMBER_BYTES)
         offset = sum(int.from_bytes(numbers[u], "little") for u in remaining)
+        # zeta_uv - zeta_vu cancels among those here; of a lost user it stays in everybody's mask
         offset -= sum(self._between[v][u] for v in lost for u in remaining)
         return (total - np.uint64(offset % _MODULUS)).view(np.int64), remaining
 
 
 def number(share: bytes) -> int:
-    """Return zeta, the number of 64 bits that masks: the first bytes of a share of a private key."""
+    # zeta, the number of 64 bits that masks: the first bytes of a share of a private key
     return int.from_bytes(share[:NUMBER_BYTES], "little")
 
 
 def bound(this_round: Round, sender: str, receiver: str) -> bytes:
-    """Return what a box of shares is bound to: tree, sender, receiver."""
     return length_prefixed("treaty paper shares", this_round.key_scope, sender, receiver)
 
 
@@ -248,6 +250,7 @@ def pairs_of(lost: str, secret: bytes, setup: SumSetup, job: str) -> dict[str, i
         raise CryptoError(f"expected shares of the private key of {lost}, got some that give another")
     pairs = {}
     for name in setup.sealed.keys() - {lost}:
+        # with the lost user's key the edge server opens the boxes that it passed on
         seed = agree(own, setup.keys[name], job, *sorted([lost, name]))
         to, back = (
             opened(seed, setup.sealed[sender][receiver], setup.round, sender, receiver)
@@ -291,23 +294,9 @@ class Sides(Message):
     left: Array
 
 
-def check_numeric(schema: Schema) -> None:
-    """Raise ConfigError when there are categories, whose splits have no threshold."""
-    categorical = [name for name, of in zip(schema.names, schema.categories, strict=True) if of is not None]
-    if categorical:
-        raise ConfigError(
-            f'expected numeric columns under expose="paper", which compares with thresholds alone, got categorical '
-            f'{", ".join(categorical[:5])}; encode them as numbers, or take expose="nothing"',
-            public='expose="paper" takes no categorical columns; encode them as numbers',
-        )
-
-
 def shown_setting(layout: Layout, edges: int) -> ServerSetting:
     """Return what edge servers agree on before they compare."""
     return ServerSetting(servers=edges, degree=(edges - 1) // 2, bits=layout.shown_bits)
-
-
-# ---------------------------------------------------------------- server
 
 
 class PaperModel:
@@ -343,9 +332,6 @@ class PaperModel:
             self._party.send(edge, HiddenThresholds(Array.of(shares)))
 
 
-# ---------------------------------------------------------------- edge server
-
-
 class SeenRows:
     """An edge server's part: where the rows of all domains' `users` are in the trees of a round.
 
@@ -373,7 +359,7 @@ class SeenRows:
         self._n_slots, self._slots = 1, {}
 
     def route(self, hidden: HiddenThresholds) -> dict[str, Iterator[Message]]:
-        """Take all rows down a level; return what users are told, `Sides`. `users` are those still there.
+        """Take all rows down a level; return users' results, `Sides`. `users` are those still there.
 
         Raises PeerProtocolError or CryptoError when the server, another edge server or a user broke the protocol.
         """
@@ -394,12 +380,13 @@ class SeenRows:
             np.concatenate([np.empty(0, np.intp), *((own + of_tree).reshape(-1) for own in slots)]),
         )
         of_users = np.split(left, np.cumsum([own.size for own in slots])[:-1])
-        told = (
+        sides = (
             {name: of.reshape(own.shape) for name, of, own in zip(kept, of_users, slots, strict=True)} if kept else {}
         )
-        self._slots = {name: 2 * own + ~told[name] for name, own in zip(kept, slots, strict=True)}
+        # children of slot s are 2 s, left, and 2 s + 1
+        self._slots = {name: 2 * own + ~sides[name] for name, own in zip(kept, slots, strict=True)}
         self._n_slots *= 2
-        return {name: pieces_of(Sides, of, slice(None)) for name, of in told.items()}
+        return {name: pieces_of(Sides, of, slice(None)) for name, of in sides.items()}
 
     def _receive(self, trees: int) -> dict[str, Words]:
         """Return the shares of users that sent what the protocol allows."""
@@ -407,12 +394,12 @@ class SeenRows:
         form = PieceForm((trees, None, 2), check_numbers, self._fits)
         waiting = self.users
         while waiting:
-            said = gather_sound(self._party, waiting, ComparedShares, AbsenceNotice, timeout=self._patience)
-            first = {name: what for name, what in said.items() if isinstance(what, ComparedShares)}
+            sent = gather_sound(self._party, waiting, ComparedShares, AbsenceNotice, timeout=self._patience)
+            first = {name: what for name, what in sent.items() if isinstance(what, ComparedShares)}
             came = gather_rest(self._party, ComparedShares, first, form, self._patience)
             found |= {name: np.concatenate(pieces, axis=1) for name, pieces in came.items()}
             # absent from sums; their rows still go down
-            waiting = [name for name, what in said.items() if isinstance(what, AbsenceNotice)]
+            waiting = [name for name, what in sent.items() if isinstance(what, AbsenceNotice)]
         return found
 
     def _fits(self, name: str, n_rows: int) -> bool:
@@ -428,9 +415,6 @@ class SeenRows:
         return np.concatenate([np.empty(0, np.bool_), *left])
 
 
-# ---------------------------------------------------------------- user
-
-
 class ComparedRows:
     """A user's part: shares the values that its rows' slots compare; `codes` are uint8 (n_rows, n_features)."""
 
@@ -438,14 +422,14 @@ class ComparedRows:
         self._party, self._edges, self._edge, self._layout, self._codes = party, edges, edge, layout, codes
         self._setting = shown_setting(layout, len(edges))
 
-    def compare(self, told: ShownSplits, slots: NDArray[np.int64], n_slots: int) -> None:
+    def compare(self, splits: ShownSplits, slots: NDArray[np.int64], n_slots: int) -> None:
         """Share what is compared in the slots that rows are in, int64 (trees, n_rows).
 
         Raises PeerProtocolError for a column that does not exist.
         """
         shape = (len(slots), n_slots)
-        features = view(told.features, np.int32, shape, peer=self._edge, what="ShownSplits.features")
-        missing_left = view(told.missing_left, np.bool_, shape, peer=self._edge, what="ShownSplits.missing_left")
+        features = view(splits.features, np.int32, shape, peer=self._edge, what="ShownSplits.features")
+        missing_left = view(splits.missing_left, np.bool_, shape, peer=self._edge, what="ShownSplits.missing_left")
         if np.any(features < -1) or np.any(features >= len(self._layout.n_bins)):
             raise PeerProtocolError(self._edge, f"expected existing columns - at ShownSplits from {self._edge}")
         missing_left = missing_left & (features >= 0)
@@ -456,10 +440,10 @@ class ComparedRows:
         shares = share_integers(self._setting, values)
         send_shares(self._party, ComparedShares, dict(zip(self._edges, shares, strict=True)), axis=1)
 
-    def left(self, told: Sides, trees: int) -> NDArray[np.bool_]:
-        """Return which rows go left in each tree, bool (trees, n_rows); `told` is the first piece."""
+    def left(self, first: Sides, trees: int) -> NDArray[np.bool_]:
+        """Return which rows go left in each tree, bool (trees, n_rows); `first` is the first piece."""
         left = np.empty((trees, len(self._codes)), np.bool_)
-        for rows, piece in take_rows(self._party, self._edge, len(self._codes), 8 * trees, Sides, told):
+        for rows, piece in take_rows(self._party, self._edge, len(self._codes), 8 * trees, Sides, first):
             shape = trees, rows.stop - rows.start
             left[:, rows] = view(piece.left, np.bool_, shape, peer=self._edge, what="Sides.left")
         return left

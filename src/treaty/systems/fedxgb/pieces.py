@@ -2,7 +2,7 @@
 
 `row_pieces` cuts a user's rows alike at both ends. Edge servers do not know how many a user has, so it says that in
 each message (`RowPiece`). They keep what came, make no room for what is only announced, and take no piece that is
-shorter than it should be: whoever wants them to hold or to wait for much must send as much, in limited time.
+shorter than it should be: a user that wants them to hold or to wait for much must send as much, in limited time.
 """
 
 from __future__ import annotations
@@ -113,10 +113,11 @@ def gather_rest(
     The others are left out: those who sent something else, vanished, or were not done after `patience` seconds, which
     are for all pieces of all users together.
     """
+    # nothing is allocated for rows that are only announced
     coming = {name: _Coming(name, message.n_rows, form) for name, message in first.items()}
-    said, until, moment = dict(first), time.monotonic() + patience, _MOMENT
+    sent, until, moment = dict(first), time.monotonic() + patience, _MOMENT
     while True:
-        for name, message in said.items():
+        for name, message in sent.items():
             try:
                 coming[name].take(message)
             except (PeerProtocolError, CryptoError) as error:
@@ -127,10 +128,11 @@ def gather_rest(
         wait = min(moment, until - asked)
         if not waiting or wait <= 0.0:
             break
-        said = gather_sound(party, waiting, kind, timeout=wait)
-        moment = _MOMENT if said else 2 * moment
+        sent = gather_sound(party, waiting, kind, timeout=wait)
+        # a silent user must not hold up the others' pieces: wait a little longer each time nothing comes
+        moment = _MOMENT if sent else 2 * moment
         if time.monotonic() - asked < 0.9 * wait:  # nothing of the others can come any more
-            for name in set(waiting) - said.keys():
+            for name in set(waiting) - sent.keys():
                 _leave_out(party, name, "it has gone before its last rows came")
                 del coming[name]
     for name in waiting:
@@ -160,7 +162,7 @@ class _Coming:
             )
         shares = view(message.shares, np.uint64, form.shape, peer=self._name, what=f"{kind}.shares")
         rows, left = shares.shape[form.axis], self._n_rows - self._came
-        # where a cut of one row more than came would end: told by how many came, not by how many are announced
+        # where a cut of one row more than came would end: known from how many came, not from how many are announced
         right = row_pieces(min(left, rows + 1), form.bits)[0].stop
         if rows != right:
             raise PeerProtocolError(
@@ -195,7 +197,7 @@ def send_pieces_or_leave_out(party: Party, pieces: Mapping[str, Iterable[Message
     reached = concurrently(reach, pieces, len(pieces) if party.channel.waits else 1)
     for name, was in zip(pieces, reached, strict=True):
         if not was:
-            _leave_out(party, name, "it has not taken what it is told of its rows")
+            _leave_out(party, name, "it has not taken the results of its rows")
 
 
 def _leave_out(party: Party, name: str, why: str) -> None:

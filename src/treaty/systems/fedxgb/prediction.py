@@ -51,7 +51,7 @@ from treaty.systems.fedxgb.pieces import (
 )
 from treaty.systems.fedxgb.rows import complete_tree, depth_of
 from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows, layout_of
-from treaty.systems.fedxgb.shares import Comparison, Dealer, Routing, holders_of, shares_of
+from treaty.systems.fedxgb.shares import Comparison, Dealer, Routing, check_holders, holders_of, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, Origins, schema_of
 from treaty.systems.sizes import MOST_COLUMNS
@@ -69,17 +69,9 @@ _ModelId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRules:
-    """What server, edge servers and users have agreed to; the model's trees are of the job's options, or fewer.
+    """What server, edge servers and users have agreed to: the model's size, and rows of each user over all runs.
 
-    Attributes
-    ----------
-    comparison : {"shamir", "additive"}
-    max_queries : int
-        Rows of each user that are predicted by a model, over all runs.
-    n_estimators, max_depth : int
-        Most rounds, and levels of splits, of the model.
-    model_id : str
-        The model of the job's training, where this party has taken part in it; empty where that is not known.
+    `model_id` is that of the job's training, if this party took part in it; empty if that is not known.
     """
 
     comparison: Comparison
@@ -90,7 +82,7 @@ class PredictionRules:
 
 
 class PredictionTerms(Message):
-    """What users and edge servers know; bins as users of the training were told them."""
+    """What users and edge servers know; bins as users of the training have them."""
 
     leakage: ClassVar = {
         "edge": MessageLeakage(
@@ -126,9 +118,6 @@ class DealerTerms(Message):
     outputs: Annotated[int, msgspec.Meta(ge=1, le=_MOST_OUTPUTS)]
     max_queries: _AtLeastOne
     comparison: Comparison
-
-
-_TERMS: tuple[type[PredictionTerms] | type[DealerTerms], ...] = (PredictionTerms, DealerTerms)
 
 
 class ModelSize(Message):
@@ -171,7 +160,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
     Raises ConfigError when edge servers are too few or, for "additive", other than three; when the model has no bins or
     trees, more or deeper ones than `rules` say, splits elsewhere than at cuts of the bins, or values above 2^30.
     """
-    check_edges(rules.comparison, len(edges))
+    check_holders(rules.comparison, len(edges))
     forest, n_features = part.forest, len(part.schema.names)
     if forest is None or not forest.trees or not part.bins:
         raise ConfigError('expected a model of protocol "fedxgb" with its bins and some trees, got another one')
@@ -199,6 +188,7 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
     )
     depth = max(depths)
     layout = layout_of(bins, np.ones(n_features, np.bool_))
+    # so many trees at a time that the shares of a level stay within a message
     at_once = max(1, _NUMBERS // (layout.columns << max(depth - 1, 0)))
     model = HiddenModel(party, edges, layout, rules.comparison)
     for_dealer = DealerTerms(
@@ -238,7 +228,8 @@ def edge(
     edge server consents, and PeerProtocolError if its model has more or deeper trees.
     """
     party.may_lose(users)
-    terms = party.receive(server, *_TERMS)
+    kinds: tuple[type[PredictionTerms] | type[DealerTerms], ...] = (PredictionTerms, DealerTerms)
+    terms = party.receive(server, *kinds)
     grown = party.receive(server, ModelSize)
     _check_rules(rules, terms, party.name)
     deals = party.name not in holders_of(rules.comparison, edges)
@@ -247,12 +238,15 @@ def edge(
             raise PeerProtocolError(server, f"expected PredictionTerms, got DealerTerms - from {server}")
         _check_size(rules, grown, terms.outputs, server)
         layout = Layout(n_bins=terms.n_bins, categorical=terms.categorical, may_miss=[True] * len(terms.n_bins))
-        _deal(party, edges, layout)
+        dealer = Dealer(party, edges, layout)
+        dealer.serve()  # the mask of the rows
+        dealer.serve()  # all levels and leaves
         return
     if deals:
         raise PeerProtocolError(server, f"expected DealerTerms, got PredictionTerms - from {server}")
     n_outputs = _outputs(terms, server)
     _check_size(rules, grown, n_outputs, server)
+    # one edge server speaks to users; all of them compare the terms with their own
     if party.name == edges[0]:
         party.send_each(dict.fromkeys(users, terms), timeout=patience)
     layout = layout_of(_bins(terms, server), np.ones(len(terms.names), np.bool_))
@@ -265,6 +259,7 @@ def edge(
     answered = _counted(party, held.holders, record, terms.model_id, counts, rules.max_queries, asked, users)
     taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}
     party.send_each(taken, timeout=patience)
+    # from here on all holders have the same rows in the same order
     held.keep(answered)
     if not answered:
         logger.warning("%s: no user's rows have come to all edge servers in time", party.name)
@@ -272,6 +267,7 @@ def edge(
     while done < grown.trees:
         party.send(server, TreesRequest())
         splits, leaves = _some_trees(party, server, layout.columns, shares.number, grown.depth, grown.trees - done)
+        # trees are in rounds, one for each output
         outputs = (done + np.arange(len(leaves))) % n_outputs
         length = max(1, min(_AT_ONCE // len(leaves), 4 * _AT_ONCE // (len(leaves) << grown.depth)))
         for start in range(0, held.n_rows, length):
@@ -294,12 +290,6 @@ def _check_size(rules: PredictionRules, grown: ModelSize, n_outputs: int, server
         )
 
 
-def _deal(party: Party, edges: Sequence[str], layout: Layout) -> None:
-    dealer = Dealer(party, edges, layout)
-    dealer.serve()  # the mask of the rows
-    dealer.serve()  # all levels and leaves
-
-
 def _counted(
     party: Party,
     holders: Sequence[str],
@@ -314,20 +304,21 @@ def _counted(
 
     `asked` is what users had asked for before. Where another holder has counted more, its number is taken.
     """
+    # counted before anything is computed: an aborted prediction counts, too
     fit = record.count(model_id, rows, most)
     for name in rows.keys() - set(fit):
         logger.warning("%s leaves out %s: fewer rows are left to it than %d", party.name, name, rows[name])
     own = {name: asked.get(name, 0) for name in users}
-    told = exchange_counts(party, holders, RowCounts({name: rows[name] for name in fit}, own))
-    answered = of_all({name: rows[name] for name in fit}, told)
+    others = exchange_counts(party, holders, RowCounts({name: rows[name] for name in fit}, own))
+    answered = of_all({name: rows[name] for name in fit}, others)
     more = {}
     for name, had in own.items():
-        edge, highest = max(((edge, of.asked.get(name, 0)) for edge, of in told.items()), key=lambda of: of[1])
+        edge, highest = max(((edge, of.asked.get(name, 0)) for edge, of in others.items()), key=lambda of: of[1])
         if min(highest, most) > had:
             more[name] = min(highest, most) - had
             logger.warning(
-                "%s has counted %d rows of %s where %s has %d, which it takes over: its record of queries was begun "
-                "anew or replaced by an older copy, or another prediction is under way", party.name, had, name, edge,
+                "%s has counted %d rows of %s where %s has %d, which it takes over: its record of queries was started "
+                "again or replaced by an older copy, or another prediction is under way", party.name, had, name, edge,
                 highest,
             )  # fmt: skip
     for name in set(fit) - set(answered):  # nothing is computed for it
@@ -342,8 +333,8 @@ def _some_trees(
 ) -> tuple[list[tuple[Words, Words]], Words]:
     """Receive some trees: shares of weights and thresholds of each level, and of leaf values."""
     levels = [party.receive(server, SplitShares) for _ in range(depth)]
-    told = party.receive(server, LeafShares).values
-    leaves = view(told, np.uint64, (None, 1 << depth, *number), peer=server, what="LeafShares.values")
+    received = party.receive(server, LeafShares).values
+    leaves = view(received, np.uint64, (None, 1 << depth, *number), peer=server, what="LeafShares.values")
     trees = len(leaves)
     if not 1 <= trees <= most:
         raise PeerProtocolError(server, f"expected 1 to {most} trees, got {trees} - at LeafShares from {server}")
@@ -385,7 +376,7 @@ def user(
 
     They agree bit for bit where the base margin is a multiple of 2^-32, as leaf values are. `read` returns own rows,
     given the model's columns. Raises ConfigError when the server says another comparison, DataError when the table has
-    another schema, or more rows than are left to this user, PeerError when edge servers go on without it.
+    another schema, or more rows than are left to this user, PeerError if edge servers continue without it.
     """
     first = edges[0]
     terms = party.receive(first, PredictionTerms)
@@ -412,17 +403,6 @@ def user(
                 "they stop waiting for users",
             )
     return RowPredictions(terms.objective.base_margins + shared.values({}, n_outputs).T, terms.objective, terms.classes)
-
-
-def check_edges(comparison: Comparison, edges: int) -> None:
-    """Raise ConfigError when edge servers are too few, or some would have nothing to do."""
-    if edges < 3:
-        raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
-    if comparison == "additive" and edges != 3:
-        raise ConfigError(
-            f'expected 3 edge servers under comparison="additive", two that compare and a dealer, got {edges}; more '
-            'hide more under "shamir" alone'
-        )
 
 
 def _check_rules(own: PredictionRules, terms: PredictionTerms | DealerTerms, name: str) -> None:

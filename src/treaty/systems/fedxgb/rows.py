@@ -74,8 +74,8 @@ class ShownModel:
         self._crowd.broadcast(Values(Array.of(values)))
 
 
+# What takes all rows down the trees: users learn nothing of them, part of them, or all
 Model = HiddenModel | PaperModel | ShownModel
-"""What takes all rows down the trees: users learn nothing of them, part of them, or all."""
 
 
 def server_model(inputs: RoleInput[FedXGB], crowd: Crowd, found: FoundBins) -> Model:
@@ -107,6 +107,7 @@ def resend_trees(
     assert forest is not None
     rng.bit_generator.state = json.loads(kept.random_state or "")
     trees, n_outputs = forest.trees, forest.objective.n_outputs
+    # the columns drawn then are not kept; rows go down by the splits alone
     columns = np.arange(len(bins.n_bins), dtype=np.int32)
     ends = len(columns) * np.arange(1, n_outputs + 1, dtype=np.int32)
     for first in range(0, len(trees), n_outputs):
@@ -135,6 +136,7 @@ def complete_tree(tree: Tree, splits: SplitTable, bins: Bins, depth: int) -> tup
     """
     levels = [SlotSplits(np.full(1 << k, -1, np.int32), np.zeros((1 << k, 256), np.bool_)) for k in range(depth)]
     values = np.zeros(1 << depth)
+    # by node of the tree: where it is in the complete tree
     slot, level = np.zeros((2, len(tree.left)), np.int64)
     for node, left in enumerate(tree.left.tolist()):
         at, k = int(slot[node]), int(level[node])
@@ -200,6 +202,7 @@ class EdgeRows:
             party, edges, server, layout, comparison, inputs.threads if inputs.alone else 1
         )
         came = gather_rows(party, users, RowShares, hidden.form(summary.n_rows), self._patience)
+        # numbers were packed for the first run's rows: new ones would be led down all finished trees
         digests = {name: digest(pieces) for name, pieces in came.items()}
         if not resumed:
             self._file.shares = digests
@@ -252,7 +255,7 @@ class UserRows:
     """A user's own rows on their way down the trees.
 
     `fits` says whether sums may contain them. They may not if the user was away when bounds and missing values were
-    counted, and has larger gradients or weights, or missing values in a column where nobody else has: then its rows go
+    counted, and has larger gradients or weights, or missing values in a column where no other has: then its rows go
     down the trees and are part of no sum. `rounds` have begun; `finished` are those whose leaf values the rows have.
     """
 
@@ -280,7 +283,9 @@ class UserRows:
         common.check_sums(summary.n_rows)
         may_miss = view(summary.may_miss, np.bool_, (len(bins.n_bins),), peer=edge, what="RowSummary.may_miss")
         codes = bins.transform(rows.table)
+        # missing values in a column in which no counted user has any: sums have no cell for them
         unknown = (codes == bins.n_bins) & ~may_miss
+        # larger gradients than agreed would overflow the sums' cells
         self.fits = own == objective and not unknown.any()
         codes = np.where(unknown & options.hides_model, bins.n_bins - 1, codes).astype(np.uint8)
         cells = Cells.of(bins.offsets, may_miss, summary.n_rows, common)
@@ -331,6 +336,7 @@ class UserRows:
         shard, common, edge = self.shard, self._common, self._edge
         ends = view(start.last_columns, np.int32, (len(shard.margins),), peer=edge, what="RoundStart.last_columns")
         columns = view(start.columns, np.int32, (int(ends[-1]),), peer=edge, what="RoundStart.columns")
+        # no level was done: the round begins again
         again = self.rounds > 0 and self._depth == 0
         self.rounds, self._void = self.rounds + (not again), self._void + again
         if np.any(np.diff(ends, prepend=0) <= 0) or self.rounds > common.n_estimators or self._void > MOST_VOID:
@@ -339,6 +345,7 @@ class UserRows:
         if any(np.any(np.diff(c) <= 0) or c[0] < 0 or c[-1] >= self._n_features for c in of_trees):
             raise self._wrong("ascending numbers of existing columns")
         n_rows = len(shard.margins[0])
+        # drawn by each user for itself, the same again if the round is repeated
         samples: list[Int32s | None] = [None] * len(of_trees)
         if common.subsample < 1.0 and n_rows > 0:
             seeds = [[self._seed, self.rounds - 1, output] for output in range(len(of_trees))]

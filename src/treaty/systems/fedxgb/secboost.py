@@ -205,6 +205,7 @@ def grow_round(
         for of, of_nodes in zip(columns, opened, strict=True)
     ]  # fmt: skip
     # [SecBoost, step 5] S -> e -> u: a round begins; users say that they are there, and e chooses among them
+    # trees of a round, one for each output, have columns of their own
     ends = np.cumsum([len(of) for of in columns], dtype=np.int32)
     crowd.begin_tree(RoundStart(Array.of(np.concatenate(columns)), Array.of(ends)))
     depth = 0
@@ -264,6 +265,7 @@ def edge(inputs: RoleInput[FedXGB]) -> None:
         # all other messages are for everybody: pass them on, and masks depend on them from now on
         everybody = [name for name in party.peers if name not in (server, authority, *edges)]
         here.edges.update(message)
+        # users late for the last round are not waited for
         if isinstance(message, RowSummary | RoundStart):  # what was late for the last round is dropped unread
             party.drop_earlier(everybody)
         if isinstance(message, RoundStart):

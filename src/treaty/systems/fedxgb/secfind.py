@@ -47,8 +47,8 @@ from treaty.trees.slots import SlotSplits, SlotTree
 
 logger = logging.getLogger(__name__)
 
+# At one sum: each may lose users that were there in the one before, and continue with fewer
 ATTEMPTS = 6
-"""At one sum: each may lose users that were there in the one before, and continue with fewer."""
 
 
 def server_mask(party: Party, number: int, attempt: int, transcript: bytes) -> bytes:
@@ -150,6 +150,7 @@ def give_domain_sum(party: Party, server: str, domain: DomainSums, wanted: Sum, 
 
     Masks among the `edges` cancel over all domains; None in paper mode, which has none.
     """
+    # uniform to the edge server: every vector in it has the server's mask
     opened, survivors, attempt = domain.total(wanted.number, wanted.length)
     # [SecFind, step 7] e -> S: the domain's sum, under masks among edge servers, and whose vectors are in it
     if edges is None:
@@ -196,7 +197,9 @@ class UserSums(UserCohort):
     def hide(self, call: Call, values: Integers) -> Integers:
         """Put the server's mask of this attempt on a vector; CryptoError if it was made before."""
         nonce = server_mask(self._party, call.number, call.attempt, self.transcript.digest)
+        # two vectors under one mask would show their difference: refuse the second
         self._used.use(nonce)
+        # modulo 2^64
         hidden = values.astype(np.uint64)
         add_masks(hidden, [mask_key(self._server_seed, nonce)], [])
         return hidden.view(np.int64)
@@ -225,6 +228,7 @@ class _TaggedContribution:
         return self.sums.hide(self.call, self.values)
 
     def prove(self, survivors: Sequence[str]) -> Message:
+        # checks that enough are left, and binds the tags to this list
         self.agreed = self.mine.take_survivors(survivors)
         self.sums.permit(survivors)
         return Agreement(self.keys.vouch(self.agreed))
@@ -286,12 +290,13 @@ class Crowd:
     def total(self, length: int, own: Integers | None = None) -> Integers:
         """Open the sum of the next vectors of all who are there, int64 (length,); the server has no vector of its own.
 
-        Raises RoundVoid if nobody is left, PeerProtocolError if an edge server names users that are not its own.
+        Raises RoundVoid if no user is left, PeerProtocolError if an edge server names users that are not its own.
         """
         self._number += 1
         for edge in self._edges:
             self._party.send(edge, Sum(self._number, length))
         # [SecFind, step 8] S: masks among edge servers cancel in the total; remove those shared with the survivors
+        # the sum over edge servers, each under masks that cancel in it
         total = self._collector.total(length).view(np.uint64)
         self.cohort = []
         for edge in self._edges:
@@ -300,7 +305,9 @@ class Crowd:
                 raise PeerProtocolError(
                     edge, f"expected users of the domain, got others - at SurvivorReport from {edge}"
                 )
+            # the attempt is part of the nonce: an edge server that repeats a sum gets other masks
             nonce = server_mask(self._party, self._number, survived.attempt, self._transcript.digest)
+            # only survivors' masks are in the sum
             keys = [mask_key(self._seeds[name], nonce) for name in survived.users if self._masked]
             add_masks(total, [], keys)
             self.cohort += survived.users

@@ -72,6 +72,7 @@ class SharedRows:
         self._party, self._n_rows, self._of = party, len(codes), shares_of(comparison, layout, edges)
         # [SecPred, step 1] u -> each holder: shares of the bins of its rows, and of which values are missing
         encoded = layout.encode_rows(codes)
+        # the same rows get the same shares again, so that holders know them by their digest when training resumes
         key = None if seed is None else row_key(seed, encoded, self._of.holders)
         shares = self._of.share(encoded, key)
         send_shares(party, RowShares, dict(zip(self._of.holders, shares, strict=True)), axis=0)
@@ -81,6 +82,7 @@ class SharedRows:
         left = np.empty((trees, self._n_rows), np.bool_)
         number = self._of.number if self._of.bit is np.uint64 else ()
         for rows, shares in self._pieces(SideShares, first, self._of.bit, trees, number):
+            # only this user has shares of all holders, so only it opens them
             left[:, rows] = self._of.bits(shares)
         return left
 
@@ -272,5 +274,6 @@ class HiddenRows:
 
     def _pieces(self, trees: int, slots: int) -> list[slice]:
         """Cut all rows, for so many trees and slots of each."""
+        # random numbers for comparisons, and slots, bound how many rows are worked on at once
         length = max(1, min(_AT_ONCE // trees, _SLOTS_AT_ONCE // (trees * slots)))
         return [slice(start, start + length) for start in range(0, max(1, self.n_rows), length)]

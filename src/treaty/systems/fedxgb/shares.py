@@ -52,14 +52,14 @@ from treaty.crypto.sharing.additive_routing import (
 from treaty.crypto.sharing.hidden_splits import Layout
 from treaty.crypto.sharing.shamir import Words
 from treaty.crypto.sharing.shamir_routing import Program, ServerSetting, prepare
-from treaty.errors import PeerProtocolError
+from treaty.errors import ConfigError, PeerProtocolError
 from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Array, Message, row_pieces, view
 from treaty.messaging.party import Party
 
 Comparison = Literal["shamir", "additive"]
+# Shares of bits: of `Shares.bit`, uint64 or uint8
 Bits = NDArray[Any]
-"""Shares of bits: of `Shares.bit`, uint64 or uint8."""
 
 Result = TypeVar("Result")
 
@@ -112,7 +112,7 @@ class Routing(Protocol):
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
         """Take some of the rows a level down, from the root where `paths` is None; return sides and paths.
 
-        Shares of sides tell users nothing but sides, whoever helps them; paths are not for users.
+        Shares of sides tell users nothing but sides, whatever other parties add; paths are not for users.
         """
         ...
 
@@ -140,6 +140,17 @@ def setting_of(layout: Layout, edges: int) -> ServerSetting:
 def holders_of(comparison: Comparison, edges: Sequence[str]) -> list[str]:
     """Return the edge servers that have shares, in order."""
     return list(edges[:2] if comparison == "additive" else edges)
+
+
+def check_holders(comparison: Comparison, edges: int) -> None:
+    """Raise ConfigError if edge servers are too few, or some would have nothing to do."""
+    if edges < 3:
+        raise ConfigError(f"expected 3 edge servers or more, got {edges}: a hidden model is shared among them")
+    if comparison == "additive" and edges != 3:
+        raise ConfigError(
+            f'expected 3 edge servers under comparison="additive", two that compare and a dealer, got {edges}; more '
+            'hide more under "shamir" alone'
+        )
 
 
 def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> Shares:
@@ -185,6 +196,7 @@ class ShamirRouting:
 
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
         rows = self._rows[part]
+        # random bits and products for the comparisons, made before any row is used
         ready = self._run(prepare(self._setting, self._own, len(weights) * len(rows)))
         program = shamir_routing.route_level(
             self._setting, self._own, rows, weights, thresholds, paths, ready, self._threads
@@ -224,6 +236,7 @@ def _exchange(party: Party, edges: Sequence[str], outgoing: Mapping[int, Words])
     replies = {sender: np.empty(shape, np.uint64) for sender in outgoing}
     flat = {edges[other]: np.ascontiguousarray(numbers).reshape(-1) for other, numbers in outgoing.items()}
     room = {edges[other]: numbers.reshape(-1) for other, numbers in replies.items()}
+    # all sides send a piece before anyone sends the next: no party has to hold what others are ahead
     for of in row_pieces(math.prod(shape), 64):
         for name, numbers in flat.items():
             party.send(name, SharedNumbers(Array.of(numbers[of])))
@@ -308,6 +321,7 @@ class Dealer:
                         raise PeerProtocolError(
                             first, f"expected {there}, got {start + rows} - at WantedLevel.rows from {first}"
                         )
+                    # what would be drawn, before anything is: a hostile request must not fill memory
                     drawn = trees * slots * (self._layout.columns + 2 * rows) + trees * rows * _OF_A_COMPARISON
                     self._check(drawn, _MOST_NUMBERS, "WantedLevel")
                     self._deal(*deal_level(self._mask[start : start + rows], trees, slots, self._layout.bits))
@@ -340,6 +354,7 @@ class AdditiveRouting:
 
     def keep(self, rows: Words) -> None:
         key, _ = self._dealt(WantedRows(len(rows)), 0)
+        # both computing servers open rows less a mask that neither knows
         self._rows, seed = self._run(mask_rows(self._own, rows, key))
         self._fresh = FreshShares(self._own, seed)
 
@@ -349,6 +364,7 @@ class AdditiveRouting:
     def level(self, part: slice, weights: Words, thresholds: Words, paths: Words | None) -> tuple[Bits, Words]:
         rows, (trees, slots) = self._rows.part(part), weights.shape[:2]
         wanted = WantedLevel(part.indices(len(self._rows))[0], len(rows), trees, slots)
+        # random products of the third server, which learns how much is wanted, and nothing of rows or splits
         dealt = self._dealt(wanted, numbers_of_level(len(rows), trees, slots, self._bits))
         paths = self.at_root(trees, len(rows)) if paths is None else paths
         left, paths = self._run(route_level(self._own, rows, weights, thresholds, paths, self._bits, *dealt))

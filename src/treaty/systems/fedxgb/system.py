@@ -15,7 +15,7 @@ from treaty.systems.fedxgb.conversation import PREDICTION, ROUTES
 from treaty.systems.fedxgb.kept import QueryRecord, queries_folder
 from treaty.systems.fedxgb.options import FedXGB, dropouts, helpers, links, only_simulated, roles_of
 from treaty.systems.fedxgb.secboost import edge, server, user
-from treaty.systems.fedxgb.shares import holders_of
+from treaty.systems.fedxgb.shares import check_holders, holders_of
 from treaty.systems.horizontal.leakage import sums_of_rows
 from treaty.systems.horizontal.rows import START, SUMS_OF_LABELS, starts_from_sums
 from treaty.systems.pooled.options import BoostingOptions
@@ -31,7 +31,7 @@ def roles_of_prediction(places: Mapping[str, PartySpec], active: str, options: F
     """
     edges = [name for name, place in places.items() if place.role == "edge"]
     edges = edges[:3] if options.compares == "additive" else edges
-    prediction.check_edges(options.compares, len(edges))
+    check_holders(options.compares, len(edges))
     wrong = [name for name, place in places.items() if place.has_rows and place.role not in (None, "user")]
     wrong = [name for name in wrong if name != active]
     if wrong:
@@ -238,8 +238,8 @@ def _of_user(options: FedXGB) -> list[str]:
 
 # ---------------------------------------------------------------- what a training is expected to take
 
+# Bytes of a sum's keys, shares and lists, each way between a user and its edge server: once, and by user there
 _OF_A_SUM, _OF_A_NEIGHBOUR = 350.0, 340.0
-"""Bytes of a sum's keys, shares and lists, each way between a user and its edge server: once, and by user there."""
 
 
 def expected(roles: Roles, options: FedXGB, common: BoostingOptions, shape: Shape) -> Expected:

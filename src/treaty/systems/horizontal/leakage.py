@@ -43,7 +43,7 @@ def survivors_routes(aggregator: tuple[str, ...], members: tuple[str, ...]) -> R
 
 
 def lost_routes(collector: tuple[str, ...], members: tuple[str, ...]) -> Routes:
-    """Return the lines of sums among members that go on without lost ones."""
+    """Return the lines of sums among members that continue without lost ones."""
     return routes(
         survivors_routes(collector, members),
         Route(SurvivorSignature, members, collector),

@@ -128,6 +128,7 @@ def contribute(
         return passed  # type: ignore[return-value]
     if absent("shared"):
         return None
+    # masks are shared with those who have shared secrets, so that every mask can be removed again
     vector = contribution.vector(passed.sealed)
     party.send(aggregator, MaskedInput(Array.of(mine.masked_input(vector, passed.sealed))))
     gone = absent("masked")
@@ -225,6 +226,7 @@ class SumAggregator(ABC):
         if own is not None:
             aggregator.add_input(own.name, own.participant.masked_input(own.values, passed or {}))
         self._choose(this_round, aggregator, came)
+        # from here on the list is closed: what comes later is dropped unread
         survivors = aggregator.survivors()
         self.send({name: Survivors(survivors) for name in survivors if name in came})
         own_answer = self._pass_proofs(this_round, aggregator, survivors, own)

@@ -1,4 +1,4 @@
-"""Sums over the members of a job, of which nobody sees the terms: members mask, a collector opens.
+"""Sums over the members of a job, of which no party sees the terms: members mask, a collector opens.
 
 The collector may be a member itself, which then masks in place. Masks are made from keys of this run.
 
@@ -50,7 +50,6 @@ from treaty.messaging.party import Party
 from treaty.systems.horizontal.masked_sums import ATTEMPTS, MaskedInput, OwnInput, SumAggregator, contribute
 
 logger = logging.getLogger(__name__)
-
 NONCE_BYTES = 32
 PATIENCE = 0.25  # fraction of the job's timeout to wait for a silent member; the others wait meanwhile
 
@@ -94,7 +93,6 @@ class MaskKeyPairs(Message):
     of: dict[str, MaskKeyPair]
 
     def advertisements(self) -> dict[str, Advertisement]:
-        """Return them in the form in which `crypto.aggregation` takes them."""
         return {name: Advertisement(pair.channel, pair.mask, pair.signature) for name, pair in self.of.items()}
 
 
@@ -115,13 +113,13 @@ class SurvivorSignatures(Message):
 
 
 class OpenedSum(Message):
-    """The sum was opened; the message holds nothing."""
+    """The sum was opened."""
 
     leakage: ClassVar = MessageLeakage("that the sum is opened", "control")
 
 
 class SumVoid(Message):
-    """The sum is void, not opened: mask the vector again."""
+    """The sum is void: mask the vector again."""
 
     leakage: ClassVar = MessageLeakage("that the sum is void and comes again", "control")
 
@@ -182,6 +180,7 @@ class Member:
         if roster.keys.get(self.name) != self.key.key or len(roster.nonce) != NONCE_BYTES:
             raise PeerProtocolError(peer, f"expected the own key of {self.name} and a nonce - at Roster")
         party, listed = self._party, [part for name in sorted(roster.keys) for part in (name, roster.keys[name])]
+        # length prefixes: no two lists of names and keys have one encoding
         named = length_prefixed("treaty members of a run", party.job, party.protocol, roster.nonce, *listed)
         self._collector, self._vouched_for = peer, hashlib.sha256(named).digest()
         self._first = self.rules.first_round(party, roster)
@@ -199,15 +198,15 @@ class Member:
                     f"expected the members of this run signed by {name} with the key of its certificate, got no such "
                     "signature - at MaskKeyPairs",
                 )
+        # only now: keys without a valid signature never make a mask
         self._seeds: PairSeeds = self._keys.agree(pairs.advertisements(), self._first.roster)
 
     def masked(self, values: Integers) -> NDArray[np.uint64]:
-        """Mask the next vector, if no member may be lost."""
         self._number += 1
         return pairwise_input(self._round(len(values)), self._seeds, values)
 
     def participant(self, length: int, attempt: int) -> Participant:
-        """Take part in an attempt at the next vector, if members may be lost."""
+        # attempts at one vector share its number, and differ by the attempt in the nonce
         self._number += attempt == 0
         return Participant(self._round(length, attempt), self._seeds, self._signing_key)
 
@@ -215,10 +214,8 @@ class Member:
         return self._first.another(self._number, length, self.received.digest.hex(), attempt)
 
     def without_lost(self, names: Collection[str], peer: str) -> None:
-        """Note who takes part from now on; PeerProtocolError if `peer` lists a member that was reported lost.
-
-        Two attempts at one sum, with and without a member, would differ by its vector.
-        """
+        """Note who takes part from now on; PeerProtocolError if `peer` lists a member that was reported lost."""
+        # two attempts at one sum, with and without a member, would differ by its vector
         present = frozenset(names) | {self.name}
         if not present <= self.present:
             back = ", ".join(sorted(present - self.present))
@@ -285,7 +282,6 @@ class Membership:
         return message
 
     def update(self, message: Message) -> None:
-        """Make masks depend on a message that the collector sent to all members."""
         self.member.received.update(message)
 
     def give(self, values: Integers) -> None:
@@ -323,6 +319,7 @@ class Collector(SumAggregator):
         self._party, self._recover = party, rules.recover
         self._patience = PATIENCE * party.timeout
         self._number = 0
+        # threads pay only where a channel waits for the network
         waits = len(members) > 2 and party.channel.waits
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
         self._sent = TranscriptDigest(first_message)
@@ -330,11 +327,11 @@ class Collector(SumAggregator):
         self._introduce(rules)
 
     def _introduce(self, rules: SumRules) -> None:
-        """Pass on the members' signing keys, then their mask keys."""
         party, own, others = self._party, self._own, self._others()
         introduced = {name: party.receive(name, MemberKey) for name in others}
         if own is not None:
             introduced[party.name] = own.key
+        # a fresh nonce: what was signed in another run fits no roster of this one
         roster = Roster(secrets.token_bytes(NONCE_BYTES), {name: one.key for name, one in introduced.items()})
         self.send(dict.fromkeys(others, roster))
         self._first = rules.first_round(party, roster)
@@ -372,6 +369,7 @@ class Collector(SumAggregator):
             mine = None
             if self._own is not None and own is not None:
                 mine = OwnInput(self._party.name, self._own.participant(length, attempt), own)
+            # keys last the job: with "reveal" survivors give away masks of this attempt alone, never a key
             aggregator = Aggregator(this_round, self._advertised)
             try:
                 sealed, passed = self.pass_shares(aggregator, self._advertised, mine)

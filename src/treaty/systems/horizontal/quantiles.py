@@ -4,7 +4,7 @@ Tian et al., "FederBoost" (arXiv 2011.02796), section 4.2. The paper seeks one q
 binary search between the least and the largest value. Here all quantiles of all features are sought together and aware
 of ties (`data.quantile_search`), with one masked sum per round:
 
-1. The leader begins. The search covers all float32 numbers, so that no domain of the data need be told. Participants
+1. The leader begins. The search covers all float32 numbers, so that no domain has to be declared. Participants
    add up an opening vector: rows, present values, categories, bounds of gradients and weights (`rows`).
 2. The leader sends probes of all quantiles of all features.
 3. Participants add up, under masks, how many of their rows lie below each probe.
@@ -147,6 +147,7 @@ def lead_search(
     common, rows, threads = inputs.common, own or no_rows(schema), inputs.threads
     labels = OwnLabels(inputs, rows, classes, inputs.party.name)
     opening = Opening(schema, bounds=labels.n_bounds if noise is None else 0)
+    # columns beyond float32 are searched among float64 numbers, which takes twice as many rounds
     wide = np.array([schema.names[f] in schema.origins for f in opening.numeric], np.bool_)
     limit = most_rounds(schema.origins) if noise is None else noise.rounds
     ordered = None if own is None else sorted_keys([rows.table.columns[f] for f in opening.numeric], threads)
@@ -183,6 +184,7 @@ def lead_search(
     sums.broadcast(message)
     may_miss = np.zeros(len(schema.names), np.bool_)
     may_miss[opening.numeric] = opening.present(opened) < n_rows
+    # categories count unknown values as well: whatever is missing from the sum has no value
     for f, of_categories in opening.categories(opened).items():
         may_miss[f] = of_categories.sum() < n_rows
     smallest = search.smallest_interval()
@@ -258,6 +260,7 @@ def answer_probes(asked: ProbeRequest, ordered: list[NDArray[Any]], max_bin: int
     keys: NDArray[Any] = view(asked.keys, kind, (None,), peer=lead, what="ProbeRequest.keys")
     if offsets[0] != 0 or offsets[-1] != len(keys) or np.any(np.diff(offsets) < 0):
         raise PeerProtocolError(lead, f"probes are not ordered by feature - at ProbeRequest from {lead}")
+    # ascending within each feature; the first probe of a feature may be below the last one before
     first = np.zeros(len(keys), np.bool_)
     first[offsets[:-1][np.diff(offsets) > 0]] = True
     if np.any(np.diff(offsets) > most_probes(max_bin)) or np.any((keys[1:] <= keys[:-1]) & ~first[1:]):

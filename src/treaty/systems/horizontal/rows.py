@@ -151,10 +151,11 @@ def schema_of(names: Sequence[str], categories: Categories, origins: Origins) ->
 
 
 def all_columns(described: Sequence[RowsDescription]) -> tuple[list[str], Categories, Origins]:
-    """Return names and categories of the first participant's columns, as told by the first that has values in each.
+    """Return names and categories of the first participant's columns, described by the first that has values.
 
     Origins are those of the pooled rows: the largest.
     """
+    # an empty column fits any kind: the first participant with values in it decides
     filled_at = [{name for name, empty in zip(one.names, one.empty, strict=True) if not empty} for one in described]
     origins = {
         name: max(one.origins.get(name, 0) for one, filled in zip(described, filled_at, strict=True) if name in filled)
@@ -220,10 +221,10 @@ def own_seed(random_state: int | None, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{random_state} {name}".encode()).digest()[:7], "big")
 
 
-def checkpoint_with(part: ModelPart, given: dict[str, Any], rows: bytes, kept: RoundState, told: Message) -> Checkpoint:
-    """Return a checkpoint that holds what all were told of the rows, as the bins; `rows` is their `fingerprint`."""
+def checkpoint_with(part: ModelPart, given: dict[str, Any], rows: bytes, kept: RoundState, bins: Message) -> Checkpoint:
+    """Return a checkpoint with the message about all rows as its bins; `rows` is the fingerprint of own ones."""
     checkpoint = checkpoint_of(part, given, rows, kept)
-    checkpoint.bins = encode_body(told)
+    checkpoint.bins = encode_body(bins)
     return checkpoint
 
 
@@ -244,6 +245,7 @@ class SumOpener(Protocol):
 
 def in_unary(bound: float) -> Integers:
     """Return a power of two as a vector whose sums say how many participants have which: int64 (len(EXPONENTS),)."""
+    # zero has no logarithm, and very small bounds need no smaller power
     exponent = max(round(math.log2(bound)), EXPONENTS[0])
     if exponent > EXPONENTS[-1]:
         raise DataError(f"expected targets and weights below 2^{EXPONENTS[-1]}; scale them down")
@@ -265,6 +267,7 @@ class Opening:
         self.numeric = [f for f, categories in enumerate(schema.categories) if categories is None]
         self._categorical = [(f, len(c) + 1) for f, c in enumerate(schema.categories) if c is not None]
         sizes = [1, len(self.numeric), *(size for _, size in self._categorical), *[len(EXPONENTS)] * bounds]
+        # the parts of the vector, one after the other
         self._starts = np.cumsum([0, *sizes])
         self._bounds = bounds
         self.length = int(self._starts[-1])
@@ -338,8 +341,8 @@ class OwnLabels:
         self._inputs, self._rows, self._classes, self._leader = inputs, rows, classes, leader
         self.loss = loss_of(np.empty(0), None, None if classes is None else len(classes), None, inputs.common)
         self.summed = starts_from_sums(inputs.options, inputs.common)
+        # How many `bounds` there are
         self.n_bounds = 2 if self.summed else len(self.loss.clips) + 1
-        """How many `bounds` there are."""
 
     @property
     def bounds(self) -> tuple[float, ...]:
@@ -364,6 +367,7 @@ class OwnLabels:
         """Return what the leader asks for; PeerProtocolError if it fits no training that both agreed to."""
         if isinstance(asked, TrainingStart):
             return clips_in_unary(self.starting(asked.start, "TrainingStart"))
+        # units below the own bounds would cut the own labels off; more bits would overflow the sum
         allowed, n_rows = [2.0**exponent for exponent in EXPONENTS], len(self._rows.y)
         fits = all(u in allowed and u >= own for u, own in zip((asked.label, asked.weight), self.bounds, strict=True))
         if not self.summed or not fits or asked.bits > TallyUnits.of(n_rows, asked.label, asked.weight).bits:
@@ -371,7 +375,7 @@ class OwnLabels:
         return self.tallies(TallyUnits(asked.label, asked.weight, asked.bits))
 
     def starting(self, start: Array, where: str) -> Objective:
-        """Return the loss that starts as the leader said in the message `where`, with bounds of own gradients."""
+        """Return the loss that starts as the leader's message `where` says, with bounds of own gradients."""
         shape = (len(self.loss.start),)
         values = view(start, np.float64, shape, peer=self._leader, what=f"{where}.start").tolist()
         if not self.summed:
@@ -379,6 +383,7 @@ class OwnLabels:
                 raise self._wrong("the start of the job's base_score", where)
             return self.given
         try:
+            # a start from which no gradient can be computed, such as infinity, is refused here
             self.loss.starting(values).check()
         except ConfigError:
             raise self._wrong("a start that the loss can have", where) from None
@@ -398,6 +403,7 @@ def agreed_start(sums: SumOpener, own: OwnLabels, opening: Opening, opened: Inte
         bounds = opening.bounds(opened)  # none under noise, where they are known beforehand
         return own.given.agreed(bounds[:-1], bounds[-1]) if bounds else own.given
     label, weight = opening.bounds(opened)
+    # in these units all rows' labels add up without overflow
     units = TallyUnits.of(opening.rows(opened), label, weight)
     mine = own.tallies(units)
     sums.broadcast(LabelUnits(units.label, units.weight, units.bits))
