@@ -65,7 +65,7 @@ from treaty.systems.fedxgb import authority
 from treaty.systems.fedxgb.messages import RoundStart
 from treaty.systems.fedxgb.options import SERVER, FedXGB
 from treaty.systems.fedxgb.secfind import Crowd, DomainSums, UserSums
-from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows
+from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows
 from treaty.systems.fedxgb.shares import Dealer
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.members import TranscriptDigest
@@ -438,7 +438,7 @@ INSIDE: tuple[tuple[type, tuple[str, ...], str], ...] = (
     (UserSums, ("meet", "join"), "selection"),
     (DomainSums, ("choose",), "selection"),
     (SharedRows, ("__init__", "left", "values"), "prediction"),
-    (HiddenRows, ("take", "keep", "route", "value"), "prediction"),
+    (HolderRows, ("take", "keep", "route", "value"), "prediction"),
     (HiddenModel, ("row_owners", "split", "finish"), "prediction"),
     (Dealer, ("serve",), "prediction"),
 )

@@ -56,7 +56,7 @@ from fedxgb import (
     train,
 )  # fmt: skip
 from treaty.runs.warm_up import compile_kernels
-from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing, select
+from treaty.systems.fedxgb.cohorts import Cohorts, Rules, UserStanding, select
 
 LOST = (0.1, 0.2, 0.3)
 PERIODS = (10, 2)
@@ -76,7 +76,7 @@ def cohorts_of(users: int, rounds: int, lost: float, period: int, gone: int, see
     """
     rng = np.random.default_rng(seed)
     names = [f"u{k}" for k in range(users)]
-    standings = {name: Standing() for name in names}
+    standings = {name: UserStanding() for name in names}
     cohorts, away, running = Cohorts(Rules(), rng), set[str](), names
     cohorts.open(names)
     left = list(names)
@@ -139,7 +139,7 @@ def opened_cohorts(users: int, group_size: int | None, seed: int) -> list[frozen
     cohorts.open(names)
     for _ in range(100):
         away = set(rng.choice(names, int(0.2 * users), replace=False).tolist())
-        there = {name: Standing() for name in names if name not in away}
+        there = {name: UserStanding() for name in names if name not in away}
         running = cohorts.begin(select(there, running, rules, rng), sorted(away)) or []
         if running:
             cohorts.open(running)

@@ -156,7 +156,7 @@ def test_the_sizes_of_matrix_products_are_those_named():
 def test_fedxgb_shows_users_columns_of_splits():
     X, y = real_table("binary", rows=120)
     rows = {f"user {k}": (X[k::9], y[k::9]) for k in range(9)}
-    for named, step in ({}, "ShownSplits"), ({"expose": "model"}, "Splits"):
+    for named, step in ({}, "ShownSplits"), ({"expose": "model"}, "KnownSplits"):
         model = flat(treaty.GBDTClassifier, "fedxgb", **PAPER, **named, **FIT).fit(rows)
         assert step in model.communication_["server -> edge0"]["by_type"]
 

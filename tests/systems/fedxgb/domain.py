@@ -18,7 +18,7 @@ from treaty.messaging.transcript import Transcript
 from treaty.runs.threads import play
 from treaty.systems.fedxgb import secfind as crowd_users
 from treaty.systems.fedxgb.authority import Credentials, certify
-from treaty.systems.fedxgb.cohorts import Rules, Standing
+from treaty.systems.fedxgb.cohorts import Rules, UserStanding
 from treaty.systems.fedxgb.messages import Call, Cohort, Domain, TrainingEnd, UserOffer
 from treaty.systems.fedxgb.paper import PaperUserSums
 from treaty.systems.fedxgb.secfind import DomainSums, UserSums
@@ -120,7 +120,7 @@ def play_domain(sums=DomainSums, script=lambda domain: [domain.total(1, LENGTH)]
         Credentials(party, "authority", "edge")
         offers = party.gather(played.users, UserOffer)
         keys = {name: offer.keys for name, offer in offers.items()}
-        played.domain = sums(party, keys, {name: Standing() for name in keys}, Rules(), 20.0)
+        played.domain = sums(party, keys, {name: UserStanding() for name in keys}, Rules(), 20.0)
         played.domain.choose(played.users)
         played.opened = script(played.domain)
         party.send_each(dict.fromkeys(played.domain.there, TrainingEnd()))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marks import slow
 from treaty.models.checkpoints import Keeper
-from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing, permitted, select
+from treaty.systems.fedxgb.cohorts import Cohorts, Rules, UserStanding, permitted, select
 from treaty.systems.fedxgb.kept import DomainFile
 
 NAMES = [f"u{k}" for k in range(12)]
@@ -42,7 +42,7 @@ def playing(
         alive = names[min(gone, tree // 10) :]
         away = set(rng.choice(alive, int(lost * len(alive)), replace=False).tolist())
         there = [name for name in alive if name not in away]
-        ordered = select({name: Standing() for name in there}, running, Rules(), rng)
+        ordered = select({name: UserStanding() for name in there}, running, Rules(), rng)
         running = cohorts.begin(ordered, sorted(away))
         while running:
             came = [name for name in running if rng.random() < 0.95]
@@ -77,10 +77,10 @@ def test_no_combination_of_all_sums_shows_fewer_than_three_users_where_training_
 
 def test_standings_go_on_from_the_file(tmp_path):
     keeper, cohorts = Keeper(tmp_path / "edge.checkpoint", party="edge"), begun()
-    DomainFile(keeper, "edge", "0" * 32, {"u1": Standing(called=5, lost=2)}).write(cohorts)
-    standings = {"u1": Standing(0.5, 0.5), "u2": Standing()}
+    DomainFile(keeper, "edge", "0" * 32, {"u1": UserStanding(called=5, lost=2)}).write(cohorts)
+    standings = {"u1": UserStanding(0.5, 0.5), "u2": UserStanding()}
     DomainFile(keeper, "edge", "0" * 32, standings).read(Rules(), np.random.default_rng(0))
-    assert standings == {"u1": Standing(0.5, 0.5, called=5, lost=2), "u2": Standing()}
+    assert standings == {"u1": UserStanding(0.5, 0.5, called=5, lost=2), "u2": UserStanding()}
 
 
 @pytest.mark.parametrize("gone", [0, 8])
@@ -150,7 +150,7 @@ def test_a_domain_gives_sums_in_every_tree_however_long_the_job(count, lost):
     cohorts.open(names)
     for _ in range(200):
         away = set(rng.choice(names, int(lost * count), replace=False).tolist())
-        ordered = select({n: Standing() for n in names if n not in away}, running, Rules(), rng)
+        ordered = select({n: UserStanding() for n in names if n not in away}, running, Rules(), rng)
         running = cohorts.keep(cohorts.begin(ordered, sorted(away)) or []) or []
         sizes.append(len(running))
         if running:
@@ -234,19 +234,24 @@ def chosen(standings, running=(), rules=None, seed=0):
 
 
 def test_who_is_not_active_or_steady_enough_is_not_taken():
-    standings = {"a": Standing(0.5, 0.9), "b": Standing(0.4, 0.9), "c": Standing(0.9, 0.5), "d": Standing(0.9, 0.4)}
+    standings = {
+        "a": UserStanding(0.5, 0.9),
+        "b": UserStanding(0.4, 0.9),
+        "c": UserStanding(0.9, 0.5),
+        "d": UserStanding(0.9, 0.4),
+    }
     assert set(chosen(standings, rules=Rules(min_activity=0.5, min_stability=0.5))) == {"a", "c"}
     assert set(chosen(standings)) == set("abcd")
 
 
 def test_running_users_go_first_then_the_steadiest():
     standings = {
-        "lost often": Standing(1.0, 1.0, called=4, lost=3),
-        "lost once": Standing(1.0, 1.0, called=4, lost=1),
-        "never called": Standing(1.0, 1.0),
-        "idle": Standing(0.1, 1.0),
-        "shaky": Standing(1.0, 0.5),
-        "running": Standing(0.01, 0.01, called=9, lost=9),
+        "lost often": UserStanding(1.0, 1.0, called=4, lost=3),
+        "lost once": UserStanding(1.0, 1.0, called=4, lost=1),
+        "never called": UserStanding(1.0, 1.0),
+        "idle": UserStanding(0.1, 1.0),
+        "shaky": UserStanding(1.0, 0.5),
+        "running": UserStanding(0.01, 0.01, called=9, lost=9),
     }
     wanted = ["running", "never called", "lost once", "shaky", "lost often", "idle"]
     for seed in range(5):
@@ -255,7 +260,7 @@ def test_running_users_go_first_then_the_steadiest():
 
 
 def test_ties_are_broken_by_lot():
-    standings = {name: Standing() for name in NAMES}
+    standings = {name: UserStanding() for name in NAMES}
     assert len({tuple(chosen(standings, seed=seed)) for seed in range(5)}) == 5
 
 

@@ -13,7 +13,7 @@ from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import meeting
 from treaty.systems.fedxgb.conversation import ServerLimits, SumLimit
 from treaty.systems.fedxgb.meeting import terms_of
-from treaty.systems.fedxgb.messages import MOST_VOID, LeafShares, RoundStart, RowSummary, Splits, Sum, Turn
+from treaty.systems.fedxgb.messages import MOST_VOID, KnownSplits, LeafShares, RoundStart, RowSummary, Sum, Turn
 from treaty.systems.fedxgb.secfind import ATTEMPTS, DomainSums
 from treaty.systems.fedxgb.system import SYSTEM
 from treaty.systems.horizontal.quantiles import MOST_ROUNDS, Count, ProbeRequest
@@ -139,7 +139,7 @@ def test_a_sum_may_be_tried_a_few_times_and_numbers_rise():
 
 
 NONE = Array("int32", (0,), b"")
-LEVELS = {"model": Splits(NONE, NONE), "others": Turn(leaves=False)}
+LEVELS = {"model": KnownSplits(NONE, NONE), "others": Turn(leaves=False)}
 
 
 @pytest.mark.parametrize("kind", LEVELS)

@@ -9,7 +9,7 @@ from systems.fedxgb.playing import crowd_rows, laid_out, options_of, play_crowd
 from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb.conversation import edge_order, user_order
-from treaty.systems.fedxgb.messages import Splits, Values
+from treaty.systems.fedxgb.messages import KnownSplits, Values
 from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.secfind import Crowd
 
@@ -44,7 +44,7 @@ def test_training_ends_from_every_state_and_every_state_is_reached(which):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "state"), [(Splits, "bins"), (Values, "between trees")])
+@pytest.mark.parametrize(("kind", "state"), [(KnownSplits, "bins"), (Values, "between trees")])
 def test_what_comes_out_of_order_is_refused(kind, state, monkeypatch):
     """The server tells a tree before bins are summed up, or its leaf values twice."""
     parts, _, classes = crowd_rows(users=6)
@@ -55,8 +55,8 @@ def test_what_comes_out_of_order_is_refused(kind, state, monkeypatch):
         tell(crowd, message)
         if kind is Values and isinstance(message, Values):
             tell(crowd, message)
-        if kind is Splits and type(message).__name__ == "CommonBins":
-            tell(crowd, Splits(none, none))
+        if kind is KnownSplits and type(message).__name__ == "CommonBins":
+            tell(crowd, KnownSplits(none, none))
 
     monkeypatch.setattr(Crowd, "broadcast", twice)
     with pytest.raises(PeerProtocolError, match=f"got {kind.__name__}"):

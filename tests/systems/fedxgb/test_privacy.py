@@ -17,7 +17,7 @@ from treaty.crypto.sharing.shamir_routing import share_integers
 from treaty.data.table import Table
 from treaty.messaging.messages import Array
 from treaty.systems.fedxgb import secfind as crowd_users
-from treaty.systems.fedxgb.messages import RoundStart, SideShares, Splits, SplitShares, Values, ValueShares
+from treaty.systems.fedxgb.messages import KnownSplits, RoundStart, SideShares, SplitShares, Values, ValueShares
 from treaty.systems.fedxgb.options import domains
 from treaty.systems.fedxgb.pieces import RowShares
 from treaty.systems.fedxgb.secboost import edge
@@ -69,13 +69,13 @@ def test_model_reaches_users_where_it_is_shown_and_edge_servers_never_where_it_i
     """What the other tests look for is there to be found."""
     parts, _, classes = crowd_rows(users=9, rows=120)
     shown = play_crowd(parts, options_of(**SHOWN), classes, edges=3, record_content=True)
-    assert shown.steps("p0") == TO_USERS | {"Splits", "Values"}
-    assert shown.received("p0", Splits)
+    assert shown.steps("p0") == TO_USERS | {"KnownSplits", "Values"}
+    assert shown.received("p0", KnownSplits)
     values = {v for tree in shown.model.forest.trees for v in tree.value[tree.left < 0].tolist()}
     assert values <= {v for m in shown.received("p0", Values) for v in numbers(m.values).ravel().tolist()}
     hidden = play_crowd(parts, options_of(), classes, edges=3, record_content=True)
     for k in range(3):
-        assert not {"Splits", "Values"} & hidden.steps(f"edge{k}")
+        assert not {"KnownSplits", "Values"} & hidden.steps(f"edge{k}")
         assert uniform(
             *(numbers(a) for m in hidden.received(f"edge{k}", SplitShares) for a in (m.weights, m.thresholds))
         )
@@ -170,8 +170,8 @@ def altered(told):
             return msgspec.structs.replace(told, keys=Array.of(keys))
         case RoundStart():
             return RoundStart(Array.of(np.sort((numbers(told.columns) + 1) % 12)), told.last_columns)
-        case Splits():
-            return Splits(told.features, Array.of(numbers(told.left_bins) ^ 255))
+        case KnownSplits():
+            return KnownSplits(told.features, Array.of(numbers(told.left_bins) ^ 255))
     return told
 
 
@@ -204,7 +204,7 @@ def lying(options, layout, kind, to, monkeypatch):
     return run
 
 
-LIES = pytest.mark.parametrize("kind", all_but_first_slow(RoundStart, ProbeRequest, Splits))
+LIES = pytest.mark.parametrize("kind", all_but_first_slow(RoundStart, ProbeRequest, KnownSplits))
 
 
 @LIES

@@ -312,7 +312,7 @@ def test_a_killed_edge_server_ends_the_job_and_leaves_a_model(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "kind"), [("tokyo", "SurvivorReport"), ("owner", "Splits")])
+@pytest.mark.parametrize(("victim", "kind"), [("tokyo", "SurvivorReport"), ("owner", "KnownSplits")])
 def test_a_job_goes_on_to_the_same_model_after_an_edge_server_or_the_server_was_killed(victim, kind, tmp_path):
     path = write_job(tmp_path, trees=20)
     assert play_and_kill(path, victim, kind, 60)

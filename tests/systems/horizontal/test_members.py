@@ -10,7 +10,7 @@ import pytest
 from systems.horizontal.uniform import looks_uniform
 from treaty.errors import PeerProtocolError
 from treaty.messaging.certificates import Signer, make_identity
-from treaty.systems.horizontal.members import MaskKeyPairs, Member, Roster, SumRules, TranscriptDigest
+from treaty.systems.horizontal.members import MaskKeyPairs, Roster, SumMember, SumRules, TranscriptDigest
 from treaty.systems.pooled.system import CheckpointRequest
 
 
@@ -28,7 +28,7 @@ def members_told(told):
 def member_of(name, begun=b"", vouching=None, job="job"):
     """A member of sums, of no party in particular."""
     party = SimpleNamespace(name=name, job=job, protocol="test")
-    return Member(party, vouching or Signer(), TranscriptDigest(begun), SumRules())
+    return SumMember(party, vouching or Signer(), TranscriptDigest(begun), SumRules())
 
 
 def test_masks_cancel_only_between_members_that_were_told_the_same():

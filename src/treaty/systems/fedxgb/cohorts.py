@@ -41,7 +41,7 @@ _ZERO = 1e-7  # sines, and squares of sines, below it are rounding errors
 
 
 @dataclass(slots=True)
-class Standing:
+class UserStanding:
     """What an edge server knows of a user: what it says of itself, and for how many trees it was called or lost."""
 
     activity: float = 1.0  # from 0 to 1: how much of the time it is in use
@@ -67,7 +67,7 @@ class Rules:
 
 
 def select(
-    standings: Mapping[str, Standing], running: Collection[str], rules: Rules, rng: np.random.Generator
+    standings: Mapping[str, UserStanding], running: Collection[str], rules: Rules, rng: np.random.Generator
 ) -> list[str]:
     """Return those of the users who qualify, in the order in which they are taken; `running` is the last cohort."""
     qualified = [

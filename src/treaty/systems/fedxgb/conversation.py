@@ -25,6 +25,7 @@ from treaty.systems.fedxgb.messages import (
     Cohort,
     Domain,
     HeldRows,
+    KnownSplits,
     LeafShares,
     MaskKey,
     MaskKeys,
@@ -33,7 +34,6 @@ from treaty.systems.fedxgb.messages import (
     RowOwners,
     RowSummary,
     SideShares,
-    Splits,
     SplitShares,
     Sum,
     SurvivorReport,
@@ -190,7 +190,7 @@ def _to_all(sender: tuple[str, ...], receiver: tuple[str, ...]) -> Routes:
         Route(RowSummary, sender, receiver),
         Route(RoundStart, sender, receiver),
         Route(ShownSplits, sender, receiver, when=_SHOWN),
-        Route(Splits, sender, receiver, when=_MODEL),
+        Route(KnownSplits, sender, receiver, when=_MODEL),
         Route(Values, sender, receiver, when=_TOLD_ALL),
         Route(TrainingEnd, sender, receiver),
         reference="docs/fedxgb.md, What users learn of the model",
@@ -235,7 +235,7 @@ def user_order(options: FedXGB) -> Table:
     """Return which messages a user may receive from its edge server, from state "begun" to "over"."""
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Cohort: "tree", Call: "tree"}
     trees: dict[str, Table] = {
-        "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
+        "model": {"tree": {**sums, KnownSplits: "tree", Values: "between trees"}},
         "paper": {"tree": {**sums, ShownSplits: "compared", Values: "between trees"}, "compared": {Sides: "tree"}},
         "nothing": {
             "tree": {**sums, SideShares: "tree", ValueShares: "between trees", Turn: ("tree", "between trees")}
@@ -254,7 +254,7 @@ def edge_order(options: FedXGB, *, holds_shares: bool) -> Table:
     """Return which messages an edge server may receive from the server, from state "domain" to "over"."""
     sums: dict[type[Message], str | tuple[str, str]] = {**_IN_VAIN, Sum: "tree"}
     trees: dict[str, Table] = {
-        "model": {"tree": {**sums, Splits: "tree", Values: "between trees"}},
+        "model": {"tree": {**sums, KnownSplits: "tree", Values: "between trees"}},
         "paper": {"tree": {**sums, ShownSplits: "shown", Values: "between trees"}, "shown": {HiddenThresholds: "tree"}},
         "nothing": {
             "tree": {**sums, SplitShares: "below"},
@@ -333,7 +333,7 @@ class ServerLimits:
                 self._check(self.rounds <= self._n_estimators, f"{self._n_estimators} rounds at most")
                 self._check(self._void <= MOST_VOID, f"{MOST_VOID} rounds at most that begin again")
                 self.sums.due()
-            case Splits() | ShownSplits() | SplitShares() | Turn(leaves=False):
+            case KnownSplits() | ShownSplits() | SplitShares() | Turn(leaves=False):
                 self._levels += 1
                 self._check(self._levels <= self._max_depth, f"{self._max_depth} levels in a tree at most")
                 # below the last level there is nothing to sum

@@ -14,7 +14,7 @@ from treaty.errors import PeerProtocolError
 from treaty.messaging.messages import M, Message
 from treaty.messaging.party import Party
 from treaty.systems.fedxgb.authority import CertifiedKeys, Credentials
-from treaty.systems.fedxgb.cohorts import Cohorts, Opened, Rules, Standing, select
+from treaty.systems.fedxgb.cohorts import Cohorts, Opened, Rules, UserStanding, select
 from treaty.systems.fedxgb.messages import AbsenceNotice, Cohort, Domain
 from treaty.systems.fedxgb.options import Leaves, Stage
 from treaty.systems.horizontal.masked_sums import SumAggregator
@@ -41,7 +41,7 @@ class DomainCohort(SumAggregator):
         self,
         party: Party,
         users: Mapping[str, CertifiedKeys],
-        standings: dict[str, Standing],
+        standings: dict[str, UserStanding],
         rules: Rules,
         patience: float,
         cohorts: Cohorts | None = None,

@@ -27,7 +27,7 @@ from treaty.errors import ConfigError
 from treaty.files import Format, read_file, write_file
 from treaty.machine.database import SealedDatabase
 from treaty.models.checkpoints import Keeper
-from treaty.systems.fedxgb.cohorts import Cohorts, Rules, Standing
+from treaty.systems.fedxgb.cohorts import Cohorts, Rules, UserStanding
 
 _DOMAIN, _ROWS = Format("cohorts", 3), Format("row-digest", 1)
 _QUERIES = Format("query-record", 1)
@@ -53,7 +53,7 @@ class DomainFile:
     `standings` are read as the file is written. `shares` has the `digest` of each user's shares of its rows.
     """
 
-    def __init__(self, keeper: Keeper | None, owner: str, model_id: str, standings: Mapping[str, Standing]) -> None:
+    def __init__(self, keeper: Keeper | None, owner: str, model_id: str, standings: Mapping[str, UserStanding]) -> None:
         self.shares: dict[str, bytes] = {}
         self._path = None if keeper is None else keeper.beside(model_id, COHORTS)
         self._keeper, self._owner, self._model_id, self._standings = keeper, owner, model_id, standings

@@ -30,7 +30,7 @@ from treaty.systems.fedxgb.authority import (
     patience_of,
     send_each_or_leave_out,
 )
-from treaty.systems.fedxgb.cohorts import Rules, Standing
+from treaty.systems.fedxgb.cohorts import Rules, UserStanding
 from treaty.systems.fedxgb.kept import DomainFile, seed_of_rows
 from treaty.systems.fedxgb.messages import RowSummary, Task, UserOffer, Users
 from treaty.systems.fedxgb.options import PAPER_LEAKS, FedXGB, check_edges, domains
@@ -168,7 +168,7 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
     membership = Membership(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
-    standings = {name: Standing(offer.activity, offer.stability) for name, offer in offers.items()}
+    standings = {name: UserStanding(offer.activity, offer.stability) for name, offer in offers.items()}
     file = DomainFile(inputs.keeper, party.name, task.model_id, standings)
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
     keys = {name: offer.keys for name, offer in offers.items() if name in party.peers}

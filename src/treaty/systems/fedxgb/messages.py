@@ -158,7 +158,7 @@ class SurvivorReport(Message):
     attempt: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Splits(Message):
+class KnownSplits(Message):
     """Splits of a level: int32 features (n_outputs, n_slots), uint8 packed bits (n_outputs, n_slots, 32): bins left."""
 
     leakage: ClassVar = MessageLeakage("a level's splits", "aggregated", guard='expose="nothing"')

@@ -95,7 +95,7 @@ def paper_mode(options: FedXGB) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class _TreeMask:
     """What a user has for a tree: its mask, and shares of all users' private keys and r, its own included."""
 
     mask: int
@@ -106,7 +106,7 @@ class _Tree:
 class PaperUserSums(UserSums):
     """A user's part in its domain's sums as published."""
 
-    _tree: _Tree | None = None
+    _tree: _TreeMask | None = None
 
     def join(self, cohort: Cohort) -> None:
         """Take part in a tree with these users; see `UserSums.join`."""
@@ -120,7 +120,7 @@ class PaperUserSums(UserSums):
             return None
         if self._tree is None:
             made = self._share(self._round(call, len(values)), *others)
-            if not isinstance(made, _Tree):
+            if not isinstance(made, _TreeMask):
                 return made
             self._tree = made
         tree = self._tree
@@ -139,7 +139,7 @@ class PaperUserSums(UserSums):
             party.send(edge, KeyShares({name: tree.of_keys[name] for name in answer.users}))
         return None
 
-    def _share(self, this_round: Round, *others: type[M]) -> _Tree | M:
+    def _share(self, this_round: Round, *others: type[M]) -> _TreeMask | M:
         """Share key and r with the cohort, once per tree; or return the message that came instead."""
         party, edge, me = self._party, self._edge, self._party.name
         keys = self._round_keys(this_round)
@@ -165,7 +165,7 @@ class PaperUserSums(UserSums):
         # what others add for this user comes off in the sum
         between = sum(number(of_key[name]) - number(of_keys[name]) for name in of_keys)
         mask = (int.from_bytes(own_number, "little") + between) % _MODULUS
-        return _Tree(mask, of_keys | {me: of_key[me]}, of_numbers | {me: of_number[me]})
+        return _TreeMask(mask, of_keys | {me: of_key[me]}, of_numbers | {me: of_number[me]})
 
 
 class PaperDomainSums(DomainSums):

@@ -50,7 +50,7 @@ from treaty.systems.fedxgb.pieces import (
     send_pieces_or_leave_out,
 )
 from treaty.systems.fedxgb.rows import complete_tree, depth_of
-from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows, layout_of
+from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of
 from treaty.systems.fedxgb.shares import Comparison, Dealer, Routing, check_holders, holders_of, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, unpack_bins
 from treaty.systems.horizontal.rows import Categories, Origins, schema_of
@@ -254,7 +254,7 @@ def edge(
     asked = record.asked(terms.model_id)
     left = {name: max(0, rules.max_queries - asked.get(name, 0)) for name in users}
     party.send_each({name: QueriesLeft(rows) for name, rows in left.items()}, timeout=patience)
-    held = HiddenRows(party, edges, server, layout, rules.comparison, threads)
+    held = HolderRows(party, edges, server, layout, rules.comparison, threads)
     counts = held.take(gather_rows(party, users, RowShares, held.form(rules.max_queries), patience))
     answered = _counted(party, held.holders, record, terms.model_id, counts, rules.max_queries, asked, users)
     taken = {name: RowsTaken(name in answered) for name in users if name in party.peers}

@@ -24,12 +24,12 @@ from treaty.systems.fedxgb.kept import ROUNDS, DomainFile, digest
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
     HeldRows,
+    KnownSplits,
     LeafShares,
     RoundStart,
     RowOwners,
     RowSummary,
     SideShares,
-    Splits,
     SplitShares,
     Turn,
     Values,
@@ -39,7 +39,7 @@ from treaty.systems.fedxgb.options import FedXGB
 from treaty.systems.fedxgb.paper import ComparedRows, HiddenThresholds, PaperModel, SeenRows, ShownSplits, Sides
 from treaty.systems.fedxgb.pieces import RowShares, gather_rows, send_pieces_or_leave_out
 from treaty.systems.fedxgb.secfind import Crowd
-from treaty.systems.fedxgb.secpred import HiddenModel, HiddenRows, SharedRows, layout_of
+from treaty.systems.fedxgb.secpred import HiddenModel, HolderRows, SharedRows, layout_of
 from treaty.systems.fedxgb.shares import Dealer, shares_of
 from treaty.systems.horizontal.quantiles import CommonBins, FoundBins, agreed_objective, sent_clips, unpack_bins
 from treaty.systems.horizontal.rows import own_seed
@@ -67,7 +67,7 @@ class ShownModel:
         """Have everybody's rows go down a level, by the splits of each tree."""
         features = np.stack([splits.features for splits in chosen])
         packed = np.packbits(np.stack([splits.left_bins for splits in chosen]), axis=2)
-        self._crowd.broadcast(Splits(Array.of(features), Array.of(packed)))
+        self._crowd.broadcast(KnownSplits(Array.of(features), Array.of(packed)))
 
     def finish(self, values: Floats) -> None:
         """Send the values of all leaves, float64 (trees, slots)."""
@@ -174,7 +174,7 @@ class EdgeRows:
     def __init__(self, inputs: RoleInput[FedXGB], domain: DomainCohort, file: DomainFile, patience: float) -> None:
         self._inputs, self._party, self._domain, self._file = inputs, inputs.party, domain, file
         self._patience = patience
-        self._rows: SeenRows | HiddenRows | Dealer | None = None  # None also where others hold the shares
+        self._rows: SeenRows | HolderRows | Dealer | None = None  # None also where others hold the shares
 
     def receive(
         self, users: Sequence[str], bins: CommonBins, summary: RowSummary, schema: Schema, *, resumed: bool
@@ -198,7 +198,7 @@ class EdgeRows:
         if party.name not in shares.holders:
             self._rows = Dealer(party, edges, layout) if party.name == shares.dealer else None
             return
-        self._rows = hidden = HiddenRows(
+        self._rows = hidden = HolderRows(
             party, edges, server, layout, comparison, inputs.threads if inputs.alone else 1
         )
         came = gather_rows(party, users, RowShares, hidden.form(summary.n_rows), self._patience)
@@ -216,7 +216,7 @@ class EdgeRows:
 
     def keep(self, owners: RowOwners) -> None:
         """Keep the rows of users whom all holders have, and continue with these alone."""
-        if isinstance(self._rows, HiddenRows):
+        if isinstance(self._rows, HolderRows):
             self._rows.keep(owners.users)
         elif isinstance(self._rows, Dealer):
             self._rows.serve()
@@ -225,7 +225,7 @@ class EdgeRows:
 
     def start(self) -> None:
         """Put all rows at the root again."""
-        if isinstance(self._rows, SeenRows | HiddenRows):
+        if isinstance(self._rows, SeenRows | HolderRows):
             self._rows.start()
 
     def move(self, message: HiddenThresholds | SplitShares | LeafShares | Turn) -> None:
@@ -237,7 +237,7 @@ class EdgeRows:
                 domain.only(rows.users)
                 send_pieces_or_leave_out(party, {name: sides[name] for name in domain.there}, self._patience)
                 domain.only(party.peers)
-            case SplitShares() | LeafShares(), HiddenRows():
+            case SplitShares() | LeafShares(), HolderRows():
                 results = rows.route(message) if isinstance(message, SplitShares) else rows.value(message)
                 there = {name: pieces for name, pieces in results.items() if name in party.peers}
                 send_pieces_or_leave_out(party, there, self._patience)
@@ -315,7 +315,7 @@ class UserRows:
                     raise self._wrong(f"{self._party.name} among the users whose rows all holders of shares have")
             case RoundStart(), _:
                 self._start(message)
-            case Splits(), _:
+            case KnownSplits(), _:
                 self._decide(message)
             case Values(), _:
                 self._finish(message)
@@ -355,10 +355,10 @@ class UserRows:
         if self._inputs.keeper is not None and self.rounds == ROUNDS:
             self._inputs.keeper.keep_only(self._inputs.model_id)
 
-    def _decide(self, splits: Splits) -> None:
+    def _decide(self, splits: KnownSplits) -> None:
         shape = (len(self.shard.margins), 1 << self._depth)
-        features = view(splits.features, np.int32, shape, peer=self._edge, what="Splits.features")
-        packed = view(splits.left_bins, np.uint8, (*shape, 32), peer=self._edge, what="Splits.left_bins")
+        features = view(splits.features, np.int32, shape, peer=self._edge, what="KnownSplits.features")
+        packed = view(splits.left_bins, np.uint8, (*shape, 32), peer=self._edge, what="KnownSplits.left_bins")
         if np.any(features < -1) or np.any(features >= self._n_features) or self._depth >= self._common.max_depth:
             raise self._wrong("splits on existing columns, no deeper than the job's trees")
         for output, left_bins in enumerate(np.unpackbits(packed, axis=2).view(np.bool_)):

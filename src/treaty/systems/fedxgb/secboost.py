@@ -56,12 +56,12 @@ from treaty.systems.fedxgb.meeting import (
 from treaty.systems.fedxgb.messages import (
     MOST_VOID,
     Attendance,
+    KnownSplits,
     LeafShares,
     RoundStart,
     RowOwners,
     RowSummary,
     SideShares,
-    Splits,
     SplitShares,
     Sum,
     TrainingEnd,
@@ -328,6 +328,6 @@ def user(inputs: RoleInput[FedXGB]) -> Floats:
                 sums.withdraw()
             elif not sums.absent("call"):
                 party.send(edge, Attendance())
-        elif isinstance(message, Splits | SideShares | Sides | ValueShares | Turn):
+        elif isinstance(message, KnownSplits | SideShares | Sides | ValueShares | Turn):
             sums.absent("prediction")
     return own.shard.margins

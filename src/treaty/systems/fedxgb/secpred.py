@@ -173,7 +173,7 @@ class HiddenModel:
 # ---------------------------------------------------------------- edge server
 
 
-class HiddenRows:
+class HolderRows:
     """A holder's shares of everybody's rows, and of where they are in the trees of a round.
 
     `parts` says which of the `n_rows` rows are whose; `routing` computes with the other `holders`. Results

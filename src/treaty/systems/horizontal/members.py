@@ -157,7 +157,7 @@ class SumRules:
         )  # fmt: skip
 
 
-class Member:
+class SumMember:
     """A member's secrets of one run, and its part in every sum.
 
     `key` introduces it; `received` digests what the collector sent; `present` are the members not reported lost. A
@@ -229,7 +229,7 @@ class Member:
 class _SignedContribution:
     """A member's vector of one attempt, and its signature on the survivors."""
 
-    member: Member
+    member: SumMember
     mine: Participant
     values: Integers
     collector: str
@@ -264,7 +264,7 @@ class Membership:
         rules: SumRules,
         noted: Callable[[Integers], None] = lambda values: None,
     ) -> None:
-        self.member = Member(party, vouching, TranscriptDigest(first_message), rules)
+        self.member = SumMember(party, vouching, TranscriptDigest(first_message), rules)
         self._party, self._collector, self._noted = party, collector, noted
         party.send(collector, self.member.key)
         roster = party.receive(collector, Roster)
@@ -323,7 +323,7 @@ class Collector(SumAggregator):
         waits = len(members) > 2 and party.channel.waits
         self._senders = ThreadPoolExecutor(len(members), thread_name_prefix="treaty-send") if waits else None
         self._sent = TranscriptDigest(first_message)
-        self._own = Member(party, vouching, self._sent, rules) if party.name in members else None
+        self._own = SumMember(party, vouching, self._sent, rules) if party.name in members else None
         self._introduce(rules)
 
     def _introduce(self, rules: SumRules) -> None:

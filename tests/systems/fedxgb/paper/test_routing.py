@@ -197,7 +197,14 @@ def test_users_are_told_columns_and_leaf_values_but_no_threshold():
     for name in parts:
         steps = crowded.steps(name)
         assert {"ShownSplits", "Sides", "Values"} <= steps
-        assert not steps & {"Splits", "HiddenThresholds", "SharedNumbers", "RowCounts", "SideShares", "ValueShares"}
+        assert not steps & {
+            "KnownSplits",
+            "HiddenThresholds",
+            "SharedNumbers",
+            "RowCounts",
+            "SideShares",
+            "ValueShares",
+        }
         told = [
             view(m.features, np.int32, m.features.shape, peer="x", what="") for m in crowded.received(name, ShownSplits)
         ]
@@ -210,7 +217,7 @@ def test_users_are_told_columns_and_leaf_values_but_no_threshold():
 def test_edge_servers_see_comparisons_and_shares_of_what_is_compared():
     parts, crowded = small()
     for edge in ("edge0", "edge1", "edge2"):
-        assert not crowded.steps(edge) & {"Splits", "RowShares", "SplitShares"}
+        assert not crowded.steps(edge) & {"KnownSplits", "RowShares", "SplitShares"}
         compared = crowded.received(edge, ComparedShares)
         assert len(compared) == 2 * 3 * USERS
         values = [view(m.shares, np.uint64, m.shares.shape, peer="x", what="")[..., 0] for m in compared]
