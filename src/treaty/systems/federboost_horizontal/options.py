@@ -166,9 +166,12 @@ def plan_noise(
     """
     if options.epsilon_total is None:
         return SumNoise()
+    # the leader knows its own share of noise, so the others' shares must be enough
     delta, n_features, honest = options.delta or DEFAULT_DELTA, len(schema.names), max(1, members - 1)
+    # categories are counted in the opening, not searched
     numeric = sum(categories is None for categories in schema.categories)
     n_outputs = len(classes) if classes is not None and len(classes) > 2 else 1
+    # zCDP composes by adding up, so parts of rho are parts of the budget
     rho = rho_for(options.epsilon_total, delta)
     opening = noise_for(OF_OPENING * rho, count=1, coordinates=1 + n_features, honest=honest)
     probes = noise_for(
@@ -206,6 +209,7 @@ def pay(noise: SumNoise, store: Path | None, name: str, job: str, limits: Epsilo
     paid = f"{noise.budget}" + ("" if search else ", with bins of an earlier training, which paid for them")
     if store is None:
         return paid
+    # entered before anything is opened: an aborted training has cost the same
     ledger, delta = Ledger(noise_folder(store, name), limits), noise.budget.delta
     costs = {"sums of trees": trees.rho}
     if search:

@@ -101,6 +101,7 @@ def sum_rules(options: FederBoostHorizontal) -> SumRules:
 
 def compare_terms(inputs: RoleInput[FederBoostHorizontal]) -> None:
     """Compare terms with all others, and refuse too few participants."""
+    # small tables: threads would cost more than they save
     cells = 0 if inputs.data is None else inputs.data.table.n_rows * len(inputs.data.table.columns)
     if not inputs.alone and cells < _FEW_CELLS:
         stay_on_one_core()
@@ -273,6 +274,7 @@ def _chosen_bins(
     for name, digests in offers.items():
         common &= digests_in(digests, MOST_KEPT, peer=name, what="RowsDescription.bins")
     terms = _terms_of_bins(inputs, begin)
+    # terms compare the columns and classes of this very training
     fitting = [entry for digest, entry in found.items() if digest in common and entry.terms == terms]
     return fitting[-1] if fitting else None
 
@@ -299,6 +301,7 @@ def on_kept_bins(
     message = decode_body(kept.bins, CommonBins, peer=name)
     own = OwnLabels(inputs, rows, setup.message.classes, name).starting(message.start, "CommonBins")
     objective = agreed_objective(message, own, noise=setup.noise.budget is not None, peer=name)
+    # sums over all rows must fit into 64 bits with these gradients, too
     objective.check_sums(kept.all_rows)
     bins = unpack_bins(message, setup.schema, inputs.common.most_bins, name)
     logger.info("%s: bins are those of an earlier training", name)

@@ -141,6 +141,7 @@ class OwnRows:
         shard = RowShard(codes, bins.offsets, rows.y, rows.weight, part.forest.objective, threads, histograms)
         if part.forest.trees:
             matrix = rows.table.matrix()
+            # margins after the trees so far, as if these had been grown now
             margins, splits = np.ascontiguousarray(shard.margins.T), join_splits([part.splits], [matrix.shape[1]])
             margins_from_values(part.forest.trees, splits, matrix, margins, threads)
             shard.margins[:] = margins.T
@@ -317,6 +318,7 @@ class TreeMember:
         outputs = self._view(step.asked_outputs, "asked_outputs")
         nodes = self._view(step.asked_nodes, "asked_nodes", len(outputs))
         sizes = self._shard.n_nodes()
+        # by tree, as the leader's vector is laid out
         asked = [(output, nodes[outputs == output]) for output in np.unique(outputs).tolist()]
         if any(not 0 <= output < len(sizes) or np.any((n < 0) | (n >= sizes[output])) for output, n in asked):
             raise ValueError("nodes that do not exist")

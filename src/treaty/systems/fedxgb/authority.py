@@ -88,6 +88,7 @@ def patience_of(inputs: RoleInput) -> float:
 def certify(party: Party, roles: Mapping[str, str], patience: float) -> None:
     """Certify keys of these parties for these roles; wait `patience` seconds for users, `timeout` for the others."""
     party.may_lose(roles)
+    # a key for this run alone: certificates of another run are worth nothing here
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw()
     # users may stay away; without the others there is no job
@@ -151,6 +152,7 @@ def _channel(job: str, name: str, channel: bytes) -> bytes:
 def gather_sound(party: Party, users: Iterable[str], *kinds: type[M], timeout: float) -> dict[str, M]:
     """Receive messages of these kinds from users, as many as come in time; leave out users who send anything else."""
     waiting = [name for name in users if name in party.peers]
+    # one deadline for all of them
     until = time.monotonic() + timeout  # however many are left out meanwhile
     while True:
         try:

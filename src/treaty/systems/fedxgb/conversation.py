@@ -334,6 +334,7 @@ class ServerLimits:
                 self._check(self._void <= MOST_VOID, f"{MOST_VOID} rounds at most that begin again")
                 self.sums.due()
             case KnownSplits() | ShownSplits() | SplitShares() | Turn(leaves=False):
+                # splits end a level, and ask for the next sum
                 self._levels += 1
                 self._check(self._levels <= self._max_depth, f"{self._max_depth} levels in a tree at most")
                 # below the last level there is nothing to sum
@@ -381,6 +382,7 @@ class Instructions:
                             self.edge, f"sum requested although {self._party.name} is not in the tree's cohort"
                         )
                     self._limit.take(message.number, message.attempt)
+                    # the edge server may move on while this user waits for a sum's next step
                     self._held = self._give(message)
                 case SideShares() | Sides() | ValueShares() | Turn():  # for this user alone
                     self._limit.due()
@@ -389,6 +391,7 @@ class Instructions:
                     self._limit.due()
                     if isinstance(message, RoundStart):
                         self._chosen = False
+                        # users who missed a tree must have the masks of the next one
                         sums.transcript = TranscriptDigest(self._at_start)
                     sums.transcript.update(message)
                     if isinstance(message, RowSummary | RowOwners):

@@ -103,6 +103,7 @@ class DomainCohort(SumAggregator):
     def _choose(self, this_round: Round, aggregator: Aggregator, came: Mapping[str, NDArray[np.uint64]]) -> None:
         """Leave users out until the sum of the others may be opened after the earlier sums."""
         kept = self._cohorts.keep(came) or []
+        # left out for the rest of the tree, so that the next sum is over the same users or a permitted rest
         self._running = [name for name in self._running if name in kept]
         enough(len(kept), this_round.least, "inputs of a permitted cohort")
         for name in came.keys() - set(kept):
@@ -149,6 +150,7 @@ class DomainCohort(SumAggregator):
                 self._expel(error)
             else:
                 for name in names:
+                    # an absence notice is an answer, too
                     self._silent[name] = 0 if name in came else self._silent.get(name, 0) + 1
                 return {name: message for name, message in came.items() if isinstance(message, kind)}
 

@@ -135,6 +135,7 @@ def seed_of_rows(keeper: Keeper | None, owner: str, model_id: str, rows: bytes, 
                 public="it cannot resume: its training rows have changed",
             )
         return kept.seed
+    # drawn once per training: shares made again when it resumes are the same, and so are their digests
     seed = secrets.token_bytes(32)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,6 +145,7 @@ def seed_of_rows(keeper: Keeper | None, owner: str, model_id: str, rows: bytes, 
 
 def row_key(seed: bytes, encoded: NDArray[np.int64], holders: Sequence[str]) -> bytes:
     """Return the key of the randomness with which rows are shared: another one for other rows, or other holders."""
+    # the shape as well: the same bytes in another shape are other rows
     head = msgspec.msgpack.encode([encoded.shape, list(holders)])
     return hmac.digest(seed, hashlib.sha256(head).digest() + np.ascontiguousarray(encoded).tobytes(), "sha256")
 
@@ -183,6 +185,7 @@ class QueryRecord:
         with self._db.transaction() as db:
             before = _asked(db, model_id)
             total = {user: before.get(user, 0) + more for user, more in rows.items()}
+            # in one transaction with the reading: two runs at a time cannot both fit
             fit = {user: asked for user, asked in total.items() if asked <= most}
             _write(db, model_id, fit)
         return list(fit)

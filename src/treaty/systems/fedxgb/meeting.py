@@ -107,6 +107,7 @@ class ServerCheckpoints:
         """Write a checkpoint if one is due."""
         if self._keeper is not None and self._keeper.due:
             assert part.forest is not None
+            # the server has no rows, hence no margins to keep
             no_rows, given = np.zeros((part.forest.objective.n_outputs, 0)), self._inputs.given
             state = RoundState(rounds, no_rows, json.dumps(rng.bit_generator.state))
             self._keeper.keep(lambda: checkpoint_with(part, given, self._printed, state, summary), time.perf_counter())
@@ -168,6 +169,7 @@ def open_domain(inputs: RoleInput[FedXGB]) -> OpenDomain:
     task = receive_task(inputs, server, credentials)
     # masks among edge servers, of which two are enough: the domains' sums are masked already
     membership = Membership(party, server, edges, inputs.vouching, b"fedxgb edges", SumRules(allow_two=True))
+    # what users say of themselves; the edge server counts calls and losses
     standings = {name: UserStanding(offer.activity, offer.stability) for name, offer in offers.items()}
     file = DomainFile(inputs.keeper, party.name, task.model_id, standings)
     send_each_or_leave_out(party, dict.fromkeys(offers, task), patience)
@@ -225,6 +227,7 @@ def join_domain(inputs: RoleInput[FedXGB], edge: str) -> JoinedUser:
     schema = schema_of(task.names, task.categories, task.origins)
     rows = common_rows(inputs.rows, schema, inputs.classes, task.classes, name)
     printed = printed_rows([rows], task.classes)
+    # holders of shares know a user's rows again by their shares, which depend on this seed
     seed = seed_of_rows(inputs.keeper, name, task.model_id, printed, resumed=task.rounds > 0)
     sums = sums_as(party, edge, credentials, credentials.seed_with(inputs.roles.active, task.server), inputs.absence)
     sums.transcript.update(task)

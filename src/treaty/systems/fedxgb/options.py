@@ -197,6 +197,7 @@ def roles_of(places: Mapping[str, PartySpec], active: str, options: FedXGB) -> R
             f'expected edges to be {len(edges)}, the parties with role = "edge", or left out, got {options.edges}'
         )
     check_edges(options, len(edges))
+    # users without an edge server in the job are dealt out in turn
     dealt = 0
     for name, role in role_of.items():
         edge = places[name].edge
@@ -302,10 +303,12 @@ def dropouts(roles: Roles, options: FedXGB, common: BoostingOptions) -> dict[str
 
     Raises ConfigError when no domain is large enough to lose a user, or to continue without those it loses.
     """
+    # rounds between dropouts, as in the paper
     share, period = options.dropout, options.dropout_period or PERIOD
     if not share:
         return {}
     users_of = domains(roles)
+    # the same share of every domain, rounded down
     lost = {edge: int(share * len(users)) for edge, users in users_of.items()}
     _check_losses(share, {edge: len(users) for edge, users in users_of.items()}, lost, options.group)
     if common.n_estimators < period:

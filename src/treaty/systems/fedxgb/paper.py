@@ -433,6 +433,7 @@ class ComparedRows:
         if np.any(features < -1) or np.any(features >= len(self._layout.n_bins)):
             raise PeerProtocolError(self._edge, f"expected existing columns - at ShownSplits from {self._edge}")
         missing_left = missing_left & (features >= 0)
+        # the bin that the slot's column compares, with missing values on the side where they go
         values = np.stack([
             self._layout.encode_shown(self._codes, np.maximum(of, 0)[own], missing[own])
             for of, missing, own in zip(features, missing_left, slots, strict=True)

@@ -155,6 +155,7 @@ class _Coming:
 
     def take(self, message: RowPiece) -> None:
         """Take the next piece; PeerProtocolError or CryptoError when it is not what it should be."""
+        # a user may not change how many rows it has once the first piece is here
         form, kind = self._form, type(message).__name__
         if message.n_rows != self._n_rows or not form.fits(self._name, self._n_rows):
             raise PeerProtocolError(
@@ -178,6 +179,7 @@ class _Coming:
 
 def pieces_of(kind: Callable[[Array], Message], whole: NDArray[Any], rows: slice) -> Iterator[Message]:
     """Yield messages with a user's `rows` of an array (trees, n, *) of all users' rows."""
+    # pieces are cut as the user expects them, from its number of rows
     own, numbers = whole[:, rows], len(whole) * math.prod(whole.shape[2:])
     for of in row_pieces(own.shape[1], 8 * whole.itemsize * numbers):
         yield kind(Array.of(np.ascontiguousarray(own[:, of])))
@@ -187,6 +189,7 @@ def send_pieces_or_leave_out(party: Party, pieces: Mapping[str, Iterable[Message
     """Send users their messages; leave out those who are gone, or have not taken all within `patience` seconds."""
 
     def reach(name: str) -> bool:
+        # all pieces of a user have this time together
         left, until = patience, time.monotonic() + patience
         for message in pieces[name]:
             if not party.send_each({name: message}, timeout=left):

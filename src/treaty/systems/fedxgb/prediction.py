@@ -151,9 +151,6 @@ class TreesRequest(Message):
     leakage: ClassVar = MessageLeakage("that it is ready for more trees", "control")
 
 
-# ---------------------------------------------------------------- server
-
-
 def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: PredictionRules) -> None:
     """Have rows predicted by a FedXGB model, without learning whose.
 
@@ -205,9 +202,6 @@ def server(party: Party, part: ModelPart, *, edges: Sequence[str], rules: Predic
         for level in range(depth):
             model.split([splits[level] for splits, _ in complete])
         model.finish(np.stack([values for _, values in complete]))
-
-
-# ---------------------------------------------------------------- edge server
 
 
 def edge(
@@ -263,6 +257,7 @@ def edge(
     held.keep(answered)
     if not answered:
         logger.warning("%s: no user's rows have come to all edge servers in time", party.name)
+    # shares of sums add up without a word to the others
     totals, done = np.zeros((n_outputs, held.n_rows, *shares.number), np.uint64), 0
     while done < grown.trees:
         party.send(server, TreesRequest())
@@ -315,6 +310,7 @@ def _counted(
     for name, had in own.items():
         edge, highest = max(((edge, of.asked.get(name, 0)) for edge, of in others.items()), key=lambda of: of[1])
         if min(highest, most) > had:
+            # the highest count holds: a record that was replaced by an older copy must not give rows back
             more[name] = min(highest, most) - had
             logger.warning(
                 "%s has counted %d rows of %s where %s has %d, which it takes over: its record of queries was started "
@@ -352,6 +348,7 @@ def _values(
 ) -> dict[int, Words]:
     """Return shares of the sums of some rows' leaf values over the trees of each output, uint64 (n, *)."""
     n_rows = part.stop - part.start
+    # every row is at the root of every tree
     paths = routing.at_root(len(leaves), n_rows)
     for k, (weights, thresholds) in enumerate(splits):
         _, paths = routing.level(part, weights, thresholds, paths if k else None)
@@ -364,9 +361,6 @@ def _values(
             paths[of].reshape(n_leaves, n_rows, *number), leaves[of].reshape(n_leaves, *number)
         )
     return found
-
-
-# ---------------------------------------------------------------- user
 
 
 def user(

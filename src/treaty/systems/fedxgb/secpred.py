@@ -97,6 +97,7 @@ class SharedRows:
         self, kind: type[Results], first: Mapping[str, Results], dtype: type[Any], trees: int, number: tuple[int, ...]
     ) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Receive pieces of all holders in turn; yield their rows and shares (holders, trees, rows, *number)."""
+        # pieces are cut by the size of a row's shares
         bits = 8 * np.dtype(dtype).itemsize * trees * math.prod(number)
         take = partial(take_rows, self._party, n_rows=self._n_rows, bits=bits, kind=kind)
         for pieces in zip(*(take(edge, first=first.get(edge)) for edge in self._of.holders), strict=True):
@@ -134,6 +135,7 @@ class HiddenModel:
         """Return users whose rows all holders have; PeerProtocolError when there are none."""
         # [SecPred, step 2] holders -> S -> all: whose rows all holders have, in the order in which they keep them
         have = [self._party.receive(edge, HeldRows).users for edge in self.holders]
+        # the same number of rows at all holders, or shares do not fit together
         both = [name for name, rows in have[0].items() if all(users.get(name) == rows for users in have[1:])]
         if not both:
             raise PeerProtocolError(self.holders[0], "expected some users whose rows all edge servers have, got none")
@@ -217,6 +219,7 @@ class HolderRows:
             raise PeerProtocolError(
                 self._server, f"expected users whose rows are here - at RowOwners from {self._server}"
             )
+        # where each user's rows are among everybody's
         ends = np.cumsum([0, *(sum(map(len, self._of[name])) for name in users)]).tolist()
         self.parts = {name: slice(a, b) for name, a, b in zip(users, ends[:-1], ends[1:], strict=True)}
         none = np.empty((0, self._layout.columns, *self._shares.number), np.uint64)
@@ -248,6 +251,7 @@ class HolderRows:
             bits.append(routed[0])
             paths.append(routed[1])
         self.routing.end_batch()
+        # sides are for users; paths stay with the holders
         whole, self._paths = np.concatenate(bits, axis=1), np.concatenate(paths, axis=2)
         # [SecPred, step 6] each holder -> u: shares of the sides of its own rows, which it alone opens
         return self._results(SideShares, whole)

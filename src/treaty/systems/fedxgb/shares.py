@@ -166,6 +166,7 @@ def shares_of(comparison: Comparison, layout: Layout, edges: Sequence[str]) -> S
             integers=additive_routing.open_integers,
             bits=additive_routing.open_bits,
         )
+    # degree (edges - 1) // 2: so many edge servers learn nothing, one more rebuilds
     setting = setting_of(layout, len(edges))
     return Shares(
         holders=holders_of(comparison, edges),
@@ -232,6 +233,7 @@ def _exchange(party: Party, edges: Sequence[str], outgoing: Mapping[int, Words])
 
     A piece of all of them comes before the next is sent, so that none has to hold what others are ahead.
     """
+    # in every program all numbers of a round have one shape
     shape = next(iter(outgoing.values())).shape
     replies = {sender: np.empty(shape, np.uint64) for sender in outgoing}
     flat = {edges[other]: np.ascontiguousarray(numbers).reshape(-1) for other, numbers in outgoing.items()}
@@ -313,6 +315,7 @@ class Dealer:
             match self._party.receive(first, WantedRows, WantedLevel, WantedLeaves, DealingEnd):
                 case WantedRows(rows=rows):
                     self._check(rows * self._layout.columns, _MOST_MASKS, "WantedRows")
+                    # the dealer keeps the mask: it deals products with it, level by level
                     self._mask, keys = deal_mask(rows, self._layout.columns)
                     self._deal(keys, _NONE)
                 case WantedLevel(start=start, rows=rows, trees=trees, slots=slots):
@@ -387,6 +390,7 @@ class AdditiveRouting:
         """Ask the dealer; return its key and, at the second edge server, `corrections` numbers, uint64."""
         if self._own == 0:
             self._party.send(self._dealer, wanted)
+        # the first server's numbers come from its key alone; the second gets corrections
         dealt, shape = self._party.receive(self._dealer, DealtCorrections), (self._own * corrections,)
         return dealt.key, view(
             dealt.corrections, np.uint64, shape, peer=self._dealer, what="DealtCorrections.corrections"

@@ -227,8 +227,6 @@ class SumMember:
 
 @dataclass(frozen=True, slots=True)
 class _SignedContribution:
-    """A member's vector of one attempt, and its signature on the survivors."""
-
     member: SumMember
     mine: Participant
     values: Integers
@@ -356,6 +354,7 @@ class Collector(SumAggregator):
         this_round = self._round(length)
         inputs = {}
         if self._own is not None and own is not None:
+            # the collector masks its own vector as well, so that pairwise masks cancel
             inputs[self._own.name] = self._own.masked(own)
         for name in self._others():
             message = self._party.receive(name, MaskedInput)

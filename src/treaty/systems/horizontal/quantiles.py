@@ -319,10 +319,12 @@ def unpack_bins(agreed: CommonBins, schema: Schema, max_bin: int, peer: str) -> 
     has_other = view(agreed.has_other, np.bool_, (n_features,), peer=peer, what="CommonBins.has_other")
     numeric = np.array([c is None for c in schema.categories], np.bool_)
     sizes = np.array([0 if c is None else len(c) + 1 for c in schema.categories], np.int64)
+    # a feature with n bins has n - 1 cuts
     n_cuts = np.where(numeric, np.maximum(n_bins - 1, 0), 0)
     if np.any((n_bins < 0) | (n_bins > max_bin)) or len(cuts) != n_cuts.sum() or len(of_category) != sizes.sum():
         raise PeerProtocolError(peer, f"expected bins of {n_features} features, got others - at CommonBins from {peer}")
     by_cut = np.split(cuts, np.cumsum(n_cuts)[:-1]) if n_features else []
+    # wide columns keep float64 cuts, all others were sent as float64 only because the array is
     by_cut = [of if schema.names[f] in schema.origins else of.astype(np.float32) for f, of in enumerate(by_cut)]
     by_category = np.split(of_category, np.cumsum(sizes)[:-1]) if n_features else []
     for f in range(n_features):

@@ -112,6 +112,7 @@ def conform(table: Table, schema: Schema, party: str) -> Table:
             "drop or rename them",
             public="its table has columns that the others' lack",
         )
+    # a column that the table lacks is missing in all rows
     missing = np.full(table.n_rows, np.nan, np.float32)
     own = {name: k for k, name in enumerate(table.schema.names)}
     for name in (name for name in schema.names if name not in own):
@@ -177,6 +178,7 @@ def all_classes(described: Mapping[str, RowsDescription]) -> list[Category] | No
     with_classes = [one.classes for one in described.values() if one.classes is not None]
     if not with_classes:
         return None
+    # numbers and text cannot be sorted together
     kinds = {name: sorted({type(c).__name__ for c in one.classes or ()}) for name, one in described.items()}
     if len(with_classes) < len(described) or len({kind for own in kinds.values() for kind in own}) > 1:
         listed = ", ".join(f"{' and '.join(kind) or 'none'} at {name}" for name, kind in kinds.items())
@@ -200,6 +202,7 @@ def common_rows(
         unknown = [label for label in own if label not in number]
         if unknown:
             raise DataError(f"{whose}: expected the labels of training, got {unknown[0]!r}")
+        # own class numbers become everybody's
         y = np.array([number[label] for label in own], np.float64)[data.y.astype(np.intp)]
     return replace(data, table=conform(data.table, schema, whose), y=y)
 
@@ -216,6 +219,7 @@ def printed_rows(rows: Sequence[LabelledRows], classes: list[Category] | None) -
 
 def own_seed(random_state: int | None, name: str) -> int:
     """Return the seed of a participant's own draws of rows."""
+    # a participant's draws must not follow from another one's
     if random_state is None:
         return secrets.randbits(62)
     return int.from_bytes(hashlib.sha256(f"{random_state} {name}".encode()).digest()[:7], "big")
@@ -277,6 +281,7 @@ class Opening:
         columns = table.columns
         parts = [[table.n_rows], [int(np.count_nonzero(~np.isnan(columns[f]))) for f in self.numeric]]
         for f, size in self._categorical:
+            # codes of categories are whole numbers; missing ones are NaN
             codes = columns[f][~np.isnan(columns[f])].astype(np.intp)
             parts.append(np.bincount(codes, minlength=size).tolist())
         unary = [in_unary(bound) for bound in bounds] if self._bounds else []
