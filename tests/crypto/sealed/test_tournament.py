@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from treaty.crypto.transfer.comparison import comparison_steps, negatives
+from treaty.crypto.transfer.comparison import comparison_steps, draw_quads, negatives
 from treaty.crypto.transfer.sealed_sums import Widths, rounds_of, steps_of, winner_of
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
 
@@ -35,7 +35,7 @@ def ends() -> list[Transfers]:
     found, _ = play(open_transfers(), open_transfers())
     for end in found:
         end.quads.next = 1 << 17
-    play(*(end.quads.draw(end, 1) for end in found))
+    play(*(draw_quads(end, 1) for end in found))
     play(*(end.reserve(1 << 19) for end in found))  # both stocks are full: no step goes to filling them
     return found
 
