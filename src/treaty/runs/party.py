@@ -100,10 +100,11 @@ def train_party(
         for joined in [] if tables.data is None else joined_in(job, tables.data.table):
             logger.warning("%s: %s", name, joined)
         inputs = _training_inputs(party, job, roles, tables, keeper, clock, phase)
-        inputs.shards, inputs.recording = shards, begin_record(job, party)
-        if inputs.recording is not None:
-            inputs.observers.add(inputs.recording)
+        inputs.shards, recording = shards, begin_record(job, party)
+        if recording is not None:
+            inputs.observers.add(recording)
         result = play_role(job.system.train[roles.of[name]], inputs)
+        write_record(job, inputs, recording, getattr(result, "model_id", inputs.model_id))
         return _keep_result(job, roles, inputs, result, tables, clock)
 
     cluster = ExitStack()
@@ -139,7 +140,6 @@ def _keep_result(
     """Write what a finished training leaves here, once all parties can keep theirs; return the part of the model."""
     party, system = inputs.party, job.system
     name = party.name
-    write_record(job, inputs, getattr(result, "model_id", inputs.model_id))
     part = result if roles.of[name] in system.has_model else None
     _warn_of_trees(job, name, part, tables)
     _stage(job, roles, party, part, tables, clock, inputs.model_id)

@@ -107,12 +107,12 @@ def begin_record(job: Job, party: Party) -> Recording | None:
     return Recording(room=most)
 
 
-def write_record(job: Job, inputs: RoleInput, model_id: str) -> Path | None:
+def write_record(job: Job, inputs: RoleInput, recording: Recording | None, model_id: str) -> Path | None:
     """Write a finished training's record; return its file, or None, with a warning, where that cannot be done."""
     member, name = job.parties[inputs.party.name], inputs.party.name
-    if inputs.recording is None or member.record is None:
+    if recording is None or member.record is None:
         return None
-    if not inputs.party.transcript.record_content or inputs.recording.room < 0:
+    if not inputs.party.transcript.record_content or recording.room < 0:
         logger.warning(
             "%s: its record is not written: messages, or opened sums, took more than record_megabytes, %g MB", name,
             member.record_megabytes,
@@ -120,7 +120,7 @@ def write_record(job: Job, inputs: RoleInput, model_id: str) -> Path | None:
         return None
     path = Path(member.record) / f"{name}.record"
     try:
-        write_file(path, _packed(job, inputs, inputs.recording, model_id), FORMAT, name)
+        write_file(path, _packed(job, inputs, recording, model_id), FORMAT, name)
     except (ConfigError, OSError) as error:  # a finished model is worth more
         logger.warning("%s: its record is not written: %s", name, error)
         return None

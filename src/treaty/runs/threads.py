@@ -270,7 +270,7 @@ class Terms:
         """Return a role's input, which has yet to get what is the party's own: rows, a part of the model, folders."""
         return RoleInput(
             party=party, options=self.options, common=self.common, roles=self.roles, threads=threads,
-            progress=progress, phase=phase, observers=Observers([ProgressCalls(progress, phase)]),
+            progress=progress, observers=Observers([ProgressCalls(progress, phase)]),
         )  # fmt: skip
 
 
@@ -321,7 +321,7 @@ def train_in_threads(run: Run, keepers: Mapping[str, Keeper], *, link: LinkSpeed
             run.inputs(party, threads, progress=run.progress, phase=phase), data=run.data.get(name),
             classes=run.classes if system.split == "rows" or name == roles.active else None,
             n_classes=len(run.classes or ()), varied=varied, eval_sets=run.evals_of(name), keeper=keepers.get(name),
-            store=run.store, alone=False, absence=absences.get(name), recording=recordings.get(name),
+            store=run.store, alone=False, absence=absences.get(name),
         )  # fmt: skip
         if name in recordings:
             found.observers.add(recordings[name])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -25,7 +24,7 @@ from treaty.models.checkpoints import Keeper
 from treaty.privacy.ledger import EpsilonLimits
 from treaty.systems.expected import Expected, Shape, not_expected
 from treaty.systems.leakage import Routes, Stage, learned
-from treaty.systems.observers import Evidence, Observers, Recording
+from treaty.systems.observers import Evidence, Observers
 from treaty.systems.options import CommonOptions, SystemOptions, Term, given, public_terms
 
 if TYPE_CHECKING:
@@ -160,7 +159,6 @@ class RoleInput(Generic[Own, Common]):
     observers : Observers
         What watches the role: a progress bar, a recording. A role reports to it and does not know who listens.
     progress : callable or None
-    phase : callable or None
     keeper : Keeper or None
         Where checkpoints go, and come from.
     store : Path or None
@@ -170,8 +168,6 @@ class RoleInput(Generic[Own, Common]):
     vouching : Signer
     evidence : Evidence
         What this party adds to its messages so that it can be held to them later.
-    recording : Recording or None
-        Where this party notes what it opens, for attacks on its own view. None: nowhere.
     most_recoverable : float or None
         Largest share of own bins that sides of splits may tell, over all jobs; None: no limit.
     patience : float or None
@@ -206,13 +202,11 @@ class RoleInput(Generic[Own, Common]):
     shards: Shards | None = None
     observers: Observers = field(default_factory=Observers)
     progress: Progress | None = None
-    phase: Phase | None = None
     keeper: Keeper | None = None
     store: Path | None = None
     epsilon_limits: EpsilonLimits | None = None
     vouching: Signer = field(default_factory=Signer)
     evidence: Evidence = field(default_factory=Evidence)
-    recording: Recording | None = None
     most_recoverable: float | None = None
     patience: float | None = None
     alone: bool = True
@@ -248,10 +242,6 @@ class RoleInput(Generic[Own, Common]):
     def may_change(self) -> frozenset[str]:
         """Options that may differ between a training and its resumption."""
         return frozenset(self.options.may_change | self.common.may_change)
-
-    def steps(self, title: str) -> Callable[[int, int], None] | None:
-        """Return ``report(steps_done, steps_in_all)`` for work before the first round; None if nothing listens."""
-        return None if self.phase is None else partial(self.phase, title)
 
     @property
     def others(self) -> list[str]:

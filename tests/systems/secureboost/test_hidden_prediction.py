@@ -17,6 +17,7 @@ from treaty.errors import ConfigError, DataError, PeerProtocolError, TreatyError
 from treaty.messaging.agreement import Terms, Verdict
 from treaty.messaging.messages import Array, decode_body
 from treaty.models.trees import leaves
+from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.secureboost import hidden_prediction, hidden_sums
 from treaty.systems.secureboost.hidden_prediction import (
     ChainKey,
@@ -95,7 +96,8 @@ def test_batches_and_threads_do_not_change_the_margins(monkeypatch):
     whole = play_hidden(parts, some).results["p0"]
     monkeypatch.setattr(hidden_prediction, "BATCH_BYTES", 1)  # eight rows each
     told = []
-    batched = play_hidden(parts, some, threads=2, phase=lambda title, done, rows: told.append((title, done, rows)))
+    watching = Observers([ProgressCalls(phase=lambda title, done, rows: told.append((title, done, rows)))])
+    batched = play_hidden(parts, some, threads=2, observers=watching)
     np.testing.assert_array_equal(batched.results["p0"], whole)
     assert told == [("predicting", min(8 * k, 75) + 75 * group, 150) for group in range(2) for k in range(1, 11)]
 

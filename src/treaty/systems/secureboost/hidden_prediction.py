@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -156,8 +157,8 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     ----------
     inputs : RoleInput
         Its options give the size of the fresh Okamoto-Uchiyama key: `key_bits`, or `insecure_test_key_bits` (at least
-        198) in tests. `phase` is told of "predicting": rows done, counted once for each group of outputs that share a
-        plaintext.
+        198) in tests. Observers are shown "predicting": rows done, counted once for each group of outputs that share
+        a plaintext.
 
     Returns
     -------
@@ -174,7 +175,12 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
     PeerError
         When a peer is lost or sends something malformed.
     """
-    party, part, table, steps = inputs.party, inputs.part, inputs.rows.table, inputs.steps("predicting")
+    party, part, table, steps = (
+        inputs.party,
+        inputs.part,
+        inputs.rows.table,
+        partial(inputs.observers.set_up, "predicting"),
+    )
     forest = part.forest
     assert forest is not None, "the active party's part holds the trees"
     check_present(party, part, table)
@@ -203,8 +209,7 @@ def hidden_active(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
         chain = _send_stations(party, forest.sources, exchange, outputs)
         for rows, sums in _add_up(party, key, chain, outputs, inputs.threads):
             margins[rows, group] += np.ldexp(sums.astype(np.float64), -exponent)
-            if steps is not None:
-                steps(number * table.n_rows + rows.stop, len(groups) * table.n_rows)
+            steps(number * table.n_rows + rows.stop, len(groups) * table.n_rows)
     for peer in party.peers:
         party.send(peer, Finish())
     return margins

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -191,7 +192,8 @@ def _fit(
     unit = _tell_unit(party, setting, target)
     if inputs.common.standard_errors:
         at_zero = np.zeros((0, X.shape[1])) if target is None else np.append(part.preparation.at_zero, 1.0)[np.newaxis]
-        steps, variance = inputs.steps("multiplying for standard errors"), _variance(setting, target, losses)
+        steps = partial(inputs.observers.set_up, "multiplying for standard errors")
+        variance = _variance(setting, target, losses)
         found = standard_errors(party, setting, hidden, X, weights, variance, at_zero, steps)
         part.errors, part.degrees = unit * found.errors[: X.shape[1]], found.degrees
         part.error_at_zero = unit * float(found.errors[-1]) if target is not None else math.nan
