@@ -178,11 +178,11 @@ def learned(
             if of == form
         ]
         hidden = [tells for form, tells in told if form in ("masked", "encrypted")]
-        settled = [tells for form, tells in told if form == "control" and not tells.startswith("in ")]
+        settled = [tells for form, tells in told if form == "control"]
         found[who] = [
             *conclusions.get(who, ()),
             *statements,
-            *(["under masks or keys that it does not have: " + "; ".join(hidden)] if hidden else []),
+            *(["arriving encrypted or masked: " + "; ".join(hidden)] if hidden else []),
             *(["about the job: " + "; ".join(settled)] if settled else []),
         ]
     return found | {who: list(texts) for who, texts in conclusions.items() if who not in found}

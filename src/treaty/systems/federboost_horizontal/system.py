@@ -28,7 +28,7 @@ def conclusions(
     """Return what each party can work out; the leader's `part` says what the search parted, or what noise cost."""
     everybody = _of_everybody(options, common)
     of_leader = _of_leader(roles, options, "" if part is None else part.spent)
-    of_member = ["no sum, and nothing of any other participant alone"]
+    of_member = ["no sum; with three participants or more, nothing that can be attributed to one of them"]
     if starts_from_sums(options, common):
         of_leader.append(SUMS_OF_LABELS)
         of_member.append(START)
@@ -61,7 +61,7 @@ def _of_everybody(options: FederBoostHorizontal, common: BoostingOptions) -> lis
 def _of_leader(roles: Roles, options: FederBoostHorizontal, spent: str) -> list[str]:
     """Return what the leader can work out; `spent` is what noise cost, or what the search for quantiles parted."""
     noisy, has_rows = options.epsilon_total is not None, roles.active in roles.owners
-    learned = ["with the help of all other participants but one, that one's sums alone"]
+    learned = ["if all other participants but one help it, that one's sums"]
     if has_rows and len(roles.owners) > 2:
         learned.append("the others' sums: those over all participants' rows less its own")
     if len(roles.owners) == 2:

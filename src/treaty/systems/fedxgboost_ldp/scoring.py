@@ -61,8 +61,7 @@ class NoisyTree(Message):
 
     leakage: ClassVar = {
         "safe": MessageLeakage(
-            "of each row of the tree's sample the gradient under noise, so of its label no more than epsilon "
-            "lets through",
+            "of each row of the tree's sample the gradient, so of its label no more than epsilon lets through",
             "noisy",
             guard="epsilon, epsilon_total",
         ),

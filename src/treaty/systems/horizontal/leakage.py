@@ -17,7 +17,7 @@ from treaty.systems.horizontal.members import (
     SurvivorSignatures,
 )
 from treaty.systems.horizontal.quantiles import CommonBins, Count, ProbeRequest
-from treaty.systems.horizontal.rows import LabelUnits, TrainingStart
+from treaty.systems.horizontal.rows import LabelUnits, TrainingStart, starts_from_sums
 from treaty.systems.leakage import Route, Routes, When, routes
 from treaty.systems.pooled.options import BoostingOptions
 
@@ -60,12 +60,14 @@ def input_routes(
     return Route(MaskedInput, sender, receiver, variant, guard=guard, when=when)
 
 
+_ESTIMATED_START = When("base_score=None without epsilon_total", starts_from_sums)
+
+
 def search_routes(lead: tuple[str, ...], others: tuple[str, ...]) -> Routes:
     """Return the lines of the search for common bins and for where training starts."""
     return routes(
         Route(Count, lead, others),
-        Route(LabelUnits, lead, others),
-        Route(TrainingStart, lead, others),
+        routes(Route(LabelUnits, lead, others), Route(TrainingStart, lead, others), when=_ESTIMATED_START),
         Route(ProbeRequest, lead, others),
         Route(CommonBins, lead, others),
     )

@@ -54,7 +54,7 @@ class PassedShares(Message):
 
 _SUM_OF_ROWS = (
     "nothing alone; with all others: of each bin of each column in each node the sum of gradients, sum of hessians and "
-    "number of rows, over all rows in the sum; before, numbers of rows below points that are tried"
+    "number of rows, over all rows in the sum; and, while bins are sought, how many rows lie below trial values"
 )
 
 

@@ -64,7 +64,8 @@ class RowsDescription(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "names of its columns, their categories, which are empty or have numbers beyond float32, which classes "
+        "names of the sender's columns, their categories, which are empty or have numbers beyond float32, which "
+        "classes "
         "its rows have, and whether it has bins of an earlier training on these rows",
         "exact",
     )

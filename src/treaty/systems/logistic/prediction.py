@@ -40,7 +40,8 @@ class MarginPart(Message):
 
     leakage: ClassVar = {
         "training": MessageLeakage(
-            "its parts of margins, of training rows (calibrate) or eval rows; of several passive parties their sum",
+            "the sender's parts of the scores (margins) of training rows (calibrate) or eval rows; of several "
+            "passive parties their sum",
             "exact",
             guard="calibrate=False, show_eval_margins=False",
         ),

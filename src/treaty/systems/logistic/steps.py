@@ -197,7 +197,9 @@ class StepCoefficients(Message):
     Tells what they are a function of: nearly the summed inner products.
     """
 
-    leakage: ClassVar = MessageLeakage("coefficients of the step: nearly the summed inner products", "aggregated")
+    leakage: ClassVar = MessageLeakage(
+        "the step's coefficients, from which nearly all summed inner products follow", "aggregated"
+    )
 
     coefficients: Array
     keep: bool

@@ -65,7 +65,7 @@ class Hint(Message):
     leakage: ClassVar = {
         "dealer": MessageLeakage("its bins under a mask that is used once", "masked"),
         "keyed": MessageLeakage("which bin of a column is fullest", "exact"),
-        "lattice": MessageLeakage("its bins under the cipher", "encrypted"),
+        "lattice": MessageLeakage("the sender's bins, encrypted", "encrypted"),
     }
 
     payload: Arrays
@@ -118,7 +118,9 @@ class TreeEnd(Message):
 
     leakage: ClassVar = {
         "plain": MessageLeakage("that a tree is grown; with an audit, signatures on what was sent", "control"),
-        "transferred": MessageLeakage("about how many rows went left and right at each split it won", "aggregated"),
+        "transferred": MessageLeakage(
+            "approximately how many rows went left and right at each split it won", "aggregated"
+        ),
     }
 
     signature: bytes = b""
@@ -167,8 +169,8 @@ class Sums(Message):
 
     leakage: ClassVar = {
         "open": MessageLeakage(
-            "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows; by "
-            "these, bins of single rows",
+            "of each bin of each node asked about the sum of gradients, sum of hessians and number of rows, "
+            "from which bins of single rows can follow",
             "aggregated",
         ),
         "sealed": MessageLeakage("sums under masks", "masked"),

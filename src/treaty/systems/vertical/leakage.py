@@ -243,13 +243,13 @@ def conclusions_from_sums(
     """
     of_active = [
         "the shape of all trees and all leaf weights",
-        "the bins of single rows of the others, for certain, as far as sides of splits give them away, cuts of a "
-        "column being nested: " + _shown_by_sides(part.sides if part is not None else {}),
+        "the bins of single rows of the others, for certain, as far as they follow from the sides of rows at "
+        "splits, since the cuts of a column have an order: " + _shown_by_sides(part.sides if part is not None else {}),
     ]
     if options.sealed:
         of_active.append(
-            "of the others' columns no sum, number of rows or gain of a bin, nor which column or cut a split is, nor "
-            "anything of splits that are not chosen"
+            "in training, of the others' columns: no sum, row count or gain, not which column or cut a split uses, and "
+            "nothing about splits that are not chosen"
         )
     else:
         of_active.append(
@@ -273,7 +273,10 @@ def conclusions_from_sums(
 def _of_labels(named: bool, label_epsilon: float | None) -> str:
     """Return what a passive party learns of labels; `named` says whether nodes' rows are named to it."""
     if not named:
-        return "nothing of which rows are in a node, nor of labels, but by how its columns and bins were chosen"
+        return (
+            "in training, neither which rows are in a node nor any label, except what the choice of its columns and "
+            "bins suggests"
+        )
     if label_epsilon is None:
         return "of labels, what follows from rows that are in a node together; gradients and labels stay encrypted"
     return (
@@ -285,7 +288,7 @@ def _of_labels(named: bool, label_epsilon: float | None) -> str:
 def _shown_by_sides(shares: Mapping[str, float]) -> str:
     """Say how much of each passive party's bins sides told, where they were counted."""
     if not shares:
-        return "more with each split of theirs (docs/sealed.md, What splits tell); they count it"
+        return "more with each split of theirs (docs/sealed.md, What splits tell); each of them keeps a count"
     each = ", ".join(f"{share:.2g} of {name}'s" for name, share in shares.items())
     return f"by their count, over this and earlier jobs, {each}"
 

@@ -92,8 +92,8 @@ class Decisions(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "of each row asked about, which side it takes at each split of the sender; sides at splits of one "
-        "column order rows by it",
+        "of each row asked about, which side it takes at each split of the sender; several splits of one "
+        "column show the order of rows",
         "exact",
         guard="he_inference=True of SecureBoost, at prediction",
     )

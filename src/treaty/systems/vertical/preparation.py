@@ -39,7 +39,7 @@ class LinkProbe(Message):
 class LinkEcho(Message):
     """The probe's bytes. Tells how much the party's answers may still leak (`crypto.lattice.store`); under seal not."""
 
-    leakage: ClassVar = MessageLeakage("how much answers under the lattice map may still leak", "control")
+    leakage: ClassVar = MessageLeakage("how much of the lattice map's leakage allowance is left", "control")
 
     filler: bytes
     left: float
@@ -124,7 +124,9 @@ class SeedCommitment(Message):
 class SeedCommitments(Message):
     """All commitments, by party, in the job's order; or that the kept hints serve, and nothing is revealed."""
 
-    leakage: ClassVar = MessageLeakage("commitments; or that all have kept an earlier job's", "control")
+    leakage: ClassVar = MessageLeakage(
+        "everybody's commitments, or that all still have an earlier job's answers", "control"
+    )
 
     commitments: list[bytes]
     kept: bool

@@ -221,7 +221,7 @@ class SealedSumsRequest(SumsRequest):
     """
 
     leakage: ClassVar[Leakages] = MessageLeakage(
-        "how many nodes there are, which two have the same parent, who is compared with whom",
+        "how many nodes there are, which are siblings and whose splits are compared, in the clear; rows are encrypted",
         "encrypted",
     )
 
@@ -262,7 +262,7 @@ class WonCandidates(Message):
     these nodes.
     """
 
-    leakage: ClassVar = MessageLeakage("its split of each node it won", "exact")
+    leakage: ClassVar = MessageLeakage("which of its own splits were chosen, and at which nodes", "exact")
 
     nodes: Array
     numbers: Array
@@ -289,7 +289,7 @@ class SplitSides(Message):
     """
 
     leakage: ClassVar = MessageLeakage(
-        "which of a node's own rows go left at a split of the sender; cuts of a column are nested",
+        "which of a node's own rows go left at a split of the sender; many splits together narrow down a row's value",
         "exact",
         guard="min_child_samples, most_recoverable",
     )
