@@ -5,13 +5,14 @@ Intelligent Systems 2021 (arXiv 1901.08755); packing after Chen et al., SecureBo
 
 Roles: one active party (labels, perhaps features), any number of passive parties (features). Rows are aligned.
 Output: the active party gets the trees and all leaf weights, every party its own splits. The trees are, bit for bit,
-those of the plain grower on the joined table.
+those of the plain grower on the joined table (but for `rl_trees` and `purity_guard`, which leave splits out).
 
 Comments give the lines of the paper's algorithms; every line of a printed listing counts, with `for`, `end for` and
 comments. All nodes of a level are asked about in one message, and of two siblings only the smaller, as the other's sums
-are the parent's less these. Under the lattice map nodes are encrypted vectors, so that passive parties do not see their
-rows. Under sealed sums (``sums="sealed"``) the search compares sums under seal and opens none: `HiddenSums.search` then
-returns another kind of search, and `set_up_passive` another owner, and the algorithms are the same.
+are the parent's less these. "Blind" below means the lattice map (docs/lattice.md): a node is an encrypted vector, so
+that passive parties do not see its rows. Under sealed sums (``sums="sealed"``) the search compares sums under seal and
+opens none: what `set_up_active` and `set_up_passive` return then are another kind of search and another owner
+(`vertical/sealed`), and the algorithms are the same.
 
 ====================  =============  ==================================================  ========================
 message               from -> to     content                                             protection
@@ -46,7 +47,8 @@ message               from -> to     content                                    
 `Finish`              active ->      training is over                                    TLS
 ====================  =============  ==================================================  ========================
 
-Adversary: honest but curious, no party colluding with the active one. What each party learns is in `disclosures`.
+Adversary: honest but curious, no party colluding with the active one. What each party
+learns is stated at each message's class, and what follows from it in `system.py`.
 Deviations from the paper: candidates are not shuffled, for their sums are nested and show the order anyway; the active
 party computes leaf weights from its own gradients; missing values and categories. ``mode="paper"`` has the paper's
 cipher, keys, and answers without re-randomisation.
@@ -82,20 +84,20 @@ from treaty.trees.splits import Level, Splits
 
 
 def active(inputs: RoleInput[SecureBoost]) -> ModelPart:
-    """Train as the active party; labels are, for `label_rr`, the noisy ones."""
+    """Train as the active party; with `label_rr` the labels are those after noise."""
     may_show, alone_rounds = _guard(inputs), inputs.options.rl_trees or 0
     training = open_training(inputs)
-    with set_up_active(inputs, training, alone_rounds=alone_rounds) as sums:  # keys, layouts of bins, hints
-        for a_round in boosting_of(inputs, training, sums.sources):
-            # Reduced-Leakage SecureBoost (section 6): the first trees know the labels best, so passive parties see
-            # nothing of them; later trees are fitted to residuals.
+    with set_up_active(inputs, training, alone_rounds=alone_rounds) as hidden:  # keys, layouts of bins, hints
+        for a_round in boosting_of(inputs, training, hidden.sources):
+            # Reduced-Leakage SecureBoost (section 6): the first trees reveal most about labels, so they are grown on
+            # the active party's own columns and passive parties see nothing of them; later trees fit residuals.
             alone = a_round.number < alone_rounds
             for sample in a_round.trees():
-                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, sums.rules)
-                search = sums.search(sample, alone=alone, may_show=may_show)  # <g_i>, <h_i> go to all passive parties
+                rows, growth = sample.partition(inputs.threads), Growth(sample.totals, hidden.rules)
+                search = hidden.search(sample, alone=alone, may_show=may_show)  # sends <g_i>, <h_i>, unless alone
                 while growth.level is not None:
-                    search.ask(growth.level, rows)  # algorithm 1, at every passive party
-                    chosen = growth.take(find_splits(search, growth.level))
+                    search.ask(growth.level, rows)  # algorithm 1, at every passive party that may see the node
+                    chosen = growth.take(find_splits(search, growth.level))  # None: no node of the level has a split
                     if chosen is not None:
                         split_nodes(search, growth, rows, *chosen)
                 search.end()
@@ -112,9 +114,9 @@ def passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
         return owner.follow({
             TreeStart: owner.start_tree,  # <g_i>, <h_i> of the first rows ...
             TreeRows: owner.add_rows,  # ... and of more
-            SumsPiece: owner.add_piece,  # which rows are in I, as far as it is long
-            owner.asks: partial(aggregate, owner),
-            owner.names: partial(partition_rows, owner),
+            SumsPiece: owner.add_piece,  # a part of the rows of I, where these are many
+            owner.asks: partial(aggregate, owner),  # `SumsRequest`, or that of sealed sums
+            owner.names: partial(partition_rows, owner),  # `SplitRequest`, or `WonCandidates`
             TreeEnd: owner.end_tree,
         })  # fmt: skip
 
@@ -132,7 +134,9 @@ def _guard(inputs: RoleInput[SecureBoost]) -> MayShow | None:
 
 def aggregate(owner: EncryptedOwner, request: SumsRequest) -> Sums | None:
     """Return encrypted sums of gradients over every bin of every feature, of all nodes of a level."""
-    # [Alg. 1, lines 4-7] <G_kv> and <H_kv> are products of the ciphertexts of the rows of I in bin v of feature k
+    # [Alg. 1, lines 4-7] <G_kv> and <H_kv> are products of the ciphertexts of the rows of I in bin v of feature k.
+    # Blind: the table of bins times the encrypted vector of the node. Answers are re-randomised, or flooded, so that
+    # the active party does not know its ciphertexts again. None: the level's last request is still to come.
     return owner.sums(request)
 
 
@@ -143,15 +147,19 @@ def find_splits(search: SplitSearch, level: Level) -> Splits:
     """Return the best split of every node of a level, as the active party."""
     # [Alg. 2, lines 1-2] g and h, the sums over I, are `level.totals`
     # [Alg. 2, lines 3-9] for each party i, in the job's order, for each feature k, for each bin v:
-    # [Alg. 2, line 10] D(<G_kv>) and D(<H_kv>) are opened; under seal they stay shares of two parties
-    # [Alg. 2, lines 11-12] g_l and h_l are prefix sums, g_r and h_r the node's less these
-    # [Alg. 2, line 13] the score is the gain, compared exactly in whole numbers; the first of equal ones wins
-    return search.choose(level)  # [Alg. 2, lines 14-16]
+    # [Alg. 2, line 10] D(<G_kv>) and D(<H_kv>) are opened (`EncryptedGradients.sums`, `client.open`); under seal they
+    # stay shares of two parties
+    # [Alg. 2, lines 11-12] g_l and h_l are prefix sums, g_r and h_r the node's less these (`trees.splits.scan`)
+    # [Alg. 2, line 13] the score g_l^2 / (h_l + lambda) + g_r^2 / (h_r + lambda) - g^2 / (h + lambda), compared exactly
+    # [Alg. 2, lines 14-16] the largest score wins, of equal ones that of the first party, feature and bin
+    return search.choose(level)
 
 
 def partition_rows(owner: EncryptedOwner, message: Any) -> Iterator[Message]:
     """Record the splits that a message names, and say which rows go left, as the passive party i_opt."""
-    splits = owner.chosen(message)  # [Alg. 2, lines 17-18] k_opt and v_opt; under seal the active party has but shares
+    splits = owner.chosen(
+        message
+    )  # [Alg. 2, lines 17-18] k_opt and v_opt have come; under seal the active party has only shares of them
     # [Alg. 2, line 19] cut v_opt of feature k_opt is a value of its own, by which it partitions I
     # [Alg. 2, line 20] it records that value, and returns [record id, I_L]
     yield from owner.divide(splits)
@@ -168,14 +176,15 @@ def split_nodes(
     """Have the owners of the chosen splits partition their nodes, and divide all rows, as the active party."""
     records, left = search.decide(nodes, splits, rows)
     rows.divide(nodes, children, left)  # [Alg. 2, lines 21-22] I is split by I_L ...
-    growth.divided(records)  # ... and the node gets [party id, record id]
+    growth.divided(records)  # ... and the node gets [party id, record id]; `growth.take` kept the party
     search.shown.divided(nodes, children, rows)  # purity_guard: children of one class are hidden from now on
 
 
 # ---------------------------------------------------------------- federated inference (section 5)
 #
 # The paper walks down the trees node by node, asking each node's owner. Here the active party asks every owner once,
-# for the sides of all rows at all of its records in use, and walks alone: one round trip, and owners see no paths.
+# for the sides of all rows at all of its records in use, and walks alone: one round trip, and owners see no paths. The
+# active party learns sides off a row's path, too; `he_inference` hides all of them.
 
 
 def predict(inputs: RoleInput[SecureBoost]) -> NDArray[np.float64]:
