@@ -15,7 +15,7 @@ from treaty.errors import NOTED, ConfigError, DataError
 from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Align, Job, Member
 from treaty.runs.rows import alignment_of, open_rows
-from treaty.runs.table_files import Rows, labelled, read_ahead, read_rows, read_to_predict, with_noisy_labels
+from treaty.runs.table_files import FileRows, labelled, read_ahead, read_rows, read_to_predict, with_noisy_labels
 from treaty.runs.threads import play, star
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import LabelledRows
@@ -38,7 +38,7 @@ def test_labels_randomised_once_serve_every_alignment(tmp_path):
 
     def drawn(order):
         table = to_table(frame[["x"]].iloc[order])
-        rows = Rows(whole.take(pa.array(order)), table, whole, order)
+        rows = FileRows(whole.take(pa.array(order)), table, whole, order)
         data, classes = with_noisy_labels(
             LabelledRows(table, np.zeros(len(order))),
             rows,

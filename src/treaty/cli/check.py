@@ -46,7 +46,7 @@ def check(
     from treaty.cli.node import check_as_node
     from treaty.runs.connecting import listening
     from treaty.runs.job_files import load_job, seconds_of
-    from treaty.runs.local_checks import Finding, check_own, peers_of, probe
+    from treaty.runs.local_checks import CheckFinding, check_own, peers_of, probe
     from treaty.runs.report import learned_by
 
     if party is None and node == NODE_FILE and not node.exists():
@@ -76,9 +76,9 @@ def check(
         # Listen as in a training, so that peers that check find somebody.
         try:
             address = held.enter_context(listening(described, party)).address
-            own.append(Finding("listening", True, f"at {address}"))
+            own.append(CheckFinding("listening", True, f"at {address}"))
         except TreatyError as error:
-            own.append(Finding("listening", False, str(error)))
+            own.append(CheckFinding("listening", False, str(error)))
         say(str(own[-1]))
         deadline = time.monotonic() + patience
         for peer in peers_of(described, party):

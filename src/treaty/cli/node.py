@@ -27,7 +27,7 @@ from treaty.node.settings import Settings, load_settings
 from treaty.node.store import FINAL, JobRow, Store
 from treaty.runs.expectations import stated_sizes
 from treaty.runs.job import Job
-from treaty.runs.local_checks import EXPECTED, Finding
+from treaty.runs.local_checks import EXPECTED, CheckFinding
 
 JobPrefix = Annotated[str, typer.Argument(metavar="JOB", help="The first letters of a job's id.")]
 
@@ -165,7 +165,7 @@ def _print_peers(store: Store, settings: Settings, job: Job) -> bool:
             state = seen.get(party)
             same = state is not None and state.up and state.said == f"Treaty {treaty.__version__}"
             said = "this node has never run" if state is None else state.said if state.up else f"away: {state.said}"
-            _print_findings([Finding(party, same, said)])
+            _print_findings([CheckFinding(party, same, said)])
             fine &= same
     return fine
 
@@ -184,7 +184,7 @@ def _tried(store: Store, job_id: str, patience: float) -> tuple[bool, dict[str, 
             if (size := stated_sizes(view.reason)) is not None:
                 told[party] = size
             fine = view.state in ("approved", "finished")
-            _print_findings([Finding(party, fine, view.reason or ("could take part" if fine else view.state))])
+            _print_findings([CheckFinding(party, fine, view.reason or ("could take part" if fine else view.state))])
     if row.state != "finished":
         say(f"  WRONG  {row.reason or f'not all nodes have answered in {patience:g} s'}")
     return row.state == "finished", told
@@ -258,7 +258,7 @@ def _without_defaults(job: str) -> str:
     return msgspec.json.encode(fields).decode()
 
 
-def _print_findings(findings: Iterable[Finding]) -> None:
+def _print_findings(findings: Iterable[CheckFinding]) -> None:
     for finding in findings:
         say(f"  {finding}")
 

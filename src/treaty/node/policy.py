@@ -28,7 +28,7 @@ from treaty.models.checkpoints import noise_folder
 from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, job_of, per_person, read_ledger
 from treaty.runs.job import Job, Member, id_column
-from treaty.runs.local_checks import Finding
+from treaty.runs.local_checks import CheckFinding
 from treaty.systems import SYSTEMS
 from treaty.systems.vertical.exact_sums import expected_share, expected_sides
 
@@ -49,16 +49,16 @@ class PolicyVerdict:
         Whether the job satisfies every rule.
     needs_person : bool
         Whether a person must approve the job, too.
-    findings : list of Finding
+    findings : list of CheckFinding
         One for each rule that applies; only those on parties, system and verb if one of these is not allowed.
-    own : list of Finding
+    own : list of CheckFinding
         Of a trial: findings on this node's tables, folders and keys, which are not sent to others.
     """
 
     allowed: bool
     needs_person: bool
-    findings: list[Finding]
-    own: list[Finding] = field(default_factory=list)
+    findings: list[CheckFinding]
+    own: list[CheckFinding] = field(default_factory=list)
 
 
 class Facts:
@@ -119,7 +119,7 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
     facts : Facts
     """
     case = _Case(job, verb, party, data_set, facts)
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     for rule, check in _RULES.items():
         if rule not in _FIRST and not all(finding.fine for finding in findings if finding.what in _FIRST):
             # Do not read tables for a job that is refused anyway.
@@ -129,7 +129,7 @@ def verdict(job: Job, verb: str, party: str, data_set: DataSet, facts: Facts) ->
         except TreatyError as error:
             found = False, f"cannot be decided: {error}"
         if found is not None:
-            findings.append(Finding(rule, *found))
+            findings.append(CheckFinding(rule, *found))
     return PolicyVerdict(all(finding.fine for finding in findings), data_set.policy.approve, findings)
 
 

@@ -15,7 +15,7 @@ from treaty.node.runner import local_job, tables_of
 from treaty.node.settings import Settings
 from treaty.runs.expectations import Sizes
 from treaty.runs.job import Job
-from treaty.runs.local_checks import Finding, check_own
+from treaty.runs.local_checks import CheckFinding, check_own
 from treaty.runs.report import learned_by
 
 _HOW_READ = ("id", "columns", "drop", "categorical")
@@ -34,7 +34,7 @@ def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Ver
     name = settings.name
     strangers = [party for party in job.parties if party != name and party not in trusted]
     cards = f"no trusted card, or no [peers.NAME], of {', '.join(strangers)}" if strangers else "cards of all parties"
-    findings, needs_person = [Finding("keys", not strangers, cards)], False
+    findings, needs_person = [CheckFinding("keys", not strangers, cards)], False
     named = data_sets(job, name, verb)
     for of in named:
         try:
@@ -45,19 +45,19 @@ def verdict_on(settings: Settings, trusted: Collection[str], job: Job, verb: Ver
             main = settings.data_set(named[0])
             if any(getattr(data_set, name) != getattr(main, name) for name in _HOW_READ):
                 differ = f"{of} needs the id, columns, drop and categorical of {main.name}, as which it is read"
-                findings.append(Finding("eval_tables", False, differ))
+                findings.append(CheckFinding("eval_tables", False, differ))
         except TreatyError as error:
-            findings.append(Finding("data", False, f"{of}: {error}"))
+            findings.append(CheckFinding("data", False, f"{of}: {error}"))
             continue
         where = f"{of}: " if len(named) > 1 else ""
-        findings += [Finding(finding.what, finding.fine, where + finding.said) for finding in found.findings]
+        findings += [CheckFinding(finding.what, finding.fine, where + finding.said) for finding in found.findings]
         needs_person |= found.needs_person
     return PolicyVerdict(all(finding.fine for finding in findings), needs_person or not named, findings)
 
 
 def checked(
     own: Own, cards: Mapping[str, Card], settings: Settings, job: Job, verb: Verb, told: Sizes | None = None
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Read this node's tables as the job would, and check folders, keys and the clock; return the findings.
 
     `told` are the table sizes that other parties sent.

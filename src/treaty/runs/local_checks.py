@@ -121,7 +121,7 @@ PROBE_TIMEOUT = 5.0  # seconds for a peer to answer
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """What one check found: of what, whether it will do, and what was found or is to be done.
 
     `public` is what a node sends the other parties of a job: only what the job is expected to take.
@@ -137,7 +137,7 @@ class Finding:
         return f"{'ok' if self.fine else 'WRONG':<6} {self.what}: {self.said}"
 
 
-def check_own(job: Job, name: str, stated: Sizes | None = None) -> list[Finding]:
+def check_own(job: Job, name: str, stated: Sizes | None = None) -> list[CheckFinding]:
     """Return what a party's own files, folders, key and clock are found to be; `stated` are sizes of others' tables."""
     member = job.parties[name]
     found = [_tried("job", partial(_roles, job, name))]
@@ -171,12 +171,12 @@ def check_file(name: str, path: str) -> None:
     check_there(path, name)
 
 
-def probe(job: Job, name: str, peer: str) -> Finding:
+def probe(job: Job, name: str, peer: str) -> CheckFinding:
     """Return who answers at a peer's address, over TLS with both parties' certificates; nothing else is sent."""
     what, address = f"{peer} at {job.parties[peer].address}", job.parties[peer].address
     me, certificate = job.parties[name], job.parties[peer].certificate
     if address is None or certificate is None or me.key is None or me.certificate is None:
-        return Finding(what, False, f"the job must name its address and certificate, and the key of {name}")
+        return CheckFinding(what, False, f"the job must name its address and certificate, and the key of {name}")
     host, _, port = address.rpartition(":")
     try:
         context = _context(me.certificate, me.key)
@@ -186,24 +186,26 @@ def probe(job: Job, name: str, peer: str) -> Finding:
                 shown = secured.getpeercert(binary_form=True) or b""
                 pinned = check_certificate(load_certificate(certificate), peer)
                 if shown != pinned.public_bytes(Encoding.DER):
-                    return Finding(
+                    return CheckFinding(
                         what, False, f"answers with another certificate than {certificate}; {_compare(job, peer)}"
                     )
                 # under TLS 1.3 a certificate of ours that is refused shows here
                 accepted = secured.recv(1)
     except ssl.SSLError as error:
-        return Finding(
+        return CheckFinding(
             what,
             False,
             f"TLS failed ({error.reason or error}): it pins another certificate of {name}, or is none of us",
         )
     except TreatyError as error:
-        return Finding(what, False, str(error))
+        return CheckFinding(what, False, str(error))
     except OSError as error:
-        return Finding(what, False, f"nobody answers ({error.strerror or error}): start it, or see docs/network.md")
+        return CheckFinding(
+            what, False, f"nobody answers ({error.strerror or error}): start it, or see docs/network.md"
+        )
     if not accepted:
-        return Finding(what, False, f"hung up: it pins another certificate of {name} than {me.certificate}")
-    return Finding(what, True, "answers, with the certificate that is pinned")
+        return CheckFinding(what, False, f"hung up: it pins another certificate of {name} than {me.certificate}")
+    return CheckFinding(what, True, "answers, with the certificate that is pinned")
 
 
 def peers_of(job: Job, name: str) -> list[str]:
@@ -226,25 +228,25 @@ def _compare(job: Job, peer: str) -> str:
     return f"pinned for {peer} is {fingerprint(load_certificate(str(job.parties[peer].certificate)))}"
 
 
-def _tried(what: str, check: Callable[[], str]) -> Finding:
+def _tried(what: str, check: Callable[[], str]) -> CheckFinding:
     try:
-        return Finding(what, True, check())
+        return CheckFinding(what, True, check())
     except (TreatyError, OSError) as error:
-        return Finding(what, False, str(error))
+        return CheckFinding(what, False, str(error))
 
 
-def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) -> list[Finding]:
+def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) -> list[CheckFinding]:
     """Return what the training is expected to take here; `table` is its own one."""
     try:
         expected = expect(job, job.roles(), name, table, stated)
     except ConfigError as error:
-        return [Finding(EXPECTED, True, str(error))]
+        return [CheckFinding(EXPECTED, True, str(error))]
     except TreatyError as error:
-        return [Finding(EXPECTED, False, str(error))]
+        return [CheckFinding(EXPECTED, False, str(error))]
     found = [
-        Finding(EXPECTED, True, expected.taken, expected.in_public),
-        Finding(f"{EXPECTED} time", True, expected.time_in_words),
-        Finding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
+        CheckFinding(EXPECTED, True, expected.taken, expected.in_public),
+        CheckFinding(f"{EXPECTED} time", True, expected.time_in_words),
+        CheckFinding(f"{EXPECTED} bytes", True, expected.bytes_in_words),
         _tried(f"{EXPECTED} memory", partial(check_memory, expected)),
     ]
     (own, common), roles = job.settings(), job.roles()
@@ -253,7 +255,7 @@ def _expected(job: Job, name: str, table: Table | None, stated: Sizes | None) ->
         trees = job.classes if job.classes > 2 else 1
         share = expected_sides(codes, own.ciphers, common, trees, len(roles.owners))
         said = f"sides of splits will tell {job.active} some {share:.2g} of the bins here for certain (docs/sealed.md)"
-        found.append(Finding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
+        found.append(CheckFinding(f"{EXPECTED} sides", True, said, "counts what sides of its splits tell"))
     return found + ([_tried(f"{EXPECTED} store", partial(check_store, job, name, expected))] if expected.kept else [])
 
 

@@ -42,7 +42,7 @@ from treaty.runs.rows import (
     read_by_row,
 )
 from treaty.runs.table_files import FileRead, read_ahead, read_rows, read_to_predict
-from treaty.runs.threads import Terms, predicting_roles
+from treaty.runs.threads import RunTerms, predicting_roles
 from treaty.systems.observers import play_role
 from treaty.systems.pooled.training import why_no_split
 from treaty.systems.system import AuditFolder, LabelledRows, PartySpec, Phase, Progress, RoleInput, Roles
@@ -412,9 +412,9 @@ def _with_rows(job: Job, name: str, verb: str, phase: Phase | None, noted: Noted
         raise
 
 
-def terms_of(job: Job, roles: Roles) -> Terms:
+def terms_of(job: Job, roles: Roles) -> RunTerms:
     """Return what all parties of a job have in common when they play these roles."""
-    return Terms(job.system, *job.settings(), roles)
+    return RunTerms(job.system, *job.settings(), roles)
 
 
 def to_predict(job: Job, name: str) -> str:

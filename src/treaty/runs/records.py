@@ -25,7 +25,7 @@ from treaty.messaging.transcript import Transcript, TranscriptEntry
 from treaty.privacy.exact_sums import OpenedNode
 from treaty.runs.job import Job
 from treaty.runs.job_files import decoded_job
-from treaty.runs.threads import Recorded, Terms
+from treaty.runs.threads import Recorded, RunTerms
 from treaty.systems.observers import Recording
 from treaty.systems.system import LabelledRows, RoleInput
 
@@ -150,7 +150,7 @@ def read_record(path: Path) -> Recorded:
         data = LabelledRows(table, record.y)
     peers = [other for other in roles.of if other != name]
     party = Party(name, job.name, job.system.name, memory_channels([name, *peers])[name], peers, transcript)
-    terms = Terms(job.system, *job.settings(), roles)
+    terms = RunTerms(job.system, *job.settings(), roles)
     inputs = replace(
         terms.inputs(party, 1), data=data, classes=record.classes, n_classes=job.classes, model_id=record.model_id
     )

@@ -36,7 +36,7 @@ from treaty.privacy.ledger import Ledger
 from treaty.runs.job import Job, TableRules, store_of
 from treaty.runs.table_files import (
     FileRead,
-    Rows,
+    FileRows,
     features_of,
     labelled,
     read_rows,
@@ -94,7 +94,7 @@ def open_rows(
     in_order: bool = False,
     phase: Phase | None = None,
     read: FileRead | None = None,
-) -> Rows:
+) -> FileRows:
     """Read a party's file, unless it is `read` already, and align its rows with the other parties'.
 
     The other parties open the same rows at the same time. `schema` is that of training, None at training. `kept` is
@@ -103,9 +103,9 @@ def open_rows(
     """
     arrow, checked = read or read_table_file(rules, path, schema)
     if checked is not None:
-        return Rows(arrow, checked, arrow)
+        return FileRows(arrow, checked, arrow)
     if alignment is None or rules.id is None:
-        return Rows(arrow, features_of(arrow, rules, path, schema), arrow)
+        return FileRows(arrow, features_of(arrow, rules, path, schema), arrow)
     column, whole, digest = arrow[rules.id], arrow, None
     order = _common_rows(party, rules, column, alignment, kept, again, phase)
     if in_order:
@@ -114,7 +114,7 @@ def open_rows(
     ids = column.take(pa.array(order))
     canonical = partial(canonical_ids, ids, party=party.name, normalise=rules.normalise)
     arrow = arrow.drop_columns([rules.id]).take(pa.array(order))
-    return Rows(arrow, features_of(arrow, rules, path, schema), whole, order, ids, digest, canonical)
+    return FileRows(arrow, features_of(arrow, rules, path, schema), whole, order, ids, digest, canonical)
 
 
 def _common_rows(

@@ -24,7 +24,7 @@ from treaty.runs.progress import check_writable
 from treaty.runs.report import trained_model, write_service_report
 from treaty.runs.rows import alignment_of, among_owners, open_rows
 from treaty.runs.table_files import read_rows
-from treaty.runs.threads import Role, Terms, play
+from treaty.runs.threads import Role, RunTerms, play
 from treaty.systems import find_system
 from treaty.systems.observers import play_role
 from treaty.systems.options import SystemOptions, converted
@@ -125,7 +125,7 @@ def predict_hidden(
     active = next(name for name, place in helpers.items() if place.role == "server")
     roles = service.assign({**helpers, **dict.fromkeys(tables, PartySpec())}, active, options)
     threads = max(1, cores(n_jobs) // len(roles.having("edge")))
-    terms = Terms(system, options, common, roles)
+    terms = RunTerms(system, options, common, roles)
 
     def program(party: Party) -> Any:
         name = party.name

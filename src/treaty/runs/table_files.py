@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FileRows:
     """A file's rows in the common order.
 
     `arrow`, a table of arrow or `FileTable`, has all columns but those dropped and the ids, `whole` the file in its own
@@ -59,7 +59,7 @@ class FileRead(NamedTuple):
     checked: Table | None
 
 
-def read_alone(rules: TableRules, path: str, *, training: bool) -> tuple[Rows, list[Any] | None]:
+def read_alone(rules: TableRules, path: str, *, training: bool) -> tuple[FileRows, list[Any] | None]:
     """Read and check a file without the other parties: rows in their own order, ids and labels checked.
 
     Only a training table must have labels. Returns the classes, too.
@@ -90,13 +90,13 @@ def read_to_predict(rules: TableRules, path: str, schema: Schema) -> FileRead:
     return read
 
 
-def _checked_alone(read: FileRead, rules: TableRules, path: str) -> Rows:
+def _checked_alone(read: FileRead, rules: TableRules, path: str) -> FileRows:
     """Check ids and columns of a file in its own order."""
     arrow, checked = read
     if checked is None and rules.id is not None:
         read_ids(arrow[rules.id], party=rules.party, normalise=rules.normalise, on_duplicate=rules.on_duplicate)
         arrow = arrow.drop_columns([rules.id])
-    return Rows(arrow, features_of(arrow, rules, path, None) if checked is None else checked, arrow)
+    return FileRows(arrow, features_of(arrow, rules, path, None) if checked is None else checked, arrow)
 
 
 def read_file(rules: TableRules, path: str, schema: Schema | None, text: Sequence[str] = ()) -> FileRead:
@@ -126,7 +126,7 @@ def read_file(rules: TableRules, path: str, schema: Schema | None, text: Sequenc
     return FileRead(arrow, None)
 
 
-def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> Rows:
+def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, text: Sequence[str] = ()) -> FileRows:
     """Read a file of a job split by row: no rows are aligned, and no other party is needed.
 
     `schema` is the model's, if there is one: columns that the file lacks are missing in all rows. `text` as of
@@ -134,12 +134,12 @@ def read_rows(rules: TableRules, path: str, schema: Schema | None = None, *, tex
     """
     arrow, checked = read_file(rules, path, schema, text)
     if checked is not None:
-        return Rows(arrow, checked, arrow)
+        return FileRows(arrow, checked, arrow)
     for column in () if schema is None else schema.names:
         if column not in arrow.column_names:
             logger.warning("%s: column %r is missing in all rows, for %s lacks it", rules.party, column, path)
             arrow = arrow.append_column(column, pa.nulls(arrow.num_rows, pa.float32()))
-    return Rows(arrow, features_of(arrow, rules, path, schema), arrow)
+    return FileRows(arrow, features_of(arrow, rules, path, schema), arrow)
 
 
 def _kinds_checked(arrow: Any, rules: TableRules, path: str, schema: Schema | None) -> Any:
@@ -262,7 +262,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def labelled(
-    rows: Rows, rules: TableRules, path: str, classes: list[Any] | None, *, training: bool
+    rows: FileRows, rules: TableRules, path: str, classes: list[Any] | None, *, training: bool
 ) -> tuple[LabelledRows, list[Any] | None]:
     """Check labels and (for training) weights at a party that has some; return them with the classes.
 
@@ -303,7 +303,7 @@ def _refuse_absent_labels(arrow: Any, rules: TableRules, path: str, *, weighted:
 
 
 def with_noisy_labels(
-    data: LabelledRows, rows: Rows, rules: TableRules, path: str, options: SystemOptions, ledger: Ledger, job: str
+    data: LabelledRows, rows: FileRows, rules: TableRules, path: str, options: SystemOptions, ledger: Ledger, job: str
 ) -> tuple[LabelledRows, list[Any]]:
     """Replace labels by noisy ones, which a file at `path` keeps; `job` is the name that the ledger notes.
 

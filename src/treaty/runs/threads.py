@@ -256,7 +256,7 @@ def traffic_of(transcripts: Iterable[Transcript]) -> Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RunTerms:
     """What all parties of a run have in common. Every runner makes the inputs of its roles from them."""
 
     system: System
@@ -275,7 +275,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Terms):
+class Run(RunTerms):
     """What a training on this machine is given, in threads, in processes or in one place."""
 
     # of every owner; labels, class numbers, where a party has some
@@ -353,7 +353,7 @@ def predict_in_threads(
 ) -> dict[str, Any]:
     """Play programs of prediction with every owner of the model in a thread; return what each returned, by party."""
     roles, threads = predicting_roles(active_of(parts), list(parts)), cores(n_jobs)
-    terms = Terms(system, *settings, roles)
+    terms = RunTerms(system, *settings, roles)
 
     def role(party: Party) -> Any:
         rows = LabelledRows(tables[party.name], np.zeros(0))

@@ -238,7 +238,7 @@ class Rounds:
             del forest.trees[forest.best_round * n_outputs :]
 
 
-class Round:
+class BoostingRound:
     """One round of a `Boosting`: for each of its `trees` the caller grows a tree and adds it."""
 
     def __init__(self, boosting: Boosting, number: int, new: list[Tree]) -> None:
@@ -348,9 +348,9 @@ class Boosting:
         """End the training with the rounds finished so far; the trees of the current round are dropped."""
         self._rounds.stop()
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[BoostingRound]:
         for new in self._rounds:
-            yield Round(self, self.forest.rounds, new)
+            yield BoostingRound(self, self.forest.rounds, new)
 
     def _after_round(self, done: int) -> None:
         objective = self.forest.objective

@@ -230,7 +230,7 @@ class SplitColumns(Message):
     new: Array
 
 
-class Recorded(Protocol):
+class HasRecords(Protocol):
     """A message with record numbers."""
 
     @property
@@ -447,7 +447,7 @@ class PassiveColumns:
             records, numbers = np.append(records, told), np.append(numbers, of_splits)
         return records, bits_at([self._decided[number] for number in numbers], rows, starts)
 
-    def _records(self, answer: Recorded, count: int | None) -> Int32:
+    def _records(self, answer: HasRecords, count: int | None) -> Int32:
         what = f"{type(answer).__name__}.records"
         records = view(answer.records, np.int32, (count,), peer=self.peer, what=what)
         if np.any(records < 0):

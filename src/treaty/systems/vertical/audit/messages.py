@@ -43,7 +43,7 @@ class Unsound(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AuditShape:
     """A tree's nodes, and its leaves counted from left to right.
 
     Node k has the leaves ``first[k]`` to ``stop[k] - 1``; `leaf` is the node of each row's leaf, `place` its count.
@@ -63,7 +63,7 @@ class Shape:
         return inside
 
 
-def shape_of(tree: KeptTree, n_rows: int, party: str) -> Shape:
+def shape_of(tree: KeptTree, n_rows: int, party: str) -> AuditShape:
     """Return a recorded tree's shape; Unsound where its nodes are no tree, or rows are in none of its leaves."""
 
     def read(array: Array, what: str, dtype: type[np.integer]) -> Integers:
@@ -87,7 +87,7 @@ def shape_of(tree: KeptTree, n_rows: int, party: str) -> Shape:
     for node in inner:
         first[left[node]] = first[node]
         first[left[node] + 1] = first[node] + leaves[left[node]]
-    return Shape(
+    return AuditShape(
         source.astype(np.int32), record.astype(np.int32), left.astype(np.int32),
         first, first + leaves, leaf, first[leaf],
     )  # fmt: skip
@@ -96,7 +96,7 @@ def shape_of(tree: KeptTree, n_rows: int, party: str) -> Shape:
 class SampledNodes:
     """The nodes of a tree by their sampled rows, bool (n_rows,)."""
 
-    def __init__(self, shape: Shape, sampled: Flags) -> None:
+    def __init__(self, shape: AuditShape, sampled: Flags) -> None:
         self._shape, self._sampled = shape, sampled
         self._spans = set(zip(shape.first.tolist(), shape.stop.tolist(), strict=True))
         in_leaf = np.bincount(shape.place[sampled], minlength=int(shape.stop.max(initial=1)))
@@ -117,7 +117,7 @@ class Replay:
     Raises Unsound for splits that the job's options do not allow: deeper, or into children of fewer than `fewest_rows`.
     """
 
-    def __init__(self, shape: Shape, sample: TreeSample, fewest_rows: int) -> None:
+    def __init__(self, shape: AuditShape, sample: TreeSample, fewest_rows: int) -> None:
         self._shape, self._fewest_rows = shape, fewest_rows
         n_rows = len(sample.grad)
         sampled = np.arange(n_rows) if sample.rows is None else sample.rows
@@ -169,7 +169,7 @@ class Replay:
 # ---------------------------------------------------------------- messages
 
 
-class Opener(Protocol):
+class SumsReader(Protocol):
     """What opens a cipher's messages: `DisclosedLattice` or `DisclosedKey`."""
 
     def begin_tree(self, grad: Integers, hess: Integers) -> None: ...
@@ -177,7 +177,7 @@ class Opener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedMessages:
     """What follows from the labels for a tree: grad and hess (n_rows,), the drawn rows (None: all) and columns."""
 
     number: int
@@ -206,7 +206,7 @@ class ReceivedTrees:
     """A passive party's record, from its first tree on; its columns are `width` from `first` in the joined table."""
 
     def __init__(
-        self, header: PassiveHeader, parts: Iterator[Message], opener: Opener, blind: bool, first: int, width: int
+        self, header: PassiveHeader, parts: Iterator[Message], opener: SumsReader, blind: bool, first: int, width: int
     ) -> None:
         self._header, self._parts, self._opener, self._blind = header, parts, opener, blind
         self._first, self._width = first, width
@@ -215,7 +215,7 @@ class ReceivedTrees:
         self._coming: list[NDArray[np.uint8]] = []  # pieces of more of them, (columns, bytes)
         self._sides: dict[int, tuple[Flags, Flags]] = {}  # of its record of a split: which rows it decided, and left
 
-    def compare(self, expected: Expected, kept: KeptTree, shape: Shape, place: int) -> Found | None:
+    def compare(self, expected: ExpectedMessages, kept: KeptTree, shape: AuditShape, place: int) -> Found | None:
         """Compare the next tree; None where the record has no more. `place` is the party's among the sources.
 
         Raises CryptoError, PeerProtocolError for messages that the protocol does not have.
@@ -300,7 +300,7 @@ class ReceivedTrees:
         start: TreeStart,
         payload: Payload,
         told: Int32s | None,
-        expected: Expected,
+        expected: ExpectedMessages,
         kept: KeptTree,
         found: Found,
     ) -> None:
@@ -342,7 +342,7 @@ class ReceivedTrees:
         wrong_rows: Flags = np.logical_or.reduce(opened.wrong, axis=0)
         return wrong_rows
 
-    def _named_nodes(self, query: Payload, expected: Expected, nodes: SampledNodes, found: Found) -> None:
+    def _named_nodes(self, query: Payload, expected: ExpectedMessages, nodes: SampledNodes, found: Found) -> None:
         """Check the rows of nodes that a query names, by number: the largest is of no node."""
         slots = query[0]
         for node in np.unique(slots[slots != np.iinfo(slots.dtype).max]):
@@ -379,7 +379,7 @@ class ReceivedTrees:
                 self._sides[record] = asked.copy(), left
         return bits
 
-    def _compare_sides(self, shape: Shape, place: int, found: Found) -> None:
+    def _compare_sides(self, shape: AuditShape, place: int, found: Found) -> None:
         """Check that rows went at this party's splits where it said they go."""
         strayed, unknown = 0, 0
         for node in np.flatnonzero((shape.source == place) & (shape.left >= 0)).tolist():

@@ -31,7 +31,15 @@ from treaty.messaging.messages import Message, unpack, view
 from treaty.systems.options import converted, names_of
 from treaty.systems.pooled.options import BoostingOptions
 from treaty.systems.pooled.training import loss_of
-from treaty.systems.vertical.audit.messages import Expected, Opener, ReceivedTrees, Replay, Shape, Unsound, shape_of
+from treaty.systems.vertical.audit.messages import (
+    AuditShape,
+    ExpectedMessages,
+    ReceivedTrees,
+    Replay,
+    SumsReader,
+    Unsound,
+    shape_of,
+)
 from treaty.systems.vertical.audit.record import SUFFIX, ActiveHeader, KeptTree, PassiveHeader, read_parts
 from treaty.systems.vertical.encrypted_columns import TreeEnd, sums_bounds
 from treaty.trees.boosting import Boosting, Forest, RoundState, TreeSample
@@ -41,7 +49,7 @@ Header = TypeVar("Header", ActiveHeader, PassiveHeader)
 
 
 @dataclass(slots=True)
-class Verdict:
+class ReplayVerdict:
     """What was found of a training between the active and a passive party; trees are counted from 0.
 
     `findings` are sentences about differences, none of which holds a value; `notes` what could not be compared.
@@ -76,7 +84,7 @@ def audit(
     unfinished: bool = False,
     threads: int = 1,
     progress: Progress | None = None,
-) -> list[Verdict]:
+) -> list[ReplayVerdict]:
     """Compare all trainings of which the active party's folder and a passive party's both have records.
 
     With `unfinished` records count as far as they are whole; `progress` is called with trees done and most in all.
@@ -97,7 +105,7 @@ def audit(
     verdicts = []
     for passive_name, model in dict.fromkeys((run.passive.party, run.active.model_id) for run in runs):
         own = [run for run in runs if (run.passive.party, run.active.model_id) == (passive_name, model)]
-        verdict = Verdict(own[0].active.party, passive_name, own[0].active.job, model)
+        verdict = ReplayVerdict(own[0].active.party, passive_name, own[0].active.job, model)
         lacking = [h for h, _ in received.values() if h.model_id == model and h.number not in kept]
         if lacking:
             verdict.findings.append(f"{verdict.active} shows no record of {len(lacking)} runs of this training")
@@ -116,7 +124,9 @@ def _headers(folder: Path, kind: type[Header], unfinished: bool) -> dict[bytes, 
     return found
 
 
-def _audit_runs(runs: list[_Run], verdict: Verdict, unfinished: bool, threads: int, progress: Progress | None) -> None:
+def _audit_runs(
+    runs: list[_Run], verdict: ReplayVerdict, unfinished: bool, threads: int, progress: Progress | None
+) -> None:
     """Audit the runs of a training, the earliest first: a resumed one goes on from margins of an earlier one."""
     passed: dict[int, RoundState] = {}
     for run in runs:
@@ -132,7 +142,9 @@ def _audit_runs(runs: list[_Run], verdict: Verdict, unfinished: bool, threads: i
 class _RunAudit:
     """One run of a training, played again beside the records of both parties."""
 
-    def __init__(self, run: _Run, verdict: Verdict, unfinished: bool, threads: int, progress: Progress | None) -> None:
+    def __init__(
+        self, run: _Run, verdict: ReplayVerdict, unfinished: bool, threads: int, progress: Progress | None
+    ) -> None:
         self._run, self._verdict, self._threads, self._progress = run, verdict, threads, progress
         active, passive = run.active, run.passive
         for what in ("job", "model_id", "cipher", "terms", "setup", "seed"):
@@ -206,7 +218,7 @@ class _RunAudit:
             raise Unsound(f"the run begins with other margins than those after {active.rounds} rounds")
         return RoundState(active.rounds, margins, active.random_state)
 
-    def _make_opener(self) -> Opener:
+    def _make_opener(self) -> SumsReader:
         active, passive = self._run.active, self._run.passive
         setup = unpack(passive.setup, active.party, "Setup")
         bounds = sums_bounds(passive.n_rows, self._loss, self._common)
@@ -223,7 +235,7 @@ class _RunAudit:
         next(parts)
         return parts
 
-    def _next_shape(self) -> Shape | None:
+    def _next_shape(self) -> AuditShape | None:
         part = next(self._kept, None)
         if part is None:
             return None
@@ -232,13 +244,13 @@ class _RunAudit:
         self._kept_tree = part
         return shape_of(part, len(self._y), self._run.active.party)
 
-    def _compare(self, sample: TreeSample, shape: Shape) -> bool:
+    def _compare(self, sample: TreeSample, shape: AuditShape) -> bool:
         """Compare what was received of a tree with what its sample implies; return whether there was something."""
         number, verdict = self._tree, self._verdict
         self._tree += 1
         if number < self._alone:
             return True
-        expected = Expected(number, sample.grad, sample.hess, sample.rows, sample.columns)
+        expected = ExpectedMessages(number, sample.grad, sample.hess, sample.rows, sample.columns)
         found = self._received.compare(expected, self._kept_tree, shape, self._place)
         if found is None:
             verdict.notes.append(f"tree {number} and those after it are not in the record of {verdict.passive}")

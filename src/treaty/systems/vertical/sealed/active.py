@@ -34,11 +34,11 @@ from treaty.systems.vertical.preparation import Link
 from treaty.systems.vertical.sealed.level import (
     CHOICE_BITS,
     Candidates,
-    End,
     LevelResult,
     MovedShares,
     OwnerShares,
     SealedColumns,
+    SealedEnd,
     SealedSumsRequest,
     SideChoices,
     SplitSides,
@@ -135,7 +135,7 @@ class SealedPeer(PassiveColumns):
     """
 
     gradients: SealedGradients
-    end: End
+    end: SealedEnd
     missing: Flags
     candidates: Candidates
 
@@ -229,7 +229,7 @@ def make_ends(
         party.send(name, TournamentTerms(rules.ridge, step, others))
     made = take_steps(party, {name: open_transfers() for name in peers})
     for name, peer in peers.items():
-        peer.end = End(0, made[name], places_of(bounds), widths, step)
+        peer.end = SealedEnd(0, made[name], places_of(bounds), widths, step)
 
 
 class SealedSearch(SplitSearch):

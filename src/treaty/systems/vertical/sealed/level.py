@@ -299,7 +299,7 @@ class SplitSides(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class SealedEnd:
     """One end of computing on shares with one other party, for a whole job; `role` is 0 at the active party."""
 
     role: int
@@ -337,7 +337,7 @@ def places_of(bounds: SumsBounds) -> Places:
 
 
 def find_best(
-    end: End, parts: Wide, parents: Int32s, before: Wide | None, candidates: Candidates, known: Known
+    end: SealedEnd, parts: Wide, parents: Int32s, before: Wide | None, candidates: Candidates, known: Known
 ) -> Steps[LevelResult]:
     """Find each node's best entry among the candidates and those that the active party knows.
 

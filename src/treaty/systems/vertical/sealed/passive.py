@@ -21,12 +21,12 @@ from treaty.systems.vertical.exact_sums import ToldSides
 from treaty.systems.vertical.sealed.level import (
     CHOICE_BITS,
     Candidates,
-    End,
     LevelResult,
     MovedShares,
     MovingKey,
     OwnerShares,
     SealedColumns,
+    SealedEnd,
     SealedSumsRequest,
     SideChoices,
     SplitSides,
@@ -76,7 +76,7 @@ class SealedOwner(EncryptedOwner):
         except CryptoError as error:
             raise PeerProtocolError(self._active, f"{error} - at TournamentTerms from {self._active}") from None
         transfers = take_steps(party, {self._active: open_transfers()})[self._active]
-        self._end = End(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
+        self._end = SealedEnd(1, transfers, places_of(server.bounds), Widths.of(server.bounds, terms.ridge), terms.step)
 
     def start_tree(self, start: TreeStart) -> None:
         super().start_tree(start)
