@@ -160,7 +160,7 @@ def test_a_step_that_fails_says_why_and_workers_that_die_again_and_again_are_giv
         with pytest.raises(ClusterLost, match="lost 4 times in one step"):
             shards.each(dying)
     monkeypatch.setattr(ray, "wait", lambda waited, **_: ([], waited))
-    with pytest.raises(ConfigError, match=r"0 of 2 workers of the cluster began within 180 s"), opened(Cluster("ray")):
+    with pytest.raises(ConfigError, match=r"0 of 2 workers of the cluster started within 180 s"), opened(Cluster("ray")):
         pass
 
 
@@ -280,10 +280,10 @@ def test_whatever_keeps_ray_from_starting_is_told_as_a_cluster_that_is_not_reach
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    told = "cluster 'ray' is not reached: .* another user; docs/clusters.md helps"
+    told = "cannot reach the cluster 'ray': .* another user; see docs/clusters.md"
     with pytest.raises(ConfigError, match=told) as refused, opened(Cluster("ray")):
         pass
-    assert refused.value.public == "its cluster is not reached"
+    assert refused.value.public == "its cluster cannot be reached"
 
 
 def test_the_token_of_a_cluster_that_begins_here_is_its_owners_alone(ray, monkeypatch, tmp_path):
@@ -302,7 +302,7 @@ def test_the_token_of_a_cluster_that_begins_here_is_its_owners_alone(ray, monkey
     assert seen == [(64, 0o600)] * 2
     token.unlink()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-    with pytest.raises(ConfigError, match="not reached"), opened(Cluster("ray")):
+    with pytest.raises(ConfigError, match="cannot reach"), opened(Cluster("ray")):
         pass
     assert not token.exists()
 

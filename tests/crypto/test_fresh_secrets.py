@@ -258,7 +258,7 @@ class Line(NamedTuple):
 
 NOT_SECRET = {
     "lattice/ring.public_ring_elements: Keystream": "expanded from a public seed, by everybody alike",
-    "lattice/store.HintStore._new: token_hex": "the name of a file",
+    "lattice/store.HintStore.new_hint: token_hex": "the name of a file",
     "lattice/store.HintStore._place: token_hex": "the name of a file",
     "sharing/key_agreement.is_mask_key: generate": "thrown away: it tries another's public key",
     "transfer/oprf.placed: randbits": "which items push others out: nobody else sees the table",
