@@ -239,7 +239,7 @@ def test_a_file_lost_or_damaged_at_anybody_means_a_new_search(rows, tmp_path, ca
         again = fit(rows, tmp_path)
     assert searched(again)
     alike(first, again)
-    said = re.search(rf"earlier jobs cannot be used, and is made anew: .* at .*{who}\.bins", caplog.text)
+    said = re.search(rf"earlier jobs cannot be used, and is made again: .* at .*{who}\.bins", caplog.text)
     assert (said is None) == (how == "gone")
     assert not searched(fit(rows, tmp_path))
 

@@ -209,7 +209,7 @@ def test_a_damaged_file_is_reported_and_made_anew(table, folder, caplog):
         again = fit(tables, y, folder)
     assert bucket_bytes(again) == [bucket_bytes(first)[0], 0]
     same(first, again)
-    assert re.search(r"earlier jobs cannot be used, and is made anew: .*cut off - at .*p1\.buckets", caplog.text)
+    assert re.search(r"earlier jobs cannot be used, and is made again: .*cut off - at .*p1\.buckets", caplog.text)
     assert bucket_bytes(fit(tables, y, folder)) == [0, 0]
 
 
