@@ -64,7 +64,7 @@ def test_nodes_are_disclosed_where_the_cipher_that_was_chosen_shows_them():
     shown, blind = learned("ou"), learned("lattice")
     assert "which bin of a column is fullest" in shown["bank"]
     assert "which rows are in each node" in shown["shop"]
-    assert "nothing of which rows are in a node, nor of labels" in blind["shop"]
+    assert "neither which rows are in a node nor any label" in blind["shop"]
     assert "those outside the node too" in blind["bank"]
     by_node = learned("lattice", reveal="node")
     assert "which rows are in the nodes of its splits" in by_node["telco"]
