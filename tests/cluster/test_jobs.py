@@ -160,7 +160,7 @@ def test_a_step_that_fails_says_why_and_workers_that_die_again_and_again_are_giv
         with pytest.raises(ClusterLost, match="lost 4 times in one step"):
             shards.each(dying)
     monkeypatch.setattr(ray, "wait", lambda waited, **_: ([], waited))
-    with pytest.raises(ConfigError, match=r"0 of 2 workers of the cluster started within 180 s"), opened(Cluster("ray")):
+    with pytest.raises(ConfigError, match="0 of 2 workers of the cluster started within"), opened(Cluster("ray")):
         pass
 
 
