@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from treaty.machine.process import trust
 from treaty.models.checkpoints import noise_folder
 from treaty.node import policy as policies
-from treaty.node.policy import Facts, Finding, PolicyVerdict, verdict
+from treaty.node.policy import CheckFinding, Facts, PolicyVerdict, verdict
 from treaty.node.settings import DataSet, Policy
 from treaty.privacy.ledger import FILE, Ledger, LedgerEntry
 from treaty.runs.job import Align, Job, Member
@@ -49,7 +49,7 @@ def asked(folder: Path, proposed: Job, verb: str = "train", party: str = "bank",
     return verdict(proposed, verb, party, data_set, Facts(data_set, party))
 
 
-def found(rule: str, *args: Any, **given: Any) -> Finding:
+def found(rule: str, *args: Any, **given: Any) -> CheckFinding:
     (finding,) = [finding for finding in asked(*args, **given).findings if finding.what == rule]
     return finding
 
@@ -167,7 +167,7 @@ def test_columns_that_the_data_set_leaves_out(folder: Path) -> None:
         (finding,) = [
             of for of in verdict(job(columns=["age", column]), "train", "bank", data_set, facts).findings if not of.fine
         ]
-        assert finding == Finding("columns", False, f"columns '{column}', which the data set excludes")
+        assert finding == CheckFinding("columns", False, f"columns '{column}', which the data set excludes")
 
 
 def test_ids_that_the_job_names_count_as_used(folder: Path) -> None:
@@ -218,7 +218,7 @@ def test_sums(folder: Path) -> None:
     check(False, "open sums; allowed: sealed", "sums", folder, job("fedxgboost-smm"), sums=["sealed"])
     for proposed in (job("sgd"), job("federboost-vertical"), job("fedxgboost-ldp"), by_row(), by_row("fedxgb")):
         finding = found("sums", folder, proposed, sums=["sealed"])
-        assert finding == Finding(
+        assert finding == CheckFinding(
             "sums", False,
             f"cannot be decided: system {proposed.protocol!r} has neither open nor sealed sums of bins",
         )  # fmt: skip
@@ -241,7 +241,7 @@ def test_what_open_sums_give_away(folder: Path) -> None:
     share = float(of_many.said.split("estimated ")[1].split("%")[0]) / 100
     assert found(rule, folder, many, most_recoverable=min(1.0, share + 0.001)).fine
     own = found(rule, folder, changed_to(many, active="bank"), most_recoverable=0.0)
-    assert own == Finding(
+    assert own == CheckFinding(
         rule, True, "no sum of bins of its own columns is revealed; allowed: 0% of the bins of its rows"
     )
     for proposed in (job("federboost-vertical"), job("sgd"), by_row(), job("fedxgboost-ldp")):
@@ -461,4 +461,4 @@ def test_a_stricter_policy_never_allows_more(
 
 def test_findings_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Finding("peers", True, "").fine = False  # type: ignore[misc]
+        CheckFinding("peers", True, "").fine = False  # type: ignore[misc]
