@@ -368,6 +368,7 @@ def test_the_ledger_counts(folder: Path) -> None:
 
 def test_a_system_whose_cost_is_not_known_is_not_fine(folder: Path) -> None:
     elsewhere = "treaty.systems.secureboost.system:SYSTEM"
+    trust([elsewhere])
     given: dict[str, Any] = {"systems": [elsewhere], "sums": ["sealed"], "most_recoverable": 1.0, "most_epsilon": 1e6}
     wrong = [finding.what for finding in asked(folder, job(elsewhere), **given).findings if not finding.fine]
     assert wrong == ["sums", "most_recoverable", "most_epsilon"]
