@@ -53,6 +53,7 @@ def installed(tmp_path, monkeypatch):
     """Return a function that installs a package of a kernel and what it imports, and returns where that is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)  # of processes that a test starts
 
     def install(name, amount, extra=""):
         """Install into a folder of this name, and call the kernel as a process does that has just started."""
