@@ -33,7 +33,7 @@ def inputs(
         common = BoostingOptions(**(common or {}))
     given = {name: "active" if name == active else "passive" for name in owners} if roles is None else dict(roles)
     roles = Roles(active, given, list(owners))
-    fields.setdefault("observers", Observers([ProgressCalls(fields.get("progress"), fields.pop("phase", None))]))
+    fields.setdefault("observers", Observers([ProgressCalls(fields.pop("progress", None), fields.pop("phase", None))]))
     return RoleInput(party=party, options=options, common=common.checked(options), roles=roles, **fields)
 
 

@@ -270,7 +270,7 @@ class RunTerms:
         """Return a role's input, which has yet to get what is the party's own: rows, a part of the model, folders."""
         return RoleInput(
             party=party, options=self.options, common=self.common, roles=self.roles, threads=threads,
-            progress=progress, observers=Observers([ProgressCalls(progress, phase)]),
+            observers=Observers([ProgressCalls(progress, phase)]),
         )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ class Run(RunTerms):
     # tables by owner where columns are split, else the active party's alone; and labels
     eval_sets: Sequence[tuple[Mapping[str, Table], NDArray[np.float64]]] = ()
     n_jobs: int | None = None
-    # called by every role, see `RoleInput`
+    # called after every round of every role, see `Observer.round_finished`
     progress: Progress | None = None
     phase: Phase | None = None
     # folder for what serves later fits on the same rows

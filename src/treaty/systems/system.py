@@ -158,7 +158,6 @@ class RoleInput(Generic[Own, Common]):
         This party's cluster, which adds up its rows; None: this machine does.
     observers : Observers
         What watches the role: a progress bar, a recording. A role reports to it and does not know who listens.
-    progress : callable or None
     keeper : Keeper or None
         Where checkpoints go, and come from.
     store : Path or None
@@ -201,7 +200,6 @@ class RoleInput(Generic[Own, Common]):
     threads: int = 1
     shards: Shards | None = None
     observers: Observers = field(default_factory=Observers)
-    progress: Progress | None = None
     keeper: Keeper | None = None
     store: Path | None = None
     epsilon_limits: EpsilonLimits | None = None

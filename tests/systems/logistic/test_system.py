@@ -13,6 +13,7 @@ from treaty.linear.losses import probabilities
 from treaty.models.linear import LinearPart, label_holder, load_linear_part, pooled_margins
 from treaty.systems import find_system
 from treaty.systems.logistic.options import SGD, QuasiNewton, RegressionOptions
+from treaty.systems.observers import Observers, ProgressCalls
 from treaty.systems.pooled.options import Pooled
 from treaty.systems.system import LabelledRows, PartySpec, RoleInput
 
@@ -26,7 +27,7 @@ def trained(progress: Any = None, **given: Any) -> tuple[dict[str, LinearPart], 
     inputs: Any = RoleInput(
         party=None, options=options, common=common, roles=roles, data=LabelledRows(tables["p0"], y),
         classes=["no", "yes"],
-        progress=progress,
+        observers=Observers([ProgressCalls(progress)]),
     )  # fmt: skip
     assert system.alone is not None
     return system.alone(tables, inputs), tables, y

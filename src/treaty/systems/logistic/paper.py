@@ -116,8 +116,7 @@ def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Float
     slice_ = replace(setting.solver, l2=0.0).slice(columns.shape[1], intercept=False)  # the coordinator adds l2
     X = columns * 2.0**-COLUMN_FRACTION
     schedule = setting.solver.schedule()
-    if inputs.progress is not None:
-        inputs.progress(0, {})
+    inputs.observers.round_finished(0, {})
     while True:
         party.round += 1
         for at, rows in enumerate(batches):
@@ -134,9 +133,9 @@ def train_slice(inputs: GlmInput, setting: Setting, own: OwnData) -> tuple[Float
             slice_.products(step, None if s is None else np.zeros_like(step))
             slice_.step(Decision(np.ones(1), keep=False))
         if own.labels is None:
-            end = receive_end(party, setting.active, schedule, inputs.progress)
+            end = receive_end(inputs, schedule)
         else:
-            end = end_epoch(party, schedule, party.receive(lead, EpochLoss).loss, inputs.progress)
+            end = end_epoch(inputs, schedule, party.receive(lead, EpochLoss).loss)
         slice_.end_epoch(back=end.back)
         if end.finished:
             return slice_.weights, schedule.losses
@@ -229,13 +228,13 @@ class _Batch:
 # ---------------------------------------------------------------- coordinator
 
 
-def coordinate(party: Party, setting: Setting, threads: int) -> None:
+def coordinate(inputs: GlmInput, setting: Setting) -> None:
     """Decrypt gradients, and send everybody its part of the step."""
-    key = make_key(setting)
+    party, key = inputs.party, make_key(setting)
     for name in setting.owners:
         party.send(name, SharedKey(pack(key.public.to_payload())))
     schedule, decider = setting.solver.schedule(), setting.decider()
-    opener = _GradientOpener(party, setting, key, threads)
+    opener = _GradientOpener(party, setting, key, inputs.threads)
     ends = np.cumsum([setting.n_columns[name] for name in opener.order])
     whole = setting.solver.slice(int(ends[-1]), intercept=True)
     while True:
@@ -256,7 +255,7 @@ def coordinate(party: Party, setting: Setting, threads: int) -> None:
             for name, part in zip(opener.order, np.split(before - whole.weights, ends[:-1]), strict=True):
                 party.send(name, StepPart(Array.of(np.ascontiguousarray(part))))
         party.send(setting.active, EpochLoss(float(np.mean(losses))))
-        end = receive_end(party, setting.active, schedule, None)
+        end = receive_end(inputs, schedule)
         if end.finished:
             return
         whole.end_epoch(back=end.back)

@@ -76,15 +76,15 @@ def _fitted(
     family = "logistic" if common.family == "multiclass" else common.family
     target = target_of(y, family, active, data.weight)
     loss = LOGISTIC if options.loss == "logistic" else target.loss
-    progress = inputs.progress or (lambda done, losses: None)
-    progress(0, {})
+    report = inputs.observers.round_finished
+    report(0, {})
     watched = {rows.name: _prepared(rows, tables, prepared) for rows in inputs.eval_sets}
     if common.whole_table:
         fitted = minimise(
             X, target.labels, loss, l2=common.l2, tol=common.tol**2, max_iter=common.most_rounds, weight=data.weight,
             watched=watched, patience=common.early_stopping_rounds,
         )  # fmt: skip
-        progress(len(fitted.losses), {"train": fitted.losses, **fitted.eval_losses})
+        report(len(fitted.losses), {"train": fitted.losses, **fitted.eval_losses})
     else:
         solver = solver_of(common, SGD if options.solver == "sgd" else QuasiNewton)
         seed, batch_size = batch_seed(common.random_state), common.rows_of_batch(len(y))
@@ -94,7 +94,7 @@ def _fitted(
             Optimiser(batch_size=batch_size, seed=seed, **asdict(solver)),
             loss=loss,
             weight=data.weight,
-            on_epoch=lambda so_far: progress(len(so_far.losses), {"train": so_far.losses, **so_far.eval_losses}),
+            on_epoch=lambda so_far: report(len(so_far.losses), {"train": so_far.losses, **so_far.eval_losses}),
             watched=watched,
             patience=common.early_stopping_rounds,
         )

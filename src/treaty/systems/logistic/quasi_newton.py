@@ -70,7 +70,6 @@ from treaty.systems.logistic.steps import (
     end_epoch,
     products_of,
     receive_end,
-    report,
     restore,
 )
 
@@ -176,7 +175,7 @@ def _train_slice(
     slice_ = setting.solver.slice(columns.shape[1], intercept=labels is not None)
     schedule = setting.solver.schedule()
     restore(resumed, schedule, slice_, decider, evals)
-    report(inputs.progress, party.round, schedule, evals)
+    inputs.observers.round_finished(party.round, {"train": schedule.losses, **evals.found.losses})
     X = columns * 2.0**-COLUMN_FRACTION
     pull = own.pull_of_labels(setting)
     mean_weight = 1.0 if own.weight is None else float(own.weight[batches].mean())
@@ -203,10 +202,10 @@ def _train_slice(
         summed = sums.loss(epoch_loss)
         evals.look(slice_.weights, seeds)
         if summed is None:
-            end = receive_end(party, setting.active, schedule, inputs.progress)
+            end = receive_end(inputs, schedule)
         else:
             mean = summed / (1 << (setting.fractional_bits + 2)) / batches.size
-            end = end_epoch(party, schedule, math.log(2.0) * mean_weight + mean, inputs.progress, evals.found)
+            end = end_epoch(inputs, schedule, math.log(2.0) * mean_weight + mean, evals.found)
         evals.keep(end, slice_.weights)
         slice_.end_epoch(back=end.back)
         decider.end_epoch(end)
@@ -243,7 +242,7 @@ def coordinator(inputs: GlmInput) -> None:
     setting = begin(inputs, None, None)
     resumed = kept.resume(party, setting)
     if inputs.options.mode == "paper":
-        paper.coordinate(party, setting, inputs.threads)
+        paper.coordinate(inputs, setting)
         return
     if setting.whole:
         whole_table.coordinate(inputs, setting)
@@ -264,7 +263,7 @@ def coordinator(inputs: GlmInput) -> None:
             decide_for(party, setting.owners, decider, decider.expected[makes_pair])
         if opener is not None:
             opener.loss()
-        end = receive_end(party, setting.active, schedule, inputs.progress)
+        end = receive_end(inputs, schedule)
         if end.finished:
             return
         decider.end_epoch(end.learning_rate, back=end.back)

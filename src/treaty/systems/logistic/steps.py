@@ -36,7 +36,7 @@ from treaty.systems.logistic.coordinated import CoordinatedProducts
 from treaty.systems.logistic.prediction import collect_margins, send_margins
 from treaty.systems.logistic.products import LatticeProducts, OwnKeyProducts
 from treaty.systems.logistic.setup import GlmInput, OwnData, Setting, diverged
-from treaty.systems.system import LabelledRows, Progress
+from treaty.systems.system import LabelledRows
 
 # ----------------------------------------------------------------
 # What parties tell at the end of an epoch of logistic regression: margins of eval sets, and how training goes on.
@@ -130,33 +130,25 @@ class EvalSets:
         return weights if self.best is None else self.best
 
 
-def report(progress: Progress | None, epochs: int, schedule: Schedule, evals: EvalSets) -> None:
-    """Report finished epochs, with the losses so far."""
-    if progress is not None:
-        progress(epochs, {"train": schedule.losses, **evals.found.losses})
-
-
-def end_epoch(
-    party: Party, schedule: Schedule, loss: float, progress: Progress | None, evals: EvalLosses | None = None
-) -> EpochEnd:
+def end_epoch(inputs: GlmInput, schedule: Schedule, loss: float, evals: EvalLosses | None = None) -> EpochEnd:
     """Decide at the active party, from the epoch's mean loss and eval sets, how training goes on, and tell all."""
     evals = evals or EvalLosses({}, None)
     back = schedule.end_epoch(loss)
     end = EpochEnd(schedule.learning_rate, back, schedule.finished or evals.over, evals.best)
-    for peer in party.peers:
-        party.send(peer, end)
-    if progress is not None:
-        progress(len(schedule.losses), {"train": schedule.losses, **evals.losses})
+    for peer in inputs.party.peers:
+        inputs.party.send(peer, end)
+    inputs.observers.round_finished(len(schedule.losses), {"train": schedule.losses, **evals.losses})
     return end
 
 
-def receive_end(party: Party, active: str, schedule: Schedule, progress: Progress | None) -> EpochEnd:
+def receive_end(inputs: GlmInput, schedule: Schedule) -> EpochEnd:
     """Receive how training goes on, and update the schedule's rate.
 
     Raises PeerProtocolError for more epochs than `max_iter`, or a higher rate than before: both would give others more
     equations about own rows than agreed.
     """
-    end, rate = party.receive(active, EpochEnd), schedule.learning_rate
+    party, active, rate = inputs.party, inputs.roles.active, schedule.learning_rate
+    end = party.receive(active, EpochEnd)
     if party.round >= schedule.max_iter and not end.finished:
         raise PeerProtocolError(
             active, f"expected training to end after max_iter={schedule.max_iter} epochs - at EpochEnd from {active}"
@@ -166,8 +158,7 @@ def receive_end(party: Party, active: str, schedule: Schedule, progress: Progres
             active, f"expected a learning rate of at most {rate}, got {end.learning_rate} - at EpochEnd from {active}"
         )
     schedule.learning_rate = end.learning_rate
-    if progress is not None:
-        progress(party.round, None)
+    inputs.observers.round_finished(party.round, None)
     return end
 
 

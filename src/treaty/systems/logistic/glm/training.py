@@ -284,8 +284,7 @@ def _minimise(
     slice_ = replace(solver, l2=0.0).slice(local.shape[1], intercept=False)  # the penalty is on w, not on z
     schedule, loss = solver.schedule(), _Loss(party, setting, seeds, target)
     before = np.zeros(0)
-    if inputs.progress is not None:
-        inputs.progress(0, dict(evals.found.losses))
+    inputs.observers.round_finished(0, dict(evals.found.losses))
     while True:
         party.round += 1
         weights = local @ slice_.weights
@@ -299,9 +298,9 @@ def _minimise(
         after = local @ slice_.weights
         evals.look(after, seeds)
         if mean is None:
-            end = receive_end(party, setting.active, schedule, inputs.progress)
+            end = receive_end(inputs, schedule)
         else:
-            end = end_epoch(party, schedule, mean, inputs.progress, evals.found)
+            end = end_epoch(inputs, schedule, mean, evals.found)
         evals.keep(end, after)
         slice_.end_epoch(back=end.back)
         decider.end_epoch(end)
@@ -375,15 +374,15 @@ def coordinate(inputs: GlmInput, setting: Setting) -> None:
     opener = None if keyless else Opener(party, setting, inputs.threads)
     for _ in range(_n_targets(inputs)):
         party.round = 0
-        _coordinate_one(party, setting, opener)
+        _coordinate_one(inputs, setting, opener)
     if inputs.common.standard_errors:
         open_for_inference(setting, opener)
         invert_for(party, setting)
 
 
-def _coordinate_one(party: Party, setting: Setting, opener: Opener | None) -> None:
+def _coordinate_one(inputs: GlmInput, setting: Setting, opener: Opener | None) -> None:
     """Decide the steps of one model."""
-    solver = setting.solver
+    party, solver = inputs.party, setting.solver
     decider, schedule = setting.decider(), solver.schedule()
     iteration = 0
     while True:
@@ -392,7 +391,7 @@ def _coordinate_one(party: Party, setting: Setting, opener: Opener | None) -> No
         if opener is not None:
             opener.open()
         decide_for(party, setting.owners, decider, decider.expected[solver.memory > 0 and iteration > 1])
-        end: EpochEnd = receive_end(party, setting.active, schedule, None)
+        end: EpochEnd = receive_end(inputs, schedule)
         if end.finished:
             return
         decider.end_epoch(end.learning_rate, back=end.back)
