@@ -12,6 +12,7 @@ import pytest
 from treaty import GBDTClassifier, SecureBoost
 from treaty.runs import warm_up
 from treaty.systems import find_system
+from treaty.systems.observers import observing
 from treaty.trees import ensemble
 
 
@@ -63,6 +64,13 @@ def test_walks_are_compiled_as_predictions_need_them():
     model.fit(tables, y).predict(tables)
     GBDTClassifier("pooled", n_estimators=1, min_child_samples=5).fit(X, y).predict(X)
     assert [list(kernel.signatures) for kernel in kernels] == before
+
+
+def test_observers_of_this_process_do_not_see_what_is_played_to_compile():
+    seen = []
+    with observing(lambda inputs: seen.append(inputs) or []):
+        warm_up.compile_trees()
+    assert seen == []
 
 
 def test_the_command_starts_without_what_only_regressions_need():

@@ -76,7 +76,7 @@ def train_party(
         Whatever ends the job. What was finished by then is in the checkpoint; a finished model of an earlier run stays
         until this one is finished.
     """
-    clock = TrainingClock(progress)
+    clock = TrainingClock()
     # refused before anybody waits for a connection
     roles = check_training(job, name, resume=resume)
     kept, store = checkpoint_file(job.checkpoints or job.output, name), store_of(job, name)
@@ -96,10 +96,10 @@ def train_party(
         else:
             tables = ahead or TrainingTables()
         ahead = None
-        clock.aligned(tables.seconds)
         for joined in [] if tables.data is None else joined_in(job, tables.data.table):
             logger.warning("%s: %s", name, joined)
-        inputs = _training_inputs(party, job, roles, tables, keeper, clock, phase)
+        inputs = _training_inputs(party, job, roles, tables, keeper, progress, phase)
+        inputs.observers.add(clock)
         inputs.shards, recording = shards, begin_record(job, party)
         if recording is not None:
             inputs.observers.add(recording)
@@ -178,7 +178,7 @@ def _training_inputs(
     roles: Roles,
     tables: TrainingTables,
     keeper: Keeper,
-    progress: Progress,
+    progress: Progress | None,
     phase: Phase | None,
 ) -> RoleInput:
     """Return what a role's training program is given."""
@@ -229,7 +229,7 @@ def _stage(
         if isinstance(part, LinearPart) and part.errors is not None:
             write_predictions(weights, part.table())
     training = "training" if job.system.common.table == "regression" else "boosting"
-    write_report(report, job, roles, party, part, tables, clock.seconds(training), model_id)
+    write_report(report, job, roles, party, part, tables, clock.seconds(training, tables.seconds), model_id)
 
 
 def _files_of_training(job: Job, name: str) -> tuple[Path, Path, Path]:

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from treaty.messaging.leakage import MessageLeakage
 from treaty.messaging.messages import Message
 from treaty.messaging.party import Party
 from treaty.runs.job import Job
+from treaty.systems.observers import Observer
 from treaty.systems.system import Roles
 
 if TYPE_CHECKING:
@@ -131,31 +132,23 @@ class TrainingBar:
         logger.info("%s: %d of %d %s%s", self._title, done, self._rounds, unit, loss and f", {loss}")
 
 
-class TrainingClock:
-    """Notes when a training's phases began; called as a role's `progress`, which it passes on."""
+class TrainingClock(Observer):
+    """Times the phases of a training, from the moment the clock is made."""
 
-    def __init__(self, progress: Callable[[int, Any], None] | None) -> None:
-        self._progress, self._started = progress, time.perf_counter()
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
         self._first: float | None = None
-        self._before: dict[str, float] = {}
 
-    def __call__(self, done: int, part: Any) -> None:
-        """Note when training began."""
+    def round_finished(self, rounds: int, state: Any) -> None:
+        """Note the end of set-up: the first call comes when boosting, or the first epoch, begins."""
         if self._first is None:
             self._first = time.perf_counter()
-        if self._progress is not None:
-            self._progress(done, part)
 
-    def aligned(self, seconds: dict[str, float]) -> None:
-        """Note what was done before set-up, in seconds."""
-        self._before = seconds
-
-    def seconds(self, training: str) -> dict[str, float]:
-        """Return the seconds of each phase so far; `training` is what the last one is called."""
+    def seconds(self, training: str, before: Mapping[str, float]) -> dict[str, float]:
+        """Return the seconds of each phase: those `before` set-up, set-up, and `training`, the name of the last."""
         ended = time.perf_counter()
         first = self._first or ended
-        setup = first - self._started - sum(self._before.values())
-        return {**self._before, "setup": setup, training: ended - first}
+        return {**before, "setup": first - self._started - sum(before.values()), training: ended - first}
 
 
 # ----------------------------------------------------------------
